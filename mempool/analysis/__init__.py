@@ -1,1 +1,1 @@
-"""Where memory goes, and what would help: what a trace says about the program that was recorded."""
+"""Analysis of a recorded trace: where the program's memory goes, and which remedies would save memory."""

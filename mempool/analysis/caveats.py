@@ -1,4 +1,4 @@
-"""Facts that a recording withholds, and requests that failed: sentences for the first lines of reports."""
+"""Caveats of a recording: missing facts and failed requests, as sentences for the first lines of reports."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 
     from traces import Trace
 
-#: Remedies for a beginning that is missing, by the recorder that the metadata name.
+#: Remedies for a missing beginning, by the recorder that the metadata name.
 _RECORD_EARLIER = {
     "snapshot": "call torch.cuda.memory._record_memory_history(max_entries=...) before the model is made",
     "profiler": "they count as one buffer; a memory snapshot tells them apart",
 }
-#: PyTorch asks the device for at most so many bytes more than a request has: a segment of 20 MiB for its
-#: smaller buffers (c10/cuda/CUDACachingAllocator.h, kLargeBuffer).
+#: Most bytes that PyTorch asks the device for beyond a request: a segment of 20 MiB for smaller buffers
+#: (c10/cuda/CUDACachingAllocator.h, kLargeBuffer).
 _LARGEST_SURPLUS = 20 << 20
 
 
 @dataclass(frozen=True)
 class Refusals:
-    """Requests for which the recorded program got no memory, on one device.
+    """The requests of the recorded program that got no memory, on one device.
 
     Attributes:
-        count: of the requests.
-        event: row of the largest among the device's events.
-        size_bytes: bytes that the largest asked for.
+        count: number of the requests.
+        event: row of the largest request among the device's events.
+        size_bytes: bytes that the largest request asked for.
         live_bytes: requested bytes alive at that moment.
         free_bytes: bytes free on the device then; None where unknown.
-        operation: of the largest; None where unknown.
-        frame: its source line without folders; None where unknown.
+        operation: operation of the largest request; None where unknown.
+        frame: source line of the largest request, without folders; None where unknown.
     """
 
     count: int
@@ -50,7 +50,7 @@ class Refusals:
 
 
 def place_of(trace: Trace, event: int) -> tuple[str | None, str | None]:
-    """Return operation and source line, without folders, of an event; None where unknown."""
+    """Return the operation and the source line, without folders, of an event; None where unknown."""
     operation, frame = int(trace.operation[event]), int(trace.frame[event])
     return (
         trace.names[operation] if operation >= 0 else None,
@@ -59,7 +59,7 @@ def place_of(trace: Trace, event: int) -> tuple[str | None, str | None]:
 
 
 def refusals(trace: Trace) -> Refusals | None:
-    """Summarize the refused requests of a trace of one device; None where there are none.
+    """Summarize the refused requests of a trace of one device; None if no request was refused.
 
     Raises:
         TraceError: the trace contradicts itself.
@@ -82,11 +82,11 @@ def refusals(trace: Trace) -> Refusals | None:
 
 
 def caveats(trace: Trace, device: int) -> list[str]:
-    """Return sentences about the facts that are missing in a trace of one device, and about its failures.
+    """Return sentences about missing facts and refused requests in a trace of one device.
 
     Args:
         trace: the events of the device.
-        device: its index in the recording.
+        device: index of the device in the recording.
 
     Raises:
         TraceError: the trace contradicts itself.
@@ -95,7 +95,7 @@ def caveats(trace: Trace, device: int) -> list[str]:
 
 
 def history_caveats(trace: Trace, device: int) -> Iterator[str]:
-    """Yield a sentence about the part of a device's history that is missing, if any is."""
+    """Yield a sentence about the missing part of a device's history, if any is missing."""
     known = completeness(trace, device)
     if known.is_whole:
         return
@@ -136,7 +136,7 @@ def _refusals(trace: Trace) -> Iterator[str]:
 
 
 def pool_caveats(trace: Trace) -> Iterator[str]:
-    """Yield a sentence about private pools, if there are any."""
+    """Yield a sentence about private pools, if the trace has any."""
     segment = (trace.kind == Kind.RESERVE) & (trace.pool > 0)
     private = trace.kind == Kind.ALLOC
     count = len(np.unique(trace.pool[(trace.pool > 0) & (segment | private)]))

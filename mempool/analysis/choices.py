@@ -1,4 +1,4 @@
-"""Allocators as people name them on a command line: a name, and settings behind a colon."""
+"""Parsing of allocators as written on a command line: a name, and settings after a colon."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from mempool.what_if import ALLOCATORS
 
 
 def parse_choice(text: str) -> Choice:
-    """The allocator of "pytorch" or "pytorch:max_split_size_mb=128,garbage_collection_threshold=0.8".
+    """Parse the name and settings of an allocator.
 
-    Values are numbers, true, false, none, or sizes such as 2MiB. What is written without "=", as in
-    ``PYTORCH_CUDA_ALLOC_CONF``, is given to an allocator as it is if it has a setting ``conf``.
+    Examples are "pytorch" and "pytorch:max_split_size_mb=128,garbage_collection_threshold=0.8".
+    Values are numbers, true, false, none, or sizes such as 2MiB. Text without "=", as in
+    ``PYTORCH_CUDA_ALLOC_CONF``, is passed unchanged to an allocator that has a setting ``conf``.
 
     Raises:
-        ValueError: no such allocator or setting, or a value that it does not take.
+        ValueError: the allocator or a setting does not exist, or a value is not accepted.
     """
     name, _, rest = text.partition(":")
     if name not in ALLOCATORS and (name != RECORDED or rest):
@@ -31,7 +32,7 @@ def parse_choice(text: str) -> Choice:
     if unknown := sorted(settings.keys() - set(known)):
         raise ValueError(f"{name} has no setting {', '.join(unknown)}; there are {', '.join(known)}")
     try:
-        ALLOCATORS[name](**settings)  # judges them before there is a trace
+        ALLOCATORS[name](**settings)  # checks the settings before a trace exists
     except TypeError as error:
         raise ValueError(f"{name}: {error}") from None
     return Choice(name, settings)

@@ -1,4 +1,4 @@
-"""One trace under many allocators, a row each."""
+"""Comparison of many allocators on one trace, a row each."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from traces import Trace
     from traces.completeness import History
 
-#: What the trace's own allocator did goes by this name.
+#: Name of the trace's own allocator, as recorded.
 RECORDED = "recorded"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An allocator by its name in `mempool.what_if.ALLOCATORS`, or `RECORDED`, with settings."""
+    """An allocator, named as in `mempool.what_if.ALLOCATORS` or `RECORDED`, with settings."""
 
     allocator: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -40,13 +40,13 @@ class Failure:
     """The first request that did not fit.
 
     Attributes:
-        event: its row.
-        size_bytes: bytes asked for.
-        operation: its operation, None where unknown.
-        frame: its source line without folders, None where unknown.
-        recorded: it failed when it was recorded, whatever the limit is here.
-        before: more than the limit was reserved before the first event that is recorded, so nobody knows
-            which request it was for; ``event`` and ``size_bytes`` are those of the first alloc.
+        event: row of the request.
+        size_bytes: requested bytes.
+        operation: operation of the request, None where unknown.
+        frame: source line of the request without folders, None where unknown.
+        recorded: the request failed during the recording, whatever the limit is here.
+        before: more than the limit was reserved before the first recorded event, for an unknown request;
+            ``event`` and ``size_bytes`` are then of the first alloc.
     """
 
     event: int
@@ -59,34 +59,36 @@ class Failure:
 
 @dataclass(frozen=True)
 class Row:
-    """One allocator on one device's events.
+    """The result of one allocator on one device's events.
 
-    Where the allocator runs out of memory, ``failed_at`` says when, and the figures are those that it would
-    have without a limit; those of what it served, where its own settings limit it.
+    If the allocator runs out of memory, ``failed_at`` names the request, and the figures are those without a
+    limit. If the allocator's own settings limit the memory, the figures cover only the served requests.
 
     Attributes:
-        allocator: its name.
-        device: whose events.
-        settings: those that were given.
-        peak_load_bytes: most bytes asked for that were alive together, those of requests included that were
-            refused in truth, but for what was recorded.
-        refused: of such requests, how many are included.
-        peak_live_bytes: the same as the allocator rounds them.
+        allocator: name of the allocator.
+        device: the device of the events.
+        settings: the given settings.
+        peak_load_bytes: most requested bytes alive together; includes requests that were refused during the
+            recording, except for the recorded allocator.
+        refused: number of included requests that were refused during the recording.
+        peak_live_bytes: the peak load after the allocator's rounding.
         peak_reserved_bytes: most bytes held from the device.
-        fragmentation: 1 - peak of the bytes asked for and served / peak reserved: the sum of the two parts.
-        internal_fragmentation: of what is reserved at most, the part lost to rounding; None of what was
-            recorded, which tells the bytes asked for alone.
-        external_fragmentation: of what is reserved at most, the part that nobody lives in; None likewise.
+        fragmentation: 1 - peak of the requested and served bytes / peak reserved; the sum of the two parts
+            below.
+        internal_fragmentation: fraction of the peak reserved bytes that is lost to rounding; None for the
+            recorded allocator, whose trace has only the requested bytes.
+        external_fragmentation: fraction of the peak reserved bytes that no buffer uses; None for the recorded
+            allocator.
         driver_calls: calls to the device to take or give back memory.
-        largest_free_bytes: the largest free block when most is reserved, and most of it in use; None where
-            the recording does not tell.
-        fits: whether every request, those included that were refused in truth, fits in the limit, or in that
-            of the allocator's own settings; None where there is none and all fit, and where all that was
-            recorded fits but a part of the history is missing.
-        history: the part of the device's history that was recorded, a `traces.completeness.History`.
-        failed_at: the first request that does not fit; its event is a row of the whole trace. Of what was
-            recorded, the first that was refused.
-        seconds: of processor, for the simulation.
+        largest_free_bytes: the largest free block when the most is reserved, and among those moments the most
+            in use; None where the recording does not tell.
+        fits: true if every request, including the refused ones, fits in the limit, or in the limit of the
+            allocator's own settings. None without any limit if all requests fit, and if all recorded requests
+            fit but a part of the history is missing.
+        history: the recorded part of the device's history, a `traces.completeness.History`.
+        failed_at: the first request that does not fit, with a row of the whole trace. For the recorded
+            allocator, the first refused request.
+        seconds: CPU seconds of the simulation.
     """
 
     allocator: str
@@ -107,13 +109,13 @@ class Row:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The columns by name, ready for JSON, and no error."""
+        """Return the columns by name, ready for JSON, with ``error`` None."""
         return {**asdict(self), "error": None}
 
 
 @dataclass(frozen=True)
 class Unable:
-    """An allocator that cannot be compared on these events; ``error`` says why, in a line."""
+    """An allocator that cannot be compared on these events; ``error`` gives the reason in one line."""
 
     allocator: str
     device: int
@@ -121,7 +123,7 @@ class Unable:
     error: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The columns of a `Row`, without what is not known."""
+        """Return the columns of a `Row`, with None for unknown values."""
         return dict.fromkeys(column.name for column in fields(Row)) | asdict(self)
 
 
@@ -132,13 +134,14 @@ def compare(
     limit_bytes: int | None = None,
     told: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Row | Unable]:
-    """Simulate allocators on a trace, a row for each device and allocator, as they become known.
+    """Simulate allocators on a trace; yield a row for each device and allocator as soon as ready.
 
     Args:
-        trace: events; each device by itself.
-        choices: what to compare; None for what was recorded, if the trace tells it, and all that there are.
-        limit_bytes: what each device has.
-        told: called with the name of each allocator before it is simulated.
+        trace: events; each device is simulated separately.
+        choices: the allocators to compare; None for the recorded one, if the trace contains enough, and all
+            that exist.
+        limit_bytes: memory of each device.
+        told: called with the name of each allocator before the simulation.
 
     Raises:
         TraceError: the trace contradicts itself.
@@ -158,7 +161,7 @@ def compare(
             try:
                 row = _row(asked, choice, device, limit_bytes)
                 row = replace(row, refused=0 if real else len(attempts) - len(events))
-            except ValueError as error:  # settings that there are not, or that these events do not go with
+            except ValueError as error:  # unknown settings, or settings that do not suit these events
                 yield Unable(choice.allocator, device, choice.settings, " ".join(str(error).split()))
                 continue
             failed = row.failed_at
@@ -199,9 +202,9 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
     known = completeness(trace, device)
     failure = _failure(made, limit_bytes, known.reserved_before_bytes if choice.allocator == RECORDED else 0)
     if made.failed_at is not None and limit_bytes is not None:
-        with contextlib.suppress(ValueError):  # some do not go without a limit
+        with contextlib.suppress(ValueError):  # some allocators need a limit
             made = _simulation(trace, choice, None)
-    served = int(made.requested.max(initial=0))  # less than the load where allocs failed
+    served = int(made.requested.max(initial=0))  # less than the load if allocs failed
     live, reserved = made.peak_live_bytes, made.peak_reserved_bytes
     whole, real = max(reserved, 1), choice.allocator == RECORDED
     return Row(
@@ -226,18 +229,18 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
 
 def _failure(made: Simulation, limit_bytes: int | None, before_bytes: int) -> Failure | None:
     """Return the first request that does not fit; ``before_bytes`` were reserved before the first event."""
-    refused = np.flatnonzero(made.trace.kind == Kind.REFUSED)  # of what was recorded alone
+    refused = np.flatnonzero(made.trace.kind == Kind.REFUSED)  # only in a recorded simulation
     event = int(refused[0]) if len(refused) else made.failed_at
     if event is None:
         if limit_bytes is None or made.peak_reserved_bytes <= limit_bytes:
             return None
-        event = _first_alloc(made.trace, int(np.argmax(made.reserved > limit_bytes)))  # recorded without it
+        event = _first_alloc(made.trace, int(np.argmax(made.reserved > limit_bytes)))  # no such limit then
     real = len(refused) > 0
     before = not real and limit_bytes is not None and before_bytes > limit_bytes
     return Failure(event, int(made.trace.size[event]), *place_of(made.trace, event), real, before)
 
 
 def _first_alloc(trace: Trace, event: int) -> int:
-    """The first alloc from an event on: the one for which a segment was reserved."""
+    """Return the first alloc at or after an event: the alloc that a segment was reserved for."""
     later = np.flatnonzero(trace.kind[event:] == Kind.ALLOC)
     return event + int(later[0]) if len(later) else event

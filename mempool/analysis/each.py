@@ -1,4 +1,4 @@
-"""One task a file, many files at once, by any executor: processes of this machine, or a cluster."""
+"""Parallel execution of a task per file, by any executor: processes of this machine, or a cluster."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ R = TypeVar("R")
 def each(
     files: Sequence[str], task: Callable[[str], R], executor: Executor | None = None
 ) -> Iterator[tuple[str, R | Exception]]:
-    """Do a task for each of different files; yield file and result, or what was raised, as they become known.
+    """Run a task for each file; yield file and result, or the raised exception, as soon as known.
 
     Args:
-        files: paths, as those who do the work see them.
-        task: what to do; it can be pickled, unless the executor does not need that.
-        executor: who does the work; processes of this machine, one a core, if None. A process that dies (of
-            a lack of memory, say) takes the others' work with it there, which is then done again, each file
-            by itself, so that only the one that it dies of fails.
+        files: different paths, as the workers see them.
+        task: the function to call; must be picklable, unless the executor does not need that.
+        executor: the workers; None for processes of this machine, one per core. There, a process that dies
+            (for lack of memory, say) breaks the work of the others; the lost files are then done again, each
+            in a process of its own, so that only the file at fault fails.
     """
     if executor is not None:
         yield from _through(executor, files, task)
@@ -44,15 +44,15 @@ def each(
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 @contextmanager
 def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """So many processes; an exception, such as Ctrl-C, ends them in the middle of what they do."""
+    """Start worker processes; an exception, such as Ctrl-C, ends them in the middle of their work."""
     others = set(active_children())
-    # Not forked: threads of ours, or of Arrow's, would be missing there.
+    # Spawned, not forked: a forked child would lack the threads of this project and of Arrow.
     pool = ProcessPoolExecutor(max(count, 1), mp_context=get_context("spawn"), initializer=_begin)
     try:
         yield pool
@@ -65,7 +65,7 @@ def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _begin() -> None:
-    """In a new process: Ctrl-C is for its parent, and it does not outlive that, whatever ends it."""
+    """Initialize a worker process: ignore Ctrl-C, which the parent handles, and end with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
 

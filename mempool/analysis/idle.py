@@ -1,4 +1,4 @@
-"""Absences at the peak: memory that nobody touches while it is scarcest."""
+"""Absences at the peak: live memory that is not accessed while memory is scarcest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from traces import Kind
 
-#: An absence that is shorter than this part of an iteration is no time to copy a buffer out and back.
+#: Shortest useful absence, as a fraction of an iteration: a shorter one leaves no time to copy a buffer out
+#: and back.
 LEAST_ABSENCE = 0.1
 
 if TYPE_CHECKING:
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Absences:
-    """Of each buffer alive at the peak, m rows as in `Peak`; times are rows of the trace.
+    """Absences of the m buffers alive at the peak, in rows as in `Peak`; times are rows of the trace.
 
     Attributes:
         last: int64[m], the last access at or before the peak, or the alloc.
-        next: int64[m], the next access after it, or the free; the length of the trace if there is neither.
-        used_again: bool[m], whether ``next`` is an access: if not, the buffer could have been freed before.
+        next: int64[m], the next access after the peak, or the free; the length of the trace without either.
+        used_again: bool[m], true if ``next`` is an access; else the buffer could have been freed earlier.
     """
 
     last: NDArray[np.int64]
@@ -35,26 +36,26 @@ class Absences:
 
     @property
     def length(self) -> NDArray[np.int64]:
-        """How long each is not touched, in events, int64[m]."""
+        """Return the length of each absence in events, int64[m]."""
         return self.next - self.last
 
     def late(self, peak: Peak) -> NDArray[np.bool_]:
-        """Which were last used before the peak, so that they could have been freed, bool[m]."""
+        """Return which buffers were last used before the peak and could have been freed, bool[m]."""
         late: NDArray[np.bool_] = ~self.used_again & (self.last < peak.event)
         return late
 
     def away(self, iteration_events: int) -> NDArray[np.bool_]:
-        """Which are not touched for `LEAST_ABSENCE` of an iteration or more, bool[m]."""
+        """Return which absences last `LEAST_ABSENCE` of an iteration or longer, bool[m]."""
         away: NDArray[np.bool_] = self.length >= LEAST_ABSENCE * iteration_events
         return away
 
 
 def absences(trace: Trace, peak: Peak) -> Absences | None:
-    """Absences around the peak; None where the trace has no accesses, so that nobody knows."""
+    """Return the absences around the peak; None if the trace has no accesses and they are unknown."""
     accesses = np.flatnonzero((trace.kind == Kind.READ) | (trace.kind == Kind.WRITE))
     if not len(accesses):
         return None
-    # One row of the peak for each event of its buffer.
+    # Map from each alloc event to the row of the peak, -1 for others.
     row_of = np.full(len(trace), -1, np.int64)
     row_of[peak.alloc] = np.arange(len(peak.alloc))
     row = row_of[trace.births[accesses]]

@@ -1,4 +1,4 @@
-"""Allocators compared on many traces at once."""
+"""Comparison of allocators on many traces at once."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compared:
-    """What became of one file.
+    """The result of one file.
 
     Attributes:
-        file: its path.
+        file: path of the file.
         rows: as `mempool.analysis.compare.compare` yields them.
-        caveats: of each device the sentences of `mempool.analysis.caveats`.
-        skipped: how many events were left out, by reason; None where the first would have been an error.
-        error: in a line, why there are none, or None.
+        caveats: the sentences of `mempool.analysis.caveats`, by device.
+        skipped: number of omitted events, by reason; None if the first bad event raises an error.
+        error: the reason, in a line, for missing rows; else None.
     """
 
     file: str
@@ -44,17 +44,17 @@ def compare_files(
     executor: Executor | None = None,
     told: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Compared]:
-    """Compare allocators on many files, as they become ready.
+    """Compare allocators on many files; yield each file as soon as ready.
 
-    A file that is no trace, or that a process dies of, is told as such and does not disturb the others.
+    A file that is no trace, or that kills a process, is reported as such and does not disturb the others.
 
     Args:
-        files: different paths, as those who do the work see them; traces in any format.
-        choices: as of `compare`.
-        limit_bytes: as of `compare`.
-        lenient: leave out events that cannot be.
-        executor: as of `each`. One file without an executor is done here.
-        told: of one file that is done here, called with what is done now.
+        files: different paths, as the workers see them; traces in any format.
+        choices: as for `compare`.
+        limit_bytes: as for `compare`.
+        lenient: omit impossible events.
+        executor: as for `each`. One file without an executor is compared in this process.
+        told: for a file compared in this process, called with the present activity.
     """
     task = functools.partial(compare_file, choices=choices, limit_bytes=limit_bytes, lenient=lenient)
     if executor is None and len(files) == 1:
@@ -76,7 +76,7 @@ def compare_file(
     lenient: bool,
     told: Callable[[str], object] = lambda _: None,
 ) -> Compared:
-    """Compare allocators on one file; what is wrong with it is told in the result."""
+    """Compare allocators on one file; errors of the file are reported in the result."""
     from traces.read import read
 
     skipped = Counter[str]() if lenient else None

@@ -1,4 +1,4 @@
-"""Who is alive when most bytes are: by role, by operation and source line, by bytes and time held."""
+"""Buffers alive at the peak load: by role, by operation and source line, by bytes and lifetime."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from traces import Trace
 
 
-#: Marks by which recorders of accesses tell what a training step is doing.
+#: Names of the marks that access recorders set at the phases of a training step.
 PHASES = ("forward", "backward", "optimizer")
 
 
 class Role(enum.IntEnum):
-    """How long a buffer lives, in iterations."""
+    """Length of a buffer's life, in iterations."""
 
-    PASSING = 0  #: within one iteration, or freed in a trace that repeats none
+    PASSING = 0  #: within one iteration, or freed in a trace without iterations
     WRAP_AROUND = 1  #: from one iteration into a later one
-    PERSISTENT = 2  #: over at least two boundaries and never freed, or over half of all
-    TO_THE_END = 3  #: never freed, and over no boundary: it was made after the last, or none is known
+    PERSISTENT = 2  #: over at least two boundaries and either never freed, or over half of all boundaries
+    TO_THE_END = 3  #: never freed and over no boundary: allocated after the last one, or no boundary is known
 
 
 @dataclass(frozen=True, eq=False)
 class Peak:
-    """The buffers alive when most requested bytes were, the first time; m rows, largest first.
+    """The buffers alive at the first moment with the most requested bytes; m rows, largest first.
 
     Attributes:
-        event: the row of the trace after which it is.
+        event: row of the trace after which the peak is reached.
         bytes: requested bytes alive.
         alloc: int64[m], row of each buffer's alloc.
-        end: int64[m], row of its free; the length of the trace if it has none.
+        end: int64[m], row of the buffer's free; the length of the trace without a free.
         size: int64[m], bytes.
         role: int8[m], a `Role`.
     """
@@ -52,11 +52,11 @@ class Peak:
 
 
 def at_peak(trace: Trace, begins: NDArray[np.int64] | None = None) -> Peak:
-    """Who is alive at the peak.
+    """Return the buffers alive at the peak load.
 
     Args:
         trace: events; all devices count together.
-        begins: rows at which iterations begin, int64[k] in their order; None or empty where there are none.
+        begins: rows at which iterations begin, sorted int64[k]; None or empty without iterations.
 
     Raises:
         TraceError: the trace contradicts itself.
@@ -90,7 +90,7 @@ def _roles(
 
 @dataclass(frozen=True)
 class Share:
-    """What one operation, source line or the like holds at the peak; ``name`` is None where none is known."""
+    """The bytes that an operation, a source line or the like holds at the peak; no ``name`` if unknown."""
 
     name: str | None
     bytes: int
@@ -98,13 +98,13 @@ class Share:
 
 
 def shares(trace: Trace, peak: Peak, names: NDArray[np.int32], most: int) -> list[Share]:
-    """The bytes of the peak by a column of names (``trace.operation``, `phases`), most first.
+    """Group the bytes of the peak by a column of names (``trace.operation``, `phases`), most first.
 
     Args:
         trace: the events.
-        peak: of that trace.
+        peak: the peak of that trace.
         names: int32[n], index into ``trace.names`` of each event, -1 where unknown.
-        most: so many are told.
+        most: largest number of shares returned.
     """
     found, index = np.unique(names[peak.alloc], return_inverse=True)
     held = np.zeros(len(found), np.int64)
@@ -120,8 +120,8 @@ def shares(trace: Trace, peak: Peak, names: NDArray[np.int32], most: int) -> lis
 def phases(trace: Trace) -> NDArray[np.int32]:
     """Return the phase of each event, an index into names; -1 where unknown.
 
-    It is the innermost range of the program that is open; where no ranges were recorded, the last mark of a
-    recorder that names one of `PHASES`.
+    The phase is the innermost open range of the program; without recorded ranges, the last mark of a recorder
+    that names one of `PHASES`.
     """
     if RANGE_BEGIN in trace.names:
         return _innermost_ranges(trace)
@@ -134,20 +134,20 @@ def phases(trace: Trace) -> NDArray[np.int32]:
 def _innermost_ranges(trace: Trace) -> NDArray[np.int32]:
     begins = trace.names.index(RANGE_BEGIN)
     marks = np.flatnonzero((trace.kind == Kind.MARK) & (trace.category >= 0))
-    inner = np.full(len(marks) + 1, -1, np.int32)  # after so many marks
+    inner = np.full(len(marks) + 1, -1, np.int32)  # inner[k]: the innermost range after k marks
     opened: list[int] = []
     for at, row in enumerate(marks.tolist(), 1):
         name = int(trace.operation[row])
         if trace.category[row] == begins:
             opened.append(name)
-        elif name in opened:  # ends without a beginning are of ranges that were open before the recording
+        elif name in opened:  # an end without a beginning: the range was open before the recording
             del opened[len(opened) - 1 - opened[::-1].index(name) :]
         inner[at] = opened[-1] if opened else -1
     return inner[np.searchsorted(marks, np.arange(len(trace)), side="right")]
 
 
 def by_bytes_and_time(peak: Peak) -> NDArray[np.int64]:
-    """Rows of ``peak``, largest product of bytes and lifetime (in events) first, int64[m]."""
+    """Return the rows of ``peak`` sorted by bytes times lifetime (in events), largest first, int64[m]."""
     order: NDArray[np.int64] = np.argsort(
         -peak.size.astype(np.float64) * (peak.end - peak.alloc), kind="stable"
     )

@@ -1,4 +1,4 @@
-"""What would help, and by how much at most."""
+"""Remedies that would save memory, with the most that each would save."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Remedy:
-    """One thing to do.
+    """A remedy and its largest saving.
 
     Attributes:
         name: "pool", "setting" (of the recorded allocator), "fragmentation", "free_earlier" or "swap".
-        saves_bytes: of what is reserved, or of the peak load, at most.
-        how: what to do, in a sentence.
+        saves_bytes: largest saving, of the reserved bytes or of the peak load.
+        how: the action, in a sentence.
     """
 
     name: str
@@ -36,14 +36,14 @@ def remedies(
     iteration_events: int,
     simulated: Sequence[Remedy] = (),
 ) -> list[Remedy]:
-    """What would help, the largest saving first; nothing that saves nothing.
+    """Return the remedies that save anything, largest saving first.
 
     Args:
-        peak: who is alive at the peak load.
-        idle: absences there, if accesses were recorded.
-        unused: bytes reserved at most beyond the peak load, where a recording tells all of its history and
-            nothing was simulated; else None.
-        iteration_events: length of an iteration; of the whole trace where it repeats none.
+        peak: the buffers alive at the peak load.
+        idle: absences at the peak, if accesses were recorded.
+        unused: reserved peak minus peak load in bytes, if the recording has the whole history and nothing was
+            simulated; else None.
+        iteration_events: length of an iteration, or of the whole trace without iterations.
         simulated: savings of the pool and of settings.
     """
     found = list(simulated)

@@ -1,4 +1,4 @@
-"""Reserved bytes of a recording of PyTorch under the pool, a plan and other settings, by simulation."""
+"""Reserved bytes of a PyTorch recording under the pool, a plan and other settings, by simulation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from traces import Trace
     from traces.completeness import Completeness
 
-#: Longer traces are not tried: that takes seconds.
+#: Most events of a simulated trace: longer traces take seconds.
 MOST_EVENTS = 2_000_000
-#: What is tried: a setting, its value, in MiB where it is a size, and the allocator that has it.
+#: Settings to simulate: name, value (in MiB where a size), and the allocator that has the setting.
 SETTINGS = (
     ("expandable_segments", True, "pytorch_expandable"),
     *(("max_split_size_mb", size, "pytorch") for size in (64, 128, 256)),
@@ -34,8 +34,8 @@ class Tried:
 
     Attributes:
         pool_bytes: most bytes that `mempool run` would reserve; None where that cannot be simulated.
-        plan_bytes: the arena of a plan of all that was recorded: no pool that learns can do better.
-        remedies: changes that save, or do not, against what was recorded.
+        plan_bytes: the arena of a plan of everything recorded: no pool that learns can do better.
+        remedies: changes that save memory, or not, compared with the recording.
     """
 
     pool_bytes: int | None
@@ -44,33 +44,36 @@ class Tried:
 
 
 def tried(trace: Trace, recorded: Simulation | None, known: Completeness) -> Tried | None:
-    """Simulate the pool, a plan, and settings; None where nothing can be tried.
+    """Simulate the pool, a plan, and settings; None if no simulation is possible.
 
-    The pool is held against the recorded peak. A setting is held against the smaller of that and the
-    simulated allocator with the settings of the recording, so that no fault of the simulation counts as its
-    merit; so is the pool where the recording lacks a beginning, since the recorded reservation may have been
-    made for a load that nobody knows. Of each setting the value that saves most is told.
+    The pool is compared with the recorded peak. A setting is compared with the smaller of the recorded peak
+    and
+    the simulated allocator under the recording's settings, so that no simulation error counts as a merit of
+    the
+    setting. The same holds for the pool if the recording lacks a beginning, since the recorded reservation
+    may
+    have been made for an unknown load. For each setting the best value is reported.
 
-    Requests that failed are asked for again.
+    Requests that failed during the recording are requested again.
 
     Args:
-        trace: events of one device; tried if PyTorch's, and at most `MOST_EVENTS`.
-        recorded: the recorded allocator, if that is known.
-        known: the part of the history that was recorded; without any, nothing is tried.
+        trace: events of one device; simulated if recorded in PyTorch and at most `MOST_EVENTS` long.
+        recorded: the recorded allocator, if known.
+        known: the recorded part of the history; without any history, nothing is simulated.
     """
     if recorded is None or trace.metadata.get("framework") != "pytorch" or len(trace) > MOST_EVENTS:
         return None
     if known.history is History.ABSENT:
         return None
     own = recorded_settings(trace.metadata)
-    trace, _ = with_attempts(trace)  # a run that died needs what it did not get
+    trace, _ = with_attempts(trace)  # a failed run needs the refused memory too
     expandable = trace.metadata.get("expandable") == "1"
     peak = recorded.peak_reserved_bytes
     now = _reserved(trace, "pytorch_expandable" if expandable else "pytorch", **own)
     base = peak if known.is_whole or now is None else min(peak, now)
     pool, plan = _reserved(trace, "planned_online"), _reserved(trace, "planned")
     found = [] if pool is None else [_pool_remedy(base, pool, plan)]
-    if now is not None and not expandable:  # these have none of the gaps that settings are against
+    if now is not None and not expandable:  # expandable segments lack the gaps that settings reduce
         found += _settings(trace, own, min(peak, now))
     return Tried(pool, plan, found)
 
@@ -95,7 +98,7 @@ def _settings(trace: Trace, own: dict[str, Any], base: int) -> list[Remedy]:
 
 
 def _reserved(trace: Trace, allocator: str, **settings: Any) -> int | None:
-    """Most bytes held of the device; None where the allocator does not take the settings or the trace."""
+    """Return the most bytes held from the device; None if the allocator refuses the settings or the trace."""
     try:
         made = simulate(trace, allocator, **settings)
     except (ValueError, TraceError):

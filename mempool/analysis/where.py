@@ -1,4 +1,4 @@
-"""Where the memory of one device goes at its peak: the parts of this package put together."""
+"""Summary of where a device's memory goes at the peak, from the other modules of this package."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Where:
-    """What is known of one device.
+    """The analysis of one device.
 
     Attributes:
-        device: its index.
-        trace: its events.
-        rows: int64[n + 1], the row of each of them in the trace that was read, and the length of that.
-        iteration_events: length of an iteration; of the whole trace where there are none.
-        iterations: how many were found in it; without any, the roles of buffers say nothing.
-        peak: who is alive at the peak load.
-        idle: absences there, None where no accesses were recorded.
-        recorded: what the recorded allocator did, None where that is not known.
-        known: the part of the device's history that was recorded.
-        refusals: requests that failed, None where none did.
-        tried: simulations of the pool, a plan and settings, None where nothing could be tried.
-        remedies: what would help, the largest saving first.
+        device: index of the device.
+        trace: events of the device.
+        rows: int64[n + 1], the row of each event in the trace that was read, and the length of that trace.
+        iteration_events: length of an iteration, or of the whole trace without iterations.
+        iterations: number of iterations found; with none, the roles of buffers mean nothing.
+        peak: the buffers alive at the peak load.
+        idle: absences at the peak, None if no accesses were recorded.
+        recorded: behaviour of the recorded allocator, None if unknown.
+        known: the recorded part of the device's history.
+        refusals: the failed requests, None if none failed.
+        tried: simulations of the pool, a plan and settings, None if none was possible.
+        remedies: remedies, the largest saving first.
     """
 
     device: int
@@ -58,12 +58,12 @@ class Where:
     remedies: list[Remedy]
 
     def row(self, event: int) -> int:
-        """An event, or the end, of this device as a row of the trace that was read."""
+        """Return the row, in the trace that was read, of an event or of the end of this device's events."""
         return int(self.rows[event])
 
     @property
     def stranded_bytes(self) -> int | None:
-        """Held and used by nobody at the recorded `fullest_event`; None where that is not known."""
+        """Return the bytes held but not in use at the recorded `fullest_event`; None if unknown."""
         if self.recorded is None:
             return None
         event = self.recorded.fullest_event
@@ -71,12 +71,12 @@ class Where:
 
 
 def where(trace: Trace, begins: NDArray[np.int64] | None = None, only: int | None = None) -> Iterator[Where]:
-    """Look at each device of a trace.
+    """Analyse each device of a trace.
 
     Args:
         trace: the events.
-        begins: rows at which iterations begin, int64[k]; None or empty where it repeats none.
-        only: the one device to look at; None for all.
+        begins: rows at which iterations begin, int64[k]; None or empty without iterations.
+        only: the only device to analyse; None for all.
 
     Raises:
         TraceError: the trace contradicts itself.
@@ -84,7 +84,7 @@ def where(trace: Trace, begins: NDArray[np.int64] | None = None, only: int | Non
     begins = np.empty(0, np.int64) if begins is None else begins
     for device in trace.devices if only is None else (only,):
         rows = trace.rows_on_device(device)
-        own = np.searchsorted(rows, begins)  # the same beginnings among the device's events
+        own = np.searchsorted(rows, begins)  # the same beginnings, as rows of the device's events
         events = trace if len(rows) == len(trace) else trace.on_device(device)
         peak = at_peak(events, own)
         idle, made, known = absences(events, peak), recorded(events), completeness(trace, device)

@@ -1,4 +1,4 @@
-"""The ``mempool`` command: one file per verb, whose docstring is its help."""
+"""The ``mempool`` command: one file per verb; the verb's docstring is the help text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line and exit with one of its documented codes."""
+    """Run the command line and exit with a documented exit code."""
     if sys.argv[1:2] == ["run"]:
         from mempool.cli.launch import launch
 
@@ -15,7 +15,7 @@ def main() -> None:
         from mempool.cli.app import call
 
         code = call(sys.argv[1:])
-    except KeyboardInterrupt:  # before there was anything to interrupt
+    except KeyboardInterrupt:  # before a verb began
         sys.stderr.write("mempool: interrupted\n")
         code = 130
     sys.exit(code)

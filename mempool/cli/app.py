@@ -1,4 +1,4 @@
-"""The typer application and the one place where errors become exit codes."""
+"""The typer application and the only place where errors become exit codes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def call(arguments: Sequence[str]) -> int:
     """Run one command line.
 
     Returns:
-        The exit code; an error has been told in one line on stderr.
+        The exit code; an error has been reported in one line on stderr.
     """
     try:
         code = typer.main.get_command(app).main(
@@ -57,12 +57,12 @@ def call(arguments: Sequence[str]) -> int:
         )
         sys.stdout.flush()
     except SystemExit as end:
-        # Of typer's own, which makes 1 of a closed pipe; 1 is an answer here.
+        # Raised by typer, which exits with 1 for a closed pipe; 1 means "the answer is no" here.
         if isinstance(end.__context__, BrokenPipeError):
             return ExitCode.PIPE
         raise
     except BrokenPipeError:
-        # Python would complain again when it flushes stdout at exit.
+        # Python would report the closed pipe again when flushing stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.PIPE
     except (KeyboardInterrupt, typer.Abort):
@@ -75,16 +75,16 @@ def call(arguments: Sequence[str]) -> int:
         if message:
             error_line(message)
     else:
-        if code == ExitCode.INTERRUPTED:  # typer's own way of saying so
+        if code == ExitCode.INTERRUPTED:  # typer returns this code for Ctrl-C
             error_line("interrupted")
     return code if isinstance(code, int) else ExitCode.OK
 
 
 def judge(error: Exception) -> tuple[int, str]:
-    """Exit code and line for an error that a verb let pass."""
+    """Return exit code and message line for an error that a verb did not handle."""
     if isinstance(error, Stop):
         return error.code, str(error)
-    if hasattr(error, "format_message"):  # typer's own, whose class is not public
+    if hasattr(error, "format_message"):  # an error of typer, whose class is not public
         where = getattr(getattr(error, "ctx", None), "command_path", "mempool")
         return ExitCode.USAGE, f"{error.format_message()} (see '{where} --help')"
     from solvers import PlanError

@@ -1,4 +1,4 @@
-"""``mempool check``: does a plan hold for a trace?"""
+"""``mempool check``: verify that a plan holds for a trace."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def check(
     lenient: Lenient = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check that a plan holds for a trace: no two buffers alive together overlap, and all else it claims.
+    """Check that a plan holds for a trace: no two live buffers overlap, and all else the plan claims is true.
 
     The check shares no code with the solvers. Exit code 0: the plan holds; 1:
-    it does not.
+    the plan does not hold.
 
     For example:
 
@@ -86,7 +86,7 @@ def check(
 
 
 def _all_kinds(trace: Trace) -> Iterator[Pattern]:
-    """Each that iterations have, also within envelopes, of whatever marks."""
+    """Yield every variant of the iterations, also within envelopes, by user marks and automatic marks."""
     from traces.pattern import find_patterns
 
     for found in (False, True):
@@ -94,10 +94,10 @@ def _all_kinds(trace: Trace) -> Iterator[Pattern]:
 
 
 def matching(path: Path, solved: Work, given: Work) -> list[tuple[Plan, Buffers]]:
-    """The plans of a file, of several kinds of iterations all, each with the buffers that it must serve.
+    """Return each plan of a file, one per variant of iterations, with the buffers that the plan must serve.
 
     Raises:
-        PlanError: one is for another trace, or wrong.
+        PlanError: a plan belongs to another trace, or is wrong.
         TraceError: the file is damaged.
     """
     from mempool.plan_files import OTHER, read_saved
@@ -106,7 +106,7 @@ def matching(path: Path, solved: Work, given: Work) -> list[tuple[Plan, Buffers]
     assert solved.plan is not None
     if solved.kind != "plan" or not any(name.startswith(OTHER) for name in read_plan_columns(path)):
         return [matched(solved.plan, solved.buffers, _of_its_kind(given, solved.buffers))]
-    saved = read_saved(path)  # which checks those that were planned together
+    saved = read_saved(path)  # also checks the plans that were made jointly
     keys = [saved.plans[number].key for number in saved.kinds]
     parts = []
     for number, planned in enumerate(saved.plans):
@@ -121,7 +121,7 @@ def matching(path: Path, solved: Work, given: Work) -> list[tuple[Plan, Buffers]
 
 
 def _of_its_kind(given: Work, planned: Buffers) -> Work:
-    """The work, of several kinds of iterations with the buffers of the one that was planned."""
+    """Return the work with the buffers of the variant that was planned."""
     if given.pattern is None or given.trace is None:
         return given
     for pattern in itertools.chain((given.pattern, *given.others), _all_kinds(given.trace)):
@@ -133,7 +133,7 @@ def _of_its_kind(given: Work, planned: Buffers) -> Work:
 
 
 def _check_lifetimes(kind: Kind, keys: list[bytes], planned: Buffers, pattern: Pattern) -> None:
-    """Whether a kind was planned for lifetimes as long as the trace's, whichever of the others follows."""
+    """Check that a variant was planned for lifetimes as long as the trace's, whichever variant follows."""
     from solvers import PlanError
 
     if not np.array_equal(pattern.buffers.size, planned.size):
@@ -147,7 +147,7 @@ def _check_lifetimes(kind: Kind, keys: list[bytes], planned: Buffers, pattern: P
 
 
 def matched(plan: Plan, planned: Buffers, given: Work) -> tuple[Plan, Buffers]:
-    """The plan with its rows in the order of the trace's buffers, and those as the plan must serve them.
+    """Return the plan in the order of the trace's buffers, and the buffers as the plan must serve them.
 
     Raises:
         PlanError: the plan is for another trace.
@@ -172,7 +172,7 @@ def matched(plan: Plan, planned: Buffers, given: Work) -> tuple[Plan, Buffers]:
             raise PlanError(
                 f"a plan for another trace: {name} of buffer {called} is {ours[row]}, not {theirs[row]}"
             )
-    # A plan may keep a stricter alignment than its trace asks for; then it is held to that.
+    # A plan may keep a stricter alignment than the trace asks for; the check then uses the stricter one.
     return plan, dataclasses.replace(buffers, alignment=np.maximum(buffers.alignment, planned.alignment))
 
 

@@ -1,4 +1,4 @@
-"""``mempool compare``: allocators side by side on what traces recorded."""
+"""``mempool compare``: compare allocators on recorded traces."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from mempool.analysis.many import Compared
 
 
-#: Least limit without a unit that is taken for bytes: no recorded allocator hands out smaller blocks, and
-#: traces of small programs are compared at such limits.
+#: Smallest limit without a unit that is accepted, in bytes: no recorded allocator hands out smaller blocks,
+#: and traces of small programs are compared at such limits.
 _SMALLEST_BLOCK_BYTES = 512
 
 
@@ -59,7 +59,7 @@ def compare(
     lenient: Lenient = False,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list of objects, one a row.")] = False,
 ) -> None:
-    """Put what traces recorded through other allocators, and compare what each would have reserved.
+    """Replay recorded traces through other allocators, and compare how much each would have reserved.
 
     For example:
 
@@ -97,7 +97,7 @@ def compare(
 
 
 def _paths(given: Sequence[str]) -> list[str]:
-    """The files, each once; what is no file and looks like a pattern stands for all that it matches."""
+    """Return the files without duplicates; a glob pattern that names no existing file is expanded."""
     paths: dict[str, None] = {}
     for text in given:
         if glob.has_magic(text) and not Path(text).exists():

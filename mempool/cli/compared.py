@@ -1,4 +1,4 @@
-"""What ``mempool compare`` says of its rows: objects, tables, a summary of many files."""
+"""Output of ``mempool compare``: JSON objects, tables, and a summary of many files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def answers(one: Compared) -> list[dict[str, Any]]:
-    """The objects of ``--json``; where the file could not be read one that has no more than ``error``."""
+    """Return the objects of ``--json``; an unreadable file gives one object with only ``error`` set."""
     from mempool.analysis.compare import Row
 
     about = {"file": one.file, "skipped": one.skipped}
@@ -25,7 +25,7 @@ def answers(one: Compared) -> list[dict[str, Any]]:
 
 
 def errors(one: Compared) -> Iterator[str]:
-    """One line for what could not be compared."""
+    """Yield one line for each failed comparison."""
     if one.error is not None:
         yield one.error
     for row in one.rows:
@@ -34,7 +34,7 @@ def errors(one: Compared) -> Iterator[str]:
 
 
 def show(found: list[Compared], limit_bytes: int | None) -> None:
-    """Print a table for each file and device, and of several files a summary."""
+    """Print a table for each file and device, and a summary of several files."""
     for one in found:
         rows = _known(one)
         for device in dict.fromkeys(row.device for row in rows):
@@ -75,7 +75,7 @@ def _table(file: str, device: int, rows: list[Row], limit_bytes: int | None) -> 
 
 
 def _loads(rows: list[Row]) -> str:
-    """The peak load, without and with the requests that failed, as far as the rows tell them."""
+    """Return the peak load without and with failed requests, as far as the rows contain them."""
     name = "live at the end" if rows and rows[0].history == "absent" else "peak load"
     loads = {row.refused > 0: row.peak_load_bytes for row in rows}
     parts = [binary(loads[False])] if False in loads else []
@@ -85,7 +85,7 @@ def _loads(rows: list[Row]) -> str:
 
 
 def _fits(row: Row) -> str:
-    """Answer as far as the recording allows: what it does not hold may need more."""
+    """Return the answer as far as the recording allows: unrecorded history may need more."""
     if row.fits and row.refused:
         return "so far"
     if row.fits is not None or row.history == "whole":
@@ -94,7 +94,7 @@ def _fits(row: Row) -> str:
 
 
 def _name(row: Row | Unable) -> str:
-    """As it is written behind ``-a``."""
+    """Return the allocator with its settings, as written after ``-a``."""
     if row.settings.keys() == {"conf"}:
         return f"{row.allocator}:{row.settings['conf']}"
     settings = ",".join(f"{key}={value}" for key, value in row.settings.items())
@@ -114,7 +114,7 @@ def _failure(row: Row, limit_bytes: int | None) -> str:
 
 
 def _summary(found: list[Compared], limit_bytes: int | None) -> None:
-    """Of each allocator the file in which it reserves most, and in how many it runs out of memory."""
+    """Print the least and most reserved bytes of each allocator, the file with most, and the failures."""
     rows: dict[str, list[tuple[str, Row]]] = {}
     for one in found:
         for row in _known(one):

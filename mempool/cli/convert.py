@@ -1,4 +1,4 @@
-"""``mempool convert``: a trace, or its buffers, in another format."""
+"""``mempool convert``: write a trace, or the buffers of a trace, in another format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mempool.cli.outputs import written_over
 if TYPE_CHECKING:
     from traces import Trace
 
-#: Names of what is not written here: who asks for it would find Parquet under that name.
+#: Suffixes of formats that are not written here: a user who asks for one would find Parquet under that name.
 _OTHERS = (".gz", ".html", ".json", ".log", ".perfetto", ".pftrace", ".pickle", ".pkl", ".plan")
 
 
@@ -38,7 +38,7 @@ def convert(
     lenient: Lenient = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write a trace as Parquet, or its buffers as a MiniMalloc CSV.
+    """Write a trace as Parquet, or the buffers of a trace as a MiniMalloc CSV.
 
     Logs of RMM and of CuPy become Parquet piece by piece, so they may be
     larger than memory. Source lines stay out of the trace without --frames.
@@ -111,6 +111,6 @@ def _as_csv(source: Path, target: Path, skipped: Counter[str] | None) -> dict[st
 
 
 def _without_frames(piece: Trace) -> Trace:
-    """Drop source lines and stacks: names that nothing points to are not written."""
+    """Drop source lines and stacks; names without a reference are not written."""
     unknown = np.full(len(piece), -1, np.int32)
     return dataclasses.replace(piece, frame=unknown, stack=unknown)

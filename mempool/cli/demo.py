@@ -1,4 +1,4 @@
-"""``mempool demo``: what the pool does for a small network, in half a minute."""
+"""``mempool demo``: show the effect of the pool on a small network, in half a minute."""
 
 from __future__ import annotations
 
@@ -119,5 +119,5 @@ def _show_sides(said: dict[str, Any]) -> None:
 
 
 def _gpu_row(used: dict[str, int]) -> list[tuple[str, ...]]:
-    """What each side took of a GPU, if there was one."""
+    """Return the row of the GPU memory that each side took; empty without a GPU."""
     return [("taken from the GPU", *map(binary, used.values()), "")] if any(used.values()) else []

@@ -1,4 +1,4 @@
-"""Which device of a trace a verb looks at: addresses of several are no one arena."""
+"""Choice of the device of a trace that a verb works on: devices do not share an arena."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
     from traces import Trace
 
-#: What to do with a trace of several devices where none is named: take all as one, the one with the largest
-#: peak load, or refuse it.
+#: Treatment of a trace of several devices if none is named: take all devices as one, take the device with the
+#: largest peak load, or refuse the trace.
 Several = Literal["together", "largest", "refuse"]
 
 
 def device_of(path: Path, trace: Trace, device: int | None, several: Several) -> int | None:
-    """The device to look at; None for all events as they are.
+    """Return the device to work on; None for all events together.
 
     Args:
         path: the file, for messages.
-        trace: its events.
-        device: the one that was asked for, if any.
-        several: what to do where none was.
+        trace: events of the file.
+        device: the requested device, if any.
+        several: treatment of several devices if none was requested.
 
     Raises:
         TraceError: the trace contradicts itself.
-        typer.BadParameter: there is no such device, or one must be named.
+        typer.BadParameter: the device does not exist, or a device must be named.
     """
     devices = trace.devices
     named = ", ".join(map(str, devices)) or "none"
@@ -39,5 +39,5 @@ def device_of(path: Path, trace: Trace, device: int | None, several: Several) ->
         return devices[0] if len(devices) == 1 else None
     if several == "refuse":
         raise typer.BadParameter(f"{path} is of several devices: {named}; choose one with --device")
-    trace.validate()  # as a whole, so that an error names its row
+    trace.validate()  # the whole trace, so that an error names a row of the file
     return max(devices, key=lambda one: int(trace.on_device(one).load().max()))

@@ -1,4 +1,4 @@
-"""``mempool fit``: whether a model fits in a GPU's memory, told before it runs."""
+"""``mempool fit``: predict, before a run, whether a model fits into a GPU's memory."""
 
 from __future__ import annotations
 
@@ -191,11 +191,11 @@ def fit(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a sweep, as .html or .svg.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object; of a sweep a list.")] = False,
 ) -> None:
-    r"""Tell whether a model fits in a GPU's memory, before it runs: without a GPU, and without the memory.
+    r"""Predict whether a model fits in a GPU's memory, without a GPU and without the memory.
 
     A training step runs on tensors that have shapes and no values. A script
-    is imported so that its models cost nothing, and stops where it would
-    begin to train. It needs PyTorch: pip install 'mempool\[torch]'.
+    is imported so that the models in the script cost nothing, and stops where
+    the training would begin. This needs PyTorch: pip install 'mempool\[torch]'.
 
     For example:
 
@@ -226,7 +226,7 @@ def fit(
 
 
 def _check_outputs(trace: Path | None, plot: Path | None, *, sweep: bool) -> None:
-    """Find out before the work that its result could not be written."""
+    """Refuse unwritable or contradictory outputs before the work begins."""
     if plot is not None and plot.suffix not in (".html", ".svg"):
         raise typer.BadParameter(f"--plot: {plot} ends neither in .html nor in .svg")
     if plot is not None and not sweep:
@@ -241,7 +241,7 @@ def _check_outputs(trace: Path | None, plot: Path | None, *, sweep: bool) -> Non
 
 
 def _tried(given: Asked) -> list[Tried]:
-    """All sizes; what a script or a model prints meanwhile goes to stderr."""
+    """Fit all sizes; output of the script or the model during this goes to stderr."""
     with progress("importing PyTorch") as say:
         from mempool.cli.fit_work import tried
 

@@ -1,4 +1,4 @@
-"""What the options of ``mempool fit`` mean, before anything is imported or made."""
+"""Parsing of the options of ``mempool fit``, before anything is imported or made."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asks for; None where it says nothing.
+    """The request of a ``mempool fit`` command line; None for options that were not given.
 
     Attributes:
         target: the model.
-        batches, seqs, images: sizes to try, all with all.
-        limit_bytes: of the device.
-        capability: of the card.
-        card: its name, as `mempool.cards` has it.
-        link: to the host.
-        job: attributes of the `Job` as they are.
+        batches, seqs, images: sizes to try, in all combinations.
+        limit_bytes: memory of the device.
+        capability: compute capability of the card.
+        card: name of the card in `mempool.cards`.
+        link: link to the host.
+        job: attributes that are passed to `Job` unchanged.
         dtype, autocast: PyTorch's names of types.
-        optimizer, loss: by name.
-        inputs, task, arguments, main: of `Sizes`.
-        allocators: the one that decides first.
-        margins: figures of the user's own, as they are written.
-        largest, remedies: of `fit_job`.
-        most_seconds: of processor, for what would help.
-        traced: whether the trace is kept.
-        notes: on what of the options counts.
+        optimizer, loss: given by name.
+        inputs, task, arguments, main: fields of `Sizes`.
+        allocators: allocators to simulate; the first decides the verdict.
+        margins: the user's own figures, as written.
+        largest, remedies: arguments of `fit_job`.
+        most_seconds: CPU seconds for trying remedies.
+        traced: keep the trace.
+        notes: notes on options that override each other.
     """
 
     target: Named
@@ -67,15 +67,15 @@ class Asked:
 
     @property
     def sweep(self) -> bool:
-        """Whether there is more than one size."""
+        """Return true if the request covers more than one size."""
         return len(self.batches) * len(self.seqs) * len(self.images) > 1
 
 
 def asked(said: dict[str, Any]) -> Asked:
-    """What the options ask for, by their names.
+    """Parse the options, given by name, into a request.
 
     Raises:
-        typer.BadParameter: one of them means nothing, or two contradict each other.
+        typer.BadParameter: an option has no meaning, or two options contradict each other.
     """
     from solvers.swap import parse_link
 
@@ -123,7 +123,7 @@ def asked(said: dict[str, Any]) -> Asked:
 
 
 def _limit(limit: str | None, card: str | None) -> tuple[int | None, Card | None, tuple[str, ...]]:
-    """Return the bytes that count, the card, and notes on both."""
+    """Return the limit in bytes, the card, and notes on both."""
     from mempool.cards import card as card_of
     from mempool.settings import parse_memory
 
@@ -140,7 +140,7 @@ def _limit(limit: str | None, card: str | None) -> tuple[int | None, Card | None
 
 
 def _both(limit_bytes: int, card: Card) -> str:
-    """Return a note on a limit beside a card: the limit counts."""
+    """Return a note on a limit given together with a card: the limit counts."""
     from mempool.report import binary
 
     more = ", which is more than programs get of it" if limit_bytes > card.memory_bytes else ""

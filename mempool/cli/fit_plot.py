@@ -1,4 +1,4 @@
-"""A sweep of ``mempool fit`` as a drawing: what each size needs, and the limit. SVG, whole in itself."""
+"""Self-contained SVG drawing of a ``mempool fit`` sweep: the bytes needed at each size, and the limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _WIDTH, _HEIGHT = 760, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 90, 150, 50, 60
-#: Colours that the colour-blind tell apart (Okabe and Ito).
+#: Colours that colour-blind readers can distinguish (Okabe and Ito).
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -26,11 +26,11 @@ td, th {{ padding: 2px 12px; text-align: right }}</style></head>
 
 
 def drawn(tried: Sequence[Tried], *, page: bool) -> str:
-    """The drawing: bytes needed over the batch, or over what else varies; a line for each of the others.
+    """Draw the bytes needed over the batch, or over the first varying size; the other sizes each get a line.
 
     Args:
         tried: the sizes.
-        page: as a page with the numbers below it, else as SVG.
+        page: return an HTML page with the numbers below the drawing; else only the SVG.
     """
     drawing = _svg(tried)
     if not page:
@@ -70,7 +70,7 @@ def _svg(tried: Sequence[Tried]) -> str:
 
 
 def size_of(one: Tried, name: str) -> int:
-    """Its batch, seq or image; 0 where it has none."""
+    """Return the batch, seq or image of a job; 0 where the job has none."""
     found = {"batch": one.job.batch, "seq": one.target.seq, "image": one.image}[name]
     return found or 0
 
@@ -81,7 +81,7 @@ def _axes(tried: Sequence[Tried]) -> tuple[str, list[str]]:
 
 
 class _Place:
-    """Where a value is drawn: sizes by their logarithm, if they grow so."""
+    """Map from sizes and bytes to coordinates; sizes that span a factor of 8 or more have a log scale."""
 
     def __init__(self, xs: list[int], top: float) -> None:
         self.log = xs[0] > 0 and xs[-1] >= 8 * xs[0]

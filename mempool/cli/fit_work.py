@@ -1,4 +1,4 @@
-"""What ``mempool fit`` does: a job of each size that is asked for, one after the other. Needs PyTorch."""
+"""Work of ``mempool fit``: fit a job of each requested size, one after the other. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _SAY = "name a function that takes batch, if it is another"
 
 @dataclass(frozen=True)
 class Tried:
-    """A job that was tried.
+    """A fitted job.
 
     Attributes:
-        fit: what came of it.
-        job: what it was.
-        target: whose model it has.
-        image: height and width that were asked for.
+        fit: the result.
+        job: the job.
+        target: the source of the model.
+        image: requested height and width.
     """
 
     fit: Fit
@@ -59,10 +59,10 @@ class Tried:
 
 
 def tried(asked: Asked, told: Callable[[str], object]) -> Iterator[Tried]:
-    """Each size in turn: the batches of a length, then those of the next.
+    """Fit each size in turn: all batches of one sequence length, then of the next length.
 
     Raises:
-        Stop: it cannot be tried; a line that says why.
+        Stop: a size cannot be tried; the message gives the reason in a line.
     """
     scripts: Scripts = {}
     with _quiet(), unreal(asked.job.get("device")):
@@ -120,13 +120,13 @@ def _one(
 
 
 def _caveats(asked: Asked, target: Target, job: Job) -> list[Caveat]:
-    """Return the caveats of the target that loss and mode as asked for leave."""
+    """Return the target's caveats that apply to the requested loss and mode."""
     lost = job.mode == "train" and asked.loss is None
     return [caveat for caveat in target.caveats if lost or caveat.label != WITHOUT_LOSS]
 
 
 class _Doubts:
-    """Whether the first dimension of a target's own inputs is the batch, where another one is tried."""
+    """Check that dimension 0 of a target's own inputs is the batch, needed for other batch sizes."""
 
     def __init__(self, asked: Asked, target: Target, batch: int) -> None:
         search = asked.limit_bytes is not None and asked.largest is not False
@@ -138,7 +138,7 @@ class _Doubts:
         self.unscalable = batch_dims.unscalable(self._examples, self._batch, 0) if there else None
 
     def making(self, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-        """The same, and what it makes is looked at."""
+        """Wrap the model's factory so that the model is inspected when made."""
 
         def made() -> nn.Module:
             model = make()
@@ -149,7 +149,7 @@ class _Doubts:
         return made
 
     def told(self) -> list[str]:
-        """Lines for the user, once the model was made."""
+        """Return the lines for the user; call this after the model was made."""
         if self._examples is None:
             return []
         line = batch_dims.doubt(self._modules, self._examples, self._batch, 0, _SAY)
@@ -157,7 +157,7 @@ class _Doubts:
 
 
 def _timed(job: Job) -> Trace:
-    """Three steps timed by a roofline: the second is a whole one, the third tells what outlives it."""
+    """Trace three steps timed by a roofline: the second is complete; the third shows what outlives it."""
     rates = rates_of(job.card or DEFAULT, job.capability)
     trace = run(job, 3, clock=Roofline(rates).nanoseconds)
     return replace(trace, metadata=dict(trace.metadata) | {"rates": str(rates)})
@@ -188,7 +188,7 @@ def _job(asked: Asked, target: Target, batch: int | None) -> Job:
 
 
 def _converted(inputs: Callable[[int], Arguments], dtype: torch.dtype) -> Callable[[int], Arguments]:
-    """Floating inputs in the type of the parameters, as the model asks for."""
+    """Convert floating-point inputs to the type of the parameters, as the model requires."""
 
     def convert(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -202,7 +202,7 @@ def _converted(inputs: Callable[[int], Arguments], dtype: torch.dtype) -> Callab
 
 @contextlib.contextmanager
 def _stopping(asked: Asked) -> Iterator[None]:
-    """What goes wrong as an end of the verb, in a line."""
+    """Convert errors into the end of the verb with one line."""
     try:
         yield
     except BrokenScriptError as error:
@@ -227,7 +227,7 @@ def _stopping(asked: Asked) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what libraries say about what is none of the user's doing here."""
+    """Silence warnings and logs of libraries about matters outside the user's control."""
     said = logging.getLogger("torch._subclasses.fake_tensor")
     before = said.level
     said.setLevel(logging.CRITICAL + 1)

@@ -1,4 +1,4 @@
-"""What ``mempool fit`` says: one object or a list, a verdict and tables, a chart of many sizes."""
+"""Output of ``mempool fit``: one JSON object or a list, a verdict and tables, a chart of a sweep."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from mempool.cli.fit_work import Tried
     from mempool.torch.fitting import Fit
 
-#: Modules that are told, and how deep below the model they may lie.
+#: Largest number of modules in the output, and their largest depth below the model.
 MOST_MODULES, DEPTH = 8, 4
 _BAR = 30
 
 
 def answer(one: Tried) -> dict[str, Any]:
-    """The object of ``--json``."""
+    """Return the object of ``--json``."""
     about = {
         "model": one.target.title,
         "batch": one.job.batch,
@@ -33,7 +33,7 @@ def answer(one: Tried) -> dict[str, Any]:
 
 
 def verdict(fit: Fit) -> str:
-    """The first line."""
+    """Return the first line of the output."""
     covers = f" ({fit.covers})" if fit.caveats else ""
     if fit.limit_bytes is None:
         return f"needs {binary(fit.needed_bytes)}{covers}"
@@ -47,7 +47,7 @@ def verdict(fit: Fit) -> str:
 
 
 def show(one: Tried) -> None:
-    """Print all that is known of one job."""
+    """Print all results of one job."""
     fit = one.fit
     say = console().print
     say(plain(verdict(fit)))
@@ -76,7 +76,7 @@ def _warnings(one: Tried) -> list[str]:
 
 
 def modules(fit: Fit) -> list[tuple[str, int]]:
-    """Bytes at the peak by module, largest first; those that differ by number only, as layers, together."""
+    """Return the bytes at the peak by module, largest first; layers that differ only by number are merged."""
     found: dict[str, list[int]] = {}
     for share in fit.modules(DEPTH):
         name = re.sub(r"\.\d+(?=\.|$)", ".*", share.module) or "(no module)"
@@ -145,7 +145,7 @@ def _allocators(fit: Fit) -> tuple[list[str], list[list[str]]]:
 
 
 def _fits(answer: str, fit: Fit) -> str:
-    """The answer of a table's row; a yes is none where there are caveats."""
+    """Return a table row's answer; "yes" becomes "?" where caveats apply."""
     return "?" if fit.caveats and answer == "yes" else answer
 
 
@@ -178,7 +178,7 @@ def _code(code: str) -> None:
 
 
 def show_sweep(tried: Sequence[Tried], limit_bytes: int | None) -> None:
-    """Print a row for each size, with a bar of what it needs."""
+    """Print a row for each size, with a bar of the needed bytes."""
     if limit_bytes is not None:
         console().print(plain(_summary(tried, limit_bytes)))
     first = _warnings(tried[0])
@@ -225,7 +225,7 @@ def _summary(tried: Sequence[Tried], limit_bytes: int) -> str:
 
 
 def _bar(needed: int, limit_bytes: int | None, most: int) -> str:
-    """Blocks up to what is needed, with the limit as a line among them."""
+    """Draw the needed bytes as a bar of blocks, with the limit marked by a line."""
     filled = round(_BAR * needed / max(most, 1))
     cells = ["#" if k < filled else " " for k in range(_BAR)]
     if limit_bytes is not None:

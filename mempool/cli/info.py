@@ -1,4 +1,4 @@
-"""``mempool info``: what a trace or a plan holds."""
+"""``mempool info``: describe the content of a trace or a plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def info(
     lenient: Lenient = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what a trace or a plan holds: events, load over time, largest buffers at the peak, arena.
+    """Show the content of a trace or a plan: events, load over time, largest buffers at the peak, arena.
 
     For example:
 
@@ -66,13 +66,13 @@ def info(
 
 
 def answer(work: Work, largest: int, *, frames: bool = False, device: int | None = None) -> dict[str, Any]:
-    """The keys of ``mempool info --json``; where memory goes, of one device if it is given."""
+    """Return the keys of ``mempool info --json``; ``device`` restricts the part about where memory goes."""
     from mempool.cli.work import arenas
     from solvers import lower_bound, peak_load
 
     buffers = work.buffers
     planned = peak_load(buffers)
-    if work.trace is not None and (work.trace.operation < 0).all():  # then lines tell most
+    if work.trace is not None and (work.trace.operation < 0).all():  # then source lines say most
         frames = True
     said: dict[str, Any] = {
         "kind": work.kind,
@@ -109,7 +109,7 @@ def answer(work: Work, largest: int, *, frames: bool = False, device: int | None
 
 
 def _peak_load(work: Work, planned: int) -> int:
-    """Return the peak load of all events, or of the buffers of a file that has none, in bytes."""
+    """Return the peak load in bytes of all events, or of the buffers of a file without events."""
     if work.trace is None or work.pattern is None:
         return planned
     return int(work.trace.load().max(initial=0))
@@ -145,7 +145,7 @@ def _events(trace: Trace) -> dict[str, Any]:
 
 
 def _largest_at_peak(work: Work, count: int, *, frames: bool) -> list[dict[str, Any]]:
-    """The largest buffers alive at the first time of the peak load, largest first."""
+    """Return the largest buffers alive at the first time of the peak load, largest first."""
     from solvers import load_curve
 
     buffers = work.buffers
@@ -169,7 +169,7 @@ def _largest_at_peak(work: Work, count: int, *, frames: bool) -> list[dict[str, 
 
 
 def _instances(buffers: Buffers, time: int) -> NDArray[np.int64]:
-    """How many instances of each buffer that is planned need memory at a time, int64[n]."""
+    """Return how many instances of each planned buffer need memory at a time, int64[n]."""
     alive = _covering(buffers.start, buffers.end, time, buffers.period)
     np.subtract.at(
         alive, buffers.gap_buffer, _covering(buffers.gap_start, buffers.gap_end, time, buffers.period)
@@ -181,7 +181,7 @@ def _instances(buffers: Buffers, time: int) -> NDArray[np.int64]:
 def _covering(
     start: NDArray[np.int64], end: NDArray[np.int64], time: int, period: int | None
 ) -> NDArray[np.int64]:
-    """How many times each of the half-open intervals, or arcs on a circle, covers a time."""
+    """Return how often each half-open interval, or arc on a circle, covers a time."""
     if period is None:
         return ((start <= time) & (time < end)).astype(np.int64)
     since = (time - start) % period
@@ -190,7 +190,7 @@ def _covering(
 
 
 def _where(work: Work, row: int, *, frames: bool) -> dict[str, Any]:
-    """Operation and, if asked for, source line of the alloc, where the recorder knew them."""
+    """Return the operation and, if requested, the source line of the alloc, where the recorder knew them."""
     from traces import Kind
 
     if work.trace is None or work.pattern is not None:

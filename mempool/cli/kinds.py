@@ -1,4 +1,4 @@
-"""What is said of the kinds of iterations that a trace holds."""
+"""Output about the variants of iterations in a trace."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def iterations_told(pattern: Pattern) -> str:
-    """How often it came, and whether that is an envelope of iterations whose sizes vary."""
+    """Return the number of iterations, and whether the pattern is an envelope of varying sizes."""
     if pattern.least is None:
         return f"{pattern.iterations} alike"
     return f"{pattern.iterations} whose sizes vary, each buffer as large as in any"
 
 
 def answer(pattern: Pattern, buffers: Buffers) -> dict[str, Any]:
-    """What ``--json`` says of one kind, whose lifetimes may be those that were planned."""
+    """Return the ``--json`` object of one variant; ``buffers`` may have planned lifetimes."""
     from solvers import peak_load
 
     return {
@@ -34,7 +34,7 @@ def answer(pattern: Pattern, buffers: Buffers) -> dict[str, Any]:
 
 
 def show(kinds: Sequence[dict[str, Any]]) -> None:
-    """A table of several, with their arenas if they were planned."""
+    """Print a table of several variants, with their arenas if planned."""
     arenas = ("arena",) if "arena_bytes" in kinds[0] else ()
     table(
         "\nkinds of iterations",

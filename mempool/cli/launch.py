@@ -1,8 +1,7 @@
-"""The straight way into ``mempool run``: a command line without anything to explain starts at once.
+"""Fast path of ``mempool run``: a command line that needs no message starts at once.
 
-What the command imports is time before the program begins, so what typer would make of such a command line
-is done here without it. Help, errors and the unusual are for the long way, which begins from the command line
-again.
+The command's imports delay the program, so this module parses such a command line without typer. Help,
+errors and unusual command lines take the slow path, which parses the command line again from the start.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from mempool.cli.under import OURS, VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: The options of `mempool run` and whether a value follows.
+#: Options of `mempool run` -> true if a value follows.
 OPTIONS = {
     "--record": True,
     "--accesses": False,
@@ -32,7 +31,7 @@ OPTIONS = {
     "--quiet": False,
     "--json": True,
 }
-#: Of torchrun, as a module and as a script.
+#: Names of torchrun, as a module and as a script.
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch", "torchrun")
 NO_POOL_IN_RANKS = (
     "torchrun trains in child processes, which have no pool: say `mempool run --children`, or let torchrun "
@@ -42,7 +41,7 @@ _STARTUP = Path(__file__).parent / "startup"
 
 
 def launch(arguments: Sequence[str]) -> None:
-    """Become the program of this command line of ``run``; return if there is anything to say about it."""
+    """Become the program of this ``run`` command line; return if the command line needs a message."""
     given = parsed(arguments)
     if given is None or any(given[name] is not None for name in ("--plan", "--max-reserved", "--limit")):
         return
@@ -67,16 +66,16 @@ def launch(arguments: Sequence[str]) -> None:
             or written_over(files_of(program), files) is not None
         ):
             return
-    except (UsageError, OSError, RuntimeError, ValueError):  # whatever there is to be said
+    except (UsageError, OSError, RuntimeError, ValueError):  # the slow path reports any error
         return
-    # From the root, since the program may change its folder.
+    # Absolute paths, since the program may change its working directory.
     record, json_file = (None if file is None else str(file.absolute()) for file in files)
     flags = {name: given[f"--{name}"] for name in ("accesses", "explain", "children", "quiet")}
     start(program, record=record, json_file=json_file, **flags)
 
 
 def parsed(arguments: Sequence[str]) -> dict[str, Any] | None:
-    """Options and "program"; None for a command line that is not plainly right."""
+    """Return the options and "program"; None for a command line that is not plainly correct."""
     given: dict[str, Any] = {name: None if value else False for name, value in OPTIONS.items()}
     rest = list(arguments)
     while rest and rest[0] in OPTIONS:
@@ -103,7 +102,7 @@ def start(
     max_reserved: int | None = None,
     limit: int | None = None,
 ) -> None:
-    """Become a plain Python that runs the program, with `mempool.cli.under` waiting in it."""
+    """Replace this process by a plain Python that runs the program under `mempool.cli.under`."""
     pythonpath = os.environ.get("PYTHONPATH")
     options = {
         "pid": os.getpid(),
@@ -132,13 +131,13 @@ def _path(before: str | None) -> str:
 
 
 def _interpreter_flags() -> list[str]:
-    """The flags on the command line of this Python, without those that keep the environment or `site` out."""
+    """Return this Python's command-line flags, without the flags that disable the environment or `site`."""
     found: list[str] = []
     rest = iter(sys.orig_argv[1:])
     for flag in rest:
         if flag[:1] != "-" or flag == "-":
             break
-        if flag.startswith("--"):  # --check-hash-based-pycs is the only one that runs a program
+        if flag.startswith("--"):  # only --check-hash-based-pycs leads to a program
             found += [flag, next(rest, "")]
             continue
         letters = iter(flag[1:])
@@ -153,24 +152,24 @@ def _interpreter_flags() -> list[str]:
 
 
 def is_torchrun(program: Sequence[str]) -> bool:
-    """Whether the program is PyTorch's starter of processes that train together."""
+    """Return true if the program is PyTorch's launcher of distributed training processes."""
     what = program[0] if program[0] != "-m" else "".join(program[1:2])
     return Path(what.removeprefix("-m")).name in TORCHRUN
 
 
 def exists(script: str) -> bool:
-    """Whether there is such a program; of modules, code and options Python itself says so."""
+    """Return true if the script exists; for modules, code and options Python itself reports an error."""
     return script.startswith("-") or (script != "" and Path(script).exists())
 
 
 def files_of(program: Sequence[str]) -> list[Path]:
-    """What the program is read from, as far as its command line tells."""
+    """Return the files that the program is read from, as far as the command line names them."""
     script = Path(program[0])
     return [] if program[0].startswith("-") else [script, script / "__main__.py"]
 
 
 def hidden_by(program: Sequence[str]) -> tuple[str, Path] | None:
-    """A package of ours that something beside the program hides, and what hides it."""
+    """Return a package of ours that a file beside the program hides, and the file; None if none is hidden."""
     script = Path(program[0])
     if program[0].startswith("-"):
         place = Path.cwd()
@@ -179,15 +178,15 @@ def hidden_by(program: Sequence[str]) -> tuple[str, Path] | None:
     for name in OURS:
         found = PathFinder.find_spec(name, [str(place)])
         if found is None or found.origin is None:
-            continue  # a folder of data, which hides nothing
+            continue  # a folder of data hides no package
         file = Path(found.origin)
-        # The script itself is `__main__`, not a module of its name. Another copy of ours, such as the clone
-        # that ours was installed from, is not asked: see `mempool.cli.under.Ours`.
+        # The script itself is `__main__`, not a module of its name. Another copy of this project, such as the
+        # clone that this one was installed from, is not used: see `mempool.cli.under.Ours`.
         if str(file) != os.path.realpath(script) and not (file.parent / _mark(name)).exists():
             return name, file
     return None
 
 
 def _mark(name: str) -> str:
-    """A file that only our package of that name has."""
+    """Return the name of a file that only this project's package of that name contains."""
     return "_siblings.py" if name == "mempool" else "_mempool_sibling"

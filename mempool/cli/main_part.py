@@ -1,4 +1,4 @@
-"""Whether an iteration that was found is what a trace is about, or a layer of a network that repeats too."""
+"""Test that a detected iteration is a trace's main loop, not a part such as a repeated network layer."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ if TYPE_CHECKING:
     from traces import Trace
     from traces.pattern import Pattern
 
-#: Smaller allocs are passed over where iterations are looked for, see `traces.pattern.find_patterns`.
+#: Allocations up to this many bytes are ignored in the search for iterations, see
+#: `traces.pattern.find_patterns`.
 _SMALL_BYTES = 512
 
 
 def is_main(kinds: Sequence[Pattern], trace: Trace) -> bool:
-    """Whether the iterations are a main part of the trace that they were found in.
+    """Return true if the iterations are a main part of the trace.
 
-    They are where marks, which somebody set, tell them apart. Else all of them together must hold at least
-    half of the allocs and of the bytes that these ask for, and the load while they last, with what stays
-    meanwhile, must get to half of the trace's peak load.
+    Iterations delimited by the user's marks always are. Otherwise all iterations together must hold at least
+    half of the allocations and half of the allocated bytes, and the load while they run, including
+    longer-lived
+    buffers, must reach half of the trace's peak load.
 
     Args:
-        kinds: one at least.
+        kinds: the variants, at least one.
         trace: the events.
 
     Raises:
@@ -44,12 +46,12 @@ def is_main(kinds: Sequence[Pattern], trace: Trace) -> bool:
 
 
 def found_only(trace: Trace) -> bool:
-    """Whether a trace has marks that nobody set, and no others that tell iterations apart."""
+    """Return true if iterations are delimited only by automatic marks, and by no marks of the user."""
     from traces.windows import iteration_marks
 
     return len(iteration_marks(trace, found=True)) > 0 and len(iteration_marks(trace)) == 0
 
 
 def passed_over(minor: Pattern) -> str:
-    """What is said of an iteration that is no main part of its trace."""
+    """Return the text about an iteration that is no main part of its trace."""
     return f"{len(minor.buffers):,} allocations, {minor.iterations} alike, are a small part"

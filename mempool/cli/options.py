@@ -22,10 +22,10 @@ Device = Annotated[
 
 
 def allocators(*more: str) -> Callable[[str], list[str]]:
-    """What completes the name of an allocator.
+    """Return a function that completes the name of an allocator.
 
     Args:
-        more: names that the verb takes beside those of all.
+        more: names that the verb accepts in addition to the common ones.
     """
 
     def complete(incomplete: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What all verbs share in speaking: exit codes, the error line, one JSON object, tables, progress."""
+"""Output shared by all verbs: exit codes, the error line, JSON objects, tables, progress."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _NO_WIDTH = 10_000
 
 
 class ExitCode(enum.IntEnum):
-    """What the command returns to the shell; an interface, see docs/cli.md."""
+    """Exit codes of the command; a public interface, see docs/cli.md."""
 
     OK = 0
-    NEGATIVE = 1  #: the command worked and the answer is no
+    NEGATIVE = 1  #: the command succeeded and the answer is no
     USAGE = 2  #: the command line is wrong
-    FILE = 3  #: a file cannot be read, cannot be written, or is not what it says it is
-    FAILED = 4  #: anything else: no memory, a fault of ours
+    FILE = 3  #: a file cannot be read or written, or has the wrong content
+    FAILED = 4  #: anything else: no memory, a fault of this project
     INTERRUPTED = 130  #: Ctrl-C
-    PIPE = 141  #: nobody reads the output any more
+    PIPE = 141  #: the reader of the output has closed the pipe
 
 
 class Stop(Exception):  # noqa: N818 - it ends a verb, it is not always an error
-    """Ends a verb with an exit code and, unless empty, one line on stderr."""
+    """End of a verb, with an exit code and, unless empty, one line on stderr."""
 
     def __init__(self, code: ExitCode, message: str = "") -> None:
         super().__init__(message)
@@ -39,17 +39,17 @@ class Stop(Exception):  # noqa: N818 - it ends a verb, it is not always an error
 
 
 def error_line(message: str) -> None:
-    """Write one line to stderr, whatever the message holds."""
+    """Write one line to stderr, whatever the message contains."""
     print("mempool:", " ".join(message.split()), file=sys.stderr)  # noqa: T201
 
 
 def print_json(answer: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-    """Write what ``--json`` asks for to stdout: one object, or one list of them."""
+    """Write the answer of ``--json`` to stdout: one object, or one list of objects."""
     print(json.dumps(answer, indent=2))  # noqa: T201
 
 
 def write_json(answer: Mapping[str, Any], path: str) -> None:
-    """Write the one object of ``--json FILE``, whole or not at all."""
+    """Write the object of ``--json FILE`` atomically: the whole file or none."""
     from traces.files import atomic
 
     with atomic(path) as beside:
@@ -57,12 +57,12 @@ def write_json(answer: Mapping[str, Any], path: str) -> None:
 
 
 def percent(fraction: float) -> str:
-    """A fraction as percent."""
+    """Return a fraction as percent."""
     return f"{100 * fraction:.2f} %"
 
 
 def console() -> Console:
-    """The terminal, or the file or pipe in its place, which has no width."""
+    """Return the console of the terminal; a file or pipe in its place has no width limit."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -71,14 +71,14 @@ def console() -> Console:
 
 
 def plain(text: str) -> Text:
-    """Text of others as it is: nothing in it is markup, and what cannot be written is told by its number."""
+    """Return foreign text without markup; unencodable characters are shown by number."""
     from rich.text import Text
 
     return Text(text.encode("utf-8", "backslashreplace").decode())
 
 
 def facts(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print a table of two columns: what, and how much."""
+    """Print a table of two columns: name and value."""
     from rich.table import Table
 
     table = Table(title=plain(title), title_justify="left", show_header=False, box=None, pad_edge=False)
@@ -88,13 +88,13 @@ def facts(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def tell_caveats(title: str, sentences: Sequence[str]) -> None:
-    """Print facts that are missing in a file, before anything that follows from the others."""
+    """Print the caveats of a file, before any results."""
     for sentence in sentences:
         console().print(plain(f"{title}: {sentence}"))
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, fold: int = 0) -> None:
-    """Print a table; all columns but the first and that which may ``fold`` are numbers."""
+    """Print a table; all columns but the first and the column ``fold`` are right-aligned numbers."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -112,7 +112,7 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, f
 
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a line on stderr while the block runs, if that is a terminal; yields what changes it."""
+    """Show a line on a terminal's stderr while the block runs; yield a function that changes the line."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -124,9 +124,9 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def bar(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on stderr while the block runs, if that is a terminal.
+    """Show a progress bar on a terminal's stderr while the block runs.
 
-    Yields what takes how much is done and how much there is; 0 for the latter if it is not known.
+    Yields a function that takes the amount done and the total; the total is 0 if unknown.
     """
     if not sys.stderr.isatty():
         yield lambda _done, _all: None

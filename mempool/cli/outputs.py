@@ -1,4 +1,4 @@
-"""Whether an output can be written, and would take the place of what is read; the standard library only."""
+"""Checks that outputs can be written and overwrite no input; uses the standard library only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def why_not(path: Path) -> str | None:
-    """Why no file can be put there, or None. Tried out: neither modes nor names tell it everywhere."""
+    """Return why no file can be written at a path, or None.
+
+    A file is created as a test: neither modes nor names tell the answer everywhere.
+    """
     try:
         target = Path(os.path.realpath(path))
         if target.is_symlink():
@@ -28,15 +31,15 @@ def why_not(path: Path) -> str | None:
         beside.unlink()
     except OSError as error:
         return error.strerror or str(error)
-    except ValueError as error:  # a null in the name
+    except ValueError as error:  # a null character in the name
         return str(error)
     return None
 
 
 def written_over(kept: Iterable[Path], outputs: Iterable[Path | None]) -> Path | None:
-    """An output that would take the place of what is to be kept, or of another output.
+    """Return an output that would overwrite an input or another output; None if there is none.
 
-    Devices and pipes take nobody's place.
+    Devices and pipes overwrite nothing.
     """
     taken = {os.path.realpath(path) for path in kept}
     for output in outputs:

@@ -1,4 +1,4 @@
-"""What the text of an option means; a text that means nothing is an error of usage."""
+"""Parsing of option texts; an invalid text is a usage error."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def parsed(option: str, parse: Callable[[str], T], text: str | None) -> T | None:
-    """What ``parse`` makes of an option's text; None of None.
+    """Return the result of ``parse`` on an option's text; None for None.
 
     Raises:
-        typer.BadParameter: naming the option: ``parse`` raised a UsageError or ValueError.
+        typer.BadParameter: ``parse`` raised a UsageError or ValueError; the message names the option.
     """
     from mempool.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""``mempool plan``: offsets for the buffers of a trace."""
+"""``mempool plan``: compute offsets for the buffers of a trace."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def plan(
     lenient: Lenient = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Give every buffer of a trace an offset, in an arena as small as can be.
+    """Give every buffer of a trace an offset, in an arena as small as possible.
 
-    Of a trace that repeats an iteration, that iteration is planned; of one
-    whose marks tell several kinds of iterations apart, such as batches of a
-    few lengths, each kind, in one arena. The plan is checked by independent
-    code before it is written. Ctrl-C writes the best plan so far.
+    If a trace repeats an iteration, that iteration is planned; if the marks
+    distinguish several kinds of iterations, such as batches of a few lengths,
+    each kind is planned, in one arena. The plan is checked by independent code
+    before the plan is written. Ctrl-C writes the best plan so far.
 
     For example:
 
@@ -139,7 +139,7 @@ def plan(
         raise Stop(ExitCode.FILE, f"{trace}: a plan already; plans are made from traces")
     require_history(trace, work)
     _check_fits(output, work)
-    if len(sizes) > 1:  # a pool, which knows several kinds, has one arena
+    if len(sizes) > 1:  # a pool, which replays several variants, has one arena
         work = dataclasses.replace(work, others=())
     assert price is not None
     solved = Solver(
@@ -166,7 +166,7 @@ def plan(
 
 
 def answer(solved: Solved) -> dict[str, Any]:
-    """The keys of ``mempool plan --json``."""
+    """Return the keys of ``mempool plan --json``."""
     from mempool.cli.work import arenas
     from solvers import peak_load
     from solvers.streams import waits
@@ -205,7 +205,7 @@ def _kinds(saved: Saved) -> list[dict[str, Any]]:
 
 
 def _parse_target(text: str) -> tuple[Fraction | None, int | None]:
-    """How many times the lower bound an arena may be, or how many bytes; exact, as "0.1%" is said to be."""
+    """Return the target as a multiple of the lower bound or in bytes; the multiple is exact, for "0.1%"."""
     from mempool.settings import parse_bytes
 
     if percentage := re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*%\s*", text):
@@ -214,7 +214,7 @@ def _parse_target(text: str) -> tuple[Fraction | None, int | None]:
 
 
 def _check_output(output: Path | None, trace: Path) -> None:
-    """Find out before a long search that its result could not be written."""
+    """Refuse an unwritable output before a long search."""
     if output is None:
         return
     if written_over([trace], [output]) is not None:

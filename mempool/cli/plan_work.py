@@ -1,4 +1,4 @@
-"""Solving what ``mempool plan`` was given: one set of buffers, or each kind of iteration and all together."""
+"""Solving for ``mempool plan``: one set of buffers, or each variant of iterations and all jointly."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ if TYPE_CHECKING:
     from solvers import Plan, Progress
     from traces import Buffers
 
-#: Solvers after which kinds are planned together; who asks for another wants to see what that one does.
+#: Solvers whose plans are followed by joint planning; a user of another solver wants that solver's own
+#: result.
 _OWN = ("auto", "search")
 
 
 @dataclass(frozen=True)
 class Solved:
-    """What was found.
+    """The result of a solve.
 
     Attributes:
-        work: with the buffers of ``plan``: of several kinds those of the one that needs the largest arena.
-        plan: of these.
-        saved: of iterations all kinds, this one first; None where there is no iteration, or no plan.
+        work: the input with the buffers of ``plan``; for several variants, of the one with the largest arena.
+        plan: the plan of these buffers.
+        saved: plans of all variants of iterations, ``plan`` first; None where there is no iteration, or no
+            plan.
     """
 
     work: Work
@@ -44,16 +46,16 @@ class Solved:
 
 @dataclass(frozen=True)
 class Solver:
-    """How to solve.
+    """A solver with its arguments.
 
     Attributes:
-        name: of the solver.
-        seconds: after which to stop, all in all; None: never.
-        nodes: as of `solvers.Stop`.
-        target_bytes: likewise.
-        wait_bytes: as of `solvers.streams.solve_streams`.
-        capacity: likewise.
-        how: its other arguments.
+        name: name of the solver.
+        seconds: time limit for everything together; None for no limit.
+        nodes: as for `solvers.Stop`.
+        target_bytes: as for `solvers.Stop`.
+        wait_bytes: as for `solvers.streams.solve_streams`.
+        capacity: as for `solvers.streams.solve_streams`.
+        how: the solver's other arguments.
     """
 
     name: str
@@ -65,11 +67,11 @@ class Solver:
     how: dict[str, Any] = field(default_factory=dict)
 
     def solve(self, work: Work) -> Solved:
-        """Plan all that there is, and check it.
+        """Plan all variants, and check the plans.
 
         Raises:
-            Stop: it cannot be planned.
-            typer.BadParameter: there is no such solver.
+            Stop: the input cannot be planned.
+            typer.BadParameter: the solver does not exist.
         """
         import solvers
 
@@ -92,7 +94,7 @@ class Solver:
         for number, pattern in enumerate(patterns, 1):
             which = f"kind {number} of {len(patterns)}, " if work.others else ""
             seconds = None if self.seconds is None else share
-            # Beside a larger one a kind needs no better plan than that.
+            # A variant needs no better plan than the largest arena so far.
             target = max((planned.plan.arena_bytes for planned in made), default=self.target_bytes)
             plan = self._plan(pattern.buffers, seconds, 0 if interrupted else self.nodes, target, which)
             if plan.offset is None:
@@ -102,7 +104,7 @@ class Solver:
         saved, plans = Saved(made), [planned.plan for planned in made]
         if together and not interrupted and (joint := self._together(made, share)) is not None:
             saved = joint
-            plans.append(joint.plans[0].plan)  # of which all are parts
+            plans.append(joint.plans[0].plan)  # all variants share the search of this plan
         first = max(saved.plans, key=lambda planned: planned.plan.arena_bytes)
         plan = dataclasses.replace(
             first.plan,
@@ -115,7 +117,7 @@ class Solver:
         return Solved(work, plan, with_first(saved, first))
 
     def _together(self, made: Sequence[Planned], seconds: float) -> Saved | None:
-        """Where any may follow any other, so that what one leaves alive is in nobody's way."""
+        """Plan all variants jointly, for any order: buffers that one leaves alive collide with no other's."""
         from mempool.together import plan_together
 
         with progress(f"planning {len(made)} kinds of iterations together; Ctrl-C keeps them apart"):
@@ -133,7 +135,7 @@ class Solver:
         return dataclasses.replace(saved, plans=[_out_of_time(planned) for planned in saved.plans])
 
     def _fits(self) -> float:
-        """The largest arena that does."""
+        """Return the capacity as the largest allowed arena; infinite without a single capacity."""
         return self.capacity if isinstance(self.capacity, int) else math.inf
 
     def _plan(
@@ -171,14 +173,14 @@ class Solver:
 
 
 def _out_of_time(planned: Planned) -> Planned:
-    """As if the search itself had looked at the clock."""
+    """Mark an interrupted plan as stopped by the clock, as the search itself would have done."""
     if planned.plan.stopped_by != "interrupt":
         return planned
     return dataclasses.replace(planned, plan=dataclasses.replace(planned.plan, stopped_by="time"))
 
 
 def _load(saved: Saved) -> int:
-    """Most bytes alive in any succession of what was planned together: no arena for it is smaller."""
+    """Return the most bytes alive in any succession of the jointly planned variants, a lower bound."""
     from solvers import peak_load
     from solvers.kinds import Joint
 
@@ -186,7 +188,7 @@ def _load(saved: Saved) -> int:
 
 
 def with_first(saved: Saved, first: Planned) -> Saved:
-    """The same with this plan in front, which is the one that other tools take."""
+    """Return the saved plans with this plan in front, the one that other tools take."""
     from mempool.plan_files import Saved
 
     order = sorted(range(len(saved.plans)), key=lambda number: saved.plans[number] is not first)
@@ -196,7 +198,7 @@ def with_first(saved: Saved, first: Planned) -> Saved:
 
 
 def _line(far: Progress) -> str:
-    """How far the search has come, in the width of most terminals."""
+    """Describe the progress of the search, in the width of most terminals."""
     best = "no plan" if far.arena_bytes is None else f"arena {binary(far.arena_bytes)}"
     gap = "" if far.gap is None else f", gap {percent(far.gap)}"
     millions = far.nodes / 1e6
@@ -205,7 +207,7 @@ def _line(far: Progress) -> str:
 
 
 def write(solved: Solved, output: Path) -> None:
-    """Write the plan, of several kinds all of them; a name in .csv makes a MiniMalloc CSV."""
+    """Write the plan, or the plans of all variants; a name in .csv makes a MiniMalloc CSV."""
     work, plan = solved.work, solved.plan
     assert plan.offset is not None
     if output.suffix == ".csv":

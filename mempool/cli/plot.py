@@ -1,6 +1,6 @@
-"""Pictures for terminals: load over time as a curve of blocks, addresses over time in colours.
+"""Terminal plots: the load over time as a curve of blocks, addresses over time in colours.
 
-Where the output is no terminal, or not in UTF-8, both are plain ASCII.
+If the output is no terminal, or not in UTF-8, both plots are plain ASCII.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from traces import Buffers
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
-#: Colours of neighbours differ in hue and lightness; the last is free memory.
+#: Palette in which consecutive colours differ in hue and lightness; `_FREE` is free memory.
 _COLOURS = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948",
     "#b07aa1", "#9c755f", "#ff9da7", "#86bcb6", "#8cd17d", "#d4a6c8",
@@ -31,7 +31,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def load_plot(buffers: Buffers, *, width: int = 72, height: int = 10, ascii_only: bool = False) -> str:
-    """The load over time, the largest of each column's time; the peak is the top."""
+    """Plot the load over time; each column shows the largest load of its span, the top is the peak."""
     from solvers import load_curve
 
     times, loads = load_curve(buffers)
@@ -55,7 +55,7 @@ def load_plot(buffers: Buffers, *, width: int = 72, height: int = 10, ascii_only
 def _largest(
     times: NDArray[np.int64], loads: NDArray[np.int64], first: int, last: int, width: int
 ) -> NDArray[np.float64]:
-    """The largest value that a step function takes in each of ``width`` equal parts of ``[first, last)``."""
+    """Return the maxima of a step function over ``width`` equal parts of ``[first, last)``."""
     if len(times) == 0:
         return np.zeros(width)
     edges = first + (last - first) * np.arange(width + 1) / width
@@ -65,10 +65,10 @@ def _largest(
 
 
 def address_grid(buffers: Buffers, plan: Plan, *, width: int, height: int) -> NDArray[np.int64]:
-    """Which buffer holds the middle of each cell: int64[height, width] of rows, -1 where memory is free.
+    """Return the buffer at the centre of each cell: int64[height, width] of rows, -1 for free memory.
 
-    Time goes to the right, addresses go up, several arenas one above the other. On a circle it is iteration
-    0 in the steady state.
+    Time goes to the right and addresses go up; several arenas are stacked. A circular timeline is drawn as
+    iteration 0 in the steady state.
     """
     grid = np.full((height, width), -1, np.int64)
     if plan.offset is None or plan.arena_bytes == 0 or len(buffers) == 0:
@@ -91,7 +91,7 @@ def address_grid(buffers: Buffers, plan: Plan, *, width: int, height: int) -> ND
 
 
 def _one_above_the_other(plan: Plan) -> tuple[NDArray[np.int64], int]:
-    """The offsets and the bytes of all arenas, without what lies between several."""
+    """Return offsets and total bytes with several arenas stacked without gaps."""
     assert plan.offset is not None
     if not plan.arenas:
         return plan.offset, plan.arena_bytes
@@ -103,7 +103,10 @@ def _one_above_the_other(plan: Plan) -> tuple[NDArray[np.int64], int]:
 def _alive(
     buffers: Buffers, offset: NDArray[np.int64], time: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows and offsets of what is alive at a time of iteration 0, earlier iterations' instances included."""
+    """Return rows and offsets of the buffers alive at a time of iteration 0.
+
+    Instances of earlier iterations are included.
+    """
     rows, lows = [], []
     takes = (buffers.size > 0) & ~buffers.persistent
     for back in range(buffers.max_instances + 1 if buffers.period is not None else 1):
@@ -115,7 +118,7 @@ def _alive(
 
 
 def address_picture(buffers: Buffers, plan: Plan, *, width: int, height: int) -> Text:
-    """Addresses over time as half blocks, one colour a buffer; two cells of address in a row of text."""
+    """Draw addresses over time as half blocks, one colour per buffer; a row of text holds two cells."""
     from rich.text import Text
 
     grid = address_grid(buffers, plan, width=width, height=2 * height)
@@ -131,7 +134,7 @@ def address_picture(buffers: Buffers, plan: Plan, *, width: int, height: int) ->
 
 
 def address_letters(buffers: Buffers, plan: Plan, *, width: int, height: int) -> str:
-    """Addresses over time as letters, one a buffer (they repeat), and dots for free memory."""
+    """Draw addresses over time as letters, one per buffer (letters repeat), and dots for free memory."""
     grid = address_grid(buffers, plan, width=width, height=height)
     return "\n".join(
         "".join("." if cell < 0 else _LETTERS[cell * 7 % 26] for cell in row) for row in grid.tolist()

@@ -1,7 +1,7 @@
-"""``mempool run``: an unchanged program with the pool under it.
+"""``mempool run``: run an unchanged program under the pool.
 
 The command replaces itself by a plain Python that runs the program, so that arguments, exit status, signals,
-``__main__``, child processes and tracebacks are Python's own. What it adds comes in through `sitecustomize`
+``__main__``, child processes and tracebacks are Python's own. The pool's code enters through `sitecustomize`
 (the folder startup/), and waits in `mempool.cli.under` until the program imports a framework.
 """
 
@@ -25,10 +25,10 @@ CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}
 
 
 class RunCommand(TyperCommand):
-    """A command whose options end where the program's command line begins, as Python's own do."""
+    """Command whose options end where the program's command line begins, as Python's own options do."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse our options; what follows ``-m MODULE``, ``-c CODE`` or the script is not looked at."""
+        """Parse the options of ``run``; leave all arguments after the script, ``-m`` or ``-c`` alone."""
         takes_value = {
             name for option in self.params if not getattr(option, "is_flag", True) for name in option.opts
         }
@@ -36,7 +36,7 @@ class RunCommand(TyperCommand):
 
 
 def split(args: list[str], takes_value: set[str]) -> list[str]:
-    """The arguments with ``--`` in front of the program's: its script, ``-m MODULE`` or ``-c CODE``."""
+    """Return the arguments with ``--`` before the program: a script, ``-m MODULE`` or ``-c CODE``."""
     at = 0
     while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
         if args[at][:2] in ("-m", "-c"):
@@ -95,11 +95,11 @@ def run(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the report as one JSON object.")
     ] = None,
 ) -> None:
-    """Run an unchanged program with the pool under it; report on stderr when it ends.
+    """Run an unchanged program with the pool under it; report on stderr when the program ends.
 
-    The pool finds the iteration by itself. Options of ours come before the
-    script; everything after it is the program's. The exit status is the
-    program's.
+    The pool detects the iteration automatically. Options of mempool precede the
+    script; everything after the script belongs to the program. The exit status
+    is the program's.
 
     For example:
 
@@ -136,7 +136,7 @@ def run(
 
 
 def _check_program(program: list[str]) -> None:
-    """Find out here what would otherwise fail inside the program: names that hide ours."""
+    """Refuse a missing program, an unknown option and a file that hides one of this project's packages."""
     if program[0].startswith("-") and program[0][:2] not in ("-m", "-c") and program[0] != "-":
         raise typer.BadParameter(f"no such option: {program[0]}")
     if not launch.exists(program[0]):
@@ -147,7 +147,7 @@ def _check_program(program: list[str]) -> None:
 
 
 def _writable(path: Path | None) -> str | None:
-    """The path from the root, since the program may change its folder; refused now if not writable."""
+    """Return the absolute path, since the program may change its folder; refuse an unwritable path now."""
     if path is None:
         return None
     if reason := why_not(path):
@@ -156,7 +156,7 @@ def _writable(path: Path | None) -> str | None:
 
 
 def _plan(path: Path | None) -> dict[str, str]:
-    """The path of a plan that a pool accepts, and whose it is."""
+    """Return the path of a plan that a pool accepts, and the client that the plan belongs to."""
     if path is None:
         return {}
     from mempool import _core
@@ -176,7 +176,7 @@ def _plan(path: Path | None) -> dict[str, str]:
 
 
 def _settings(**given: Any) -> Settings:
-    """Of the command line and the environment, while their errors can still be told in one line."""
+    """Return the settings of command line and environment; report an error in one line, before the start."""
     from mempool.errors import UsageError
     from mempool.settings import check_swapping, settings
 

@@ -1,4 +1,4 @@
-"""``mempool show``: a trace as one page of live buffers and addresses over time."""
+"""``mempool show``: draw a trace as one page of live buffers and addresses over time."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def show(
 ) -> None:
     r"""Write a page that shows where memory goes, buffers and addresses over time: one file, no network.
 
-    Addresses are those that were recorded, those of the allocators asked for,
-    and the plan's; where there are none, those of a plan made by a greedy
-    order. The page is called TRACE.html unless -o says otherwise. It needs
+    The addresses are the recorded ones, the plan's, and those of the requested
+    allocators; if there are none, a greedy plan is made. The page is called
+    TRACE.html unless -o gives a name. Drawing needs
     Bokeh: pip install 'mempool\[show]'.
 
     For example:
@@ -93,7 +93,7 @@ def show(
 
 
 def _check_outputs(inputs: list[Path], outputs: list[Path]) -> None:
-    """Find out before the work that its result could not be written."""
+    """Refuse unwritable outputs, and outputs that would replace an input, before the work."""
     if path := written_over(inputs, outputs):
         raise typer.BadParameter(f"{path} would take the place of another file of this command")
     for path in outputs:
@@ -104,7 +104,7 @@ def _check_outputs(inputs: list[Path], outputs: list[Path]) -> None:
 def _scene(
     trace: Path, plan: Path | None, allocators: list[str], swap: Path | None, *, lenient: bool
 ) -> tuple[Scene, dict[str, int] | None]:
-    """What is shown, and how many events were left out of it, by reason."""
+    """Return the scene to draw, and the number of omitted events, by reason."""
     from mempool.cli.work import read_work
     from mempool.show import scene_of
     from mempool.show.swaps import with_swaps
@@ -136,7 +136,7 @@ def _scene(
 
 
 def _swaps(path: Path, trace: Trace) -> Scene:
-    """The step that moves are of, with them: judged anew, whatever the file says."""
+    """Return the scene of a step with its moves, which are checked again whatever the file claims."""
     from mempool.show import swap_scene
     from solvers import PlanError
     from solvers.swap.moves import read_moves
@@ -155,13 +155,13 @@ def _swaps(path: Path, trace: Trace) -> Scene:
 
 
 def _check_for(solved: Work, given: Work, trace: Path, plan: Path) -> None:
-    """Refuse a plan for another trace: its picture would lie."""
+    """Refuse a plan for another trace, whose picture would be wrong."""
     from mempool.cli.check import matching
     from mempool.cli.work import read_work
     from solvers import PlanError
 
     assert solved.plan is not None
-    if solved.plan.period is not None:  # of one iteration
+    if solved.plan.period is not None:  # the plan is of one iteration
         given = read_work(trace, lenient=given.skipped is not None)
     try:
         matching(plan, solved, given)

@@ -1,4 +1,4 @@
-"""``mempool swap``: what of a step would go to the host and back, for a limit of memory."""
+"""``mempool swap``: find the buffers that a step would offload to the host under a memory limit."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def swap(
 ) -> None:
     """Plan which buffers leave the device, and when, so that a step fits a limit.
 
-    Every schedule is replayed by independent code before a number of it is
-    told. The link bound beside it is what no schedule can beat. `mempool show
-    TRACE --swap MOVES` draws what -o writes.
+    Every schedule is replayed by independent code before a figure of the
+    schedule is reported. No schedule can beat the link bound beside the figures.
+    `mempool show TRACE --swap MOVES` draws the file that -o writes.
 
     For example:
 
@@ -151,7 +151,7 @@ def _step(
 
 
 def _repeats(trace: Trace) -> tuple[int, int] | None:
-    """The last but one of the iterations that a trace without marks repeats."""
+    """Return begin and end of the last complete iteration that a trace without marks repeats."""
     from traces import Kind
     from traces.pattern import find_patterns
 

@@ -1,4 +1,4 @@
-"""What ``mempool swap`` does: schedules for the limits that are asked for, and what is told of them."""
+"""Work of ``mempool swap``: offload schedules for the requested limits, and their figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from solvers.swap import Link, Step, Swap
     from solvers.swap.moves import Cut
 
-#: What is told of a limit, None where it cannot be held.
+#: Keys of a limit's row, None where the limit is infeasible.
 _ROW = (
     "peak_bytes",
     "stall_seconds",
@@ -33,25 +33,27 @@ _ROW = (
     "moves",
     "by",
 )
-#: Limits of the curve where none is asked for, between the least peak without a stall and the floor.
+#: Number of intervals between the limits of the curve that is drawn if the user asks for no limit, from the
+#: least peak without a stall down to the floor.
 _POINTS = 6
-#: Work of the plans of both arenas: some tenths of a second; and of each that is compared before.
+#: Node budgets: of the plans of both arenas (some tenths of a second), and of each plan made for a
+#: comparison.
 _STOP, _COMPARED = Stop(nodes=10_000_000), Stop(nodes=200_000)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """So many bytes, or a step that takes so much longer, as a fraction of its time."""
+    """A limit in bytes, or the longest allowed step as a fraction of extra time."""
 
     size: int | None = None
     slower: float = 0.0
 
 
 def parse_limit(text: str) -> Limit:
-    """What ``--limit`` means.
+    """Parse the text of ``--limit``.
 
     Raises:
-        UsageError: nothing.
+        UsageError: the text has no meaning.
     """
     hint = "say 12GiB, `free`, or so much slower a step may be: 5%"
     if text.strip().lower() == "free":
@@ -67,7 +69,7 @@ def parse_limit(text: str) -> Limit:
 
 
 class Found:
-    """What was asked of one step, and what was found."""
+    """The request for one step, and the schedules found."""
 
     def __init__(
         self, step: Step, cut: Cut, link: Link, *, least_bytes: int | None, host_limit: int | None
@@ -78,17 +80,20 @@ class Found:
         self.reason = ""
 
     def curve(self, told: Callable[[str], object]) -> list[Swap | int]:
-        """Limits from the least peak without a stall down to the floor."""
+        """Return schedules for limits from the least peak without a stall down to the floor.
+
+        The peak load without any move is one of the limits.
+        """
         free = self.planner.without_stall()
         floor = self.planner.floor()[0]
         gap = free.peak_bytes - floor
         limits = {self.step.peak_bytes, *(free.peak_bytes - gap * k // _POINTS for k in range(_POINTS + 1))}
         held = self._held([one for one in limits if one >= floor], told)
-        self.reason = ""  # nobody asked for these
+        self.reason = ""  # the user did not ask for these limits
         return [held[one] for one in sorted(held, reverse=True)]
 
     def all(self, asked: Sequence[Limit], told: Callable[[str], object]) -> list[Swap | int]:
-        """The schedule of each limit, or the limit where it cannot be held."""
+        """Return the schedule of each limit, or the limit where no schedule holds the limit."""
         held = self._held([one.size for one in asked if one.size is not None], told)
         result: list[Swap | int] = []
         for one in asked:
@@ -103,7 +108,7 @@ class Found:
         return result
 
     def _held(self, sizes: Sequence[int], told: Callable[[str], object]) -> dict[int, Swap]:
-        """Schedules of those limits that are held; of the others, ``reason`` says why one is not."""
+        """Return the schedules of the feasible limits; ``reason`` says why another limit is infeasible."""
         left = sorted(set(sizes))
         while left:
             try:
@@ -119,7 +124,7 @@ class Found:
         return {}
 
     def answer(self, swaps: list[Swap | int], most: int | None) -> dict[str, Any]:
-        """The keys of ``mempool swap --json``."""
+        """Return the keys of ``mempool swap --json``."""
         floor, op = self.planner.floor()
         step, last = self.step, self._packed(swaps[-1]) if swaps else 0
         swaps = [*swaps[:-1], last]
@@ -141,7 +146,7 @@ class Found:
         }
 
     def _packed(self, swap: Swap | int) -> Swap | int:
-        """One that waits no longer and leaves fewer gaps."""
+        """Return a schedule that stalls no longer and leaves fewer gaps."""
         if isinstance(swap, int) or swap.peak_bytes == self.step.peak_bytes:
             return swap
         return packed(
@@ -151,7 +156,7 @@ class Found:
         )
 
     def _arenas(self, swap: Swap | int) -> dict[str, int | None]:
-        """What plans of addresses take, made after the schedule: of the device, and of the host's copies."""
+        """Return the arena sizes of device and host, from address plans made after the schedule."""
         if isinstance(swap, int):
             return dict.fromkeys(("arena_bytes", "host_arena_bytes"))
         device, host = place(self.step, swap.schedule, stop=_STOP)

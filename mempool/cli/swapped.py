@@ -1,4 +1,4 @@
-"""What ``mempool swap`` says: the step, a row for each limit, the largest moves."""
+"""Output of ``mempool swap``: the step, a row for each limit, the largest moves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def show(found: Found, said: dict[str, Any], written: Path | None) -> None:
-    """Print it; ``written`` is where the moves are."""
+    """Print the result; ``written`` is the file of the moves."""
     step, lowest = found.step, found.planner.lowest()
     turn = "an iteration, over and over" if step.circular else "one step"
     facts(
@@ -80,7 +80,7 @@ def _text(found: Found, row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _rates(link: Link) -> str:
-    """What a link is, for people."""
+    """Return a readable description of a link."""
     ways = (("out", link.out_fixed, link.out_per_byte), ("back", link.in_fixed, link.in_per_byte))
     text = ", ".join(
         f"{name} {1e6 * fixed:.3g} us + {1e-9 / max(per_byte, 1e-15):.3g} GB/s"

@@ -1,7 +1,7 @@
-"""What ``mempool run`` does inside the program, from before its first line until after its last.
+"""Bootstrap of ``mempool run`` inside the program, active from before its first line until after its last.
 
-It is a file by itself: it imports neither the rest of this project nor a framework before the program imports
-the framework. Nothing here may change what the program does, so no exception leaves it.
+This file stands alone: before the program imports the framework, this file imports neither the rest of this
+project nor a framework. Nothing here may change the program's behaviour, so no exception leaves this file.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
 
 VARIABLE = "MEMPOOL_RUN"
-#: Module of the framework -> adapter, whose ``install`` takes the options of a pool.
+#: Module of each framework -> its adapter, whose ``install`` takes the options of a pool.
 ADAPTERS = {"numpy": "mempool.numpy", "torch": "mempool.torch", "cupy": "mempool.cupy"}
-#: Packages of ours, whose names are common words.
+#: This project's packages, whose names are common words.
 OURS = ("mempool", "solvers", "traces")
 #: Signals whose default is to end the process.
 DEADLY = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-#: A program whose buffers never came to so many bytes had nothing to speak of for a pool.
+#: Peak of requested bytes below which a program gave the pool next to nothing to do.
 LITTLE = 1 << 20
-#: This is what Python takes for a frame of the import system, which it leaves out of tracebacks.
+#: File name by which Python recognizes a frame of the import system, which Python omits from tracebacks.
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - without another import
-#: Where our packages are, whatever lies beside the program's script.
+#: Folder of this project's packages, independent of the files beside the program's script.
 _PLACE = os.path.dirname(os.path.dirname(_FOLDER))  # noqa: PTH120
 _run: Run | None = None
 
 
 def begin() -> None:
-    """Read the options, put the environment and the path back as they were, and wait for a framework."""
+    """Read the options, restore the environment and the path, and wait for a framework."""
     global _run
     folder = os.path.join(_FOLDER, "startup")  # noqa: PTH118
     sys.path[:] = [entry for entry in sys.path if entry != folder]
@@ -58,11 +58,11 @@ def begin() -> None:
 
 
 class Run:
-    """One process under the pool.
+    """A process that runs under the pool.
 
     Attributes:
-        options: as `mempool.cli.run` writes them into the environment.
-        pools: the pools installed here, by framework.
+        options: the options that `mempool.cli.run` writes into the environment.
+        pools: the installed pools, by framework.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -71,20 +71,20 @@ class Run:
         self._pid = os.getpid()
         self._finishing = False
         self._killed_by = 0
-        self._plan_is_of: str = options["plan_is_of"]  # the framework, or empty
+        self._plan_is_of: str = options["plan_is_of"]  # the plan's framework, or empty
         self._plan_used = False
-        self._accesses: Any = None  # PyTorch's recording of them
+        self._accesses: Any = None  # PyTorch's recording of accesses
         self._watches_forks = False
-        self._not_the_programs = 0.0  # seconds of child processes of ours, such as a compiler
-        self._masks: dict[int, Any] = {}  # of threads that fork: what they blocked before
+        self._not_the_programs = 0.0  # CPU seconds of this project's own child processes, such as a compiler
+        self._masks: dict[int, Any] = {}  # signal masks of forking threads from before the fork, by thread
 
     @property
     def is_child(self) -> bool:
-        """Whether this is another process than the one that `mempool run` became."""
+        """Return true if this process is not the process that `mempool run` became."""
         return bool(os.getpid() != self.options["pid"])
 
     def begin(self) -> None:
-        """Wait for frameworks, signals and the end."""
+        """Install the import hook, the signal handlers, the fork handlers and the exit handler."""
         sys.meta_path.insert(0, AfterImport(self.install))
         atexit.register(self.finish)  # the first to register is the last to run
         os.register_at_fork(
@@ -112,7 +112,7 @@ class Run:
             for name in (*OURS, ADAPTERS[framework]):
                 adapter = importlib.import_module(name)
             if not getattr(adapter, "is_there", lambda: True)():
-                return  # nothing that it could serve, and the program fails or goes on as it would without us
+                return  # the pool could serve nothing; the program fails or continues as without us
         record = self._own(self.options["record"])
         accesses = self.options["accesses"] and framework == "torch"
         pool = adapter.install(
@@ -123,26 +123,27 @@ class Run:
             max_reserved=self.options["max_reserved"],
             **({"limit": self.options["limit"]} if framework == "torch" else {}),
         )
-        pool.leave_open_at_exit()  # it would be closed before `finish`, which reports and closes it
+        pool.leave_open_at_exit()  # the pool would close before `finish`, which reports and closes it
         self.pools[framework] = pool
         if accesses:
             with Ours():
                 self._accesses = adapter.record(record)
             self._accesses.__enter__()
         if not self._watches_forks:
-            # Only now, so that it runs after the adapter has put its own state right. A child inherits it.
+            # Registered after the adapter's handler, so that the adapter resets its own state first. A child
+            # inherits this handler.
             self._watches_forks = True
             os.register_at_fork(after_in_child=self._after_fork)
 
     def _on_the_gpu(self) -> Any:
-        """PyTorch's pool, if that is of a GPU: memory there is scarce, and CuPy's arrays share it."""
+        """Return PyTorch's pool if the pool is of a GPU: memory is scarce there, and CuPy shares the pool."""
         from mempool import _core
 
         pool = self.pools.get("torch")
         return pool if pool is not None and isinstance(pool.device, _core.CudaDevice) else None
 
     def _plan_of(self, framework: str) -> str | None:
-        """The plan, unless it says that it is another framework's."""
+        """Return the path of the plan, or None if the plan names another framework."""
         path: str | None = self.options["plan"]
         if path is None:
             return None
@@ -152,14 +153,14 @@ class Run:
         return path
 
     def _own(self, path: str | None) -> str | None:
-        """The path for this process: a child has its number in the name."""
+        """Return the path for this process; the name of a child's file contains the process number."""
         if path is None or not self.is_child:
             return path
         stem, suffix = os.path.splitext(path)  # noqa: PTH122
         return f"{stem}.{os.getpid()}{suffix}"
 
     def finish(self) -> None:
-        """Finish the trace and write the report. Does nothing the second time, and in a fork of ours."""
+        """Finish the trace and write the report; a second call and a call in a fork do nothing."""
         if self._finishing or self._pid != os.getpid():
             return
         self._finishing = True
@@ -173,7 +174,10 @@ class Run:
             _interrupted()
 
     def _children_did_it(self, reports: dict[str, Any]) -> bool:
-        """Whether there was next to nothing to serve here, and children, without a pool, computed more."""
+        """Return true if poolless children, not this process, did the work.
+
+        This process then requested less than `LITTLE` bytes, and all children together used more CPU time.
+        """
         if self.options["children"] or any(pool.settings.mode == "off" for pool in self.pools.values()):
             return False
         if sum(most_requested(report.values) for report in reports.values()) >= LITTLE:
@@ -185,7 +189,7 @@ class Run:
         reports = {name: pool.report() for name, pool in self.pools.items()}
         did_it = self._children_did_it(reports)
         explained = {name: pool.explain() for name, pool in self.pools.items() if self.options["explain"]}
-        # The trace of the last one that was used keeps the name that was asked for.
+        # The trace of the last pool in use keeps the file name that the user gave.
         order = sorted(self.pools, key=lambda name: bool(reports[name].values["allocations"]))
         for number, name in enumerate(order, start=1):
             pool = self.pools[name]
@@ -214,7 +218,7 @@ class Run:
             self._remark(reports, did_it=did_it)
 
     def _remark(self, reports: dict[str, Any], *, did_it: bool) -> None:
-        """Say what was not as whoever began it may have thought."""
+        """Report ignored options, a program without a framework, and work done in child processes."""
         if reports and self.options["plan"] is not None and not self._plan_used:
             _say(f"the plan was not used: it is of {self._plan_is_of}, and the program has no such memory")
         if reports and self.options["limit"] is not None and "torch" not in reports:
@@ -231,13 +235,13 @@ class Run:
             )
 
     def _close(self, framework: str, pool: Any) -> None:
-        """Finish what it writes."""
+        """Finish the files that the pool of a framework writes."""
         if framework == "torch" and self._accesses is not None:
             self._accesses.__exit__(None, None, None)
         pool.close()
 
     def _put_aside(self, framework: str, *, used: bool) -> None:
-        """What another framework's trace may have the name of goes under its own, or if it is empty, away."""
+        """Rename the trace of a framework if another one may need the file name; delete an empty trace."""
         from mempool.ranks import own_file
 
         path = self._own(self.options["record"])
@@ -251,7 +255,7 @@ class Run:
             os.unlink(path)  # noqa: PTH108
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        """End as the signal's default does, after the trace has been written."""
+        """Finish the trace, then end the process as the signal's default action does."""
         if self._finishing and self._pid == os.getpid():
             self._killed_by = number
             return
@@ -259,14 +263,17 @@ class Run:
         _die(number)
 
     def _hold_signals(self) -> None:
-        """Python forgets what signals a child has got before it has put its own state right."""
+        """Block deadly signals during a fork.
+
+        Python forgets signals that a child receives before Python has reset its own state there.
+        """
         self._masks[_thread.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, DEADLY)
 
     def _let_signals_go(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.pop(_thread.get_ident()))
 
     def _after_fork(self) -> None:
-        """In a forked child: without a pool, unless children are to have one."""
+        """Continue in a forked child, without a pool unless children get pools too."""
         try:
             self._begin_in_child()
         finally:
@@ -288,23 +295,30 @@ class Run:
         self._finish_with_multiprocessing()
 
     def _after_fork_without_pools(self) -> None:
-        """In a forked child: a pool may come yet (the children of multiprocessing's fork server are such)."""
+        """Continue in a child forked before any pool exists, such as a child of a fork server.
+
+        Multiprocessing's fork server makes such children, which may install a pool later.
+        """
         if self._watches_forks:
-            return  # `_after_fork` comes, later
+            return  # `_after_fork` runs later
         if self.options["children"]:
             self._pid = os.getpid()
             self._finish_with_multiprocessing()
         self._let_signals_go()
 
     def _finish_with_multiprocessing(self) -> None:
-        """Its forked processes leave by ``os._exit``, which runs its own list of things to do at the end."""
+        """Run `finish` also at the end of processes that multiprocessing forks.
+
+        These processes leave by ``os._exit``, which skips `atexit`; multiprocessing has a list of exit
+        handlers.
+        """
         util: Any = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.register_after_fork(self, lambda me: util.Finalize(me, me.finish, exitpriority=-1000))
 
 
 class Ours:
-    """While entered, our packages are found where this file is."""
+    """Import finder that resolves this project's packages to the folder of this file while entered."""
 
     def __enter__(self) -> None:
         sys.meta_path.insert(0, self)
@@ -315,7 +329,7 @@ class Ours:
     def find_spec(
         self, name: str, _: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a package of ours."""
+        """Return the spec of one of this project's packages; None for any other name."""
         if name not in OURS:
             return None
         from importlib.machinery import PathFinder
@@ -324,21 +338,21 @@ class Ours:
 
 
 class AfterImport:
-    """A finder that lets the others find a framework, and calls back when it has been imported.
+    """Import finder that wraps the loader of each framework and calls back after the framework's import.
 
-    A program may import one by importing ours, which are of no use before they are there as a whole: then it
-    calls back when they are.
+    A program may import a framework by importing a package of this project. The package is unusable until its
+    import is complete, so the callback then waits until the package is imported too.
     """
 
     def __init__(self, then: Callable[[str], None]) -> None:
         self._waiting, self._then = set(ADAPTERS), then
         self._imported: list[str] = []
-        self._ours = 0  # modules of ours in the middle of being imported
+        self._ours = 0  # modules of this project whose import has begun and not ended
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec that another finder gives, with a loader around its own."""
+        """Return the spec that another finder gives, with a wrapper around the spec's loader."""
         if name not in self._waiting and name.partition(".")[0] not in OURS:
             return None
         for finder in sys.meta_path:
@@ -349,11 +363,11 @@ class AfterImport:
         return None
 
     def begins(self, name: str) -> None:
-        """The code of a module is about to run."""
+        """Count a module whose code is about to run."""
         self._ours += name not in ADAPTERS
 
     def ends(self, name: str, *, fails: bool) -> None:
-        """It has run."""
+        """Record that a module's code has run; call back for frameworks unless our own module is loading."""
         self._ours -= name not in ADAPTERS
         if name in self._waiting and not fails:
             self._waiting.discard(name)
@@ -369,7 +383,7 @@ def _is_ours(spec: ModuleSpec) -> bool:
 
 
 class _Loader:
-    """A loader that tells when the module's code runs, and leaves nothing of itself there."""
+    """Loader wrapper that reports the start and end of a module's code and leaves no trace in the module."""
 
     def __init__(self, loader: Any, told: AfterImport) -> None:
         self._loader, self._told = loader, told
@@ -393,13 +407,13 @@ class _Loader:
 
 
 def most_requested(values: dict[str, Any]) -> int:
-    """Bytes at most, by a report; of several devices' together."""
+    """Return the largest number of requested bytes in a report; several devices are added up."""
     devices: dict[str, dict[str, Any]] = values.get("devices", {})
     return sum(map(most_requested, devices.values())) + int(values.get("requested_peak_bytes", 0))
 
 
 def _seconds_of_children() -> float:
-    """Of processor, of all that have ended and been waited for."""
+    """Return the CPU seconds of all child processes that have ended and been waited for."""
     times = os.times()
     return times.children_user + times.children_system
 
@@ -410,9 +424,10 @@ def _die(number: int) -> None:
 
 
 def _interrupted() -> None:
-    """Let Python end by SIGINT, as it does after an interrupt that nobody caught.
+    """Let Python end by SIGINT, as Python does after an uncaught interrupt.
 
-    It remembers one until the next `exec` of a string, and the report may import one (dataclasses).
+    Python forgets the interrupt at the next `exec` of a string, and the report may import a module that calls
+    `exec` (dataclasses).
     """
     with contextlib.suppress(KeyboardInterrupt):
         exec("raise KeyboardInterrupt")  # noqa: S102
@@ -423,7 +438,7 @@ def _say(message: str) -> None:
 
 
 def _write(text: str) -> None:
-    """To the real stderr, whatever the program has put in its place."""
+    """Write to the real stderr, even if the program has replaced ``sys.stderr``."""
     with contextlib.suppress(Exception):
         if sys.stderr is not None:
             sys.stderr.flush()

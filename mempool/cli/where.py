@@ -1,4 +1,4 @@
-"""What ``mempool info`` says of where memory goes."""
+"""Output of ``mempool info`` about where memory goes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from traces import Trace
 
 
-#: What the peak is told by: the key in the answer, and in its entries.
+#: Groupings of the bytes at the peak: the key in the answer, and the key in each entry.
 SHARES = (
     ("categories", "category"),
     ("phases", "phase"),
@@ -28,13 +28,13 @@ SHARES = (
 
 
 def answer(work: Work, most: int, *, frames: bool, device: int | None = None) -> list[dict[str, Any]]:
-    """One object for each device, or for one; events are rows of the file.
+    """Return one object for each device, or for one device; events are rows of the file.
 
     Args:
         work: a file with a trace.
-        most: how many operations, source lines and buffers to list.
-        frames: whether source lines may be told.
-        device: the only one to look at; None for all.
+        most: largest number of operations, source lines and buffers to list.
+        frames: include source lines.
+        device: the only device to look at; None for all.
     """
     from mempool.analysis.caveats import caveats
     from mempool.analysis.where import where
@@ -51,7 +51,7 @@ def _device(one: Where, most: int, caveats: list[str], *, frames: bool) -> dict[
 
     peak, trace = one.peak, one.trace
     phase = phases(trace)
-    frames = frames or bool((trace.operation[peak.alloc] < 0).all())  # then lines tell most
+    frames = frames or bool((trace.operation[peak.alloc] < 0).all())  # then source lines say most
     said: dict[str, Any] = {
         "device": one.device,
         "caveats": caveats,
@@ -101,7 +101,7 @@ def _device(one: Where, most: int, caveats: list[str], *, frames: bool) -> dict[
 
 
 def _name(trace: Trace, column: NDArray[np.int32], event: int) -> str | None:
-    """The name of one event in a column, None where it has none."""
+    """Return the name of an event in a column, or None if the event has none."""
     name = int(column[event]) if len(column) else -1
     return trace.names[name] if name >= 0 else None
 
@@ -150,7 +150,7 @@ def _recorded(one: Where) -> dict[str, Any] | None:
 
 
 def show(said: list[dict[str, Any]]) -> None:
-    """Print what `answer` gives."""
+    """Print the result of `answer`."""
     for device in said:
         peak, ended = max(device["peak_load_bytes"], 1), device["history"] == "absent"
         at = "at the end" if ended else "at the peak"

@@ -1,4 +1,4 @@
-"""What a file given to a verb holds: events, the buffers of a CSV, or a plan with its buffers."""
+"""Reading of the input files of the verbs: traces, buffers in a CSV, and plans with their buffers."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """The content of one file.
+    """The content of one input file.
 
     Attributes:
-        kind: what the file is.
-        buffers: what is, or was, to be placed.
-        trace: the events, if the file is a trace: those of ``device``.
-        pattern: the iteration that most of the trace repeats, or, where marks tell several kinds apart, the
-            one with the largest peak load; None if there is none or it was not asked for.
-        others: the other kinds, those first that most of the trace repeats.
-        minor: an iteration that was passed over, being no main part of the trace.
-        plan: of a plan file, or of a CSV that has an offset for every buffer.
-        skipped: how many events were left out, by reason; None where the first would have been an error.
-        file: all events of a trace, of whatever device.
-        device: the one that was chosen, or the only one; None where all count together.
+        kind: type of the file.
+        buffers: buffers that are, or were, to be placed.
+        trace: the events of ``device``, if the file is a trace.
+        pattern: the pattern that most of the trace repeats or, where marks distinguish several variants, the
+            variant with the largest peak load; None if no pattern was found or none was requested.
+        others: the other variants, most repeated first.
+        minor: a pattern that was rejected because it is no main part of the trace.
+        plan: the plan of a plan file, or of a CSV that has an offset for every buffer.
+        skipped: number of omitted events, by reason; None if the first bad event raises an error.
+        file: all events of a trace, of all devices.
+        device: the chosen device, or the only one; None where all devices count together.
     """
 
     kind: Literal["trace", "plan", "csv"]
@@ -56,7 +56,7 @@ class Work:
 
     @property
     def begins(self) -> NDArray[np.int64]:
-        """Rows of ``file`` at which iterations of any kind begin, int64[k], in order; empty without one."""
+        """Return the sorted rows of ``file`` at which iterations begin, int64[k]; empty without a pattern."""
         if self.pattern is None:
             return np.empty(0, np.int64)
         begins: NDArray[np.int64] = np.sort(
@@ -79,28 +79,28 @@ def read_work(
     several: Several = "together",
     progress: Callable[[int, int], object] | None = None,
 ) -> Work:
-    """Read a file of events in any format, a plan or a MiniMalloc CSV, by content.
+    """Read a trace in any format, a plan or a MiniMalloc CSV, recognized by content.
 
     Args:
         path: the file.
-        whole: of a trace, take all events on one line rather than the iteration that they repeat.
-        main: take an iteration only if it is `mempool.cli.main_part.is_main`, else the whole.
-        alignment: of the buffers of a trace, in bytes, where its recorder did not ask for more.
-        lenient: leave out events that cannot be, and say on stderr how many.
-        device: of a trace, take the events of this device only.
-        several: as of `mempool.cli.devices.device_of`.
-        progress: as of `traces.read.read`.
+        whole: for a trace, take all events on one timeline instead of the repeated iteration.
+        main: take an iteration only if `mempool.cli.main_part.is_main` accepts it, else the whole trace.
+        alignment: alignment in bytes of a trace's buffers, where the recorder did not ask for more.
+        lenient: omit impossible events, and report their number on stderr.
+        device: for a trace, take the events of this device only.
+        several: as for `mempool.cli.devices.device_of`.
+        progress: as for `traces.read.read`.
 
     Raises:
-        TraceError, PlanError: the file is not what it says it is.
+        TraceError, PlanError: the content contradicts the file's format.
         OSError: the file cannot be opened.
-        typer.BadParameter: there is no such device, or one must be named.
+        typer.BadParameter: the device does not exist, or a device must be named.
     """
     skipped = Counter[str]() if lenient else None
     try:
         file = _read(path, skipped, progress)
     except OSError as error:
-        if error.filename is None:  # of reading, not of opening
+        if error.filename is None:  # the error is from reading, not from opening
             raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         raise
     if isinstance(file, Work):
@@ -116,7 +116,7 @@ def read_work(
 def _read(
     path: Path, skipped: Counter[str] | None, progress: Callable[[int, int], object] | None
 ) -> Trace | Work:
-    """The events of a file, or its buffers where it has none."""
+    """Return the events of a file, or the buffers of a file that has no events."""
     from traces.files import sniff
     from traces.read import read
 
@@ -134,7 +134,7 @@ def _read(
 
 
 def tell_skipped(path: Path | str, skipped: Counter[str] | None) -> None:
-    """One line on stderr about what was left out, if anything was."""
+    """Write one line to stderr about omitted events, if any were omitted."""
     if skipped:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in skipped.most_common())
         events = "event" if skipped.total() == 1 else "events"
@@ -142,10 +142,10 @@ def tell_skipped(path: Path | str, skipped: Counter[str] | None) -> None:
 
 
 def require_history(path: Path, work: Work) -> None:
-    """Say on stderr what a trace withholds, before a plan is made of it.
+    """Report missing parts of a trace's history on stderr, before a plan is made from the trace.
 
     Raises:
-        Stop: there are no events, only the state at the end.
+        Stop: the trace has no events, only the state at the end.
     """
     from mempool.analysis.caveats import caveats
     from traces.completeness import History, completeness
@@ -167,7 +167,8 @@ def _of_trace(path: Path, trace: Trace, *, whole: bool, main: bool, alignment: i
     kinds: list[Pattern] = []
     if not whole:
         kinds = _kinds(trace, max(alignment, trace.alignment))
-        # What was detected says more than steps of an optimizer, which may be a small part.
+        # Detected iterations are better evidence than optimizer steps, which may be a small part of the
+        # trace.
         if found_only(trace) and not (kinds and is_main(kinds, trace)):
             by_steps = _kinds(trace, max(alignment, trace.alignment), found=True)
             kinds = by_steps if by_steps and is_main(by_steps, trace) else kinds
@@ -183,7 +184,7 @@ def _of_trace(path: Path, trace: Trace, *, whole: bool, main: bool, alignment: i
 
 
 def _kinds(trace: Trace, alignment: int, *, found: bool = False) -> list[Pattern]:
-    """Those that most of the trace repeats first; several only where marks tell them apart."""
+    """Return the variants, most repeated first; more than one only where marks distinguish them."""
     from mempool.known_plans import MOST_KNOWN
     from traces.pattern import find_patterns
 
@@ -208,10 +209,10 @@ def _read_csv(path: Path) -> Work:
 
 
 def _check_sums(path: Path, buffers: Buffers) -> None:
-    """Loads and addresses are int64: what they can add up to must fit.
+    """Check that loads and addresses fit into int64, given the sums of sizes, alignments and offsets.
 
     Raises:
-        TraceError: it does not.
+        TraceError: the sums are too large.
     """
     from traces import TraceError
 
@@ -221,7 +222,7 @@ def _check_sums(path: Path, buffers: Buffers) -> None:
 
 
 def arenas(plan: Plan, buffers: Buffers) -> list[dict[str, int]] | None:
-    """What lies in each of several arenas; None where there is one."""
+    """Return capacity, used bytes and number of buffers of each arena; None for a single arena."""
     if not plan.arenas or plan.offset is None:
         return None
     arena, offset = plan.in_arenas()
@@ -238,11 +239,11 @@ def arenas(plan: Plan, buffers: Buffers) -> list[dict[str, int]] | None:
 
 
 def solution(buffers: Buffers) -> Plan:
-    """The plan that fixed offsets amount to; nothing is checked."""
+    """Return the plan that fixed offsets amount to; nothing is checked."""
     from solvers import Plan, Status, lower_bound
 
     arena = int((buffers.offset + buffers.size).max(initial=0))
     free = dataclasses.replace(buffers, offset=np.full(len(buffers), -1, np.int64))
-    bound = min(lower_bound(free), arena)  # a wrong plan may lie below the bound: that is for `check` to say
+    bound = min(lower_bound(free), arena)  # a wrong plan may lie below the bound; `check` reports that
     status = Status.OPTIMAL if bound == arena else Status.FEASIBLE
     return Plan(buffers.offset[:, None], arena, bound, status, "file", 0, 0.0, "")

@@ -1,4 +1,4 @@
-"""A multilayer perceptron with Adam, as a user would write it over an array module: NumPy or one like it."""
+"""Multilayer perceptron with Adam, as a user would write one over an array module such as NumPy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Network:
     """Layers of weights and biases, and the optimizer's state."""
 
     def __init__(self, xp: Any, seed: int = 0, layers: tuple[int, ...] = LAYERS) -> None:
-        """Make the parameters; the optimizer's state comes with the first step.
+        """Make the parameters; the optimizer's state is made in the first step.
 
         Args:
             xp: the array module.
-            seed: of the parameters.
-            layers: values of the input, of each hidden layer, and of the output.
+            seed: seed of the parameters.
+            layers: number of values of the input, of each hidden layer, and of the output.
         """
         self.xp = xp
         random = xp.random.default_rng(seed)
@@ -50,7 +50,7 @@ class Network:
         return loss
 
     def forward(self, images: Any, labels: Any) -> tuple[list[Any], float, Any]:
-        """The input of each layer, the loss, and its slope by the last layer's output."""
+        """Return the input of each layer, the loss, and the loss's gradient by the last layer's output."""
         xp = self.xp
         layers = [images]
         for at in range(0, len(self.parameters), 2):
@@ -67,7 +67,7 @@ class Network:
         return layers[:-1], loss, slope / xp.float32(len(labels))
 
     def backward(self, layers: list[Any], slope: Any) -> list[Any]:
-        """Gradients, in the order of the parameters."""
+        """Return the gradients, in the order of the parameters."""
         gradients: list[Any] = []
         for at in reversed(range(len(layers))):
             gradients = [layers[at].T @ slope, slope.sum(axis=0), *gradients]
@@ -76,7 +76,7 @@ class Network:
         return gradients
 
     def update(self, gradients: list[Any]) -> None:
-        """Adam (Kingma and Ba 2014), its state made on first use."""
+        """Apply Adam (Kingma and Ba 2014), whose state is made on first use."""
         xp = self.xp
         if not self.steps:
             self.mean = [xp.zeros_like(values) for values in self.parameters]
@@ -101,20 +101,20 @@ class Data:
         self._centres = self._random.standard_normal((LAYERS[-1], LAYERS[0]), dtype=xp.float32)
 
     def batch(self) -> tuple[Any, Any]:
-        """The next images, float32[batch, 784], and labels, int64[batch]."""
+        """Return the next images, float32[batch, 784], and labels, int64[batch]."""
         labels = self._random.integers(0, LAYERS[-1], BATCH)
         noise = self._random.standard_normal((BATCH, LAYERS[0]), dtype=self._xp.float32)
         return self._centres[labels] + 9 * noise, labels
 
 
 def warm_up(xp: Any) -> None:
-    """Load and touch what training will, as baseline, without moving malloc's thresholds."""
+    """Load and touch as baseline all that training will, without moving malloc's thresholds."""
     small, data = Network(xp, layers=(LAYERS[0], 16, LAYERS[-1])), Data(xp)
     for _ in range(3):
         small.step(*data.batch())
-    # The library of linear algebra keeps memory for its largest product.
+    # The linear algebra library keeps memory for the largest product so far.
     side = max(LAYERS)
-    if xp.__name__ != "numpy":  # whose memory is not the host's
+    if xp.__name__ != "numpy":  # the arrays are not in host memory
         xp.matmul(*xp.zeros((2, side, side), xp.float32))
         return
     left, right, out = (xp.frombuffer(mmap.mmap(-1, 4 * side * side), xp.float32) for _ in range(3))

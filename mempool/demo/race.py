@@ -1,4 +1,4 @@
-"""Runs the same training under two allocators, in processes of their own that take turns."""
+"""Training under two allocators, in separate processes that take turns."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from solvers import Plan
     from traces import Buffers
 
-#: Steps of a turn, and turns; the first turns, in which the pool records and plans, are not timed.
+#: Steps of a turn, number of turns, and untimed first turns, in which the pool records and plans.
 STEPS, TURNS, WARM_UP = 10, 14, 4
-#: -P: not from the current folder, which may be the clone, whose packages lack the native modules.
+#: -P: ignore the current folder, which may be the clone, whose packages lack the native modules.
 WORKER = ("-P", "-m", "mempool.demo.worker")
 _ONE_THREAD = dict.fromkeys(
     ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
@@ -30,18 +30,18 @@ _ONE_THREAD = dict.fromkeys(
 
 
 class WorkerError(RuntimeError):
-    """A process of the demonstration ended too early; the message is its last line."""
+    """Error of a demonstration process that ended too early; the message is the last line on stderr."""
 
 
 @dataclass
 class Side:
-    """What one process did.
+    """The results of one process.
 
     Attributes:
-        losses: of every step, as hexadecimal floats.
-        seconds: of every timed step.
-        page_faults: of every timed step.
-        end: its last answer.
+        losses: loss of every step, as hexadecimal floats.
+        seconds: duration of every timed step.
+        page_faults: number of page faults of every timed step.
+        end: the last answer.
     """
 
     losses: list[str] = field(default_factory=list)
@@ -50,13 +50,13 @@ class Side:
     end: dict[str, Any] = field(default_factory=dict)
 
     def same_results(self, other: Side) -> bool:
-        """Whether all losses and the parameters at the end are the same to the bit."""
+        """Return true if all losses and the final parameters are identical to the bit."""
         return self.losses == other.losses and self.end["parameters"] == other.end["parameters"]
 
 
 @dataclass(frozen=True)
 class Race:
-    """The outcome: the default allocator twice, the pool, and the plan that it made."""
+    """The outcome: two runs of the default allocator, one of the pool, and the pool's plan."""
 
     default: Side
     again: Side
@@ -66,16 +66,16 @@ class Race:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the default allocator gives the same results twice; if not, `identical` says nothing."""
+        """Return true if the default allocator repeats its own results; else `identical` says nothing."""
         return self.default.same_results(self.again)
 
     @property
     def identical(self) -> bool:
-        """Whether the pool changes nothing, to the bit."""
+        """Return true if the pool changes no result, to the bit."""
         return self.repeatable and self.default.same_results(self.pool)
 
     def answer(self) -> dict[str, Any]:
-        """The keys of ``mempool demo --json``."""
+        """Return the keys of ``mempool demo --json``."""
         report = self.pool.end["report"]
         keys = (
             "hits",
@@ -119,10 +119,10 @@ def race(framework: str, *, marks: bool, steps: int, turns: int, show: Callable[
 
     Args:
         framework: a key of `mempool.demo.worker.FRAMEWORKS`.
-        marks: tell the pool where iterations begin, rather than let it find out.
+        marks: mark the iterations for the pool, instead of letting the pool detect them.
         steps: iterations of a turn.
         turns: turns of each process, more than `WARM_UP`.
-        show: is told how far it is.
+        show: called with the progress.
 
     Raises:
         WorkerError: a process failed.
@@ -155,14 +155,15 @@ def _turn(side: Side, process: Process, steps: int, *, timed: bool) -> None:
 
 
 class Process:
-    """A worker in a process of its own, with one thread for linear algebra; answers lines in JSON."""
+    """Worker process with one thread for linear algebra; answers each line in JSON."""
 
     def __init__(self, arguments: Sequence[str], **variables: str) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            arguments: of Python.
-            variables: of its environment, beside this process's own that are no settings of ours.
+            arguments: arguments of Python.
+            variables: extra environment variables; the others come from this process, without mempool's
+                settings.
         """
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMPOOL")}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
@@ -182,7 +183,7 @@ class Process:
         """Send a line and wait for the answer.
 
         Raises:
-            WorkerError: there is none.
+            WorkerError: the process gave no answer.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -206,7 +207,7 @@ class Process:
             self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # of a line that nobody read
+                with contextlib.suppress(BrokenPipeError):  # a line was left unread
                     pipe.close()
         self._process.wait()
         self._errors.close()

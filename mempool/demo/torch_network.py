@@ -1,4 +1,4 @@
-"""A small convolutional network with AdamW in PyTorch, as a user would write it."""
+"""Small convolutional network with AdamW in PyTorch, as a user would write one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Network:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
 
     def step(self, images: Tensor, labels: Tensor) -> float:
-        """Train on one batch, float32[batch, 3, 32, 32] and int64[batch]; the loss before the step."""
+        """Train on one batch, float32[batch, 3, 32, 32] and int64[batch]; return the loss before the step."""
         self.optimizer.zero_grad()
         loss: Any = nn.functional.cross_entropy(self.model(images), labels)
         loss.backward()
@@ -39,7 +39,7 @@ class Network:
 
     @property
     def parameters(self) -> list[Any]:
-        """All parameters and statistics, as NumPy's arrays."""
+        """All parameters and statistics, as NumPy arrays."""
         return [tensor.numpy() for tensor in self.model.state_dict().values()]
 
 
@@ -51,13 +51,13 @@ class Data:
         self._centres = torch.randn(CLASSES, 3, SIDE, SIDE, generator=self._random)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """The next images and labels."""
+        """Return the next images and labels."""
         labels = torch.randint(0, CLASSES, (BATCH,), generator=self._random)
         return self._centres[labels] + 3 * torch.randn(BATCH, 3, SIDE, SIDE, generator=self._random), labels
 
 
 def warm_up() -> None:
-    """Load and touch what training will, as baseline."""
+    """Load and touch all that training will, as baseline."""
     small, data = Network(widths=(4, 4)), Data()
     for _ in range(3):
         small.step(*data.batch())

@@ -1,4 +1,4 @@
-"""One process of the demonstration: trains with one allocator, some steps at a time, as its stdin tells it.
+"""Worker process of the demonstration: trains with one allocator, some steps at a time, as told on stdin.
 
 Lines in: ``steps N``, ``timed N``, ``end``. Lines out: one JSON object for each.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mempool import Pool
     from mempool.cupy import CupyPool
 
-#: Framework -> (what trains in it, what it is called with, adapter).
+#: Framework -> (module of the network, array module, adapter).
 FRAMEWORKS = {
     "numpy": ("mempool.demo.network", "numpy", "mempool.numpy"),
     "cupy": ("mempool.demo.network", "cupy", "mempool.cupy"),
@@ -29,14 +29,14 @@ FRAMEWORKS = {
 
 
 def best_framework() -> str:
-    """CuPy where it is installed and there is a GPU, else NumPy."""
+    """Return "cupy" if CuPy is installed and a GPU exists, else "numpy"."""
     from mempool import _core
 
     return "cupy" if importlib.util.find_spec("cupy") and _core.cuda_devices() else "numpy"
 
 
 def title(framework: str) -> str:
-    """What is trained, for people."""
+    """Return a readable description of the trained network."""
     text: str = importlib.import_module(FRAMEWORKS[framework][0]).TITLE
     return text
 
@@ -45,17 +45,17 @@ class Worker:
     """A network in training, under one allocator."""
 
     def __init__(self, framework: str, allocator: str, plan: str | None) -> None:
-        """Import all that either allocator needs, take the baseline, then begin.
+        """Import everything that either allocator needs, take the baseline, then begin.
 
         Args:
             framework: a key of `FRAMEWORKS`.
-            allocator: "default", "pool" (iterations are marked) or "unmarked" (they are found).
-            plan: where the pool's plan goes at the end.
+            allocator: "default", "pool" (iterations are marked) or "unmarked" (iterations are detected).
+            plan: file for the pool's plan at the end.
         """
         network, arrays, adapter = FRAMEWORKS[framework]
         training, pools = importlib.import_module(network), importlib.import_module(adapter)
         with_arrays = () if arrays is None else (importlib.import_module(arrays),)
-        # What a planner will import, so that it counts as baseline in every process.
+        # The planner's imports, so that they count as baseline in every process.
         for name in ("mempool.planned", "mempool.report", "solvers", "traces.pattern", "traces.workload"):
             importlib.import_module(name)
         self.plan = plan
@@ -67,12 +67,12 @@ class Worker:
         self.data, self.network = training.Data(*with_arrays), training.Network(*with_arrays)
 
     def gpu_bytes(self) -> int:
-        """What the allocator holds of the GPU; 0 where none is used."""
+        """Return the bytes that the allocator holds of the GPU; 0 without a GPU."""
         pool = importlib.import_module("cupy").get_default_memory_pool() if self.on_gpu else None
         return 0 if pool is None else int(pool.total_bytes())
 
     def steps(self, count: int) -> dict[str, Any]:
-        """Train; losses as hexadecimal floats, so that no bit is lost."""
+        """Train; return losses as hexadecimal floats, which lose no bit, with seconds and page faults."""
         losses, seconds, faults = [], [], []
         for _ in range(count):
             begun, before = time.perf_counter(), page_faults()
@@ -83,8 +83,8 @@ class Worker:
         return {"losses": losses, "seconds": seconds, "page_faults": faults}
 
     def end(self) -> dict[str, Any]:
-        """Memory, and what the pool reports."""
-        resident = max(resident_bytes("VmHWM") - self.baseline_bytes, 0)  # before the rest takes memory
+        """Return peak memory, a hash of the parameters and the pool's report; save the pool's plan."""
+        resident = max(resident_bytes("VmHWM") - self.baseline_bytes, 0)  # before the lines below take memory
         parameters = hashlib.sha256(b"".join(values.tobytes() for values in self.network.parameters))
         said = {"parameters": parameters.hexdigest(), "resident_bytes": resident, "report": None}
         said["gpu_bytes"] = self.gpu_bytes()
@@ -96,12 +96,12 @@ class Worker:
 
 
 def page_faults() -> int:
-    """Page faults of this process so far."""
+    """Return the number of page faults of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def resident_bytes(field: str) -> int:
-    """Memory of this process as Linux counts it: "VmRSS" now, "VmHWM" at most."""
+    """Return this process's memory as counted by Linux: "VmRSS" now, "VmHWM" at most."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:  # no Linux
@@ -110,20 +110,20 @@ def resident_bytes(field: str) -> int:
 
 
 def forget_peak() -> None:
-    """Let "VmHWM" begin again from what is resident now, where Linux allows it."""
+    """Reset "VmHWM" to the present resident memory, where Linux allows this."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def main(framework: str, allocator: str, plan: str | None = None) -> None:
-    """Do what stdin says until it ends."""
+    """Execute the commands on stdin until the end of stdin."""
     answers = sys.stdout
     worker = Worker(framework, allocator, plan)
     timed = False
     for line in sys.stdin:
         what, *count = line.split()
         if what == "timed" and not timed:
-            forget_peak()  # the warm-up's, in which the pool records and plans
+            forget_peak()  # the peak of the warm-up, in which the pool records and plans
             timed = True
         answer = worker.end() if what == "end" else worker.steps(int(count[0]))
         answers.write(json.dumps(answer) + "\n")

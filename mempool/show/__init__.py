@@ -1,6 +1,6 @@
-"""Traces and plans as pictures: a page that needs no network, a figure in a notebook, a file for Perfetto.
+"""Pictures of traces and plans: a page that needs no network, a figure in a notebook, a file for Perfetto.
 
-Importing it does nothing but define names; Bokeh is imported by what draws.
+The import only defines names; Bokeh is imported when a figure is drawn.
 """
 
 from mempool.show.figure import Figure, figure

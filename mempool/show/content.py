@@ -1,4 +1,4 @@
-"""What a page holds of a scene: all of it up to a size, else the largest pieces and a picture of the rest."""
+"""Content of a page: the whole scene up to a size, else the largest pieces and a picture of the others."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from mempool.show.timeline import Timeline
     from mempool.show.view import View
 
-#: A page holds so many numbers of pieces, in so many characters, at most; Bokeh's script comes on top.
+#: Limits of a page: numbers of all pieces, and characters; Bokeh's script comes on top.
 MOST_NUMBERS, MOST_CHARACTERS = 8_000_000, 22_000_000
-#: A view has so many segments, a timeline so many refused requests, marks and ranges each, at most.
+#: Limits of a view's segments, and of a timeline's refused requests, marks and ranges each.
 _MOST_SEGMENTS, _MOST_NOTES = 20_000, 5_000
 
 
 def content_of(scene: Scene, *, frames: bool = False) -> tuple[str, dict[str, int]]:
-    """The packed content of a page, and how many pieces there are and how many of them are drawn one by one.
+    """Return the packed content of a page, with the number of pieces and of pieces drawn one by one.
 
     Args:
-        scene: what is shown.
-        frames: with source lines, which tell of their author's folders and programs.
+        scene: the scene to show.
+        frames: include source lines, which reveal their author's folders and programs.
     """
     most = MOST_NUMBERS // (3 * len(scene.timelines) + len(scene.views))
     while True:
@@ -58,14 +58,14 @@ def _packed(scene: Scene, keeps: Sequence[NDArray[np.int64]], *, frames: bool) -
 
 
 def _opens(scene: Scene, timelines: Sequence[dict[str, Any]]) -> int:
-    """Return the view to open with: the one that was asked for, or the first of the fullest timeline."""
+    """Return the view to open with: the requested one, or the first of the timeline with the highest peak."""
     if scene.opens is not None:
         return scene.opens
     return max(range(len(scene.views)), key=lambda k: timelines[scene.views[k].timeline]["load"]["peak"][1])
 
 
 def _largest(timeline: Timeline, most: int) -> NDArray[np.int64]:
-    """The pieces with most bytes times time, in their order."""
+    """Return the pieces with most bytes times time, in their order."""
     if len(timeline.owner) <= most:
         return np.arange(len(timeline.owner))
     area = timeline.size[timeline.owner] * (timeline.end - timeline.start).astype(np.float64)
@@ -118,7 +118,7 @@ def _timeline(packer: Packer, timeline: Timeline, keep: NDArray[np.int64], *, fr
 
 
 def _in_parts(timeline: Timeline) -> bool:
-    """Whether a lifetime is in several pieces, with gaps between them."""
+    """Return true if any lifetime has several pieces, with gaps between them."""
     instance = np.stack([timeline.owner, timeline.iteration])
     return bool(np.unique(instance, axis=1).shape[1] < instance.shape[1])
 
@@ -129,7 +129,7 @@ def _load(packer: Packer, timeline: Timeline) -> dict[str, Any]:
 
 
 def _small(packer: Packer, timeline: Timeline, keep: NDArray[np.int64]) -> dict[str, Any] | None:
-    """Pack the load of the pieces that are not kept; None where all are."""
+    """Pack the load of the pieces that are not drawn one by one; None if all pieces are."""
     left = np.delete(np.arange(len(timeline.owner)), keep)
     if len(left) == 0:
         return None
@@ -144,7 +144,7 @@ def _curve(packer: Packer, times: NDArray[np.int64], loads: NDArray[np.int64]) -
 
 
 def _notes(packer: Packer, timeline: Timeline, *, frames: bool) -> dict[str, Any]:
-    """Pack the largest refused requests, marks throughout time, and the longest ranges."""
+    """Pack the largest refused requests, marks spread over the whole time, and the longest ranges."""
     notes, names = timeline.notes, timeline.names
     refused = np.sort(np.argsort(-notes.asked, kind="stable")[:_MOST_NOTES])
     marks = np.unique(np.linspace(0, len(notes.mark) - 1, min(len(notes.mark), _MOST_NOTES)).astype(np.int64))

@@ -1,4 +1,4 @@
-"""The figure in Bokeh: the load above, buffers over time below, and the script that fills them."""
+"""Bokeh figure: the load above, buffers over time below, and the script that fills both plots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from traces import Buffers, Trace
 
 ASSETS = Path(__file__).parent / "assets"
-#: In the order in which they build on each other.
+#: Scripts of the figure, in order of dependency.
 _SCRIPTS = (
     "unpack.js",
     "scene.js",
@@ -45,18 +45,18 @@ _REFUSED = "#e5384f"  #: red in light and in dark
 
 @dataclass(frozen=True)
 class Figure:
-    """A scene, drawn: shows itself in a notebook, is written as a page.
+    """A drawn scene, for a notebook or as a page.
 
     Attributes:
-        scene: what is shown.
-        frames: whether source lines are part of it.
+        scene: the scene to show.
+        frames: true to include source lines.
     """
 
     scene: Scene
     frames: bool = False
 
     def model(self) -> Any:
-        """A new Bokeh layout, for `bokeh.io.show` and what else takes one.
+        """Return a new Bokeh layout, for `bokeh.io.show` and other consumers of layouts.
 
         Raises:
             ModuleNotFoundError: Bokeh is not installed.
@@ -64,7 +64,7 @@ class Figure:
         return _layout(content_of(self.scene, frames=self.frames)[0])
 
     def html(self) -> str:
-        """The page, which needs nothing beside itself.
+        """Return the page, which is self-contained.
 
         Raises:
             ModuleNotFoundError: Bokeh is not installed.
@@ -72,7 +72,7 @@ class Figure:
         return self.page()[0]
 
     def page(self) -> tuple[str, dict[str, int]]:
-        """The page, with how many ``pieces`` there are and how many are ``drawn`` one by one.
+        """Return the page, and the number of ``pieces`` and of pieces ``drawn`` one by one.
 
         Raises:
             ModuleNotFoundError: Bokeh is not installed.
@@ -83,7 +83,7 @@ class Figure:
         return page_of(self.scene.title, _layout(packed)), counts
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, so that neither its styles nor its keys meet the notebook's."""
+        """Return the page in an iframe, so that styles and keys do not interfere with the notebook's."""
         from mempool.show.page import framed
 
         return framed(self.html())
@@ -97,17 +97,17 @@ def figure(
     frames: bool = False,
     title: str = "mempool",
 ) -> Figure:
-    """Load and addresses over time, as a notebook shows them.
+    """Draw load and addresses over time, for a notebook.
 
     Args:
         what: a trace, or buffers.
-        plan: for its buffers, with offsets.
-        allocators: as `scene_of` takes them.
-        frames: with source lines in tooltips.
+        plan: a plan for these buffers, with offsets.
+        allocators: as for `scene_of`.
+        frames: include source lines in tooltips.
         title: one line.
 
     Raises:
-        TraceError, ValueError: as `scene_of`.
+        TraceError, ValueError: as for `scene_of`.
     """
     return Figure(scene_of(what, plan=plan, allocators=allocators, title=title), frames)
 
@@ -129,7 +129,7 @@ def _layout(packed: str) -> Any:
     code = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     arguments = {"packed": packed, "load": load, "strip": strip, "addresses": addresses, **sources}
     start = CustomJS(args=arguments, code=code)
-    addresses.js_on_change("inner_width", start)  # known once it is laid out, and again when it is resized
+    addresses.js_on_change("inner_width", start)  # set by the layout, and again by a resize
     return column(load, strip, addresses, sizing_mode="stretch_width")
 
 
@@ -145,14 +145,14 @@ def _plot(name: str, height: int, label: str) -> Any:
     plot.yaxis.ticker = AdaptiveTicker(
         base=1024, mantissas=[2**k for k in range(10)], min_interval=1, num_minor_ticks=0
     )
-    plot.xaxis.ticker = AdaptiveTicker(mantissas=[1, 2, 5], min_interval=1)  # events are whole
+    plot.xaxis.ticker = AdaptiveTicker(mantissas=[1, 2, 5], min_interval=1)  # events are whole numbers
     plot.yaxis.formatter = CustomJSTickFormatter(code=(ASSETS / "bytes.js").read_text(encoding="utf-8"))
     plot.xaxis.formatter = CustomJSTickFormatter(code="return tick.toLocaleString('en-US')")
     return plot
 
 
 def _strip(times: Any) -> Any:
-    """Return the plot of marks and ranges between the two others: rows without axes."""
+    """Return the plot of marks and ranges between the two other plots: rows without axes."""
     from bokeh.models import Range1d
     from bokeh.plotting import figure as bokeh_figure
 
@@ -179,7 +179,7 @@ def _draw_strip(plot: Any) -> dict[str, Any]:
 
 
 def _draw_refused(load: Any, addresses: Any) -> dict[str, Any]:
-    """Draw a line for each refused request, from what was alive then upwards by what was asked for."""
+    """Draw a line for each refused request, upwards from the live bytes by the requested bytes."""
     from bokeh.models import ColumnDataSource, LabelSet
 
     columns: dict[str, list[int]] = {"time": [], "low": [], "high": []}

@@ -1,4 +1,4 @@
-"""The load over time of what is drawn, thinned so that no high or low of it is lost."""
+"""Load over time of the drawn pieces, thinned without losing any maximum or minimum."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
     from mempool.show.timeline import Timeline
 
-#: Parts of the time axis; of each the first, highest, lowest and last load is kept.
+#: Number of parts of the time axis; the first, highest, lowest and last load of each part is kept.
 _PARTS = 600
 
 
 def load_of(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[int, int]]:
-    """Times, the bytes alive from each until the next, and the peak's first time and bytes.
+    """Return times, the bytes alive from each time until the next, and the peak's first time and bytes.
 
     The last time has load 0.
     """
@@ -24,10 +24,10 @@ def load_of(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64], t
         return np.zeros(0, np.int64), np.zeros(0, np.int64), (0, 0)
     size = timeline.size[timeline.owner]
     when = np.concatenate([timeline.start, timeline.end])
-    order = np.argsort(when, kind="stable")  # two sorted runs almost: quick
+    order = np.argsort(when, kind="stable")  # fast, since the array is almost two sorted runs
     when = when[order]
     loads = np.cumsum(np.concatenate([size, -size])[order])
-    last = np.append(when[1:] != when[:-1], True)  # of those at one time the last counts
+    last = np.append(when[1:] != when[:-1], True)  # the last of several changes at one time counts
     times, loads = when[last], loads[last]
     at = int(loads.argmax())
     keep = telling(times, loads)
@@ -35,7 +35,7 @@ def load_of(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64], t
 
 
 def telling(times: NDArray[np.int64], loads: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Indices of the times that a picture of a load needs."""
+    """Return the indices of the times that a picture of a load needs."""
     if len(times) <= 4 * _PARTS:
         return np.arange(len(times))
     edges = np.searchsorted(times, np.linspace(float(times[0]), float(times[-1]), _PARTS + 1)[1:-1])

@@ -1,4 +1,4 @@
-"""Names of a trace as a page holds them: those that occur, and no more of them than a page should."""
+"""Names of a trace for a page: only names that occur, and no more than a page should hold."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
     from mempool.show.pack import Packer
 
-#: So many names, lines of stacks, and characters of ids a page has at most of a timeline.
+#: Limits per timeline of a page: names, lines of stacks, and characters of ids.
 MOST_NAMES = 20_000
 _MOST_LINES, _MOST_IDS = 50_000, 4_000_000
-#: A stack has so many lines at most; deeper ones are recursions.
+#: Most lines of a stack; deeper stacks are recursions.
 _DEEPEST = 300
 
 
 def named(packer: Packer, index: NDArray[np.int64], names: Sequence[str]) -> dict[str, Any] | None:
-    """Pack the names that occur, or the most frequent ones, and the place of each index among them.
+    """Pack the names that occur, or the most frequent ones, and for each index a position among these names.
 
-    None where no name is known.
+    Returns None if no name is known.
     """
     known = _frequent(index, len(names))
     if len(known) == 0:
@@ -37,9 +37,9 @@ def named(packer: Packer, index: NDArray[np.int64], names: Sequence[str]) -> dic
 
 
 def stacks(packer: Packer, index: NDArray[np.int64], names: Sequence[str]) -> dict[str, Any] | None:
-    """Pack the stacks that occur as a table: of each its depth, of all one after the other their lines.
+    """Pack the stacks that occur as a table: the depth of each stack, and all lines one after the other.
 
-    None where no stack is known.
+    Returns None if no stack is known.
     """
     lines: dict[str, int] = {}
     depth: list[int] = []
@@ -62,7 +62,7 @@ def stacks(packer: Packer, index: NDArray[np.int64], names: Sequence[str]) -> di
 
 
 def pools(packer: Packer, pool: NDArray[np.int64]) -> dict[str, Any] | None:
-    """Pack the pools that buffers belong to; None where all are in the common one."""
+    """Pack the pools of the buffers; None if all buffers are in the common pool."""
     known, place = np.unique(pool, return_inverse=True)
     if not known.any():
         return None
@@ -71,7 +71,7 @@ def pools(packer: Packer, pool: NDArray[np.int64]) -> dict[str, Any] | None:
 
 
 def ids_of(ids: Sequence[str] | None, rows: NDArray[np.int64]) -> list[str] | None:
-    """Return the ids of rows, or None where they are too long for a page."""
+    """Return the ids of rows, or None if the ids are too long for a page."""
     if ids is None:
         return None
     kept = [clean(ids[row]) for row in rows.tolist()]
@@ -85,7 +85,7 @@ def _frequent(index: NDArray[np.int64], names: int) -> NDArray[np.int64]:
 
 
 def _places(known: NDArray[np.int64], index: NDArray[np.int64], names: int) -> NDArray[np.int64]:
-    """Return the place of each index among those known, -1 where it is not."""
+    """Return the position of each index among the known ones, -1 for an unknown index."""
     place = np.full(names + 1, -1)
     place[known] = np.arange(len(known))
     return place[index]

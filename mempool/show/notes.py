@@ -1,4 +1,4 @@
-"""Events of a program beside its buffers: refused requests, marks, and named ranges that nest."""
+"""Events of a program apart from buffers: refused requests, marks, and nested named ranges."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Notes:
-    """k refused requests, m marks and q ranges on a timeline's axis of time; int64 columns.
+    """The k refused requests, m marks and q ranges on a timeline's time axis; int64 columns.
 
     Attributes:
-        refused: int64[k], when a request was refused.
-        asked: int64[k], its bytes.
+        refused: int64[k], time of each refused request.
+        asked: int64[k], requested bytes.
         free: int64[k], bytes that were free on the device then, -1 where unknown.
-        named: of each of "operation", "frame" and "stack" int64[k], index into the timeline's names or -1.
-        mark: int64[m], when a mark was set.
-        mark_name: int64[m], index into names, -1 where it has none.
-        begin: int64[q], when a range began.
+        named: for each of "operation", "frame" and "stack" int64[k], index into the timeline's names or -1.
+        mark: int64[m], time of each mark.
+        mark_name: int64[m], index into names, -1 for a mark without a name.
+        begin: int64[q], begin of each range.
         end: int64[q], exclusive.
         range_name: int64[q], as ``mark_name``.
-        depth: int64[q], the number of ranges around it.
+        depth: int64[q], the number of enclosing ranges.
     """
 
     refused: NDArray[np.int64]
@@ -54,7 +54,7 @@ def notes_of(trace: Trace, free: NDArray[np.int64] | None) -> Notes:
 
     Args:
         trace: the events; their rows are the times.
-        free: bytes free on the device at each of its refused requests, -1 where unknown; None where of all.
+        free: bytes free on the device at each refused request, -1 where unknown; None if all are unknown.
     """
     refused = np.flatnonzero(trace.kind == Kind.REFUSED)
     category = _categories(trace)
@@ -77,13 +77,13 @@ def notes_of(trace: Trace, free: NDArray[np.int64] | None) -> Notes:
 
 
 def _categories(trace: Trace) -> NDArray[np.str_]:
-    """Return of each mark whether it begins or ends a range; "" of everything else."""
+    """Return for each mark whether a range begins or ends there; "" for every other event."""
     told = np.array([name if name in (RANGE_BEGIN, RANGE_END) else "" for name in trace.names] + [""])
     return np.where(trace.kind == Kind.MARK, told[trace.category], "")
 
 
 def _ranges(category: NDArray[np.str_], last: int) -> tuple[NDArray[np.int64], ...]:
-    """Pair marks as brackets. An end without a beginning is passed over; a range without an end lasts."""
+    """Pair marks as brackets; ignore an end without a beginning; let a range without an end last."""
     opened: list[int] = []
     rows: list[tuple[int, int, int]] = []
     for row in np.flatnonzero(category != "").tolist():

@@ -1,4 +1,4 @@
-"""One HTML file: Bokeh's script, the figure, controls around it, and a policy that lets it load nothing."""
+"""HTML page: Bokeh's script, the figure, controls around the figure, and a policy against any loading."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from mempool.show.figure import ASSETS
 from mempool.show.pack import clean
 
-#: Of the page around the figure, in the order in which they build on each other.
+#: Scripts of the page around the figure, in order of dependency.
 _SCRIPTS = ("numbers.js", "dom.js", "table.js", "link.js", "page.js")
 
 
 def page_of(title: str, layout: Any) -> str:
-    """A page around a layout.
+    """Return a page around a layout.
 
     Args:
         title: text of the window's title.
-        layout: of Bokeh, whose texts are ours.
+        layout: a Bokeh layout, whose texts are this project's own.
     """
     from bokeh.embed import json_item
     from bokeh.resources import Resources
 
-    # Text that only Bokeh and the page's own files put there; what a trace says is in the packed content.
+    # Text that comes only from Bokeh and the page's own files; text from traces is in the packed content.
     item = json.dumps(json_item(layout, "figure")).replace("<", "\\u003c")
     parts = {
         "TITLE": html.escape(clean(title)),
@@ -33,12 +33,12 @@ def page_of(title: str, layout: Any) -> str:
         "SCRIPT": '"use strict"\n{\n' + "\n".join(map(_asset, _SCRIPTS)) + "}",
     }
     page = _asset("page.html")
-    pieces = page.split("@@")  # text, name, text, name, ..., text: what is put in is not looked at again
+    pieces = page.split("@@")  # text, name, text, name, ..., text: inserted parts are not split again
     return "".join(parts[piece] if k % 2 else piece for k, piece in enumerate(pieces))
 
 
 def framed(page: str) -> str:
-    """A page as a part of another one."""
+    """Return a page as an iframe for another page."""
     return (
         f'<iframe srcdoc="{html.escape(page)}" style="width:100%;height:900px;border:0" '
         'title="load and addresses over time" sandbox="allow-scripts"></iframe>'

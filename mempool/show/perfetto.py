@@ -1,6 +1,6 @@
-"""A file for Perfetto (ui.perfetto.dev): load and reserved bytes as counters, buffers and ranges as slices.
+"""Export to Perfetto (ui.perfetto.dev): load and reserved bytes as counters, buffers and ranges as slices.
 
-In the JSON format of Chrome, "Trace Event Format", which Perfetto's documentation lists among those it reads.
+The format is Chrome's JSON, "Trace Event Format", which Perfetto's documentation lists as supported.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from mempool.show.timeline import Timeline
     from mempool.show.view import View
 
-#: Buffers of a timeline that have a slice each, those with most bytes times time; its counters count all.
+#: Most buffers of a timeline with a slice, those with most bytes times time; the counters count all buffers.
 _MOST_SLICES = 50_000
 _MOST_POINTS = 20_000
 
 
 def write_perfetto(scene: Scene, path: StrPath, *, frames: bool = False) -> int:
-    """Write a scene's timelines, whole or not at all; gzipped if the name ends in ``.gz``.
+    """Write a scene's timelines atomically; gzipped if the name ends in ``.gz``.
 
-    Time is the host's clock where it was recorded, else an event is a microsecond.
+    Time is the host's clock if recorded; otherwise each event takes a microsecond.
 
     Args:
-        scene: what is shown.
+        scene: the scene to write.
         path: the file.
-        frames: with source lines.
+        frames: include source lines.
 
     Returns:
-        How many buffers have a slice.
+        The number of slices of buffers, one for each piece that is written.
 
     Raises:
         OSError: the file cannot be written.
@@ -78,7 +78,7 @@ def _events(scene: Scene, *, frames: bool) -> Iterator[dict[str, Any]]:
 
 
 def _noted(process: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
-    """Yield ranges as slices that nest, marks and refused requests as instants."""
+    """Yield ranges as nested slices, marks and refused requests as instants."""
     notes = timeline.notes
     ranges = np.sort(np.argsort(notes.begin - notes.end, kind="stable")[:_MOST_SLICES])
     begin, end = _micros(timeline, notes.begin[ranges]), _micros(timeline, notes.end[ranges])

@@ -1,4 +1,4 @@
-"""A coarse picture of the pieces that are too many and too small to be drawn one by one."""
+"""Coarse picture of the pieces that are too many and too small to be drawn one by one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from mempool.show.timeline import Timeline
     from mempool.show.view import View
 
-#: Rows of addresses and columns of time.
+#: Size of the picture: rows of addresses and columns of time.
 _SHAPE = (256, 1024)
 
 
 def rest_of(timeline: Timeline, view: View, keep: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """How full of pieces that are not among ``keep`` each cell is, uint8[rows, columns] from 0 to 255.
+    """Return how full each cell is of pieces outside ``keep``, uint8[rows, columns] from 0 to 255.
 
-    The first row is the lowest address. A piece counts in the row of its middle, from its first column to its
-    last: it is small, or it would be among those kept.
+    The first row has the lowest addresses. A piece counts in the row of the piece's middle, from the first to
+    the last column: the piece is small, or else ``keep`` would contain the piece.
     """
     rows, columns = _SHAPE
     left = np.ones(len(timeline.owner), np.bool_)
@@ -32,7 +32,7 @@ def rest_of(timeline: Timeline, view: View, keep: NDArray[np.int64]) -> NDArray[
     begin, end = (timeline.start[left] - first) / step, (timeline.end[left] - first) / step
     height = max(view.top, 1) / rows
     row = np.clip(((view.address[left] + size / 2) / height).astype(np.int64), 0, rows - 1)
-    # Change of coverage at both ends; a column that an end falls into is covered in part.
+    # Change of coverage at both ends; the column of an end is covered in part.
     full = np.zeros((rows, columns + 2))
     for edge, sign in ((begin, 1.0), (end, -1.0)):
         column = np.clip(edge.astype(np.int64), 0, columns - 1)

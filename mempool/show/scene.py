@@ -1,4 +1,4 @@
-"""All that one page shows: timelines of devices or of an iteration, and views of each."""
+"""Scene of a page: timelines of devices or of an iteration, and views of each timeline."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is shown; views say which timeline they are of.
+    """The content of a page; each view names its timeline.
 
     Attributes:
         title: one line.
         timelines: at least one.
-        views: at least one of each timeline.
+        views: at least one for each timeline.
         picture: the picture that a page opens with, "stacked" or "addresses".
-        opens: index of the view that a page opens with; None for the first one of the fullest timeline.
+        opens: index of the view that a page opens with; None for the first view of the fullest timeline.
     """
 
     title: str
@@ -49,30 +49,31 @@ def scene_of(
     allocators: Sequence[str] = (),
     title: str = "mempool",
 ) -> Scene:
-    """Return a scene of a trace, or of buffers, with the views that there are.
+    """Return a scene of a trace, or of buffers, with all available views.
 
-    A trace has a timeline for each of its devices, with a view of the recorded addresses and one for each of
-    ``allocators``. Where nothing else gives addresses, a plan is made by a greedy order. A page opens with
-    addresses where a plan or allocators are given.
+    A trace has a timeline for each device, with a view of the recorded addresses and one for each of
+    ``allocators``. If nothing else gives addresses, a plan is made by a greedy order. A page opens with
+    addresses if a plan or allocators are given.
 
     Args:
         what: a trace, or buffers.
-        plan: with offsets, or None.
-        planned: the buffers that it places row by row; those of ``what`` if not given.
-        allocators: names among `mempool.what_if.ALLOCATORS`, with settings as ``mempool compare`` takes
-            them: "pytorch:max_split_size_mb=128"; they need a trace.
+        plan: a plan with offsets, or None.
+        planned: the buffers that the plan places row by row; by default those of the trace or the given
+            buffers.
+        allocators: names among `mempool.what_if.ALLOCATORS`, with settings as ``mempool compare`` takes them:
+            "pytorch:max_split_size_mb=128"; only for a trace.
         title: one line.
 
     Raises:
         TraceError: the trace contradicts itself.
-        ValueError: a plan for other buffers or without offsets, no such allocator, allocators without a
-            trace or without a history, or so many bytes that their sum does not fit 64 bits.
+        ValueError: the plan is for other buffers or without offsets, an allocator does not exist, allocators
+            are given without a trace or without a history, or the sum of all bytes does not fit 64 bits.
     """
     if allocators and not isinstance(what, Trace):
         raise ValueError("allocators are simulated on traces; these are buffers")
     timelines: list[Timeline] = []
     views: list[View] = []
-    bare: list[Buffers] = []  # of timelines that may have no view
+    bare: list[Buffers] = []  # buffers of timelines that may have no view
     for device, part, free in _by_device(what) if isinstance(what, Trace) else ():
         buffers = buffers_of(part)
         timelines.append(timeline_of(buffers, device, trace=part, free=free))
@@ -99,7 +100,7 @@ def scene_of(
 
 
 def _by_device(trace: Trace) -> Iterator[tuple[str, Trace, NDArray[np.int64]]]:
-    """Yield the title and the events of each device, and the bytes free at each of its refused requests."""
+    """Yield the title and the events of each device, and the bytes free at each refused request."""
     free, refused = device_free(trace), trace.device[trace.kind == Kind.REFUSED]
     devices = trace.devices
     if not devices:
@@ -110,7 +111,7 @@ def _by_device(trace: Trace) -> Iterator[tuple[str, Trace, NDArray[np.int64]]]:
 
 
 def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[str]) -> list[View]:
-    """The recorded addresses, if there are any, and the simulated ones."""
+    """Return views of the recorded addresses, if any exist, and of the simulated ones."""
     from mempool.analysis.choices import parse_choice
     from mempool.what_if import simulate
 
@@ -130,7 +131,7 @@ def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[st
 def _add_plan(
     timelines: list[Timeline], views: list[View], bare: list[Buffers], plan: Plan, placed: Buffers
 ) -> None:
-    """A view of a plan, on the trace's own timeline where it is for all of its buffers."""
+    """Add a view of a plan, on the trace's own timeline if the plan covers all buffers of that timeline."""
     if plan.offset is None or len(plan.offset) != len(placed):
         raise ValueError("a plan for other buffers, or without offsets")
     at = next((k for k, one in enumerate(bare) if _same(one, placed)), None)
@@ -148,7 +149,7 @@ def _same(one: Buffers, other: Buffers) -> bool:
 
 
 def _planned(buffers: Buffers, timeline: Timeline, at: int) -> tuple[Timeline, View]:
-    """A view of a plan made here; on a circle the timeline is as long as its addresses need to repeat."""
+    """Return a view of a plan made here; a circular timeline is as long as the addresses' period."""
     from solvers import solve
 
     plan = solve(buffers, solver="greedy")

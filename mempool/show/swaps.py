@@ -1,4 +1,4 @@
-"""A step whose buffers go to the host and come back: stays on the device, absences, copies on the host."""
+"""Scene of a step with offloading: buffers on the device, absences, and copies on the host."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from solvers.swap import Link, Replayed, Schedule, Step
     from solvers.swap.pool import Placed
 
-#: Operations of which the clock is kept; between them time is taken to run evenly.
+#: Number of operations whose clock is kept; between them the clock is interpolated.
 _KNOTS = 4096
-#: A step that takes longer is none: nanoseconds of several must fit 64 bits.
+#: Longest accepted step in seconds: the nanoseconds of several steps must fit 64 bits.
 _MOST_SECONDS = 1e8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Moved:
-    """q absences of buffers of a timeline, one row a turn in which they are seen, by ``gone``; int64 columns.
+    """The q absences of a timeline's buffers, one row per visible turn, sorted by ``gone``; int64 columns.
 
     Attributes:
         row: the buffer.
         size: bytes.
-        out: the time from which it is copied to the host.
-        gone: the time from which its place is others'.
-        back: the time from which it has a place again, into which it is copied.
-        use: the time at which it is needed.
-        left: where it was drawn before; its later place where that is not seen.
-        found: where it is drawn after it; its earlier place where that is not seen.
-        copied: 0 where the host still had the contents, so that nothing is copied out.
+        out: begin of the copy to the host.
+        gone: time from which other buffers may use the memory.
+        back: time from which the buffer has memory again, into which the contents are copied.
+        use: time of the next use.
+        left: drawn address before the absence; the later address if that piece is not visible.
+        found: drawn address after the absence; the earlier address if that piece is not visible.
+        copied: 0 if the host still had the contents, so that nothing is copied out.
     """
 
     row: NDArray[np.int64]
@@ -62,20 +62,20 @@ def swap_scene(
     title: str = "mempool",
     stop: Stop | None = None,
 ) -> Scene:
-    """A step under a schedule, replayed, checked and placed: the device's arena, and the host's.
+    """Return the scene of a step under a schedule, replayed, checked and placed: both device and host arena.
 
     Time counts operations. On a circle some turns of the steady state are drawn.
 
     Args:
         step: the step.
-        link: what the copies take.
+        link: the time that copies take.
         schedule: the moves.
-        limit: bytes that it was planned for.
+        limit: limit in bytes that the schedule was planned for.
         title: one line.
-        stop: when the solver of either arena stops.
+        stop: stop criterion of the solver of either arena.
 
     Raises:
-        PlanError: no program could make these moves, or there are none.
+        PlanError: no program could make these moves, or nothing moves.
     """
     from solvers.swap import replay
     from solvers.swap.pool import place
@@ -95,7 +95,7 @@ def swap_scene(
 
 
 def with_swaps(swaps: Scene, scene: Scene) -> Scene:
-    """Both scenes in one, the swaps first."""
+    """Return both scenes merged, the swaps first."""
     shift = len(swaps.timelines)
     later = [dataclasses.replace(view, timeline=view.timeline + shift) for view in scene.views]
     timelines, views = swaps.timelines + scene.timelines, (*swaps.views, *later)
@@ -114,7 +114,7 @@ def _device_note(step: Step, did: Replayed, schedule: Schedule, limit: int | Non
 def _placed(
     step: Step, did: Replayed, placed: Placed, of: NDArray[np.int64], at: int, title: str
 ) -> tuple[Timeline, View]:
-    """A timeline and the view of a plan; its buffers are those of the step, as often as they have a place."""
+    """Return a timeline and the view of a plan; each residence of a step's buffer is a piece."""
     made = timeline_of(placed.buffers, title, columns=placed.plan.columns)
     view = plan_view("planned", at, made, placed.plan)
     born = np.where(step.persistent, -1, step.operation[step.start]) if len(step.size) else step.start
@@ -144,7 +144,7 @@ def _turns(step: Step, timeline: Timeline) -> int:
 
 
 def _clock(step: Step, did: Replayed, turns: int) -> NDArray[np.int64]:
-    """When each operation begins, waits included, at some operations of all turns."""
+    """Return the start times of operations, waits included, at some operations of all turns."""
     late = np.cumsum(did.wait)
     begins = step.begins[:-1] + late
     length = step.duration + float(late[-1])
@@ -154,14 +154,14 @@ def _clock(step: Step, did: Replayed, turns: int) -> NDArray[np.int64]:
 
 
 def _before(step: Step, timeline: Timeline) -> NDArray[np.int64]:
-    """Times and the step's own load from each until the next, int64[2, k]."""
+    """Return times and the step's own load from each time until the next, int64[2, k]."""
     load = np.append(np.tile(step.load, _turns(step, timeline)), 0)
     changed = np.append(True, load[1:] != load[:-1])
     return np.stack([np.flatnonzero(changed), load[changed]])
 
 
 def _moved(step: Step, schedule: Schedule, timeline: Timeline, view: View) -> Moved:
-    """The absences in all turns that are drawn, cut off at both ends of time."""
+    """Return the absences in all drawn turns, clipped at both ends of time."""
     k, s, turns = len(step), schedule, _turns(step, timeline)
     most = turns * k
     first = k * np.arange(-1 if step.circular else 0, turns)
@@ -193,7 +193,7 @@ def _moved(step: Step, schedule: Schedule, timeline: Timeline, view: View) -> Mo
 def _address(
     timeline: Timeline, view: View, row: NDArray[np.int64], edge: NDArray[np.int64], time: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Where the piece of each buffer is drawn that ends, or begins, at a time; -1 where there is none."""
+    """Return the drawn address of each buffer's piece that ends, or begins, at a time; -1 without one."""
     most = int(timeline.end.max(initial=0)) + 1
     keys = timeline.owner * most + edge
     order = np.argsort(keys, kind="stable")

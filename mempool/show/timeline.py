@@ -1,4 +1,4 @@
-"""What is drawn over time, before anything has an address: buffers, and the pieces of their lifetimes."""
+"""Timelines: buffers and the pieces of their lifetimes, drawn over time independently of addresses."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ if TYPE_CHECKING:
     from traces.completeness import Completeness
     from traces.trace import Trace
 
-#: Pieces of a periodic plan that are drawn at most, as iterations go: one more than addresses repeat after.
+#: Most drawn pieces of a periodic plan; the number of drawn iterations is one more than the addresses'
+#: period.
 _MOST_UNROLLED = 400_000
-#: Points of the recording's clock that are kept; between them it is taken to run evenly.
+#: Number of kept points of the recording's clock; between them the clock is interpolated.
 _KNOTS = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """n buffers and r pieces of lifetimes on one axis of time, pieces in order of their start.
+    """The n buffers and r pieces of lifetimes on one time axis, pieces in order of start.
 
     Attributes:
-        title: which device, or that it is one iteration.
+        title: the device, or a note that this is one iteration.
         owner: int64[r], row of the buffer.
-        iteration: int64[r], the iteration that allocated it; 0 on a line.
+        iteration: int64[r], the iteration that allocated the piece's buffer; 0 on a line.
         start: int64[r], logical time.
         end: int64[r], exclusive.
         size: int64[n], bytes.
@@ -44,19 +45,20 @@ class Timeline:
         stack: int64[n], likewise, the frames of a stack in one string with line feeds between them.
         pool: int64[n], the private pool of the buffer, 0 for the common one.
         names: the strings.
-        ids: what the buffers are called, or None.
-        persistent: how many buffers are alive across iterations, and are not drawn, and their bytes.
-        clock: int64[2, k], logical times and the host's clock then in ns; k is 0 where there was none.
+        ids: names of the buffers, or None.
+        persistent: number and bytes of the buffers that are alive across iterations, which are not drawn.
+        clock: int64[2, k], logical times and the host's clock in ns at these times; None without a clock.
         period: events of one iteration, or None.
-        ticks: what logical time counts; None for events, or allocations where there is a period.
-        at: int64[k], index into ``names`` of what runs at each time, over and over; None where unknown.
-        before: int64[2, k], times and another load from each until the next, to compare with; or None.
+        ticks: unit of logical time; None for events, or for allocations with a period.
+        at: int64[k], index into ``names`` of the operation at each time, repeated cyclically; None where
+            unknown.
+        before: int64[2, k], times and another load from each until the next, for comparison; or None.
         note: one more fact, a few words.
         since: the first time; buffers from before the recording begin then.
-        cut: whether buffers that begin then may be from before the recording.
-        still: whether no history is known, only the state at the end, as which time has one moment.
-        caveats: sentences about the facts that are missing.
-        notes: events beside the buffers.
+        cut: true if buffers that begin at ``since`` may be from before the recording.
+        still: true if no history is known, only the state at the end, so that time has one moment.
+        caveats: sentences about missing facts.
+        notes: events apart from the buffers.
     """
 
     title: str
@@ -96,18 +98,18 @@ def timeline_of(
     free: NDArray[np.int64] | None = None,
     columns: int = 1,
 ) -> Timeline:
-    """The pieces of buffers; what of them takes no memory, or is persistent, has none.
+    """Return the timeline of buffers; persistent buffers and buffers without memory have no pieces.
 
-    Pieces from before the recording begin at its start all at once: in which order they came is not known.
-    On a circle several iterations are drawn, in the steady state: one more than the ``columns`` iterations
-    after which a plan's addresses repeat, as far as that is not too much to draw.
+    Pieces from before the recording all begin at its start, since their order is unknown. On a circle several
+    iterations of the steady state are drawn: one more than the ``columns`` iterations after which a plan's
+    addresses repeat, unless that is too much to draw.
 
     Args:
-        buffers: n of them.
+        buffers: the n buffers.
         title: as in `Timeline`.
-        trace: what they are the buffers of, row by row in order of its allocs: events of one device.
-        free: as of `notes_of`.
-        columns: of the plan, on a circle.
+        trace: events of one device, whose allocs are the buffers in order of rows.
+        free: as for `notes_of`.
+        columns: iterations after which the plan's addresses repeat, on a circle.
 
     Raises:
         ValueError: so many bytes that their sum does not fit 64 bits.
@@ -153,7 +155,7 @@ def timeline_of(
 
 
 def _since(trace: Trace, known: Completeness) -> int:
-    """Return the row of the first event that was recorded; rows before it tell of the state until then."""
+    """Return the row of the first recorded event; rows before describe the state until then."""
     if known.history is History.ABSENT:
         return max(len(trace) - 1, 0)
     other = np.flatnonzero((trace.kind != Kind.ALLOC) & (trace.kind != Kind.RESERVE))
@@ -166,7 +168,7 @@ def _since(trace: Trace, known: Completeness) -> int:
 
 
 def _first_row(sums: NDArray[np.int64], total: int) -> int:
-    """Return the row after the one at which a sum reaches a total; 0 where none does."""
+    """Return the row after the one at which a sum reaches a total; 0 if no sum does."""
     at = int(np.searchsorted(sums, total))
     return at + 1 if total and at < len(sums) else 0
 
@@ -188,7 +190,7 @@ def _pieces(buffers: Buffers, columns: int) -> tuple[NDArray[np.int64], ...]:
 
 
 def _clock(trace: Trace) -> NDArray[np.int64] | None:
-    """The clock at some events, as it ran at most: hosts' clocks of several threads need not increase."""
+    """Return the clock at some events as a running maximum: clocks of several threads need not increase."""
     if len(trace) == 0 or trace.time_ns[0] == trace.time_ns[-1]:
         return None
     rows = np.unique(np.linspace(0, len(trace) - 1, _KNOTS).astype(np.int64))

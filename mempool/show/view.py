@@ -1,4 +1,4 @@
-"""Where the pieces of a timeline lie: recorded, simulated or planned addresses, unused ones left out."""
+"""Views: recorded, simulated or planned addresses of a timeline's pieces, without unused ranges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mempool.show.timeline import Timeline
     from solvers import Plan
 
-#: An unused range of addresses is left out if it is larger than this share of those that are used.
+#: Largest unused range of addresses that is drawn, as a share of the used addresses.
 _UNUSED = 1 / 64
 _MOST_BYTES = 2**62
 
@@ -41,15 +41,16 @@ class View:
     """Addresses for the pieces of a timeline.
 
     Attributes:
-        title: who gave the addresses.
-        timeline: index of the timeline among those of the scene.
-        address: int64[r], where each piece is drawn; -1 where it has no address.
-        regions: int64[2, g], where each range of addresses is drawn from, and its first real address.
-        top: where the last one ends, in drawn bytes.
-        reserved_bytes: of a plan, its arena; 0 where segments say it.
-        segments: with drawn addresses.
-        offsets: whether addresses are offsets into an arena.
-        moved: absences of buffers that come back; None where none does.
+        title: source of the addresses.
+        timeline: index of the timeline in the scene.
+        address: int64[r], drawn address of each piece; -1 for a piece without an address.
+        regions: int64[2, g], first drawn address of each range of addresses, and the range's first real
+            address.
+        top: end of the last range, in drawn bytes.
+        reserved_bytes: arena of a plan; 0 if the segments give the reserved bytes.
+        segments: segments with drawn addresses.
+        offsets: true if addresses are offsets into an arena.
+        moved: absences of buffers that come back; None without any.
     """
 
     title: str
@@ -70,17 +71,17 @@ NO_SEGMENTS = Segments(_NONE, _NONE, _NONE, _NONE)
 def recorded_view(
     title: str, at: int, timeline: Timeline, address: NDArray[np.int64], segments: Segments = NO_SEGMENTS
 ) -> View:
-    """A view of real addresses, or of a simulated allocator's.
+    """Return a view of real addresses, or of a simulated allocator's addresses.
 
     Args:
         title: as in `View`.
         at: index of the timeline.
         timeline: the timeline.
-        address: int64[n], of each buffer; -1 where it has none.
-        segments: with real addresses.
+        address: int64[n], address of each buffer; -1 for none.
+        segments: segments with real addresses.
 
     Raises:
-        ValueError: addresses or segments over more than 2**62 bytes.
+        ValueError: addresses or segments span more than 2**62 bytes.
     """
     if segments.size.sum(dtype=np.float64) > _MOST_BYTES:
         raise ValueError("segments of more than 2**62 bytes")
@@ -94,13 +95,13 @@ def recorded_view(
 
 
 def plan_view(title: str, at: int, timeline: Timeline, plan: Plan) -> View:
-    """A view of a plan's offsets, several arenas one above the other.
+    """Return a view of a plan's offsets, with several arenas stacked.
 
     Args:
         title: as in `View`.
         at: index of the timeline.
-        timeline: of the buffers that the plan places, row by row.
-        plan: with offsets.
+        timeline: timeline of the buffers that the plan places, row by row.
+        plan: a plan with offsets.
     """
     assert plan.offset is not None
     offset = plan.offset[timeline.owner, timeline.iteration % plan.columns]
@@ -118,13 +119,13 @@ def plan_view(title: str, at: int, timeline: Timeline, plan: Plan) -> View:
 
 
 def segments_of(columns: Any, *, since: int, end: int) -> Segments:
-    """Return the segments of a simulation between the first time and the end of time."""
+    """Return the segments of a simulation, clipped to the time axis."""
     start, end_of = np.maximum(columns.start, since), np.minimum(columns.end, end)
     return Segments(columns.address, columns.size, start, np.maximum(end_of, start))
 
 
 def _regions(low: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """The ranges that are used at any time, int64[2, g] as in `View`, and the bytes that all take.
+    """Return the ranges that are used at any time, int64[2, g] as in `View`, and their total bytes.
 
     Addresses and sizes are up to 2**63 and 2**62: their sums fit 64 bits without a sign.
     """

@@ -1,4 +1,4 @@
-"""PyTorch's tensors in a pool.
+"""Pools for PyTorch's tensors.
 
     import mempool.torch
 
@@ -8,12 +8,12 @@
         train(batch)
     print(pool.report())
 
-With ``limit="12GiB"`` tensors that wait for their next use do so in the host's memory: see
+With ``limit="12GiB"`` idle tensors are offloaded to host memory until their next use: see
 `mempool.torch.swapping`.
 
-Every tensor on the chosen kind of device whose memory PyTorch allocates is served, of every thread, and may
-outlive the pool, its thread, and the interpreter. `mempool.torch.cpu` and `mempool.torch.cuda` say what is
-particular to each.
+The pool serves every tensor on the chosen kind of device whose memory PyTorch allocates, from every thread.
+Such a tensor may outlive the pool, the thread, and the interpreter. For particulars see `mempool.torch.cpu`
+and `mempool.torch.cuda`.
 """
 
 from __future__ import annotations
@@ -40,52 +40,55 @@ if TYPE_CHECKING:
 
 
 def install(*, device: str | torch.device | None = None, **options: Any) -> TensorPool:
-    """Serve the tensors of this process from a new pool, until it is closed.
+    """Serve the tensors of this process from a new pool, until the pool is closed.
 
-    On CUDA this comes before anything has initialised CUDA, and stays: PyTorch cannot change its allocator
-    later, so a pool that is closed goes on serving, without plans.
+    On CUDA, install the pool before anything has initialised CUDA. The pool then stays: PyTorch cannot change
+    its allocator later, so a closed pool goes on serving, without plans.
 
-    The first time with a version of PyTorch a small library is compiled against it, which takes some seconds
-    and a C++ compiler, and is kept for later (see `mempool.torch.companion`).
+    On first use with a version of PyTorch, a small library is compiled against that version; this takes some
+    seconds and a C++ compiler. The library is kept for later (see `mempool.torch.companion`).
 
     Args:
-        device: "cpu"; "cuda", the first CUDA device that a tensor is made on; "cuda:1", that one. By default
-            "cuda" where PyTorch sees a GPU, else "cpu".
-        options: as for `mempool.Pool`. With ``limit`` the calling thread's tensors and those of its
-            backwards are swapped.
+        device: "cpu"; "cuda" for the first CUDA device that a tensor is made on; "cuda:1" for that device.
+            The default is "cuda" where PyTorch sees a GPU, else "cpu".
+        options: as for `mempool.Pool`. With ``limit``, tensors of the calling thread and of its backward
+            passes are swapped.
 
     Returns:
-        The pool; leaving its ``with``, its ``close`` and `uninstall` all end it. Its report stays readable.
+        The pool. Leaving the pool's ``with`` block, the pool's ``close`` and `uninstall` each end the pool;
+        the report stays readable.
 
     Raises:
-        UsageError: a pool is installed already, there is no such device, CUDA is initialised already, the
-            options make no sense, or PyTorch or the compiler does not permit it.
-        OSError, solvers.PlanError, traces.TraceError: the plan file cannot be read, or is no plan.
+        UsageError: a pool is installed already, the device does not exist, CUDA is initialised already, the
+            options make no sense, or PyTorch or the compiler refuses.
+        OSError, solvers.PlanError, traces.TraceError: the plan file cannot be read, or holds no plan.
     """
     make = _maker(device, options)
     return _place.install(lambda: make(**options), lambda pool: pool.begin())
 
 
 def uninstall() -> None:
-    """Close the installed pool: PyTorch is as before, living tensors stay valid. Warns if there is none."""
+    """Close the installed pool: PyTorch is as before, live tensors stay valid. Warn if none is installed."""
     _place.uninstall()
 
 
 def installed() -> TensorPool | None:
-    """The pool that serves PyTorch, or None."""
+    """Return the pool that serves PyTorch, or None."""
     return _place.pool
 
 
 def is_installed() -> bool:
-    """Whether a pool serves PyTorch."""
+    """Return true if a pool serves PyTorch."""
     return _place.pool is not None
 
 
 def diagnose() -> Diagnosis:
-    """What a CUDA pool cannot live with, and what to do about it, before training dies of it.
+    """Find settings and conditions that break a CUDA pool, with remedies, before training fails.
+
+    The diagnosis touches neither the GPU nor any setting.
 
     Returns:
-        The findings: print them; ``ok`` if nothing stops. It touches neither the GPU nor any setting.
+        The findings, which can be printed; ``ok`` is true if none is a blocker.
     """
     from mempool.torch import cuda, diagnosis
 
@@ -93,7 +96,7 @@ def diagnose() -> Diagnosis:
 
 
 def fit(*args: Any, **options: Any) -> Fit:
-    """Tell what a training step, or an inference, would need before it runs: see `mempool.torch.fitting.fit`.
+    """Predict the memory of a training step or an inference before the run: see `mempool.torch.fitting.fit`.
 
         print(mempool.torch.fit(model, torch.zeros(32, 3, 224, 224), limit="24GiB"))
 
@@ -109,23 +112,26 @@ def record(
     model: torch.nn.Module | Iterable[torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
 ) -> AccessRecording:
-    """Record what operations read and write, beside all that the installed pool allocates and frees.
+    """Record the reads and writes of operations, and all allocations and frees of the installed pool.
 
         with mempool.torch.record("run.trace", model, optimizer) as recording:
             for batch in batches:
                 train(batch)
         recording.trace
 
-    Without an installed pool the trace has what the recorder sees alone: storages, not what kernels allocate
-    inside. It holds the operations of the thread that enters, of its backward too.
+    Without an installed pool the trace contains only the storages that the recorder sees, not the memory that
+    kernels allocate internally. The trace holds the operations of the thread that enters, and of its backward
+    passes.
 
     Args:
-        path: of the trace; None writes none.
-        model: one or more, whose parameters and buffers are named from the beginning; others when called.
-        optimizer: one or more; the steps of the last end iterations, without any those of the first to step.
+        path: file of the trace; None writes no file.
+        model: one or more modules, whose parameters and buffers are named from the beginning; other modules
+            are named when called.
+        optimizer: one or more optimizers; the steps of the last one end iterations. Without any, iterations
+            end with the steps of the first optimizer that steps.
 
     Raises:
-        UsageError: the pool writes a trace itself.
+        UsageError: the pool itself writes a trace.
     """
     from mempool.torch.accesses import AccessRecording
 
@@ -133,7 +139,7 @@ def record(
 
 
 class TensorPool(Pool):
-    """A pool that leaves PyTorch when it is closed."""
+    """A pool that stops serving PyTorch when closed."""
 
     framework = "torch"
     swaps = True
@@ -144,7 +150,7 @@ class TensorPool(Pool):
         super().__init__(device, **{"name": "torch", **options})
 
     def begin(self) -> None:
-        """Serve PyTorch's tensors, and keep them within the limit if there is one."""
+        """Serve PyTorch's tensors, and keep them within the limit if a limit is set."""
         self.serve()
         ends = self.settings.mode == "replay" and self.settings.limit is None  # swapping finds steps itself
         shown = self._tape is not None and self.settings.limit is None
@@ -163,22 +169,20 @@ class TensorPool(Pool):
 
     @property
     def torch_device(self) -> torch.device:
-        """The device as PyTorch names it; without an index while none is decided."""
+        """The device as a `torch.device`, without an index until the device is decided."""
         raise NotImplementedError
 
     def serve(self) -> None:
-        """Take PyTorch's tensors over."""
+        """Become the allocator of PyTorch's tensors."""
         raise NotImplementedError
 
     def stop_serving(self) -> None:
-        """Leave PyTorch, whose living tensors stay valid."""
+        """Stop serving PyTorch, whose live tensors stay valid."""
         raise NotImplementedError
 
     def mark_found_step(self) -> None:
-        """Mark the end of an iteration that was found by the steps of an optimizer."""
-        with contextlib.suppress(
-            UsageError
-        ):  # inside of `iteration`, which has just begun for the first time
+        """Mark the end of an iteration that was detected by the steps of an optimizer."""
+        with contextlib.suppress(UsageError):  # inside `iteration`, which has just begun for the first time
             self._step(found=True)
 
     def _end_finding_steps(self) -> None:
@@ -188,15 +192,16 @@ class TensorPool(Pool):
     def watch(self, optimizer: torch.optim.Optimizer) -> Any:
         """End an iteration at every step of the optimizer.
 
-        One that a framework stands around another counts as that other: a call that only adds up gradients
-        ends nothing. Inside `iteration`, which ends iterations itself, a step raises `UsageError` before it
+        A framework's wrapper counts as the wrapped optimizer: a call that only accumulates gradients ends no
+        iteration. Inside `iteration`, which ends iterations itself, a step raises `UsageError` before the
+        step
         begins.
 
         Returns:
-            A handle, whose ``remove()`` ends it.
+            A handle; ``remove()`` stops the watching.
 
         Raises:
-            UsageError: it is no optimizer of PyTorch's, nor around one.
+            UsageError: the argument is neither an optimizer of PyTorch nor a wrapper of one.
         """
         from traces.recorders.optimizers import hooked_optimizer
 
@@ -217,7 +222,7 @@ class TensorPool(Pool):
         return hooks
 
     def step(self) -> None:
-        """Mark the end of one iteration and the beginning of the next; the swapping's likewise."""
+        """Mark the end of one iteration and the beginning of the next, also for swapping."""
         self._end_finding_steps()
         super().step()
         if self._swapping is not None:
@@ -237,11 +242,11 @@ class TensorPool(Pool):
                     self._swapping.mark()
 
     def swapping_values(self) -> dict[str, Any] | None:
-        """What the report says of swapping; None where nothing is swapped."""
+        """Return the report's values about swapping; None if nothing is swapped."""
         return None if self._swapping is None else self._swapping.values()
 
     def close(self) -> None:
-        """Leave PyTorch and stop planning. Tensors stay valid, and what was swapped is on the device."""
+        """Stop serving PyTorch and stop planning. Tensors stay valid; swapped ones are on the device."""
         if self._swapping is not None:
             self._swapping.end()
         self._end_finding_steps()
@@ -250,13 +255,13 @@ class TensorPool(Pool):
 
 
 class _Watch:
-    """Hooks of an optimizer."""
+    """The hooks of a watched optimizer."""
 
     def __init__(self, *hooks: Any) -> None:
         self._hooks = hooks
 
     def remove(self) -> None:
-        """Take them away."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
@@ -265,7 +270,7 @@ _place: Place[TensorPool] = place_of("PyTorch", "mempool.torch")
 
 
 def _maker(device: str | torch.device | None, options: dict[str, Any]) -> Callable[..., TensorPool]:
-    """What makes a pool for this device."""
+    """Return a factory of pools for this device."""
     from mempool.cuda import DRIVER
     from mempool.torch import cpu, cuda
 

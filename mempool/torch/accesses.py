@@ -1,7 +1,8 @@
-"""What PyTorch's operations read and write, joined with all that the installed pool allocates and frees.
+"""Recording of the accesses of PyTorch's operations, joined with the installed pool's allocs and frees.
 
-The recorder of accesses sees tensors; the pool sees every allocation, those inside of kernels too, and
-where it put it. Both ask the same clock (CLOCK_MONOTONIC is Python's `time.perf_counter_ns` on Linux).
+The recorder of accesses sees tensors that are read and written. The pool sees every allocation, also those
+inside kernels, and their addresses. Both use the same clock (CLOCK_MONOTONIC is Python's
+`time.perf_counter_ns` on Linux).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class AccessRecording:
     """A recording of accesses: see `mempool.torch.record`.
 
     Attributes:
-        trace: what was recorded, when the block has ended.
+        trace: the recorded trace, set when the ``with`` block has ended.
     """
 
     trace: Trace
@@ -61,15 +62,15 @@ class AccessRecording:
         self._tape: PoolTape | None = None
 
     def own(self, category: str, tensors: Iterable[Tensor]) -> None:
-        """Say what some tensors are to the program: "inputs", say."""
+        """Assign tensors to a category of the program, for example "inputs"."""
         self.recorder.own(category, tensors)
 
     def mark(self, name: str) -> None:
-        """As `traces.recorders.torch.AccessRecorder.mark`."""
+        """Set a mark, as `traces.recorders.torch.AccessRecorder.mark` does."""
         self.recorder.mark(name)
 
     def step(self) -> None:
-        """Say that an iteration has ended; else the steps of the optimizer say it."""
+        """Mark the end of an iteration; without this call the steps of the optimizer end iterations."""
         self.recorder.step()
 
     def __enter__(self) -> Self:
@@ -103,7 +104,7 @@ def _several(given: Any) -> list[Any]:
 
 
 class PoolTape:
-    """All that a pool does from now on, what lives in it as its beginning."""
+    """Tape of all events of a pool from now on; buffers that are alive now form the beginning."""
 
     def __init__(self, pool: TensorPool, folder: str | None) -> None:
         self._pool, self._began_ns = pool, time.perf_counter_ns()
@@ -112,10 +113,10 @@ class PoolTape:
         self._there = np.frombuffer(blocks, _BLOCK)
 
     def stop(self) -> Trace:
-        """The trace, with addresses.
+        """Stop the tape and return the trace, with addresses.
 
         Raises:
-            MemoryError: there was no room for all events.
+            MemoryError: not all events could be stored.
         """
         client = self._pool.client
         client.set_tape(False)
@@ -129,7 +130,7 @@ class PoolTape:
         return recording.trace(np.concatenate([self._first(records), records]).view(np.uint8))
 
     def _first(self, records: NDArray[Any]) -> NDArray[Any]:
-        """Allocations of what was there, but for what came between the tape's beginning and the look."""
+        """Return allocations for the initially live blocks, except blocks allocated after the tape began."""
         live = self._there[self._there["state"] == _core.BLOCK_STATES.index("live")]
         address, row = np.unique(records["address"], return_index=True)
         new = address[records["kind"][row] == 0]

@@ -1,4 +1,4 @@
-"""The small library between PyTorch's allocator and the pool, compiled against the user's own torch."""
+"""Small library between PyTorch's allocator and the pool, compiled against the user's own torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SOURCE = Source(Path(__file__).with_name("companion.cpp"), ("c10",), "mempool_co
 
 
 def install() -> None:
-    """Make ours PyTorch's CPU allocator.
+    """Replace PyTorch's CPU allocator by the pool.
 
     Raises:
-        UsageError: it cannot be built, or PyTorch does not take it.
+        UsageError: the library cannot be built, or PyTorch refuses the allocator.
     """
     answer = _library().mempool_companion_install(*_core.torch_cpu_functions())
     if answer in (2, 3):
@@ -27,12 +27,12 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Make the former allocator PyTorch's again, unless somebody has replaced ours."""
+    """Restore PyTorch's former CPU allocator, unless another library has replaced the pool's."""
     _library().mempool_companion_uninstall()
 
 
 def refusal() -> int:
-    """Address of the C function that throws `torch.OutOfMemoryError` with the text it is given.
+    """Return the address of the C function that throws `torch.OutOfMemoryError` with a given text.
 
     Raises:
         UsageError: the library cannot be built.
@@ -42,6 +42,6 @@ def refusal() -> int:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = SOURCE.load()  # never unloaded: tensors are freed through it until the very end
+    library = SOURCE.load()  # never unloaded: tensors are freed through this library until the process ends
     library.mempool_companion_install.argtypes = [ctypes.c_void_p] * 4
     return library

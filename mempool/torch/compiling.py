@@ -1,7 +1,7 @@
-"""Small libraries of ours, compiled against the user's own torch.
+"""Compilation of this project's small libraries against the user's own torch.
 
-PyTorch's classes have no stable binary interface, so such a library belongs to one version of torch. It is
-built when it is first needed and kept in a folder for caches: ``$MEMPOOL_CACHE``, else
+PyTorch's classes have no stable binary interface, so each compiled library belongs to one version of torch.
+A library is built on first use and kept in a cache folder: ``$MEMPOOL_CACHE``, else
 ``$XDG_CACHE_HOME/mempool``, else ``~/.cache/mempool``.
 """
 
@@ -25,18 +25,18 @@ from mempool.logs import log
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w")
 COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 300
-#: The head of a library of 64 bits, of which is read where its table of sections lies, which is its end, the
-#: size of an entry, and their number.
+#: Header of a 64-bit ELF library. Three fields are read: the offset of the section table, which ends the
+#: file, the size of an entry, and the number of entries.
 _ELF = struct.Struct("<40xQ10xHH2x")
 
 
 class Source(NamedTuple):
-    """What one such library is made of.
+    """The source of a library that is compiled for the user's torch.
 
     Attributes:
-        path: of the source.
-        libraries: of torch, that it is linked with.
-        symbol: one that the library has.
+        path: the C++ source file.
+        libraries: torch's libraries to link with.
+        symbol: a symbol that the built library contains.
     """
 
     path: Path
@@ -45,14 +45,14 @@ class Source(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the library."""
+        """The name of the library."""
         return self.path.stem
 
     def build(self) -> Path:
-        """The library for the torch that is imported, built if need be.
+        """Return the library for the imported torch, built if necessary.
 
         Raises:
-            UsageError: there is no compiler, or it fails; says what to do.
+            UsageError: the compiler is missing or fails; the message gives the remedy.
         """
         import torch
 
@@ -77,10 +77,10 @@ class Source(NamedTuple):
         return built
 
     def load(self) -> ctypes.CDLL:
-        """Load it, built anew if it is damaged, as by a crash or a full disk.
+        """Load the library; rebuild a library that is damaged, as by a crash or a full disk.
 
         Raises:
-            UsageError: as `build`, or it cannot be loaded.
+            UsageError: as for `build`, or the library cannot be loaded.
         """
         built = self.build()
         try:
@@ -98,7 +98,7 @@ class Source(NamedTuple):
         return ctypes.CDLL(str(built))
 
     def _compile(self, command: list[str], built: Path) -> None:
-        """Compile beside and rename: others may be about to load or to build it."""
+        """Compile to a temporary file and rename: other processes may load or build the library meanwhile."""
         handle, beside = tempfile.mkstemp(suffix=".so", dir=built.parent)
         os.close(handle)
         try:
@@ -125,7 +125,7 @@ class Source(NamedTuple):
 
 
 def _is_whole(library: bytes, symbol: str) -> bool:
-    """Whether it is as long as its head says, and has a symbol: to load what is cut ends the process."""
+    """Return true if a library has its full length and a symbol: loading a truncated one ends the process."""
     if len(library) < _ELF.size or not library.startswith(b"\x7fELF\x02\x01"):
         return False
     sections, size, count = _ELF.unpack_from(library)
@@ -133,7 +133,7 @@ def _is_whole(library: bytes, symbol: str) -> bool:
 
 
 def compiler() -> list[str]:
-    """The C++ compiler's command, which is ``$CXX`` if that is set."""
+    """Return the command of the C++ compiler; ``$CXX`` if set."""
     if chosen := os.environ.get("CXX", "").strip():
         try:
             return shlex.split(chosen)
@@ -149,7 +149,7 @@ def compiler() -> list[str]:
 
 
 def _folder(name: str) -> Path:
-    """Where the library of this name is, or will be kept; where nothing can be, a folder of this process."""
+    """Return the folder that has, or will have, this library; a temporary one if no cache is writable."""
     try:
         chosen, cache = os.environ.get("MEMPOOL_CACHE"), os.environ.get("XDG_CACHE_HOME")
         home = Path(cache) if cache else Path("~/.cache").expanduser()
@@ -157,7 +157,7 @@ def _folder(name: str) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (folder / name).exists() or os.access(folder, os.W_OK):
             return folder
-    except (OSError, RuntimeError):  # nobody's home is nowhere
+    except (OSError, RuntimeError):  # the user has no home folder
         pass
     temporary = Path(tempfile.mkdtemp(prefix="mempool-"))
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)

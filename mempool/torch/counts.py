@@ -1,17 +1,17 @@
-"""A pool's counters under the names of PyTorch's own allocator.
+"""Statistics of a pool under the names of PyTorch's own allocator.
 
 | PyTorch | here |
 | --- | --- |
 | allocated | live: in use, after rounding |
 | requested | the same before rounding |
-| active | live, and given back but still used by another stream |
+| active | live, and freed but still used by another stream |
 | reserved | held from the device |
 | segment | pieces of memory held from the device |
-| inactive_split | free memory in segments in which something lives |
-| small_pool | what is served by size classes: requests up to the setting `small_bytes` |
+| inactive_split | free memory in segments that contain live blocks |
+| small_pool | memory served by size classes: requests up to the setting `small_bytes` |
 
-What the core counts is exact. How many segments there are, how much of them is small and how much lies idle
-is looked at when somebody asks, so that the peaks and totals of these are of those moments only.
+The counters of the core are exact. The number of segments, their small part and their idle bytes are sampled
+when the statistics are read, so that their peaks and totals cover only those moments.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 
 from mempool import _core
 
-#: A gauge of PyTorch: {"current", "peak", "allocated", "freed"}.
+#: Gauge in PyTorch's form: {"current", "peak", "allocated", "freed"}.
 Stat = dict[str, int]
 
 
 @dataclass
 class Watched:
-    """What is looked at now and then."""
+    """A gauge that is sampled occasionally."""
 
     current: int = 0
     peak: int = 0
@@ -35,27 +35,27 @@ class Watched:
     freed: int = 0
 
     def look(self, value: int) -> None:
-        """Take note of the value of this moment."""
+        """Sample the present value."""
         self.allocated += max(value - self.current, 0)
         self.freed += max(self.current - value, 0)
         self.current = value
         self.peak = max(self.peak, value)
 
     def stat(self) -> Stat:
-        """As PyTorch shows it."""
+        """Return the gauge in PyTorch's form."""
         return {"current": self.current, "peak": self.peak, "allocated": self.allocated, "freed": self.freed}
 
 
 @dataclass
 class Moment:
-    """What the core says at one moment."""
+    """The core's counters at one moment."""
 
     client: dict[str, Any]
     usage: dict[str, Any]
 
     @property
     def gauges(self) -> dict[str, dict[str, int]]:
-        """What the core counts: gauges with "current", "peak" and "total"."""
+        """The gauges counted by the core, each with "current", "peak" and "total"."""
         held = self.usage["small"]["bytes"] + self.usage["large"]["bytes"]
         reserved = {
             "current": held,
@@ -67,7 +67,7 @@ class Moment:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What only grows, and begins anew with the totals."""
+        """The counters that only grow and are reset together with the totals."""
         return {"num_alloc_retries": self.usage["retries"], "num_ooms": self.client["out_of_memory"]}
 
 
@@ -75,7 +75,7 @@ class Counts:
     """PyTorch's statistics of one device."""
 
     def __init__(self, client: _core.Client, pool: _core.Pool) -> None:
-        """The statistics of a client and the memory of its pool, since the beginning of both."""
+        """Begin the statistics of a client and of its pool's memory, covering the lifetime of both."""
         self.client, self.pool = client, pool
         parts = ("small", "large", "all")
         self._segments = {part: Watched() for part in parts}
@@ -86,7 +86,7 @@ class Counts:
         self._counters_before: dict[str, int] = {}
 
     def nested(self) -> dict[str, Any]:
-        """All of them, with the keys of `torch.cuda.memory_stats_as_nested_dict`."""
+        """Return all statistics, with the keys of `torch.cuda.memory_stats_as_nested_dict`."""
         moment = self._look()
         gauges = moment.gauges
         allocation = self._split(gauges, "blocks", "small")
@@ -113,14 +113,14 @@ class Counts:
         }
 
     def reset_peaks(self) -> None:
-        """Peaks are of the time from now on."""
+        """Reset all peaks to the current values."""
         self.client.reset_peaks()
         self._look()
         for watched in self._all_watched():
             watched.peak = watched.current
 
     def reset_totals(self) -> None:
-        """Totals are of the time from now on, as are the numbers of retries and of times out of memory."""
+        """Reset all totals, and the numbers of retries and of out-of-memory errors."""
         moment = self._look()
         self._before = {
             name: (gauge["total"], gauge["total"] - gauge["current"]) for name, gauge in moment.gauges.items()
@@ -162,14 +162,17 @@ class Counts:
 
 
 def _parts(every: Stat, small: Stat) -> dict[str, Stat]:
-    """With what is not small; its peak is not counted, and is at least this."""
+    """Split a statistic into all, small and large; the large peak is a difference, or the current value."""
     large = {key: every[key] - small[key] for key in every}
     large["peak"] = max(large["peak"], large["current"])
     return {"all": every, "small_pool": small, "large_pool": large}
 
 
 def _three(watched: dict[str, Watched]) -> dict[str, Stat]:
-    """The totals of all are those of its parts, one of which may grow while the other shrinks."""
+    """Return a sampled statistic by part, with totals of "all" as sums.
+
+    Parts may change in opposite directions, which the changes of their sum would miss.
+    """
     small, large, every = (watched[part].stat() for part in ("small", "large", "all"))
     for key in ("allocated", "freed"):
         every[key] = small[key] + large[key]
@@ -177,7 +180,7 @@ def _three(watched: dict[str, Watched]) -> dict[str, Stat]:
 
 
 def _more(stats: dict[str, Stat], client: dict[str, Any], unit: str) -> dict[str, Stat]:
-    """With what was given back and waits for other streams."""
+    """Add freed memory that waits for other streams."""
     waiting, small = client[f"deferred_{unit}"], client[f"deferred_small_{unit}"]
     more = {part: dict(stat) for part, stat in stats.items()}
     for part, amount in (("all", waiting), ("small_pool", small), ("large_pool", waiting - small)):

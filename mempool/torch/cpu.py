@@ -1,7 +1,8 @@
-"""PyTorch's tensors on the CPU.
+"""Pool for PyTorch's tensors on the CPU.
 
-Tensors made before are freed as before, and after the pool has been closed PyTorch is as it was. Memory that
-PyTorch does not take from its CPU allocator (`torch.from_numpy`, shared and pinned memory) is not touched.
+Tensors made before the installation are freed as before, and after the pool is closed PyTorch is as before.
+Memory from other sources than PyTorch's CPU allocator (`torch.from_numpy`, shared and pinned memory) is not
+touched.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ class CpuPool(TensorPool):
         return torch.device("cpu")
 
     def serve(self) -> None:
-        """Take PyTorch's CPU tensors over.
+        """Become PyTorch's CPU allocator.
 
         Raises:
-            UsageError: the companion cannot be built, or PyTorch does not take it.
+            UsageError: the companion cannot be built, or PyTorch refuses the allocator.
         """
         companion.install()
         _core.torch_cpu_hook().serve(self.client, None if self._checking is None else self._checking.core)
 
     def stop_serving(self) -> None:
-        """Give PyTorch its former allocator back."""
+        """Restore PyTorch's former CPU allocator."""
         if self._checking is not None:
             self._checking.end()
         if self.settings.mode != "off":

@@ -1,8 +1,8 @@
-"""PyTorch's tensors on CUDA devices, through its pluggable allocator.
+"""Pool for PyTorch's tensors on CUDA devices, through PyTorch's pluggable allocator.
 
-PyTorch calls the core's functions by their addresses; no Python runs when a tensor is made. It takes another
-allocator only before CUDA is in use, and keeps it: a closed pool goes on serving, without plans, until
-another one is installed. One device is planned; what is made on others has a plain pool there.
+PyTorch calls the core's functions by their addresses; no Python runs when a tensor is made. PyTorch accepts
+another allocator only before CUDA is in use, and keeps that allocator: a closed pool goes on serving,
+without plans, until another pool is installed. One device is planned; other devices have a plain pool.
 """
 
 from __future__ import annotations
@@ -23,43 +23,45 @@ if TYPE_CHECKING:
     from mempool.report import Report
 
 OLDEST = ".".join(map(str, TESTED["torch"][0]))
-#: PyTorch's allocator object, once it is ours: it and our functions are in use until the process ends.
+#: PyTorch's allocator object, once replaced by the pool's: the object and its functions are in use until the
+#: process ends.
 _allocator: Any = None
-#: The pool that serves, which a closed one does until the next.
+#: The pool in service; a closed pool stays in service until the next one.
 _serving: CudaPool | None = None
 
 
 def is_there(driver: str = DRIVER) -> bool:
-    """Whether PyTorch is built for CUDA and sees a device, and there is a driver; initialises nothing."""
+    """Return true if PyTorch is built for CUDA, sees a device and a driver exists; initialise nothing."""
     import torch
 
-    # `is_available` starts the driver, which from then on never looks at CUDA_VISIBLE_DEVICES. Counting asks
-    # the library for managing GPUs instead, where that is there.
+    # `is_available` starts the driver, which from then on ignores changes of CUDA_VISIBLE_DEVICES. Counting
+    # devices asks the management library (NVML) instead, where that library exists.
     if torch.version.cuda is None or statistics.devices() == 0:
         return False
     try:
         _core.CudaDevice(driver=driver)
-    except RuntimeError:  # only the library for managing GPUs is there, as in some containers
+    except RuntimeError:  # only the management library is present, as in some containers
         return False
     return True
 
 
 def is_serving() -> bool:
-    """Whether PyTorch's CUDA allocator is ours, which it then is for good."""
+    """Return true if PyTorch's CUDA allocator is the pool's, which then is final."""
     return _allocator is not None
 
 
 class CudaPool(TensorPool):
     """A pool for tensors on one CUDA device."""
 
-    #: Programs may have a use by another stream waited for after the free, before their next allocation.
+    #: Streams never share addresses by default: PyTorch allows a program to wait for another stream's use of
+    #: a tensor after the free, if only before the own stream's next allocation.
     wait_bytes = NEVER
 
     def __init__(self, index: int | None = None, *, driver: str = DRIVER, **options: Any) -> None:
-        """Make a pool for the device of this index, or for the first that a tensor is made on.
+        """Make a pool for the device of this index, or for the first device that a tensor is made on.
 
         Raises:
-            UsageError: there is no such device or no driver, or an option does not go with CUDA.
+            UsageError: the device or the driver does not exist, or an option is not for CUDA.
         """
         self._driver = driver
         self._final: Report | None = None
@@ -70,51 +72,51 @@ class CudaPool(TensorPool):
         try:
             self._cuda = sharing.cuda_device(index, driver, options["share"], memory)
         except UsageError:
-            _refuse_without_cuda()  # which explains it better
+            _refuse_without_cuda()  # raises a better message
             raise
         super().__init__(self._cuda, **options)
 
     @property
     def index(self) -> int | None:
-        """Of the device; None while no tensor has decided."""
+        """The index of the device; None until the first tensor decides."""
         return self._cuda.index
 
     @property
     def torch_device(self) -> torch.device:
-        """The device; without an index while no tensor has decided."""
+        """The device, without an index until the first tensor decides."""
         import torch
 
         return torch.device("cuda") if self.index is None else torch.device("cuda", self.index)
 
     def serve(self) -> None:
-        """Take PyTorch's CUDA tensors over.
+        """Become PyTorch's CUDA allocator.
 
         Raises:
-            UsageError: CUDA is in use already, or this PyTorch cannot change its allocator.
+            UsageError: CUDA is in use already, or this PyTorch cannot change the allocator.
         """
         global _serving
-        hook = _core.torch_cuda_hook(self._driver)  # first: from then on our functions may be called
+        hook = _core.torch_cuda_hook(self._driver)  # first: from here on PyTorch may call our functions
         if _allocator is None:
             _become_allocator()
-        hook.serve(self.client, instead=True)  # of a closed pool
+        hook.serve(self.client, instead=True)  # instead of a closed pool
         _serving = self
         statistics.begin(_who_serves)
         _keep_benchmark_off()
         diagnosis.warn(diagnosis.diagnose(serving=True))
 
     def stop_serving(self) -> None:
-        """Nothing yet: PyTorch keeps our functions."""
+        """Do nothing: PyTorch keeps the pool's functions."""
 
     def close(self) -> None:
         """Go on without plans, as a caching allocator. Tensors stay valid."""
         super().close()
         if self._final is None:
             self._final = super().report()
-        self.client.drop_patterns()  # after the planner, which may have been about to install one
+        self.client.drop_patterns()  # after the planner's end: a plan may have been about to be installed
         sharing.keep_as_closed(self)
 
     def report(self) -> Report:
-        """Counts and sizes; of a closed pool, as they were when it was closed."""
+        """Return the report; for a closed pool, the report as of the closing."""
         return super().report() if self._final is None else self._final
 
 
@@ -126,7 +128,7 @@ def _refuse_without_cuda() -> None:
 
 
 def _become_allocator() -> None:
-    """Make our functions PyTorch's allocator, for good."""
+    """Make the core's functions PyTorch's allocator for the rest of the process."""
     global _allocator
     import torch
 
@@ -152,16 +154,16 @@ def _become_allocator() -> None:
 
 
 def _refusal() -> int:
-    """Address of what throws `torch.OutOfMemoryError`; 0 where it cannot be built."""
+    """Return the address of the function that throws `torch.OutOfMemoryError`; 0 if the build fails."""
     try:
         return companion.refusal()
-    except Exception as error:  # whatever goes wrong there, ours is the allocator already
+    except Exception as error:  # any failure is tolerable here: PyTorch's allocator is already replaced
         log.warning("out of memory will be a RuntimeError instead of torch.OutOfMemoryError: %s", error)
         return 0
 
 
 def _keep_benchmark_off() -> None:
-    """The benchmark of cuDNN asks the allocator for what a plugged-in one cannot say, and PyTorch raises."""
+    """Keep cuDNN's benchmark off: it queries a value that no pluggable allocator provides; PyTorch raises."""
     import torch
 
     plain = getattr(torch._C, "_set_cudnn_benchmark", None)
@@ -180,7 +182,7 @@ def _keep_benchmark_off() -> None:
 
 
 def _who_serves(index: int) -> tuple[_core.Client, _core.Pool] | None:
-    """Whose statistics answer for a device; before the first tensor, those of the pool that waits for it."""
+    """Return the client and pool of a device's statistics; before any tensor, those of the waiting pool."""
     if _serving is not None and _serving.index in (index, None):
         return _serving.client, _serving.core
     plain = _core.torch_cuda_plain(index)

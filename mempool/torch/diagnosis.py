@@ -1,7 +1,7 @@
-"""What a plugged-in CUDA allocator cannot live with, found before training dies of it.
+"""Detection of conditions that break a pluggable CUDA allocator, before training fails.
 
-PyTorch asks its allocator for things that a plugged-in one is not allowed to answer, and raises, often in the
-middle of the first step. Each finding says what is set, what comes of it, and what to do.
+PyTorch asks the allocator for values that a pluggable allocator is not allowed to provide, and raises, often
+in the middle of the first step. Each finding names the setting, the consequence and the remedy.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-#: Imports that are known to use the GPU, after which the allocator can no longer be replaced.
+#: Modules whose import is known to use the GPU, after which the allocator can no longer be replaced.
 INITIALIZE_ON_IMPORT = ("apex", "fvdb")
 _NCCL_HOOKS = ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK")
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _YES = ("1", "y", "yes", "t", "true")
-#: Findings with which PyTorch's allocator cannot be replaced.
+#: Names of findings that prevent the replacement of PyTorch's allocator.
 IN_THE_WAY = ("cpu_build", "cuda_initialized", "other_allocator")
 _logged: set[str] = set()
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is in the way.
+    """A condition that prevents or limits the use of a CUDA pool.
 
     Attributes:
-        name: for scripts.
-        severity: "stops": the pool cannot be installed, or PyTorch will raise; "warns": something is ignored.
-        problem: what is set and what comes of it.
-        remedy: what to do.
+        name: identifier for scripts.
+        severity: "stops": the pool cannot be installed, or PyTorch will raise; "warns": a setting is ignored.
+        problem: the setting and the consequence.
+        remedy: the action to take.
     """
 
     name: str
@@ -50,20 +50,20 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings, those that stop first; false if there are none."""
+    """All findings, "stops" before "warns"; false if empty."""
 
     findings: tuple[Finding, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether there is nothing that stops."""
+        """Return true if no finding has severity "stops"."""
         return all(finding.severity != "stops" for finding in self.findings)
 
     def __bool__(self) -> bool:
         return bool(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return a dict ready for JSON."""
         return {"ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}
 
     def __str__(self) -> str:
@@ -85,11 +85,11 @@ class Diagnosis:
 
 
 def diagnose(*, serving: bool = False) -> Diagnosis:
-    """Look at PyTorch and the environment; changes nothing and does not touch the GPU.
+    """Inspect PyTorch and the environment; change nothing and leave the GPU untouched.
 
     Args:
-        serving: a pool of ours is PyTorch's allocator already: that CUDA is in use is then as it should be,
-            and the compiler has done what it could.
+        serving: a mempool pool already is PyTorch's allocator: CUDA may then be in use, and the compiler has
+            already been used.
     """
     torch: Any = importlib.import_module("torch")
     if not torch.backends.cuda.is_built():
@@ -106,7 +106,7 @@ def diagnose(*, serving: bool = False) -> Diagnosis:
 
 
 def warn(diagnosis: Diagnosis) -> None:
-    """Log each finding, once a process."""
+    """Log each finding, once per process."""
     for finding in diagnosis.findings:
         if finding.name not in _logged:
             _logged.add(finding.name)
@@ -135,7 +135,7 @@ def _initialized(torch: Any) -> Iterator[Finding]:
 
 
 def _allocator_in_use(torch: Any) -> bool:
-    """What an extension has used, Python's flag does not know."""
+    """Return true if PyTorch's allocator is in use, also by an extension that bypasses Python's flag."""
     try:
         return bool(torch._C._accelerator_isAllocatorInitialized())
     except (AttributeError, RuntimeError):  # not in this version; there is no GPU
@@ -198,7 +198,7 @@ def _settings() -> Iterator[Finding]:
         entry.strip()
         for name in _SETTINGS
         for entry in _entries(os.environ.get(name, ""))
-        if entry.strip() and not entry.strip().startswith("pinned")  # these are of host memory
+        if entry.strip() and not entry.strip().startswith("pinned")  # these settings are for host memory
     ]
     if ignored:
         yield Finding(
@@ -210,7 +210,7 @@ def _settings() -> Iterator[Finding]:
 
 
 def _entries(text: str) -> Iterator[str]:
-    """Of ``a:1,b:[x:2,y:3],c:4``: what is between commas outside brackets."""
+    """Split ``a:1,b:[x:2,y:3],c:4`` at commas outside brackets."""
     depth, begin = 0, 0
     for i, character in enumerate(text):
         depth += (character == "[") - (character == "]")

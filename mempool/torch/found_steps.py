@@ -1,9 +1,9 @@
-"""Iterations of a program that marks none: the steps of its optimizer, the one that stepped first.
+"""Detection of iterations by optimizer steps, for programs without marks; the first optimizer to step counts.
 
-Detection needs a period. Batches of any of a few lengths, drawn at random, have none, though each step of
-training is like some earlier one. So where nothing was marked for long, and much of what was allocated had no
-place in a plan, iterations end from then on as the optimizer steps. A trace that is written shows its steps
-from the beginning: whoever plans from it has no program to watch.
+Detection of a pattern needs a period. Batches of random length have no period, although each training step
+resembles an earlier one. So if nothing was marked for long, and many allocations had no place in a plan,
+iterations from then on end with the optimizer's steps. A written trace shows these steps from the
+beginning: a planner that reads the trace has no program to watch.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ if TYPE_CHECKING:
     from mempool.torch import TensorPool
 
 
-#: Steps of the optimizer from one look at how well plans are followed to the next.
+#: Optimizer steps between two checks of how well plans are followed.
 STEPS_BETWEEN_LOOKS = 16
-#: A loop that repeats hits more than this share of its allocations by then.
+#: Smallest share of hits among the allocations between two checks that shows a loop that repeats.
 LEAST_HITS = 0.9
-#: So many looks in a row must show less, after the first, before which there is no plan.
+#: Consecutive checks that must find a smaller share; the first check does not count, since no plan exists by
+#: then.
 LOOKS = 2
-#: Where there is no plan at all: the planner may have had no turn yet before so many allocations.
+#: Missed allocations without any plan before which a check does not count: the planner may not have run yet.
 LEAST_ALLOCATIONS = 1 << 11
-#: After so many steps of other optimizers in a row, the one that ended iterations is taken to be done.
+#: Consecutive steps of other optimizers after which the optimizer that ended iterations is considered
+#: finished.
 STEPS_OF_OTHERS = 64
 
 
 class FoundSteps:
-    """Looks at one pool each time an optimizer has stepped."""
+    """Observer of one pool that acts after each step of an optimizer."""
 
     def __init__(self, pool: TensorPool, *, ends: bool, shown: bool) -> None:
-        """Begin.
+        """Begin to observe.
 
         Args:
-            pool: whose iterations they are.
-            ends: end its iterations where detection finds no order.
-            shown: in its trace.
+            pool: the pool whose iterations are ended.
+            ends: end the pool's iterations if detection finds no order.
+            shown: show the steps in the pool's trace.
         """
         self._pool = weakref.ref(pool)
         self._ends, self._shown = ends, shown
@@ -53,7 +55,7 @@ class FoundSteps:
         self._listener = Listener(after=self._stepped)
 
     def end(self) -> None:
-        """No longer, as when the program says itself where its iterations end."""
+        """Stop observing, for example because the program marks the end of iterations."""
         self._listener.remove()
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -75,7 +77,7 @@ class FoundSteps:
             pool.client.show_found()
 
     def _is_the_one(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether this one ends iterations: the first that stepped, as long as it does."""
+        """Return true if this optimizer ends iterations: the first to step, as long as it keeps stepping."""
         known = None if self._optimizer is None else self._optimizer()
         if known is None or (known is not optimizer and self._others >= STEPS_OF_OTHERS):
             self._optimizer, known = weakref.ref(optimizer), optimizer

@@ -1,4 +1,4 @@
-"""One trace of two: what a pool allocates and frees, and what the recorder of accesses sees of it."""
+"""Merge of two traces: a pool's allocs and frees, and the access recorder's view of the same memory."""
 
 from __future__ import annotations
 
@@ -22,17 +22,22 @@ _OWN = (Kind.ALLOC, Kind.FREE)
 
 
 def join(pool: Trace, seen: Trace, table: Table, recorder: AccessRecorder) -> Trace:
-    """The pool's allocs and frees, with the recorder's accesses, marks and names.
+    """Merge the pool's allocs and frees with the recorder's accesses, marks and names.
 
-    A storage and a pool's buffer are one if the storage lay at the buffer's address within its life. Accesses
-    go to the time at which their operation began, but into the life of their buffer: what an operation makes
-    is allocated after it began. What the recorder saw and the pool did not serve is left out.
+    A storage and a pool's buffer are identified if the storage lay at the buffer's address within the
+    buffer's
+    life. An access gets the time at which the operation began, moved into the life of the accessed buffer,
+    since
+    an operation's outputs are allocated after the operation began. Storages that the pool did not serve are
+    left
+    out.
 
     Args:
-        pool: with addresses; its marks are left out if the recorder has any that end iterations.
+        pool: the pool's trace, with addresses; its marks are dropped if the recorder has marks that end
+            iterations.
         seen: the recorder's trace.
-        table: of that trace.
-        recorder: whose names they are.
+        table: the table of ``seen``.
+        recorder: the source of the names.
     """
     named = (name for names in recorder.names for name in _shown(names))
     names = list(dict.fromkeys([*named, *seen.names, *pool.names, "temporaries"]))
@@ -75,7 +80,7 @@ def _renamed(trace: Trace, names: list[str], number: dict[str, int]) -> Trace:
 
 
 def _ends(pool: Trace) -> Ints:
-    """Row of the free of each event's buffer; the trace's length if it has none."""
+    """Return the row of the free of each event's buffer; the trace's length without a free."""
     end = np.full(int(pool.buffer.max(initial=-1)) + 2, len(pool))
     freed = np.flatnonzero(pool.kind == Kind.FREE)
     end[pool.buffer[freed]] = freed
@@ -83,7 +88,7 @@ def _ends(pool: Trace) -> Ints:
 
 
 def _matches(pool: Trace, alloc: Ints, time: Ints, until: Ints, table: Table) -> Ints:
-    """Row of the pool's alloc of each of the recorder's buffers, int64[m]; -1: there is none."""
+    """Return the row of the pool's alloc of each recorded buffer, int64[m]; -1 without a match."""
     if not len(alloc) or not len(table.size):
         return np.full(len(table.size), -1)
     order = alloc[np.argsort(pool.address[alloc], kind="stable")]  # by address, then in time
@@ -112,7 +117,7 @@ def _tell(
     seen: Trace,
     match: Ints,
 ) -> None:
-    """Name operation, module and category of the pool's allocs."""
+    """Set operation, module and category of the pool's allocs."""
     operations, modules = ([number[name] for name in names] for names in map(_shown, recorder.names))
     spans = table.spans
     if len(spans.begin_ns):
@@ -137,7 +142,7 @@ def _shown(names: list[str]) -> list[str]:
 def _placed(
     seen: Trace, match: Ints, time: Ints, until: Ints, pool: Trace
 ) -> tuple[dict[str, NDArray[np.int64]], Ints]:
-    """The recorder's accesses and marks, and the row of the pool that each comes before."""
+    """Return the recorder's accesses and marks, and for each the pool row that follows."""
     mark = seen.kind == Kind.MARK
     row = np.where(mark, -1, match[seen.buffer] if len(match) else -1)
     keep = np.flatnonzero(mark | ((row >= 0) & ~np.isin(seen.kind, _OWN)))

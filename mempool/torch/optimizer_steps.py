@@ -1,7 +1,8 @@
-"""Who is told of every step of any optimizer.
+"""Listeners to every step of any optimizer.
 
-PyTorch walks over its global hooks while it calls them, and fails if one comes or goes meanwhile, as when a
-program's own hook calls `pool.step()` or closes the pool. So a pair of hooks is registered once, and stays.
+PyTorch iterates over global hooks while calling them, and fails if a hook is added or removed meanwhile, as
+when a program's own hook calls `pool.step()` or closes the pool. So one pair of hooks is registered once,
+and stays.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Is told until it is removed.
+    """A listener that is called until removed.
 
     Attributes:
         before: called with the optimizer that is about to step.
-        after: called with the one that has stepped.
+        after: called with the optimizer that has stepped.
     """
 
     def __init__(
@@ -30,20 +31,20 @@ class Listener:
         before: Callable[[torch.optim.Optimizer], None] | None = None,
         after: Callable[[torch.optim.Optimizer], None] | None = None,
     ) -> None:
-        """Begin."""
+        """Register the listener."""
         self.before, self.after = before, after
         with _lock:
             _register_once()
             LISTENERS.append(self)
 
     def remove(self) -> None:
-        """No longer; also while it is being told."""
+        """Stop the calls; allowed also from within a call."""
         with _lock:
             if self in LISTENERS:
                 LISTENERS.remove(self)
 
 
-#: Those that are told.
+#: Registered listeners.
 LISTENERS: list[Listener] = []
 _lock = threading.RLock()
 _registered: list[Any] = []

@@ -1,8 +1,8 @@
-"""What a pool holds, and what it did last, in the form of PyTorch's memory snapshots.
+"""Memory and recent events of a pool in the form of PyTorch's memory snapshots.
 
-All of it is plain dicts, lists, numbers and text, which PyTorch's viewer opens. Where the device has pages,
-each run of them is a segment of its own, as it is for PyTorch's expandable segments, so that the sizes of all
-segments add up to what is reserved. No Python runs when memory is allocated, so that there are no frames.
+A snapshot consists of plain dicts, lists, numbers and text, and opens in PyTorch's viewer. On a device with
+pages, each run of pages is a segment of its own, as for PyTorch's expandable segments, so that the sizes of
+all segments add up to the reserved bytes. No Python runs when memory is allocated, so events have no frames.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEGMENT = np.dtype(list(_core.SEGMENT_FIELDS))
 _BLOCK = np.dtype(list(_core.BLOCK_FIELDS))
 _EVENT = np.dtype(list(_core.EVENT_FIELDS))
 _STATES = {"free": "inactive", "live": "active_allocated", "waiting": "active_pending_free"}
-#: What PyTorch calls the steps of an event of ours; marks are not among them.
+#: PyTorch's names for the steps of a mempool event; marks have none.
 _ACTIONS = {
     "alloc": ("alloc",),
     "free": ("free_requested", "free_completed"),
@@ -34,7 +34,7 @@ _ACTIONS = {
     "segment_unmap": ("segment_unmap",),
     "refused": ("oom",),
 }
-#: PyTorch's pool for what is in no pool; the segments of captured graphs have their own.
+#: PyTorch's id of the default pool; the segments of captured graphs have their own id.
 _NO_POOL = (0, 0)
 
 Table = dict[str, Any]
@@ -43,13 +43,13 @@ Table = dict[str, Any]
 def of_device(
     device: int, client: _core.Client, pool: _core.Pool, *, max_entries: int, skip: Collection[str] = ()
 ) -> tuple[list[Table], list[Table]]:
-    """Segments and trace entries of one device, both of the same moment.
+    """Return segments and trace entries of one device, both from the same moment.
 
     Args:
-        device: its index.
-        client: whose history.
-        pool: whose memory.
-        max_entries: of the trace, the last ones; 0: none.
+        device: index of the device.
+        client: the client whose history is read.
+        pool: the pool whose memory is read.
+        max_entries: largest number of trace entries, the last ones; 0 for none.
         skip: actions to leave out, by PyTorch's names.
     """
     segments, blocks, history = _core.snapshot(pool, client if max_entries else None)
@@ -60,7 +60,7 @@ def of_device(
 
 
 def whole(segments: list[Table], device_traces: list[list[Table]]) -> Table:
-    """A snapshot of all devices; the traces by index of the device."""
+    """Return a snapshot of all devices; ``device_traces`` is indexed by device."""
     return {
         "segments": segments,
         "device_traces": device_traces,
@@ -117,7 +117,7 @@ def _entries(history: np.ndarray[Any, Any], skip: Collection[str]) -> Iterator[T
         for action in _ACTIONS.get(_core.EVENT_KINDS[kind], ()):
             if action in skip:
                 continue
-            where = {"device_free": 0} if action == "oom" else {"addr": address}  # what is free is not known
+            where = {"device_free": 0} if action == "oom" else {"addr": address}  # the free bytes are unknown
             yield {
                 "action": action,
                 **where,

@@ -1,8 +1,8 @@
-"""PyTorch's questions about CUDA memory, answered by the pool.
+"""Replacements of PyTorch's functions about CUDA memory, answered by the pool.
 
-Where an allocator is plugged in, PyTorch does not know what it holds, and `torch.cuda.memory_allocated` and
-its like raise. They all ask a few functions of `torch._C`, which are replaced here: everything above stays
-PyTorch's own, also under names that were imported before.
+With a pluggable allocator PyTorch does not know the held memory, so `torch.cuda.memory_allocated` and similar
+functions raise. All of them call a few functions of `torch._C`, which are replaced here: everything above
+stays PyTorch's own, also under names that were imported before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mempool import _core
 from mempool.errors import UsageError
 from mempool.torch.counts import Counts
 
-#: The client and the pool that serve a device of this index; None: they do not.
+#: Function from a device's index to the client and pool that serve the device; None if no pool does.
 Source = Callable[[int], "tuple[_core.Client, _core.Pool] | None"]
 
 _ACTIONS = (
@@ -32,14 +32,15 @@ _ACTIONS = (
     "oom",
     "snapshot",
 )
-#: A limit from here on is none.
+#: Limit in bytes from which on there is no limit.
 _UNLIMITED = 2**63
 
 
 def begin(source: Source) -> None:
-    """Answer PyTorch's questions from the pools of this source, until `end`; again: from those of another.
+    """Answer PyTorch's memory functions from the pools of this source until `end`; replace an earlier source.
 
-    A device for which the source says None has nothing. A history that is being kept goes on.
+    A device without a pool, for which the source returns None, has no memory in use. A history that is being
+    recorded continues.
     """
     import torch
 
@@ -49,14 +50,14 @@ def begin(source: Source) -> None:
         for name, answer in _ANSWERS.items():
             present = getattr(torch._C, name, None)
             if present is None or present is _ours.get(name):
-                continue  # not in this version or build, or replaced already
+                continue  # absent from this version or build, or replaced already
             _ours[name] = _replacement(present, answer)
             _originals[name] = present
             setattr(torch._C, name, _ours[name])
 
 
 def end() -> None:
-    """PyTorch answers as before. What others have replaced meanwhile is left alone."""
+    """Restore PyTorch's functions, except those that others have replaced meanwhile."""
     import torch
 
     with _answers.lock:
@@ -69,52 +70,52 @@ def end() -> None:
 
 @dataclass(frozen=True)
 class History:
-    """What `torch.cuda.memory._record_memory_history` has asked for."""
+    """Arguments of the last `torch.cuda.memory._record_memory_history`."""
 
     max_entries: int = 0
     skip: tuple[str, ...] = ()
 
 
 class Answers:
-    """PyTorch's functions as the pools of a source answer them; NotImplemented: somebody else has to."""
+    """PyTorch's functions answered from the pools of a source; NotImplemented passes on to the original."""
 
     def __init__(self) -> None:
-        """Nobody is served yet."""
+        """Begin without a source."""
         self.source: Source | None = None
         self.history = History()
-        self.lock = threading.RLock()  # collecting garbage in here may run what asks again
+        self.lock = threading.RLock()  # reentrant: garbage collection in here may call these functions again
         self._counts: dict[int, Counts] = {}
 
     def forget(self) -> None:
-        """Nobody is served any more."""
+        """Drop the source, the history and all statistics."""
         for client, _ in self._served().values():
             _core.set_history(client, 0)
         self.source, self.history = None, History()
         self._counts.clear()
 
     def go_on(self) -> None:
-        """Keep the history that was asked for of whoever serves now."""
+        """Record the requested history for the clients that serve now."""
         if self.history.max_entries:
             for client, _ in self._served().values():
                 _core.set_history(client, self.history.max_entries)
 
     def memory_stats(self, device: int) -> Any:
-        """The nested dict of `torch.cuda.memory_stats_as_nested_dict`."""
+        """Return the nested dict of `torch.cuda.memory_stats_as_nested_dict`."""
         counts = self._counts_of(device)
         return NotImplemented if counts is None else counts.nested()
 
     def reset_peaks(self, device: int) -> Any:
-        """As `torch.cuda.reset_peak_memory_stats`."""
+        """Implement `torch.cuda.reset_peak_memory_stats`."""
         counts = self._counts_of(device)
         return NotImplemented if counts is None else counts.reset_peaks()
 
     def reset_totals(self, device: int) -> Any:
-        """As `torch.cuda.reset_accumulated_memory_stats`."""
+        """Implement `torch.cuda.reset_accumulated_memory_stats`."""
         counts = self._counts_of(device)
         return NotImplemented if counts is None else counts.reset_totals()
 
     def memory_fraction(self, device: int) -> Any:
-        """The pool's limit as a part of the device's memory; 1.0 without one."""
+        """Return the pool's limit as a fraction of the device's memory; 1.0 without a limit."""
         if self.source is None:
             return NotImplemented
         served = self.source(device) or _nobody()
@@ -126,7 +127,12 @@ class Answers:
         return min(1.0, limit / torch.cuda.get_device_properties(device).total_memory)
 
     def memory_snapshot(self, asked: tuple[Any, ...] | None = None) -> Any:
-        """As `torch.cuda.memory._snapshot`; asked: a pool's id, of two numbers, and whether with traces."""
+        """Implement `torch.cuda.memory._snapshot`.
+
+        Args:
+            asked: the two numbers of a pool's id, and optionally whether to include traces; None for
+                everything.
+        """
         if self.source is None:
             return NotImplemented
         from mempool.torch import snapshots
@@ -141,16 +147,16 @@ class Answers:
             found, traces[device] = snapshots.of_device(
                 device, client, pool, max_entries=max_entries, skip=self.history.skip
             )
-            segments.extend(s for s in found if pool_id in ((0, 0), s["segment_pool_id"]))  # zeros: all
+            segments.extend(s for s in found if pool_id in ((0, 0), s["segment_pool_id"]))  # zeros: all pools
         return snapshots.whole(segments, traces)
 
     def record_history(
         self, enabled: str | None, context: str | None, stacks: str, max_entries: int, *more: Any
     ) -> Any:
-        """As `torch.cuda.memory._record_memory_history`, without frames.
+        """Implement `torch.cuda.memory._record_memory_history`, without frames.
 
         Raises:
-            UsageError: a value that PyTorch does not know.
+            UsageError: a value is unknown to PyTorch.
         """
         if self.source is None:
             return NotImplemented
@@ -162,7 +168,7 @@ class Answers:
     def record_history_legacy(
         self, enabled: Any, _context: Any, max_entries: int, _alloc_context: Any, _cpp: Any, *more: Any
     ) -> Any:
-        """The same in its older form."""
+        """Implement the older form of `record_history`."""
         return NotImplemented if self.source is None else self._record(max_entries if enabled else 0, *more)
 
     def _record(self, max_entries: int, clear: Any = False, *more: Any) -> None:  # noqa: FBT002
@@ -178,11 +184,11 @@ class Answers:
             _core.set_history(client, max_entries)
 
     def is_history_enabled(self) -> Any:
-        """Whether events are kept."""
+        """Return true if events are recorded."""
         return NotImplemented if self.source is None else self.history.max_entries != 0
 
     def allocation_traceback(self, _address: int) -> Any:
-        """None: there are no frames."""
+        """Return None, since no frames are recorded."""
         return NotImplemented if self.source is None else None
 
     def _served(self) -> dict[int, tuple[_core.Client, _core.Pool]]:
@@ -203,13 +209,13 @@ class Answers:
 
 @functools.cache
 def _nobody() -> tuple[_core.Client, _core.Pool]:
-    """Of a device that nobody serves: nothing is held there."""
+    """Return an empty client and pool for a device without a pool."""
     pool = _core.Pool(device=_core.SimulatedDevice(capacity=0))
     return _core.Client(pool, "nobody"), pool
 
 
 def devices() -> int:
-    """How many CUDA devices PyTorch sees."""
+    """Return the number of CUDA devices that PyTorch sees."""
     import torch
 
     return int(torch.cuda.device_count())
@@ -223,7 +229,7 @@ def _one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:
 def _replacement(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(answer)
     def replaced(*args: Any) -> Any:
-        # What is allocated here is not the program's, and the pool must not learn from it.
+        # Allocations here are not the program's, and the pool must not learn from them.
         with _core.Bypass(), _answers.lock:
             answered = answer(*args)
         return original(*args) if answered is NotImplemented else answered
@@ -234,7 +240,7 @@ def _replacement(original: Callable[..., Any], answer: Callable[..., Any]) -> Ca
 _answers = Answers()
 _ours: dict[str, Callable[..., Any]] = {}
 _originals: dict[str, Callable[..., Any]] = {}
-#: Under their names in `torch._C`. `torch.accelerator` asks the same questions under names of its own.
+#: Answers by name in `torch._C`. `torch.accelerator` calls the same functions under its own names.
 _ANSWERS: dict[str, Callable[..., Any]] = {
     "_cuda_memoryStats": _answers.memory_stats,
     "_cuda_resetPeakMemoryStats": _answers.reset_peaks,

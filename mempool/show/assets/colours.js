@@ -1,11 +1,12 @@
-// Colours that are told apart with any colour vision: those of Okabe and Ito (Color Universal Design, 2008), each plain
-// and dark, in two shades for neighbours.
+// Colours distinguishable with any colour vision: those of Okabe and Ito (Color Universal Design, 2008), each
+// plain and dark, in two shades for neighbours.
 
 const HUES = [[230, 159, 0], [86, 180, 233], [0, 158, 115], [213, 94, 0], [0, 114, 178], [204, 121, 167], [240, 228, 66]]
 const UNKNOWN = [153, 153, 153]
 const OWNER_COLOURS = 2 * HUES.length, DIM = 2 * OWNER_COLOURS + 2
 
-// All colours a picture has, as CSS and as the numbers that an image holds; the last is of what no search means.
+// All colours of a picture, as CSS and as the numbers of an image; the last colour is for buffers outside the
+// search.
 function palette(dark) {
   const owners = [...HUES, ...HUES.map((hue) => hue.map((part) => Math.round(part * 0.62))), UNKNOWN]
   const colours = owners.flatMap((hue) => [hue, hue.map((part) => Math.round(part * 0.84))])
@@ -18,10 +19,11 @@ function palette(dark) {
   }
 }
 
-// The place of an owner's colour in a palette: owners of the highest ranks differ, later ones begin anew.
+// Index of an owner's colour in a palette: the owners of the highest ranks differ, later ones repeat the
+// colours.
 const colourOf = (owners, key) => 2 * (key === owners.unknown ? OWNER_COLOURS : key % OWNER_COLOURS)
 
-// Which of the colours each buffer has.
+// Colour index of each buffer.
 function coloured(timeline, owners, matches) {
   const {row} = timeline, colour = new Uint8Array(row.length)
   for (let i = 0; i < colour.length; i++)

@@ -1,4 +1,4 @@
-// Parts of the page. What comes from a trace is put in as text of nodes, never as markup.
+// DOM helpers. Text from a trace is inserted as text of nodes, never as markup.
 
 const byId = (name) => document.getElementById(name)
 

@@ -1,8 +1,8 @@
-// The address of the page says what is shown, so that a link to it shows the same.
+// The page's URL encodes the shown state, so that a link to the URL shows the same.
 
 const CALM_MS = 250
 
-// What is shown, as the part of an address after "#".
+// Encode the shown state as the URL fragment, the part after "#".
 function stateOf(show) {
   const {picture, index, by, together, time, chosen, port: {x, y}} = show, search = byId("search").value
   const range = ({start, end}) => [start, end].map((edge) => Number(edge.toPrecision(9))).join("~")
@@ -13,7 +13,7 @@ function stateOf(show) {
   return new URLSearchParams(said).toString()
 }
 
-// Show what an address says, as far as it makes sense here.
+// Restore the state of a URL fragment, as far as valid for this page.
 function restore(show, state, seek) {
   const said = new URLSearchParams(state), number = (name) => said.has(name) ? Number(said.get(name)) : NaN
   const whole = (value, most) => Number.isInteger(value) && value >= 0 && value < most
@@ -32,7 +32,8 @@ function restore(show, state, seek) {
   show.tell("view")
 }
 
-// Keep the address up to date, and follow it where it is changed by hand; a part of another page has none of its own.
+// Keep the URL up to date, and follow manual changes of the URL; a page embedded in another has no URL of its
+// own.
 function linked(show, seek) {
   if (!["file:", "http:", "https:"].includes(location.protocol)) return
   const usual = stateOf(show)

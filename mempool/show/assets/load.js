@@ -1,6 +1,6 @@
-// The load above the pictures, and the axis of time.
+// The load plot above the pictures, and the time axis.
 
-// Axes of time and the strip, as far as the timeline has any.
+// Fill the time axes and the strip, as far as the timeline has data for them.
 function fillAxes(show) {
   const {timeline: {still, notes}, models: {addresses, load, strip, moment_below: moment}} = show
   const {above, below} = rowsOf(notes), [axis] = addresses.below
@@ -23,7 +23,7 @@ function fillLoad(show) {
   const highest = (values, least) => values.reduce((a, b) => Math.max(a, b), least)
   show.reach = highest(before.data.bytes, most)
   refused.data = refusedLines(timeline)
-  // A request for much more than was alive must not make all else small.
+  // A request much larger than the peak load must not shrink the rest of the plot.
   show.reach = highest(refused.data.high.map((bytes) => Math.min(bytes, 2 * show.reach || bytes)), show.reach)
   show.held = highest(reserved.data.bytes, show.reach)
   load.x_range.setv({start: show.first, end: show.last})

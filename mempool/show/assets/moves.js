@@ -1,12 +1,12 @@
-// Absences of buffers that go to the host and come back.
+// Absences of buffers that are offloaded to the host and come back.
 
 const MOST_ABSENCES = 300
-// How copies to the host and from it are drawn: hatched, and marked by triangles that point up and down.
+// Style of copies to and from the host: hatched, and marked by triangles that point up and down.
 const OUT = {colour: "#d55e00", slant: "right_diagonal_line", angle: 0}
 const BACK = {colour: "#0072b2", slant: "left_diagonal_line", angle: Math.PI}
 
-// Absences in a window as outlines where the buffer was, its copies out and back beside them, and a mark where each is
-// asked for. The largest ones, where they are many; none without `moved`.
+// Absences in a window: outlines at the buffers' former addresses, their copies out and back beside them, and
+// a mark at the begin of each copy. If there are many, only the largest absences; without `moved`, none.
 function awayIn(moved, {left, right, bottom, top}) {
   const box = () => ({left: [], right: [], bottom: [], top: [], row: []})
   const absent = box(), copies = {...box(), colour: [], slant: []}, marks = {time: [], address: [], colour: [], angle: []}

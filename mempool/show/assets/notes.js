@@ -1,4 +1,5 @@
-// Refused requests, marks and named ranges beside the buffers: a strip in which ranges nest, and lines where memory ran out.
+// Refused requests, marks and named ranges beside the buffers: a strip with nested ranges, and lines at
+// out-of-memory errors.
 
 const ROW_PX = 17, MOST_DEPTH = 6, LETTER_PX = 6.6, MOST_DRAWN = 1000
 
@@ -15,13 +16,13 @@ function notesOf({refused, marks, ranges}, planes) {
 
 const nameOf = (named, at) => named?.names[named.of[at]] ?? ""
 
-// The rows of a strip: of marks, if there are any, above 0, and of each depth of ranges below it.
+// Rows of a strip: one above 0 for marks, if any exist, and below 0 one for each depth of ranges.
 function rowsOf({marks, ranges}) {
   const deepest = ranges.depth.reduce((a, b) => Math.max(a, b), -1)
   return {above: marks.time.length ? 1 : 0, below: Math.min(deepest + 1, MOST_DEPTH)}
 }
 
-// What of a strip is in a window of time; names where there is room for them, `pixel` of time each.
+// Content of a strip in a window of time; names where they fit; a screen pixel is `pixel` units of time.
 function stripIn({marks, ranges}, {start, end}, pixel, colours) {
   const boxes = {left: [], right: [], bottom: [], top: [], colour: []}
   const lines = {time: []}, texts = {time: [], row: [], text: []}
@@ -46,7 +47,7 @@ function stripIn({marks, ranges}, {start, end}, pixel, colours) {
   return {boxes, lines, texts}
 }
 
-// What a place in a strip says, as pairs; null where nothing is.
+// Description of a point in a strip, as pairs; null where the strip is empty.
 function noteAt({timeline, timeline: {notes: {marks, ranges}}}, time, row, pixel) {
   if (row >= 0) {
     const near = marks.time.findIndex((when) => Math.abs(when - time) < 5 * pixel)
@@ -63,7 +64,7 @@ function rangeAt({begin, end, depth}, time, row) {
   return begin.findIndex((from, k) => from <= time && time < end[k] && depth[k] === row)
 }
 
-// Lines of refused requests, from what was alive upwards by what was asked for.
+// Lines of refused requests, from the live bytes upwards by the requested bytes.
 function refusedLines({load, notes: {refused: {time, asked}}}) {
   const low = Array.from(time, (when) => load.bytes[lastAtMost(load.time, when)] ?? 0)
   return {time: Array.from(time), low, high: low.map((bytes, k) => bytes + asked[k])}

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Readable numbers.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
 

@@ -1,14 +1,14 @@
-// Who buffers belong to: the same kinds, names and order for colours, for the table and for searches.
+// Owners of buffers: the same kinds, names and order for colours, for the table and for searches.
 
 const NAMED_KINDS = ["category", "frame", "module", "operation", "pool"]
 
-// The kinds of owners that a timeline tells of.
+// Kinds of owners that a timeline has data for.
 function kindsOf(timeline) {
   const named = NAMED_KINDS.filter((kind) => timeline[kind])
   return [...named, ...(timeline.streams.length > 1 ? ["stream"] : []), "size", "buffer"]
 }
 
-// The first kind that says whose most bytes of the peak are; else the one that says it of most.
+// The first kind that knows the owner of at least half of the peak's bytes; else the kind that knows most.
 function usualKind(timeline) {
   const [peak, bytes] = timeline.load.peak
   const named = NAMED_KINDS.filter((kind) => timeline[kind]).map((kind) => {
@@ -19,8 +19,8 @@ function usualKind(timeline) {
   return named.find(([, known]) => known >= bytes / 2)?.[0] ?? most ?? (timeline.streams.length > 1 ? "stream" : "size")
 }
 
-// Owners of a kind: which one each buffer has, the name of each, and which one stands for the unknown, or -1. Those
-// with most bytes at the peak come first; with as many, those with most bytes times time.
+// Owners of a kind: the owner of each buffer, the name of each owner, and the owner that stands for unknown,
+// or -1. Owners are sorted by bytes at the peak, then by bytes times time, most first.
 function ownersOf(timeline, kind) {
   timeline.owners ??= new Map()
   const made = kind === "buffer" ? eachBuffer : ranked
@@ -55,7 +55,7 @@ function ranked(timeline, kind) {
   return {kind, of: Int32Array.from(size, (_, i) => rank[key(i)]), count: order.length, unknown: rank[unknown], name}
 }
 
-// Names of a kind, and the place of each buffer's among them, -1 where it has none.
+// Names of a kind, and the index of each buffer's name, -1 for a buffer without one.
 function keyed(timeline, kind) {
   if (kind === "stream") return {names: timeline.streams, of: timeline.stream}
   if (kind !== "size") return timeline[kind]
@@ -63,7 +63,7 @@ function keyed(timeline, kind) {
   return {names: sizes.map((size) => `${binary(size)} (${plain(size)} B)`), of: timeline.size.map((size) => at.get(size))}
 }
 
-// What is alive at a time, by owner: most bytes first.
+// Live bytes and buffers at a time, by owner: most bytes first.
 function aliveAt(timeline, owners, time) {
   const {start, end, size} = timeline
   const bytes = new Float64Array(owners.count), count = new Int32Array(owners.count)
@@ -78,7 +78,7 @@ function aliveAt(timeline, owners, time) {
   return alive.sort((a, b) => b.bytes - a.bytes || a.key - b.key)
 }
 
-// The text of a search that means one owner's buffers and no others.
+// Search text that matches the buffers of one owner and no others.
 function searchOf({kind, name}, key) {
   return kind === "buffer" ? name(key).split(" ", 1)[0] : `${kind}=${name(key)}`
 }

@@ -1,4 +1,4 @@
-// The controls around the figure, and what the page says beside it.
+// Controls around the figure, and the text of the page beside the figure.
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)")
 const STEP = 0.2, FACTOR = 1.5, MOST_FAILURES = 20
@@ -9,7 +9,7 @@ function theme(show, on) {
   show.theme(on)
 }
 
-// The choices that there are: devices or other timelines, views of the one that is shown, kinds of owners.
+// Fill the choices: devices or other timelines, views of the shown timeline, kinds of owners.
 function choices(show) {
   const {timelines, views, timeline, view} = show
   byId("devices").hidden = timelines.length < 2
@@ -51,7 +51,7 @@ function facts(show) {
   byId("caveats").replaceChildren(...timeline.caveats.map((one) => element("li", one)))
 }
 
-// The requests that were refused; a click shows what was alive then.
+// List the refused requests; a click shows the buffers alive then.
 function failures(show) {
   const {refused} = show.timeline.notes
   byId("refused").hidden = !refused.count

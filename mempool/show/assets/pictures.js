@@ -1,4 +1,5 @@
-// The two pictures of a show, in one form: the top of all bytes, how a window is drawn, and where a piece is in it.
+// The two pictures behind one interface: the top of all bytes, the drawing of a window, and the place of a
+// piece.
 
 const MOST_RECTANGLES = 500
 
@@ -24,7 +25,7 @@ const addressPicture = {
 
 const stackPicture = {
   label: "bytes alive",
-  top: ({reach, held}) => held <= 1.5 * reach ? held : reach,  // the line of what was reserved, unless it is far above
+  top: ({reach, held}) => held <= 1.5 * reach ? held : reach,  // show the reserved line, unless far above
   draw: ({timeline, colour, palette, order}, window) => stacked(timeline, colour, palette, window, order),
   rectangles: ({timeline, view}) => rectanglesOf(timeline, view, []),
   segments: (show, window) => segmentsIn({address: [], size: [], start: [], end: []}, window),

@@ -1,4 +1,4 @@
-// The two plots: what they show follows from the view, the picture, the ranges, the owners and the search.
+// The two plots; their content follows from the view, the picture, the ranges, the owners and the search.
 
 const MARGIN = 0.5, QUIET_MS = 90
 const PICTURES = {stacked: stackPicture, addresses: addressPicture}
@@ -35,7 +35,7 @@ class Show {
   get drawer() { return PICTURES[this.picture] }
   tell(what) { for (const listener of this.listeners) listener(what) }
 
-  // Show another view, and everything of its timeline where that is another one.
+  // Show another view; if the view has another timeline, reset everything of the timeline.
   look(index) {
     const before = this.index === undefined ? null : this.timeline
     this.index = index
@@ -52,7 +52,7 @@ class Show {
     this.draws(this.picture)
   }
 
-  // Show the stacked picture or that of addresses.
+  // Show the stacked picture or the picture of addresses.
   draws(picture) {
     this.picture = picture
     this.models.addresses.left[0].axis_label = this.drawer.label
@@ -85,7 +85,7 @@ class Show {
     this.tell("owners")
   }
 
-  // Stack the buffers of each owner together, or all as they were allocated.
+  // Stack the buffers of each owner together, or all buffers in order of allocation.
   group(together) {
     this.together = together
     this.repaint()
@@ -103,7 +103,8 @@ class Show {
     this.refresh()
   }
 
-  // What is drawn reaches beyond the window: a gesture moves it, and it is drawn anew when the gesture rests.
+  // Redraw soon. The drawing extends beyond the window: a gesture moves the drawing, and the redraw waits
+  // until the gesture rests.
   soon() {
     clearTimeout(this.timer)
     const {x, y} = this.port, drawn = this.drawn
@@ -132,7 +133,7 @@ class Show {
 
   put({left, right, bottom, top, width, height, image, large: pieces}) {
     const {timeline, drawer, models: {picture, large, segments, absent, copies, marks}} = this
-    const Pixels = picture.data.image[0].constructor  // of Bokeh, which does not name it
+    const Pixels = picture.data.image[0].constructor  // Bokeh's class, which Bokeh does not export
     const drawn = {
       image: [new Pixels(image.buffer, [height, width])], x: [left], y: [bottom], dw: [right - left], dh: [top - bottom],
     }
@@ -142,7 +143,7 @@ class Show {
     const away = awayIn(drawer.moved(this), this.drawn)
     for (const [source, data] of [[picture, drawn], [large, edges], [segments, drawer.segments(this, this.drawn)],
       [absent, away.absent], [copies, away.copies], [marks, away.marks]])
-      source.setv({data}, {check_eq: false})  // they differ: comparing pixels takes longer than drawing them
+      source.setv({data}, {check_eq: false})  // always different: comparing pixels takes longer than drawing
   }
 
   putNotes(pixel) {
@@ -159,7 +160,8 @@ class Show {
     models.chosen.data = chosen !== null && this.drawn && drawer.has(this, chosen) ? drawer.outline(this, chosen) : none
   }
 
-  // The piece at a place in time and bytes, or null: by the pixel, which may be a piece's neighbour's by rounding.
+  // The piece at a point in time and bytes, or null. Looked up by pixel; rounding may find a neighbour, so
+  // the adjacent pixels are tried too.
   at(time, bytes) {
     const {timeline: {start, end}, drawer, drawn} = this
     if (!drawn) return null
@@ -180,7 +182,7 @@ class Show {
     this.point(this.at(time, bytes))
   }
 
-  // The pointer rests, and another piece may be below it.
+  // Update the hover text: another piece may now be below the resting pointer.
   hoverAgain() {
     const {under, port: {x, y}} = this
     if (under) this.point(this.at(x.start + under[0] * (x.end - x.start), y.start + under[1] * (y.end - y.start)))
@@ -199,7 +201,7 @@ class Show {
     else this.tooltip.hide()
   }
 
-  // Show the time of a range, or a moment.
+  // Show the time span of a range, or a moment.
   goToRange(time, row) {
     const {ranges} = this.timeline.notes, at = rangeAt(ranges, time, Math.floor(-row))
     if (at < 0) this.moment(Math.floor(time))
@@ -219,7 +221,7 @@ class Show {
     this.tell("chosen")
   }
 
-  // Choose the next piece that the search means, or any; and show it whole.
+  // Choose the next piece that matches the search, or any piece without a search, and show the whole piece.
   step(by) {
     const {timeline, drawer, matches} = this, count = timeline.start.length
     let piece = this.chosen ?? (by > 0 ? -1 : count)
@@ -231,7 +233,7 @@ class Show {
   go(piece) {
     const {timeline, port} = this, start = timeline.start[piece]
     port.aroundTime(start, timeline.end[piece])
-    this.refresh()  // a stacked picture knows where a piece is once it has drawn it
+    this.refresh()  // a stacked picture knows the place of a piece only after drawing
     this.choose(piece, start)
     const {bytes} = this.models.chosen.data
     const low = bytes.reduce((a, b) => Math.min(a, b)), high = bytes.reduce((a, b) => Math.max(a, b))
@@ -240,7 +242,7 @@ class Show {
 
   described(piece) { return described(this.timeline, this.view, piece) }
   ownerOf(piece) { return piece === null ? null : this.owners.of[bufferOf(this.timeline, piece)] }
-  // Who asked for a request that was refused, innermost first: as many lines as are known.
+  // The origin of a refused request, innermost frame first: as many lines as are known.
   refusedBy(at) {
     const {operation, frame, stack} = this.timeline.notes.refused, lines = stackOf({stack}, at)
     return lines.length ? lines : [nameOf(frame, at) || nameOf(operation, at)].filter(Boolean)
@@ -259,7 +261,7 @@ class Show {
     this.repaint()
   }
 
-  // What can be seen in the window: rows of buffers, ascending. For tests.
+  // Rows of the buffers visible in the window, ascending. For tests.
   visible() {
     const {port: {x: time, y: bytes}, drawn: {left, right, bottom, top, width, height, owner}} = this
     const seen = new Set()

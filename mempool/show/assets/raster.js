@@ -1,8 +1,9 @@
-// Level of detail: every piece in a window as pixels, and the largest ones as rectangles.
+// Level of detail: every piece in a window as pixels, and the largest pieces as rectangles.
 
-// Draws pieces into `image`, and into `owner` which piece each pixel shows, plus one. Pieces do not overlap, so that a
-// picture takes time for its pixels and for a look at each piece, not more. Those of a pixel or less come second and
-// take only what is free. The `most` largest are told too, of those that are a few pixels wide and high.
+// Draws pieces into `image`, and the index of each pixel's piece, plus one, into `owner`. Pieces do not
+// overlap, so the time is proportional to the pixels plus the pieces. Pieces of a pixel or less are drawn
+// second, on free pixels only. Also returns the `most` largest pieces among those that are a few pixels wide
+// and high.
 function raster(timeline, view, colour, palette, window, most) {
   const {left, right, bottom, top, width, height} = window, {start, end} = timeline, {address, end: high} = view
   const image = new Uint32Array(width * height), owner = new Int32Array(width * height)
@@ -44,7 +45,8 @@ function fill(image, owner, width, piece, [x0, x1, y0, y1], colour, edge) {
   }
 }
 
-// What is a pixel high or wide. Where its ends and its middle are taken, so is most of the rest.
+// Fill the free pixels of a piece that is a pixel high or wide. If both ends and the middle are taken, skip
+// the piece: most of the other pixels are taken too.
 function fillFree(image, owner, width, height, piece, [x0, right, y0, top], colour) {
   if (x0 >= width || y0 >= height) return
   const x1 = Math.max(right, x0 + 1), y1 = Math.max(top, y0 + 1)
@@ -58,7 +60,7 @@ function fillFree(image, owner, width, height, piece, [x0, right, y0, top], colo
       }
 }
 
-// The picture of what is not drawn one by one, below what is: grey, the fuller the darker.
+// Draw the coarse picture of all other pieces below the drawn ones: grey, the fuller the darker.
 function underlay({image, owner, left, right, bottom, top, width, height}, view) {
   const {rest} = view
   if (!rest) return

@@ -1,4 +1,4 @@
-// Timelines and views as columns, and what can be asked of them without drawing.
+// Timelines and views as columns, and queries on them that need no drawing.
 
 function timelineOf(said, planes) {
   const open = (name) => said[name] && column(planes, said[name])
@@ -16,7 +16,7 @@ function timelineOf(said, planes) {
   }
 }
 
-// Stacks as lists of places among names, innermost first, and which one each buffer has, -1 where unknown.
+// Stacks as lists of indices into names, innermost first, and the stack of each buffer, -1 where unknown.
 function stacksOf({names, of, depth, lines}, planes) {
   const all = column(planes, lines), table = []
   let from = 0
@@ -54,7 +54,7 @@ function realAddress(view, drawn) {
   return BigInt(view.regions[1][at]) + BigInt(drawn - view.regions[0][at])
 }
 
-// The clock in ns at a logical time, between the times at which it is known.
+// The clock in ns at a logical time, interpolated between known times.
 function clockAt({clock}, time) {
   const [times, ns] = clock
   const at = Math.min(lastAtMost(times, time), times.length - 2)
@@ -62,12 +62,12 @@ function clockAt({clock}, time) {
   return ns[at] + Math.min(Math.max(part, 0), 1) * (ns[at + 1] - ns[at])
 }
 
-// The name of what runs at a time, or "".
+// Name of the operation that runs at a time, or "".
 function running({at}, time) {
   return at?.of.length ? at.names[at.of[time % at.of.length]] ?? "" : ""
 }
 
-// The absences around a piece: the one that it ends with and the one that it begins after, or -1.
+// The absence that a piece begins after and the absence that the piece ends with, or -1.
 function absencesOf(timeline, {moved}, piece) {
   const row = timeline.row[bufferOf(timeline, piece)]
   const found = {before: -1, after: -1}
@@ -79,7 +79,7 @@ function absencesOf(timeline, {moved}, piece) {
   return found
 }
 
-// The corners of a load that is so much from each time until the next.
+// Corners of a step function whose value holds from each time until the next.
 function stairs({time, bytes}) {
   const corners = {time: [], bytes: []}
   for (let k = 0; k < time.length; k++) {
@@ -89,7 +89,7 @@ function stairs({time, bytes}) {
   return corners
 }
 
-// Bytes held by segments over time, as the corners of steps; a plan holds its arena throughout.
+// Bytes held by segments over time, as corners of steps; a plan holds the arena throughout.
 function reservedOver(view, timeline) {
   const {load} = timeline, last = load.time.length - 1
   if (view.reserved && last >= 0)

@@ -1,4 +1,5 @@
-// Which buffers a search means: an owner, #ROW, a size with or without a comparison, or a part of a name; null for all.
+// Buffers that match a search: an owner, #ROW, a size with or without a comparison, or a part of a name; null
+// for all.
 
 function matching(timeline, text) {
   const owner = /^(category|frame|module|operation|pool|stream|size)=(.*)$/s.exec(text)
@@ -11,14 +12,14 @@ function matching(timeline, text) {
   return holds ? Uint8Array.from(size, holds) : holding(timeline, wanted)
 }
 
-// Buffers of the owner of a name, which is exactly so.
+// Buffers whose owner has exactly this name.
 function owned(timeline, kind, name) {
   const owners = ownersOf(timeline, kind), meant = new Set()
   for (let key = 0; key < owners.count; key++) if (owners.name(key) === name) meant.add(key)
   return Uint8Array.from(owners.of, (key) => meant.has(key))
 }
 
-// A condition on sizes such as >=1MiB, or null where the text is none.
+// Condition on sizes such as >=1MiB; null if the text is no condition.
 function comparison(wanted) {
   const compared = /^([<>]=?|=)?\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?(b)?$/.exec(wanted)
   if (!compared || !(compared[1] || compared[3] || compared[4])) return null
@@ -29,7 +30,7 @@ function comparison(wanted) {
     "=": (s) => s === bytes}[how]
 }
 
-// Buffers with a part of a name: of any of their owners, of a line of their stack, or their own.
+// Buffers with a matching part of a name: an owner's name, a line of the stack, or the buffer's own name.
 function holding(timeline, wanted) {
   const {ids, stack, size} = timeline, has = (name) => name.toLowerCase().includes(wanted)
   const found = new Uint8Array(size.length)

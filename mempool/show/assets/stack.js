@@ -1,6 +1,6 @@
-// The stacked picture: at each moment the buffers that are alive, one upon the other, as high as they are large.
+// The stacked picture: at each moment the live buffers on top of each other, each as high as its size.
 
-// The bytes alive of what is drawn, from each time until the next.
+// Live bytes of the drawn pieces, from each time until the next.
 function stepsOf(timeline) {
   if (timeline.steps) return timeline.steps
   const {start, end, size} = timeline, count = start.length
@@ -17,11 +17,12 @@ function stepsOf(timeline) {
   return timeline.steps = {time, bytes}
 }
 
-// The moment that each column of pixels shows: of the times in it the one with most bytes alive, so that no peak is lost.
+// The moment that each column of pixels shows: the column's time with most live bytes, so that no peak is
+// lost.
 function momentsOf(timeline, {left, right, width}) {
   const {time, bytes} = stepsOf(timeline), step = (right - left) / width
   const moments = new Float64Array(width)
-  let at = time[0] <= left ? lastAtMost(time, left) : -1  // -1: before all of them
+  let at = time[0] <= left ? lastAtMost(time, left) : -1  // -1: before the first time
   for (let x = 0; x < width; x++) {
     const from = left + x * step, to = from + step
     while (at + 1 < time.length && time[at + 1] <= from) at += 1
@@ -32,8 +33,8 @@ function momentsOf(timeline, {left, right, width}) {
   return moments
 }
 
-// The pieces from the bottom to the top: those found first, so that their sum can be read; as they were allocated, or
-// those of an owner together, the largest owner lowest.
+// Order of the pieces from bottom to top: search matches first, so that their sum can be read; then in order
+// of allocation, or grouped by owner, the largest owner lowest.
 function orderOf(timeline, owners, matches) {
   const count = owners?.count ?? 1, next = new Uint32Array(2 * count + 1), order = new Uint32Array(timeline.start.length)
   const key = (i) => {
@@ -57,13 +58,13 @@ function firstAtLeast(values, x) {
   return low
 }
 
-// Draws into `image`, and into `owner` which piece each pixel shows, plus one; the pieces in an order of `orderOf`. What
-// is not drawn one by one is a grey band above the others.
+// Draws pieces in an order of `orderOf` into `image`, and the index of each pixel's piece, plus one, into
+// `owner`. Pieces that are not drawn one by one are a grey band on top.
 function stacked(timeline, colour, palette, window, order) {
   const {bottom, top, width, height} = window, {start, end, size, small} = timeline, up = height / (top - bottom)
   const drawn = {...window, image: new Uint32Array(width * height), owner: new Int32Array(width * height), large: []}
   const moments = drawn.moments = momentsOf(timeline, window)
-  const reach = new Float64Array(width).fill(-bottom * up)  // of each column, in pixels above the window's bottom
+  const reach = new Float64Array(width).fill(-bottom * up)  // fill height of each column, in pixels
   for (const i of order) {
     if (end[i] <= moments[0] || start[i] > moments[width - 1]) continue
     const buffer = bufferOf(timeline, i), shade = colour[buffer], tall = size[buffer] * up
@@ -81,7 +82,7 @@ function stacked(timeline, colour, palette, window, order) {
   return drawn
 }
 
-// A part of a column of pixels, as far as it is in the window.
+// Fill a part of a column of pixels, clipped to the window.
 function pile({image, owner, width, height}, x, low, high, piece, plain, edge) {
   const y0 = Math.max(low, 0), stop = Math.min(high, height) * width
   for (let at = y0 * width + x; at < stop; at += width) {
@@ -91,7 +92,7 @@ function pile({image, owner, width, height}, x, low, high, piece, plain, edge) {
   if (high - low > 3 && low >= 0 && low < height) image[y0 * width + x] = edge
 }
 
-// The outline of a piece in the stacked picture: the corners of its lower edge and, backwards, of its upper one.
+// Outline of a piece in the stacked picture: the corners of the lower edge and, backwards, of the upper edge.
 function outlineOf(timeline, piece, {moments, left, right, width}, order) {
   const {start, end, size} = timeline
   const from = firstAtLeast(moments, start[piece]), to = firstAtLeast(moments, end[piece])

@@ -1,4 +1,4 @@
-// Runs when the figure has its size, and again at every other size.
+// Runs when the figure has a size, and again at every resize.
 
 const shows = window.mempoolShows ??= new WeakMap()
 const known = shows.get(addresses)
@@ -16,6 +16,6 @@ else {
     const show = new Show(models, timelines, views, said)
     shows.set(addresses, show)
     document.dispatchEvent(new CustomEvent("mempool-show", {detail: show}))
-    if (!show.drawn) show.theme(false)  // nobody chose one
+    if (!show.drawn) show.theme(false)  // no theme was chosen
   })
 }

@@ -1,5 +1,5 @@
-// The table of owners: what each has at a moment, most bytes first. A row finds its buffers in the picture, a buffer marks
-// its row.
+// The table of owners: the live bytes of each owner at a moment, most first. A row finds the owner's buffers
+// in the picture, a buffer marks the owner's row.
 
 const MOST_ROWS = 100
 
@@ -41,7 +41,8 @@ class OwnerTable {
     return [element("tr", cell)]
   }
 
-  // Mark the rows of the buffer below the pointer, and of the chosen one. An owner without a row gets one.
+  // Mark the owner's row of the buffer below the pointer, and of the chosen buffer. An owner without a row
+  // gets one.
   mark() {
     const {show} = this, marked = {pointed: show.ownerOf(show.pointed ?? null), chosen: show.ownerOf(show.chosen)}
     for (const row of this.rows.values()) row.classList.remove(...Object.keys(marked))

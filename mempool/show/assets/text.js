@@ -1,9 +1,9 @@
-// Buffers as people read them.
+// Readable descriptions of buffers.
 
-// What logical time counts.
+// Unit of logical time.
 const ticks = (timeline) => timeline.ticks ?? (timeline.period ? "allocations" : "events")
 
-// How a piece came from the host and goes there, as pairs.
+// A piece's reload from the host and offload to the host, as pairs of label and text.
 function journeys(timeline, view, piece) {
   const {before, after} = absencesOf(timeline, view, piece), {moved} = view, lines = []
   const at = (time) => [plain(time), running(timeline, time)].filter(Boolean).join(" ")
@@ -15,12 +15,12 @@ function journeys(timeline, view, piece) {
   return lines
 }
 
-// The lines of a buffer's stack, innermost first; none where it is unknown.
+// Lines of a buffer's stack, innermost first; none if the stack is unknown.
 function stackOf({stack}, buffer) {
   return Array.from(stack?.table[stack.of[buffer]] ?? [], (line) => stack.names[line])
 }
 
-// When a piece is alive, as a pair.
+// Lifetime of a piece, as a pair of label and text.
 function lifetime(timeline, view, piece) {
   const {start, end, clock, parts, cut, since} = timeline, length = end[piece] - start[piece]
   const before = cut && start[piece] === since
@@ -30,7 +30,7 @@ function lifetime(timeline, view, piece) {
   return [view.moved ? "on the device" : parts ? "part of its lifetime" : "lifetime", when]
 }
 
-// What is known about a piece, as pairs of label and text.
+// Description of a piece, as pairs of label and text.
 function described(timeline, view, piece) {
   const {size, row, stream, streams, ids} = timeline
   const buffer = bufferOf(timeline, piece)

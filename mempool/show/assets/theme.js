@@ -1,4 +1,4 @@
-// Light or dark plots.
+// Light and dark theme of the plots.
 
 function paint(models, dark) {
   const text = dark ? "#e6e8ea" : "#22262a", grid = dark ? "#3a4046" : "#e3e6e9", paper = dark ? "#15181b" : "#ffffff"

@@ -1,4 +1,4 @@
-// A box of text beside the pointer. Texts of traces are only ever text of a node.
+// Tooltip beside the pointer. Text from traces is only ever inserted as text of a node.
 
 const MOST_LINES = 40
 

@@ -1,4 +1,4 @@
-// The packed content of a page: see pack.py for its layout.
+// Unpacking of a page's packed content: see pack.py for the layout.
 
 async function unpack(text) {
   const characters = atob(text), bytes = new Uint8Array(characters.length)
@@ -10,7 +10,7 @@ async function unpack(text) {
   return {said, planes: raw.subarray(4 + length)}
 }
 
-// One column as Float64Array: exact up to 2**53.
+// Unpack one column as Float64Array: exact up to 2**53.
 function column(planes, {at, count, width, delta, first}) {
   const values = new Float64Array(count)
   let sum = first

@@ -1,7 +1,8 @@
-// The part of time and of bytes that is in view.
+// The visible range of time and of bytes.
 
 class Viewport {
-  // Ranges of Bokeh; `limits` are {first, last, top}: all of time, and of bytes from 0.
+  // `x` and `y` are Bokeh's ranges; `limits` are {first, last, top}: the ends of time, and the top of bytes
+  // from 0.
   constructor(x, y) { Object.assign(this, {x, y, limits: {first: 0, last: 1, top: 1}}) }
 
   whole() {
@@ -12,24 +13,24 @@ class Viewport {
   allTime() { this.x.setv({start: this.limits.first, end: this.limits.last}) }
   allBytes() { this.y.setv({start: 0, end: 1.02 * this.limits.top || 1}) }
 
-  // A lifetime and as much before and after it, within all of time.
+  // Show a lifetime and as much time before and after, within all of time.
   aroundTime(start, end) {
     const {first, last} = this.limits, length = end - start
     this.x.setv({start: Math.max(start - length, first), end: Math.min(end + length, last)})
   }
 
-  // A range of bytes and `more` below and above it, within all of them.
+  // Show a range of bytes and `more` bytes below and above, within all bytes.
   aroundBytes(low, high, more) {
     this.y.setv({start: Math.max(low - more, 0), end: Math.min(high + more, 1.02 * this.limits.top)})
   }
 
-  // A tenth of all time around a moment.
+  // Show a tenth of all time around a moment.
   at(time) {
     const part = (this.limits.last - this.limits.first) / 20 || 1
     this.x.setv({start: time - part, end: time + part})
   }
 
-  // Zoom about the middle, and move by a part of the window.
+  // Zoom about the middle of the window; `pan` moves by a part of the window.
   zoom(factor, which = "xy") {
     for (const range of Array.from(which, (axis) => this[axis])) {
       const middle = (range.start + range.end) / 2
