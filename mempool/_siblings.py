@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def check_built() -> None:
-    """Check that this package has its native module, without importing the module.
+    """Check that this package has the native module, without importing the module.
 
     Raises:
         ImportError: this package is the source folder.

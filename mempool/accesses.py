@@ -54,7 +54,7 @@ def _pools(pool: Pool | CupyPool) -> list[tuple[int, Pool]]:
 
 
 class PoolRecorder(ArrayRecorder):
-    """An `ArrayRecorder` that also records all allocations and frees of the pools inside its context."""
+    """An `ArrayRecorder` that also records all allocations and frees of the pools inside the context."""
 
     def __init__(self, pools: list[tuple[int, Pool]], *, frames: bool) -> None:
         super().__init__(frames=frames)

@@ -33,7 +33,7 @@ def apart(needs: str, call: Callable[..., T], *arguments: object, **options: obj
     started, the call is made here.
 
     Raises:
-        Exception: what the function raises.
+        Exception: the error that the function raises.
     """
     said = None if needs in sys.modules or not sys.executable else _asked(call, arguments, options)
     if said is None:
@@ -46,7 +46,7 @@ def apart(needs: str, call: Callable[..., T], *arguments: object, **options: obj
 
 
 def _asked(call: object, arguments: object, options: object) -> tuple[bool, Any] | None:
-    """Return success of the call, and its result or error; None if the subprocess failed."""
+    """Return success of the call, and the result or error; None if the subprocess failed."""
     try:
         done = subprocess.run(  # noqa: S603
             [sys.executable, "-I", "-c", _CODE],  # without PYTHONPATH, which `mempool run` may have changed

@@ -17,7 +17,7 @@ from mempool.streams import number
 
 
 class CallbackPool(Pool):
-    """A pool of a CUDA device whose framework calls Python; after `close`, it serves without plans."""
+    """A pool of a CUDA device whose framework calls Python; serves without plans after `close`."""
 
     #: Streams share no memory: those of one framework do not know the uses that another framework waits for.
     wait_bytes = NEVER

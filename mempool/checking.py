@@ -17,7 +17,7 @@ _all: weakref.WeakSet[Checking] = weakref.WeakSet()
 
 
 class Checking:
-    """A checked client and its faults.
+    """A checked client and the faults found.
 
     Attributes:
         core: allocator with checks, which serves in place of the client.

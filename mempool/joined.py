@@ -33,7 +33,7 @@ def join(pools: list[tuple[int, Trace]], seen: Table, names: list[int]) -> Joine
     """Merge the events of pools and of a recorder in order of time.
 
     Args:
-        pools: index of each device, and the trace of its pool with addresses.
+        pools: index of each device, and the trace of the pool there, with addresses.
         seen: columns of the recorder: `traces.recorders.arrays.rows.FIELDS` and ``category``.
         names: indices of the pools' names among the recorder's names.
     """

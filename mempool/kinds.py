@@ -78,7 +78,7 @@ class Kinds:
             self._stays[key] = self._stays.get(key, stays) | stays
 
     def can_be_joined(self, planned: Planned) -> bool:
-        """Return true if the followers of this variant, and its buffers alive by then, are known."""
+        """Return true if followers and reach of this variant are known and all buffers have one group."""
         return bool(self._seen(planned)) and not planned.buffers.group.any()
 
     def _seen(self, planned: Planned) -> dict[bytes, NDArray[np.int64]]:
@@ -260,7 +260,7 @@ def _packed(
 
 
 def _as_planned(pattern: Pattern, planned: Buffers) -> Pattern:
-    """Return the pattern without the buffers left out of its plan, with its coverage reduced accordingly."""
+    """Return the pattern without the buffers that the plan leaves out, with reduced coverage."""
     left = planned.persistent & ~pattern.buffers.persistent
     if not left.any():
         return pattern

@@ -124,7 +124,7 @@ class Learner:
         self._recorded_at = self._client.state()["iterations"]
 
     def look(self) -> bool:
-        """Look at the recording once; True if a plan was handed to the core."""
+        """Look at the recording once; return true if a plan was installed."""
         self.known.tell_of_a_stranger()
         self.desert_if_useless()
         done = self.again.beside() or self.again.around() or (self.may_learn() and self.learn())
@@ -295,7 +295,7 @@ class Learner:
     def _deserves_its_own(
         self, pattern: Pattern, known: Planned, state: dict[str, Any], *, helps: bool
     ) -> bool:
-        """Return true if this pattern deserves its own plan although a similar pattern has one."""
+        """Return true if this pattern deserves a separate plan although a similar pattern has one."""
         # The pattern has to recur often enough: a pattern of equal length is a variant that differs in one
         # size, as data-dependent sizes do; patterns of several lengths come from sequences of several
         # lengths, such as sentences.
@@ -385,7 +385,7 @@ class Learner:
             self._record()
 
     def _has_changed(self) -> bool:
-        """Return true if recording should start again, provided that it has ended."""
+        """Return true if recording should start again; called while recording is off."""
         state = self._client.state()
         return self._rest.is_over(self.making.counts(), replaying=state["replaying"], spoilt=state["spoilt"])
 

@@ -38,7 +38,7 @@ _OUT_OF_MEMORY = 2
 def install(**options: Any) -> NumbaPool:
     """Serve Numba's device arrays from a new pool, until the pool is closed.
 
-    A context keeps its first memory manager, so call this before Numba uses CUDA.
+    A context keeps the first memory manager, so call this before Numba uses CUDA.
 
     Args:
         options: options of `mempool.Pool`; ``index``, the device, by default the first that Numba uses;

@@ -69,7 +69,7 @@ def record_arrays(*, frames: bool = False) -> ArrayRecorder:
         frames: keep source lines.
 
     Returns:
-        A context manager; its trace includes all allocations and frees of the installed pool, if any.
+        A context manager; the trace includes all allocations and frees of the installed pool, if any.
 
     Raises:
         UsageError: the pool writes a trace file.

@@ -54,7 +54,7 @@ class Place(Generic[P]):
         self._module, self._end = module, f"{module}.uninstall({index or ''})"
 
     def install(self, make: Callable[[], P], serve: Callable[[P], None]) -> P:
-        """Make a pool and let the pool serve, unless its mode is off.
+        """Make a pool and let the pool serve, unless the mode is off.
 
         Raises:
             UsageError: a pool is installed already.

@@ -63,12 +63,12 @@ class Saved:
 
 
 def write_planned(planned: Planned, path: str | Path, *, client: str = "", made_with: str = "") -> None:
-    """Write a file of one plan; ``client`` names its owner: "numpy", "torch"."""
+    """Write a file of one plan; ``client`` names the owner: "numpy", "torch"."""
     write_saved(Saved([planned]), path, client=client, made_with=made_with)
 
 
 def write_saved(saved: Saved, path: str | Path, *, client: str = "", made_with: str = "") -> None:
-    """Write all plans of a pool; ``client`` names their owner: "numpy", "torch"."""
+    """Write all plans of a pool; ``client`` names the owner: "numpy", "torch"."""
     extra = {"client": client, "made_with": made_with or saved.plans[0].made_with}
     others = {}
     for number in range(1, len(saved.plans)):
@@ -149,7 +149,7 @@ class _One(NamedTuple):
 
 
 def _read_one(file: str | Path | BinaryIO, path: str | Path) -> _One:
-    """Read one plan with its columns; errors name ``path``."""
+    """Read one plan with all columns; errors name ``path``."""
     from solvers import PlanError, check, read_plan, read_plan_columns
 
     try:

@@ -96,7 +96,7 @@ class Planned:
         return self._holds(pattern, 1)
 
     def repeats(self, pattern: Pattern) -> bool:
-        """Return true if this pattern (as an epoch) contains the other (as its step) twice in a row."""
+        """Return true if this pattern (as an epoch) contains the other (as a step) twice in a row."""
         return 2 * len(pattern.buffers) <= len(self.buffers) and self._holds(pattern, 2)
 
     def _holds(self, pattern: Pattern, times: int) -> bool:
@@ -127,7 +127,7 @@ class Planned:
         return prefix + suffix >= CLOSE * longer
 
     def outlived_by(self, pattern: Pattern) -> bool:
-        """Return true if a buffer of the same sequence outlives its planned lifetime more than once.
+        """Return true if a buffer of the same sequence outlives the planned lifetime more than once.
 
         Any buffer may be kept longer once. A plan for that would have other addresses, blocked by buffers
         that live on, and would need more memory in every iteration for nothing.
@@ -251,9 +251,9 @@ class Planned:
         return native
 
     def _warm_up_offsets(self, warm_up: WarmUp) -> NDArray[np.int64]:
-        """Return the offset of each warm-up allocation: its position's, in the column before steady state.
+        """Return the offset of each warm-up allocation: the position's, in the column before steady state.
 
-        The core counts one iteration when the warm-up is loaded and one at each of its marks, so the steady
+        The core counts one iteration when the warm-up is loaded and one at each mark, so the steady
         state begins in the column after that; earlier instances of a position take the columns before.
         """
         assert self.plan.offset is not None
@@ -346,7 +346,7 @@ def make_plan(
 
 @dataclass(frozen=True)
 class Search:
-    """The pool's own search, with its options.
+    """The pool's own search and options.
 
     Attributes:
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
@@ -388,7 +388,7 @@ def _is_hard(plan: Plan, buffers: Buffers, wait_bytes: int) -> bool:
 
 
 def as_if_alone(plan: Plan, buffers: Buffers, bound: int) -> Plan:
-    """Limit a plan made among pinned ranges to its own buffers: arena, lower bound, status feasible."""
+    """Limit a plan made among pinned ranges to its buffers: arena, lower bound, status feasible."""
     from solvers import Status
 
     assert plan.offset is not None

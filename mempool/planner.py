@@ -1,4 +1,4 @@
-"""Planner thread: plans beside the program at low priority and bounded cost, never on its hot path."""
+"""Planner thread: plans beside the program at low priority and bounded cost, never on the hot path."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _running: set[Planner] = set()
 
 @atexit.register
 def _stop_all() -> None:
-    """Stop all planners, as the interpreter kills threads that are still at work when it exits."""
+    """Stop all planners, as an exiting interpreter kills threads in the middle of their work."""
     for planner in list(_running):
         planner.stop()
 
@@ -64,9 +64,9 @@ def _stop_all() -> None:
 def first_cache_bytes(device: _core.Device) -> int:
     """Return the bytes of free memory to keep before the first plan.
 
-    A device with pages returns them one by one, whatever memory beside them stays in use: when a plan takes
-    effect, after they were idle for some time, and before the pool takes more than ever. Where a return is
-    slow, it waits until the arena is taken or memory is short.
+    A device with pages returns them one by one, even beside memory in use: when a plan takes effect, after
+    pages were idle for some time, and before the pool takes more than ever. Where returning memory is slow,
+    the pool waits until the arena is taken or memory is short.
     """
     return EVERYTHING if device.page or device.slow_return else 0
 
@@ -87,7 +87,7 @@ class Planner:
         process: bool = False,
         patient: bool = True,
     ) -> None:
-        """Create the planner without starting its thread.
+        """Create the planner without starting the thread.
 
         Args:
             core: the pool.
@@ -97,7 +97,7 @@ class Planner:
             wait_bytes: bytes that a plan must save for each wait of one stream for another.
             explain: returns log lines about new departures from the plan.
             framework: name of the framework that uses the memory, or empty.
-            process: true if the thread delegates its work to a subprocess.
+            process: true if the thread delegates the work to a subprocess.
             patient: true if the program waits for plans.
         """
         self._core, self._client = core, client
@@ -240,7 +240,7 @@ class Planner:
                     self._learner.rest()
 
     def round(self, seconds: float = _FOR_EVER) -> None:
-        """Wait for work, at most `seconds`, and do it; the thread repeats this function."""
+        """Wait for work, at most `seconds`, then do the work; the thread repeats this function."""
         news = self._wait(seconds)
         if self._stop.is_set():
             return
@@ -299,7 +299,7 @@ class Planner:
         return work or left
 
     def _learn(self) -> None:
-        """Try to make a plan, charged to the budget unless the program follows its plans."""
+        """Try to make a plan, charged to the budget unless the program follows known plans."""
         follows = self._learner.known.are_followed()
         with self._charged() as forgive:
             learned = self._learner.learn()
@@ -350,7 +350,7 @@ class Planner:
         return f"{what} cannot be had from the device{there_is}: {REFUSALS[state['refusal']]}"
 
     def wait(self, seconds: float) -> bool:
-        """Wait until a plan is in effect; return false if none is after `seconds`."""
+        """Wait until a plan is made or in effect; return false after `seconds`, or if no thread plans."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self._client.state()["replaying"] or self.plans:

@@ -1,4 +1,4 @@
-"""Pool: records an iteration, plans it, replays the plan, and serves other requests by the fallback."""
+"""Pool: records an iteration, makes a plan, replays the plan, and serves other requests by the fallback."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class Pool:
     """Memory of one device for one client, such as NumPy.
 
-    With marks (`iteration` or `step`) or without, the pool finds the iteration, plans its buffers in the
-    background and serves each of them at its planned address from the next iteration on. Requests that do not
+    With marks (`iteration` or `step`) or without, the pool finds the iteration, plans the buffers in the
+    background and serves each of them at the planned address from the next iteration on. Requests that do not
     follow the plan are served too. All methods may be called by any thread.
     """
 
@@ -255,7 +255,7 @@ class Pool:
         """Free the buffer at ``address``.
 
         Raises:
-            ValueError: no live buffer of this pool, or of one that shares its memory, begins there.
+            ValueError: no live buffer of this pool, or of one sharing the memory, begins there.
         """
         if not self._server.free(address, stream):
             raise ValueError(f"{address:#x} is not a live buffer of this pool")
@@ -263,8 +263,8 @@ class Pool:
     def trim(self) -> None:
         """Return free segments to the device.
 
-        The arena is returned too if nothing in it is alive and no iteration ran since the last call, so a
-        loop that calls this in every iteration keeps the arena.
+        The arena is returned too if no buffer in the arena is alive and no iteration ran since the last call,
+        so a loop that calls this in every iteration keeps the arena.
         """
         self.client.give_back()
 
@@ -275,11 +275,11 @@ class Pool:
         """
         return self.client.give_back(force=True)
 
-    # --- what is known
+    # --- state and reports
 
     @property
     def planned(self) -> Planned | None:
-        """Plan in use or made last, with its pattern; None without one."""
+        """Plan in use or made last, with the pattern; None without one."""
         return self._planner.planned or (None if self._loaded is None else self._loaded.plans[0])
 
     @property
@@ -327,9 +327,9 @@ class Pool:
             return explain(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the plans in use; ``Pool(plan=path)`` later replays them from its first iteration.
+        """Write the plans in use; ``Pool(plan=path)`` later replays them from the first iteration.
 
-        Each of several processes that train together writes, and later reads, its own file: see
+        Each of several processes that train together writes, and later reads, a separate file: see
         `mempool.ranks`.
 
         Raises:
@@ -353,7 +353,7 @@ class Pool:
             return self._planner.look()
 
     def begin_anew(self) -> None:
-        """Drop all plans and record again, when the planner has its next turn.
+        """Drop all plans and record again, at the planner's next turn.
 
         Useful when the meaning of an iteration changes, as when a program begins to mark iterations.
         """

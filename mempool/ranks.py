@@ -20,7 +20,7 @@ def rank() -> int | None:
 
 
 def own_file(path: str) -> str:
-    """Return the file name that this process writes: one of several processes inserts its rank.
+    """Return the file name that this process writes: one of several processes inserts the rank.
 
     ``run.plan`` becomes ``run.rank1.plan``, unless the name has the placeholder ``{rank}``, or has the rank
     already.

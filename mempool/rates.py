@@ -124,7 +124,7 @@ _TF32 = (8, 0)
 
 
 def rates_of(name: str = DEFAULT, capability: tuple[int, int] = _TF32) -> Rates:
-    """Return the rates of a card by its name in `mempool.cards.CARDS`."""
+    """Return the rates of a card by name in `mempool.cards.CARDS`."""
     bandwidth, single, half, link = _RATES[name]
     convolutions = max(half / 2, single) if capability >= _TF32 else single
     return Rates(

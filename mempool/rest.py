@@ -18,7 +18,7 @@ LEAST_PAUSE, LONGEST_PAUSE = 1 << 6, 1 << 22
 
 
 class Counts(NamedTuple):
-    """Allocation counters of a client since its start.
+    """Allocation counters of a client since the start.
 
     Attributes:
         allocations: number of allocations of at least the small-size threshold.
@@ -76,7 +76,7 @@ class Rest:
         self._since, self.began = now, now.allocations
 
     def planned(self, now: Counts, *, anew: bool) -> None:
-        """Note a new plan while recording goes on; `anew`: its pattern was never planned before."""
+        """Note a new plan while recording goes on; `anew`: for a pattern that was never planned before."""
         self._since = now
         if anew:
             self._vain = 0

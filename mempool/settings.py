@@ -59,7 +59,7 @@ class Settings:
         max_reserved: largest size of the arena and all segments together, in bytes, or None.
         limit: most bytes that PyTorch's tensors take on the device; idle tensors are offloaded to host
             memory. None: nothing is offloaded. Other pools have no such limit.
-        host_limit: most bytes of host memory that offloading takes; None: half of the free memory at its
+        host_limit: most bytes of host memory that offloading takes; None: half of the free memory at the
             start.
         wait_bytes: bytes that a plan must save for each wait of one stream for another in an iteration; 0:
             plans are as small as possible; `NEVER`: streams share no memory. None: the adapter's own value.

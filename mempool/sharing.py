@@ -20,7 +20,7 @@ COMMON = ("max_reserved", "small_bytes", "memory")
 def check(
     share: Pool, own: Settings, device: str | _core.Device | None, given: dict[str, Any], price: int
 ) -> int:
-    """Check that a pool can use the memory of another, and return the price of a wait in its plans.
+    """Check that a pool can use the memory of another, and return the price of a wait.
 
     Args:
         share: pool that owns the memory.

@@ -89,7 +89,7 @@ class Together:
         return [planned for planned in may if planned.key in self._lately or self.have(planned)]
 
     def are_due(self, known: Sequence[Planned], seen: Sequence[Pattern], iteration: int) -> bool:
-        """Return true if these variants need a joint plan: one is new, or a buffer outlives its plan."""
+        """Return true if these variants need a joint plan: one is new, or a buffer outlives the plan."""
         self._kinds.note(seen, known)
         self._lately = {pattern.key for pattern in seen}
         joined = self.joined(known)
@@ -131,7 +131,7 @@ class Together:
         self._made_of = self._kinds.planned()
 
     def kinds(self, known: Sequence[Planned]) -> dict[int, Kind]:
-        """Return the variant of each jointly planned element of `known`, by its index."""
+        """Return the variant of each jointly planned element of `known`, by index."""
         numbers = {planned.key: number for number, planned in enumerate(known) if self.have(planned)}
         columns = [column for column, key in enumerate(self._made_of) if key in numbers]
         if len(columns) < 2:  # the other variants are no longer known

@@ -38,7 +38,7 @@ class _Pool(Pool):
 
 @dataclass(frozen=True)
 class PlannedOnline(Allocator):
-    """Our pool: records, finds the iteration, plans it, replays the plan, and falls back if needed.
+    """Our pool: records, finds and plans the iteration, replays the plan, and falls back if needed.
 
     This is no model, but the pool's own core, fallback, planner and solver, on a device that has the
     addresses of a GPU's plain memory and no memory. The first iterations are served as in any program, the

@@ -8,8 +8,8 @@
             pool.step()  # or nothing: the pool finds the iteration by itself
     print(pool.report())
 
-All arrays of all threads are covered, on every device; each device has its own plan. Earlier arrays stay in
-their present memory; arrays made inside may outlive the pool, their thread, and the interpreter.
+All arrays of all threads are covered, on every device; each device has a separate plan. Earlier arrays stay
+in their present memory; arrays made inside may outlive the pool, their thread, and the interpreter.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def record_arrays(*, frames: bool = False) -> ArrayRecorder:
         frames: keep source lines.
 
     Returns:
-        A context manager; its trace includes all allocations and frees of the installed pool, if any.
+        A context manager; the trace includes all allocations and frees of the installed pool, if any.
 
     Raises:
         UsageError: the pool writes a trace file.

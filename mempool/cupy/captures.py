@@ -1,7 +1,7 @@
 """Captures of CUDA graphs in CuPy: memory allocated on captured streams stays with the graph.
 
 A graph uses the same addresses at every launch, long after the arrays are gone. CuPy tells allocators nothing
-about graphs, so the functions that begin and end captures are patched: those of its streams, and those of
+about graphs, so the functions that begin and end captures are patched: those of CuPy's streams, and those of
 ``cupy.cuda.runtime``. The driver tells which streams belong to which capture. The destruction of a graph
 cannot be observed: its memory is kept until the program releases the graph, or the process ends.
 """
@@ -55,7 +55,7 @@ class _Capture:
             _with_graphs.add(pool)
 
     def goes_on(self) -> bool:
-        """Return true if the capture is in progress; false if it has failed or its stream is gone."""
+        """Return true if the capture is in progress; false if it has failed or the stream is gone."""
         return self.exists() is not None and _core.cupy_goes_on(self.asked, self.graph, self.stream)
 
 
@@ -136,7 +136,7 @@ class Captures:
             return any(pool in capture.pools for capture in _going_on)
 
     def join(self, pool: _core.Pool) -> None:
-        """Add a new pool to all captures in progress, which may extend to its device."""
+        """Add a new pool to all captures in progress, which may extend to the device."""
         with _lock:
             for capture in _going_on:
                 capture.join(pool)

@@ -157,7 +157,7 @@ class Devices:
         for pool in self.pools.values():
             pool.step()
 
-    # --- what is known
+    # --- state and reports
 
     @property
     def state(self) -> str:
@@ -188,7 +188,7 @@ class Devices:
         return "\n".join(f"device {index}: {pool.explain()}" for index, pool in pools.items())
 
     def save(self, path: str | Path) -> None:
-        """Write the plans: the first device's under this name, others with ``.deviceN`` before its end.
+        """Write the plans: the first device's under this name, others with ``.deviceN`` before the suffix.
 
         Given as ``plan=path`` in a later process, each is replayed from the first iteration.
 

@@ -21,7 +21,7 @@ class Platform(Protocol):
     def current(self) -> tuple[Any, Any]:
         """Return functions for the index of the current device and the handle of the current stream.
 
-        Each is a capsule of the C function, named by its type as Cython does, or a Python callable.
+        Each is a capsule of the C function, named by type as Cython does, or a Python callable.
         """
 
 
@@ -81,6 +81,6 @@ class Cuda:
 
 
 def _exported(module: Any, name: str) -> Any:
-    """Return a C function that a Cython module exports, if its type is supported; else None."""
+    """Return a C function that a Cython module exports, if the type is supported; else None."""
     capsule = getattr(module, "__pyx_capi__", {}).get(name)
     return capsule if capsule is not None and _core.cupy_knows(capsule) else None

@@ -60,7 +60,7 @@ class CupyPool(Devices, Statistics):
         self._before: Any = None  # CuPy's allocator
         self._earlier: Any = None  # CuPy's pool
         self._captures = Captures(self._pool_here, lambda: self.pools)
-        self._mine = threading.local()  # number of the driver's refusals before this thread's request
+        self._mine = threading.local()  # driver's refusals at this thread's first failed attempt
         kinds = memory.UnownedMemory, memory.MemoryPointer
         self.malloc = _core.cupy_allocator(*kinds, self._client, self._shortage, *self._platform.current())
 

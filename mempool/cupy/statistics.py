@@ -46,8 +46,8 @@ class Statistics:
     def free_all_blocks(self, stream: Any = None) -> None:  # noqa: ARG002 - as CuPy's
         """Return free memory of all streams to the device, whichever stream is named.
 
-        The arena is returned too if nothing in it is alive and no iteration ran since the last call, so a
-        loop that calls this in every iteration keeps the arena.
+        The arena is returned too if no buffer in the arena is alive and no iteration ran since the last call,
+        so a loop that calls this in every iteration keeps the arena.
         """
         pool = self._here()
         if pool is not None:
