@@ -1,4 +1,4 @@
-"""What is said where the packages that Python finds are not those that were installed.
+"""Checks that Python imports the installed packages, not others of the same names.
 
 ``traces`` and ``solvers`` are common words, and a folder with the sources hides the packages built from them.
 """
@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 def check_built() -> None:
-    """Look whether this package has its native module, without importing it.
+    """Check that this package has the native module, without importing the module.
 
     Raises:
-        ImportError: these are the sources.
+        ImportError: this package is the source folder.
     """
     if importlib.util.find_spec("mempool._core") is None:
         here = Path(__file__).resolve().parent
@@ -24,7 +24,7 @@ def check_built() -> None:
 
 
 def check_siblings() -> None:
-    """Look where the sibling packages would come from, without importing them.
+    """Check the origin of the sibling packages, without importing the packages.
 
     Raises:
         ImportError: a foreign package of that name comes first.

@@ -1,4 +1,4 @@
-"""What arrays are read and written, joined with what the pool that serves them allocates and frees."""
+"""Access recorder: reads and writes of arrays, merged with the allocations and frees of their pool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def record_arrays(pool: Pool | CupyPool | None = None, *, frames: bool = False) -> ArrayRecorder:
-    """A recorder of what NumPy and CuPy do with arrays; a context manager.
+    """Return a recorder of NumPy's and CuPy's array operations; a context manager.
 
         with record_arrays(pool) as recorder:
             x = recorder.watch(x)
@@ -27,8 +27,8 @@ def record_arrays(pool: Pool | CupyPool | None = None, *, frames: bool = False) 
         trace = recorder.trace()
 
     Args:
-        pool: whose allocations and frees the trace has, temporaries inside of operations too, on the devices
-            that it has met by now; None: it has what the recorder sees.
+        pool: pool whose allocations and frees are recorded too, with temporaries inside of operations, on the
+            devices that the pool has used so far; None: only the recorder's own events.
         frames: keep source lines.
 
     Raises:
@@ -39,7 +39,7 @@ def record_arrays(pool: Pool | CupyPool | None = None, *, frames: bool = False) 
 
 
 def _pools(pool: Pool | CupyPool) -> list[tuple[int, Pool]]:
-    """The pools of each device, without those that serve nobody."""
+    """Return the pool of each device; none if the pool is off."""
     if pool.settings.mode == "off":
         return []
     if pool.state == "closed":
@@ -54,7 +54,7 @@ def _pools(pool: Pool | CupyPool) -> list[tuple[int, Pool]]:
 
 
 class PoolRecorder(ArrayRecorder):
-    """As `ArrayRecorder`, with all that the pools allocate and free while the block runs."""
+    """An `ArrayRecorder` that also records all allocations and frees of the pools inside the context."""
 
     def __init__(self, pools: list[tuple[int, Pool]], *, frames: bool) -> None:
         super().__init__(frames=frames)
@@ -76,12 +76,12 @@ class PoolRecorder(ArrayRecorder):
         super().__exit__(kind, error, trace)
 
     def trace(self) -> Trace:
-        """What was recorded so far.
+        """Return the trace of all events so far.
 
         Raises:
             MemoryError: the machine had no memory left to keep all events.
         """
-        with _core.Bypass():  # what this makes is not the program's
+        with _core.Bypass():  # keeps its own allocations out of the trace
             made = []
             for device, pool in self._pools:
                 while packed := pool.client.take_tape():

@@ -1,4 +1,4 @@
-"""Work in a short-lived process, whose libraries cost the program no memory: Arrow alone takes 50 MB."""
+"""Calls in a short-lived subprocess, whose libraries cost the program no memory: Arrow alone takes 50 MB."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-#: Its answer does not go where it prints.
+#: Program of the subprocess; stdout is redirected to stderr, so that prints do not mix with the answer.
 _CODE = """
 import os, pickle, sys
 answer = os.fdopen(os.dup(1), "wb")
@@ -27,13 +27,13 @@ pickle.dump(said, answer)
 
 
 def apart(needs: str, call: Callable[..., T], *arguments: object, **options: object) -> T:
-    """What a function of ours gives, called elsewhere if it ``needs`` a module that is not loaded here.
+    """Call a function, in a subprocess if the function ``needs`` a module that is not loaded here.
 
-    Function, arguments and result are pickled; nobody else has a say in what is. Where no process can be had,
-    the call is made here.
+    Function, arguments and result are pickled; no data from outside is unpickled. If no subprocess can be
+    started, the call is made here.
 
     Raises:
-        Exception: what the function raises.
+        Exception: the error that the function raises.
     """
     said = None if needs in sys.modules or not sys.executable else _asked(call, arguments, options)
     if said is None:
@@ -46,7 +46,7 @@ def apart(needs: str, call: Callable[..., T], *arguments: object, **options: obj
 
 
 def _asked(call: object, arguments: object, options: object) -> tuple[bool, Any] | None:
-    """Whether the call ended well, and its result or error; None: there was no such process."""
+    """Return success of the call, and the result or error; None if the subprocess failed."""
     try:
         done = subprocess.run(  # noqa: S603
             [sys.executable, "-I", "-c", _CODE],  # without PYTHONPATH, which `mempool run` may have changed
@@ -57,5 +57,5 @@ def _asked(call: object, arguments: object, options: object) -> tuple[bool, Any]
         )
         said: tuple[bool, Any] = pickle.loads(done.stdout)  # noqa: S301 - of our own code
         return said
-    except Exception:  # a sandbox, an embedded Python, no memory: whatever it is, the call can be made here
+    except Exception:  # sandbox, embedded Python, no memory: in each case, the call can be made here
         return None

@@ -1,4 +1,4 @@
-"""Plans of several clients on one memory: beside each other where they are alive together, and no farther."""
+"""Neighbours in a shared arena: plans of several clients that avoid each other only where both are alive."""
 
 from __future__ import annotations
 
@@ -11,79 +11,79 @@ if TYPE_CHECKING:
     from mempool import _core
     from mempool.planned import Planned
 
-#: So many requests found another's buffer in their place before plans are made beside those of others.
+#: Number of requests that find another buffer in their place before plans are made around other clients'.
 MOST_COLLISIONS = 16
-_NEVER_SEEN = (1 << 64) - 2  # a number of changes
-#: What is to be kept out of is given to the solver as at most so many ranges.
+_NEVER_SEEN = (1 << 64) - 2  # impossible number of layout changes
+#: Largest number of ranges to avoid that is given to the solver.
 MOST_RANGES = 64
 
 
 class Beside:
-    """Where the other clients' plans lie, as one client's plans have to do with it."""
+    """Offsets of the other clients' plans in the arena, from the view of one client."""
 
     def __init__(self, client: _core.Client) -> None:
-        """Plans lie over those of others, until they are in each other's way."""
+        """Let plans overlap with those of other clients until they collide."""
         self._client = client
-        self._collisions = 0  # when that was looked at last
-        self._layouts: int | None = None  # of others, when plans were made beside them; None: they are not
+        self._collisions = 0  # number of collisions at the last check
+        self._layouts: int | None = None  # others' layout changes when plans were made around them, or None
 
     def reaches(self) -> list[tuple[int, int]]:
-        """(begin, end) offsets that plans keep out of; disjoint, in order."""
+        """Return the (begin, end) offsets that plans avoid; disjoint, in order."""
         return [] if self._layouts is None else self._others()
 
     @property
     def layouts(self) -> int | None:
-        """How often others had changed theirs when plans were made beside them; None: they were not."""
+        """Others' layout changes when plans were made around others; None while plans may overlap."""
         return self._layouts
 
     def shares(self) -> bool:
-        """Whether other clients use this memory, or have when plans were made."""
+        """Return true if other clients use this memory, or did when plans were made."""
         return self._layouts is not None or self.others_changes() > 0
 
     def collides(self, plans: Iterable[Planned]) -> bool:
-        """Whether others are alive where these plans lie, time and again."""
+        """Return true if other clients' buffers repeatedly occupy the places of these plans."""
         occupied = self.occupied()
         if occupied - self._collisions < MOST_COLLISIONS or not (others := self._others()):
             return False
         if any(planned.is_blocked_by(others) for planned in plans):
             return True
-        self._collisions = occupied  # with its own
+        self._collisions = occupied  # collisions with the client's own buffers
         return False
 
     def may_come_closer(self) -> bool:
-        """Whether others have planned anew, or are gone, since plans were made beside theirs."""
+        """Return true if others have replanned or gone since plans were made around theirs."""
         return self._layouts is not None and self.others_changes() != self._layouts
 
     def begin(self) -> None:
-        """Plans are made beside what others have planned by now."""
+        """Avoid the present plans of other clients from now on."""
         self._collisions, self._layouts = self.occupied(), self.others_changes()
 
     def begin_anew(self) -> None:
-        """Plans were made beside others elsewhere: whom they keep out of here is still to be seen."""
+        """Note that loaded plans may avoid other clients of an earlier process, which can be gone here."""
         self._layouts = _NEVER_SEEN
 
     def give_up(self) -> None:
-        """There is no room: they lie over each other again, until more is in the way."""
+        """Let plans overlap again, for lack of room, until they collide."""
         self._layouts = None
 
     def occupied(self) -> int:
-        """How often something else was alive where an allocation should have been, ever."""
+        """Return the total number of allocations whose planned place was in use."""
         return int(self._client.stats()["outcomes"]["occupied"])
 
     def _others(self) -> list[tuple[int, int]]:
         return joined(self._client.others_reach())
 
     def others_changes(self) -> int:
-        """How often where others' plans lie has changed."""
+        """Return the total number of changes to other clients' plans."""
         return int(self._client.state()["others_layouts"])
 
 
 def joined(ranges: Sequence[tuple[int, int]], most: int = MOST_RANGES) -> list[tuple[int, int]]:
-    """The same places as at most so many ranges that do not overlap, in order.
+    """Merge ranges into at most `most` disjoint ones, in order.
 
-    Where there are more, the narrowest gaps between them are taken for places too.
+    With more ranges than that, the narrowest gaps between them are filled.
     """
-    from traces import ranges as ranges_of  # with NumPy
+    from traces import ranges as ranges_of  # imported late, as it brings NumPy
 
     whole = ranges_of.joined(ranges)
     if len(whole) <= most:

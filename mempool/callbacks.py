@@ -1,7 +1,7 @@
 """Pools for frameworks that call Python for each buffer on a CUDA device, such as Numba and RMM.
 
-Such a buffer may be over for Python while kernels still use it on streams that nobody named. It is free when
-the device has been waited for, which happens outside the pool's lock, and not while a graph is captured.
+After Python has dropped such a buffer, kernels on unknown streams may still use it. The buffer is freed after
+a wait for the device, which happens outside the pool's lock, and never while a graph is captured.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mempool.streams import number
 
 
 class CallbackPool(Pool):
-    """A pool of a CUDA device whose framework calls Python; a closed one goes on serving, without plans."""
+    """A pool of a CUDA device whose framework calls Python; serves without plans after `close`."""
 
-    #: The streams of one framework do not know of the uses that another one waits for.
+    #: Streams share no memory: those of one framework do not know the uses that another framework waits for.
     wait_bytes = NEVER
 
     def __init__(
@@ -30,11 +30,11 @@ class CallbackPool(Pool):
         share: Pool | None = None,
         **options: Any,
     ) -> None:
-        """Make a pool for the device of this index, or for the first that asks.
+        """Make a pool for the device of this index, or for the first device that allocates.
 
         Raises:
-            UsageError: there is no driver, no such device or no such memory on it, or the pool to share has
-                another device.
+            UsageError: no driver, no such device, no such memory on the device, or another device than that
+                of the pool to share.
         """
         if not isinstance(index, int | None) or isinstance(index, bool):
             raise UsageError(f"index is {index!r}, not the number of a device")
@@ -43,28 +43,29 @@ class CallbackPool(Pool):
         self._cuda: _core.CudaDevice = sharing.cuda_device(index, driver, share, memory)
         cuda.check(self._cuda)
         super().__init__(self._cuda, share=share, **{"name": self.framework, **options})
-        self._over: deque[int] = deque()  # appended to inside garbage collections, too
+        self._over: deque[int] = deque()  # garbage collections append, too
 
     @property
     def index(self) -> int | None:
-        """Of the device; None while nobody has decided."""
+        """Index of the device; None until one is chosen."""
         return self._cuda.index
 
     def bind(self, index: int) -> None:
-        """The framework uses the device of this index.
+        """Bind the pool to the device of this index.
 
         Raises:
-            UsageError: the pool is of another one.
+            UsageError: the pool belongs to another device.
         """
         if not self._cuda.bind(index):
             raise UsageError(f"the pool is of CUDA device {self.index}, not {index}: it serves one device")
         self.client.device_is_bound()
 
     def allocate(self, size: int, *, stream: int = 0) -> int:
-        """As `mempool.Pool.allocate`.
+        """Allocate as `mempool.Pool.allocate` does.
 
         Raises:
-            RuntimeError: the driver refused for another reason than want of memory, which it gives.
+            RuntimeError: the driver refused for another reason than lack of memory; the message has the
+                reason.
         """
         refusals = self._cuda.refusals
         try:
@@ -75,12 +76,12 @@ class CallbackPool(Pool):
             raise RuntimeError(cuda.refused(self._cuda, size)) from None
 
     def take(self, size: int, stream: int = 0) -> int:
-        """Address of ``size`` bytes, first used on ``stream``; what is over is given back first.
+        """Return the address of ``size`` bytes, first used on ``stream``; free dropped buffers first.
 
         Raises:
-            OutOfMemoryError: with the numbers; the pool stays usable.
+            OutOfMemoryError: no memory, with the numbers; the pool stays usable.
             UsageError: a graph is being captured on the stream.
-            RuntimeError: as `allocate`.
+            RuntimeError: see `allocate`.
         """
         stream = number(stream)
         if _core.cupy_capture(self.core, stream):
@@ -92,20 +93,20 @@ class CallbackPool(Pool):
         return self.allocate(size, stream=stream)
 
     def give(self, address: int, stream: int) -> None:
-        """Give a buffer back whose last use is queued on ``stream``, or done. Never raises."""
+        """Free a buffer whose last use is queued on ``stream``, or done. Never raises."""
         self.client.free(address, number(stream))
 
     def give_later(self, address: int) -> None:
-        """The same, without waiting: with the next one, or before the next buffer. Never raises."""
+        """Drop a buffer without waiting: the next drop or allocation frees the memory. Never raises."""
         self._over.append(address)
 
     def give_when_done(self, address: int) -> None:
-        """Give a buffer back that streams may use of which nothing is known. Never raises."""
+        """Free a buffer that unknown streams may use, after waiting for the device. Never raises."""
         self._over.append(address)
         self.settle()
 
     def settle(self) -> bool:
-        """Wait for the device and give back what is over; False if it cannot be waited for now."""
+        """Wait for the device and free dropped buffers; return false if waiting is impossible now."""
         over = []
         while self._over:
             try:
@@ -122,7 +123,7 @@ class CallbackPool(Pool):
         return True
 
     def close(self) -> None:
-        """Go on without plans, as a caching allocator. Buffers stay valid."""
+        """Continue without plans, as a caching allocator. Buffers stay valid."""
         super().close()
         self.client.drop_patterns()
         sharing.keep_as_closed(self)

@@ -1,4 +1,4 @@
-"""How much memory a GPU of a name really offers to a program, in bytes, and which kernels it can run."""
+"""Usable memory of GPUs by name, in bytes, and their compute capability."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Card:
     """A GPU that people own or rent.
 
     Attributes:
-        name: as its maker calls it, without "NVIDIA" and "GeForce", with the size where there are several.
-        memory_bytes: total memory as CUDA reports it, which is less than what is written on the box.
-        capability: of computation, by which PyTorch chooses kernels.
-        caveat: a line on what is not modelled of it; "" for nothing.
+        name: the maker's name, without "NVIDIA" and "GeForce", with the size if there are several.
+        memory_bytes: total memory as CUDA reports it, which is less than the advertised size.
+        capability: compute capability, by which PyTorch chooses kernels.
+        caveat: a line about effects that are not modelled; "" for none.
     """
 
     name: str
@@ -26,14 +26,14 @@ class Card:
     caveat: str = ""
 
 
-# What is on the box is not what a program gets: the driver keeps some 2 % for itself, and error correction
-# (ECC), where it is on, another 6 %. The figures, in MiB, are what programs printed in public logs up to
-# 2026: first of all `total_memory` of PyTorch's device properties, as itself or in the first line of
-# Ultralytics' YOLO ("CUDA:0 (NVIDIA GeForce RTX 4090, 24081MiB)"), and PyTorch's out of memory errors
-# ("total capacity of 14.56 GiB", a T4). Those marked (*) are from other programs' lines (hashcat,
-# llama.cpp, nvidia-smi's free memory of an idle card, rocminfo). Drivers differ by up to 1.5 %; of what
-# Linux's were seen to report it is the least. Windows reports all that is on the box, and lends it to others.
-# Cards marked (=), of which no such line was found, have the least of a card of that memory and generation.
+# A program gets less than the advertised memory: the driver keeps some 2 %, and error correction (ECC), if
+# enabled, another 6 %. The figures, in MiB, are from programs' output in public logs up to 2026: mainly
+# `total_memory` of PyTorch's device properties, directly or in the first line of Ultralytics' YOLO ("CUDA:0
+# (NVIDIA GeForce RTX 4090, 24081MiB)"), and PyTorch's out of memory errors ("total capacity of 14.56 GiB", a
+# T4). Figures marked (*) are from lines of other programs (hashcat, llama.cpp, nvidia-smi's free memory of an
+# idle card, rocminfo). Drivers differ by up to 1.5 %; the table has the smallest figure reported by a Linux
+# driver. Windows reports the advertised memory, and lends it to other programs. Cards marked (=), without any
+# such line, have the smallest figure of a card of the same memory and generation.
 _CARDS = {
     "GTX 1080 Ti": (11172, (6, 1)),
     "RTX 2060": (5735, (7, 5)),  # (*)
@@ -105,7 +105,8 @@ _CARDS = {
     "H100": (81008, (9, 0)),  # 80 GB, on PCIe; 81,082 as SXM
     "H100 NVL": (95320, (9, 0)),
     "H200": (143156, (9, 0)),
-    "GH200": (96768, (9, 0)),  # 94.50 GiB, that with 96 GB of HBM3, named "GH200 480GB" for its host's memory
+    # 94.50 GiB, the version with 96 GB of HBM3, named "GH200 480GB" for its host's memory
+    "GH200": (96768, (9, 0)),
     "B200": (182631, (10, 0)),
     "GB200": (188728, (10, 0)),  # 184.31 GiB
     "B300": (274109, (10, 3)),  # 267.69 GiB
@@ -117,20 +118,20 @@ _CAVEATS = {"MI300X": "AMD's kernels and context are not modelled: those of an A
 CARDS = tuple(
     Card(name, mib << 20, capability, _CAVEATS.get(name, "")) for name, (mib, capability) in _CARDS.items()
 )
-#: What may be said beside the name and tells nothing.
+#: Words beside the name that are ignored.
 _NOISE = re.compile(
     r"nvidia|geforce|tesla|quadro|blackwell|workstation|server|generation|edition|hbm\d?e?|pcie|sxm\d?"
     r"|\bac\b|\bgpu\b|amd|instinct|superchip"
 )
-#: A size behind a name. Of a card of one size it may be said, too, as it is on the box: up to 10 % more.
+#: A size after a name. For a card of one size, the advertised size is accepted, which is up to 10 % larger.
 _SIZE = re.compile(r"^(.*?)[\s-]*\b(\d+)\s*gi?b\b", re.IGNORECASE)
 
 
 def card(name: str) -> Card:
-    """The card of a name, such as "RTX 4090", "NVIDIA A100-SXM4-80GB" or "h100".
+    """Return the card of a name, such as "RTX 4090", "NVIDIA A100-SXM4-80GB" or "h100".
 
     Raises:
-        UsageError: there is none, or the name is that of several sizes; it says which there are.
+        UsageError: no card or several sizes have the name; the message lists candidates.
     """
     wanted = _key(name)
     for one in CARDS:
@@ -157,7 +158,7 @@ def _key(name: str) -> str:
 
 
 def _keys(name: str) -> set[str]:
-    """Spellings of a card's name: with and without "RTX", and with the "80GB" of the only size."""
+    """Return spellings of a card's name: with and without "RTX", and with the "80GB" of the only size."""
     key = _key(name)
     keys = {key, key.removeprefix("rtx"), key.removeprefix("gtx")}
     sizes = {"h100": "80gb", "rtx4090": "24gb", "rtx3090": "24gb", "rtx3060": "12gb", "gh200": "480gb"}

@@ -1,4 +1,4 @@
-"""With ``check=True``: what is found is kept, told through `logging`, and shown in reports."""
+"""Collection of the faults found by ``check=True``, for `logging` and reports."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _all: weakref.WeakSet[Checking] = weakref.WeakSet()
 
 
 class Checking:
-    """A client under suspicion, and what was found.
+    """A checked client and the faults found.
 
     Attributes:
-        core: serves in the client's place.
+        core: allocator with checks, which serves in place of the client.
     """
 
     def __init__(self, client: _core.Client, name: str) -> None:
@@ -34,7 +34,7 @@ class Checking:
         _all.add(self)
 
     def faults(self) -> tuple[Fault, ...]:
-        """What is wrong so far, after a look at every redzone; the first 256."""
+        """Return the faults so far (the first 256), after checking every redzone."""
         self.core.verify()
         return self._found()
 
@@ -42,7 +42,7 @@ class Checking:
         return tuple(Fault(*fault) for fault in self.core.faults())
 
     def log(self) -> None:
-        """Log what was found since the last time."""
+        """Log the faults found since the last call."""
         with _lock:
             faults = self._found()
             fresh, self._logged = faults[self._logged :], len(faults)
@@ -50,7 +50,7 @@ class Checking:
             log.error("%s: %s", self._name, fault)
 
     def end(self) -> None:
-        """Look at everything once more, and give the quarantine back."""
+        """Check all redzones a last time, and release the quarantine."""
         self.core.verify()
         self.core.flush()
 

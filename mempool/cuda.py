@@ -1,4 +1,4 @@
-"""CUDA devices for the adapters, and what to do where there is none."""
+"""CUDA devices for the adapters, with advice for missing drivers and devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mempool.errors import UsageError
 
 DRIVER = "libcuda.so.1"
 
-#: What errors of the driver and its library say, and what helps.
+#: Advice by a part of the error text of the driver or the driver's library.
 _ADVICE = {
     "no CUDA driver": "install NVIDIA's driver; in a container, start that with the GPUs",
     ", which came with CUDA": "install a newer driver of NVIDIA's",
@@ -24,10 +24,10 @@ _ADVICE = {
 
 
 def device(index: int | None, driver: str = DRIVER, memory: str = "plain") -> _core.CudaDevice:
-    """A device with memory of this kind; starts nothing.
+    """Return a device with memory of this kind, without starting the driver.
 
     Raises:
-        UsageError: there is no driver, or one too old, with what to do about it.
+        UsageError: the driver is missing or too old; the message has the remedy.
     """
     try:
         return _core.CudaDevice(index, driver=driver, memory=memory)
@@ -36,10 +36,10 @@ def device(index: int | None, driver: str = DRIVER, memory: str = "plain") -> _c
 
 
 def check(device: _core.CudaDevice) -> _core.CudaDevice:
-    """The device, after starting the driver.
+    """Start the driver and return the device.
 
     Raises:
-        UsageError: the driver does not start, or there is no such device or memory, with what to do about it.
+        UsageError: the driver does not start, or has no such device or memory; the message has the remedy.
     """
     try:
         device.check()
@@ -49,14 +49,15 @@ def check(device: _core.CudaDevice) -> _core.CudaDevice:
 
 
 def refused(device: _core.CudaDevice, size: int) -> str:
-    """What the driver said when this thread asked for so many bytes, where it was not lack of memory."""
+    """Return the driver's error for this thread's request of ``size`` bytes, if not out of memory."""
     return f"CUDA error: {device.last_refusal}, while {size:,} bytes were asked for"
 
 
 def advised(error: Exception) -> str:
-    """What an error of the driver's says, and what helps."""
+    """Return the text of a driver's error, with advice if known."""
     text = str(error)
     for said, advice in _ADVICE.items():
-        if said.replace("_", "").lower() in text.replace("_", "").lower():  # CUDA's runtime joins the words
+        # CUDA's runtime spells the names without underscores
+        if said.replace("_", "").lower() in text.replace("_", "").lower():
             return f"{text}; {advice}"
     return text

@@ -1,7 +1,8 @@
-"""Envelopes that are planned: what a recording shows of them, as large as they are known to be.
+"""Upper-bound patterns to plan: recorded ones, widened to the sizes of known plans.
 
-What an envelope is, and when iterations have one, is for `traces.envelope`. A recording holds the last
-iterations only, so the largest that ever came may no longer be in it.
+`traces.envelope` defines an upper-bound pattern (an envelope): iterations that differ in sizes only share one
+pattern with the largest size of each buffer. A recording holds the last iterations only, and may have lost
+the largest sizes.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
 
 
 def lengths(known: Iterable[Planned]) -> tuple[int, ...]:
-    """How many allocations iterations have that are to be one envelope, however few of them are recorded.
+    """Return the lengths of iterations that share an upper-bound pattern however few are recorded.
 
-    Those of known envelopes, and of more kinds than are worth a plan each, which came one after the other.
+    A length is a number of allocations. Included are known upper-bound patterns, and sets of plans that
+    differ in sizes only and are more numerous than deserve a plan each.
     """
     alike: dict[bytes, list[Pattern]] = {}
     for planned in known:
@@ -42,7 +44,7 @@ def _are_one(patterns: Sequence[Pattern]) -> bool:
 
 
 def widened(patterns: Sequence[Pattern], known: Iterable[Planned]) -> list[Pattern]:
-    """The same patterns, each envelope so large that all that is known of the same order is within it."""
+    """Return the patterns, upper-bound ones widened to the sizes of known plans of the same order."""
     before = list(known)
     wide = [_widened(pattern, before) for pattern in patterns]
     now = {pattern.key: one.key for pattern, one in zip(patterns, wide, strict=True)}
@@ -62,15 +64,16 @@ def _widened(pattern: Pattern, known: Iterable[Planned]) -> Pattern:
 
 
 def _joined(pattern: Pattern, other: Pattern) -> Pattern | None:
-    """The envelope of both; None: they have little in common."""
+    """Return the upper-bound pattern of both; None if the patterns have little in common."""
     (expected, largest), (least, most) = pattern.sizes, other.sizes
     size = np.maximum(largest, most)
-    smallest = np.where(expected == largest, largest, expected * SMALLER)  # that came
+    # smallest size of each buffer so far
+    smallest = np.where(expected == largest, largest, expected * SMALLER)
     kept = (least <= smallest) & (least < most)
     least = np.where(kept, least, expected_least(np.minimum(smallest, least), size))
     buffers, alone, apart = (
         dataclasses.replace(pattern.buffers, size=each) for each in (size, largest, most)
-    )  # of the same lifetimes, which may be others now than they were
+    )  # with the lifetimes of `pattern`, which may have changed since `other` was planned
     if peak_load(buffers) > MOST_LARGER * max(peak_load(alone), peak_load(apart)):
         return None
     return dataclasses.replace(pattern, buffers=buffers, least=least)

@@ -1,24 +1,24 @@
-"""The errors of the pool: few, and each a kind that people catch already."""
+"""Errors of the pool: few types, each a subclass of a built-in error that programs catch already."""
 
 from __future__ import annotations
 
 
 class MempoolError(Exception):
-    """Base of the pool's own errors."""
+    """Base class of the pool's own errors."""
 
 
 class UsageError(MempoolError, RuntimeError):
-    """A call that makes no sense now: nested iterations, a second install, an unknown setting."""
+    """A call that is invalid now: nested iterations, a second install, an unknown setting."""
 
 
 class OutOfMemoryError(MempoolError, MemoryError):
-    """The device has no memory left, and neither has anything that the pool could give back.
+    """The device has no memory left, and the pool has none to give back.
 
     Attributes:
-        asked_bytes: what was asked for.
-        live_bytes: in use, by all that share the pool.
-        reserved_bytes: held from the device.
-        arena_bytes: of these, in the arena.
+        asked_bytes: requested size.
+        live_bytes: bytes in use, by all clients of the pool.
+        reserved_bytes: bytes held from the device.
+        arena_bytes: part of ``reserved_bytes`` in the arena.
         limit_bytes: ``max_reserved``, or None.
     """
 

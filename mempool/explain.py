@@ -1,4 +1,4 @@
-"""Why allocations missed, and what would help."""
+"""Explanation of misses: reasons and remedies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REMEDIES = {
     "pool does only with `wait_bytes=`, or more streams use the arena than are told apart",
 }
 
-#: Why, by the core's words.
+#: Texts for the core's reasons to refuse an arena.
 REFUSALS = {
     "capture": "a graph is being captured",
     "alive": "buffers are alive in the one there is, which cannot grow beside them; "
@@ -38,7 +38,7 @@ REFUSALS = {
 
 
 def explain(pool: Pool) -> str:
-    """The first divergences from the plan, the remedy for each kind, and what the plan is made around."""
+    """Return the first divergences from the plan, their remedies, and the ranges that the plan avoids."""
     return "\n".join([*_divergences(pool), *_kept(pool)])
 
 
@@ -61,7 +61,7 @@ def _without_divergences(pool: Pool) -> str:
 
 
 def _kept(pool: Pool) -> list[str]:
-    """What lies in the arena that the plan was made around."""
+    """Return a line about the part of the arena that the plan avoids, if any."""
     around = 0 if pool.planned is None else pool.planned.around_bytes
     if not around:
         return []
@@ -74,7 +74,7 @@ def _kept(pool: Pool) -> list[str]:
 
 
 def _too_long(state: dict[str, Any]) -> str:
-    """What to say where the recording has been full, and nothing in it recurred."""
+    """Return a hint if the recording was full without any recurring pattern, else ""."""
     if not state["events_dropped"] or state["plan_active_at_iteration"]:
         return ""
     return (
@@ -84,9 +84,9 @@ def _too_long(state: dict[str, Any]) -> str:
 
 
 def explained(divergences: list[dict[str, Any]], refusal: str = "") -> list[str]:
-    """One line for each divergence, then one for each kind that can be helped.
+    """Return one line for each divergence, then the remedy for each type of divergence.
 
-    ``refusal`` says why there is no larger arena now, if that is so.
+    ``refusal`` is the core's reason for the lack of a larger arena, or empty.
     """
     kinds = dict.fromkeys(one["outcome"] for one in divergences)
     remedies = [f"{kind}: {_REMEDIES[kind]}" for kind in kinds if kind in _REMEDIES]
@@ -96,14 +96,14 @@ def explained(divergences: list[dict[str, Any]], refusal: str = "") -> list[str]
 
 
 class News:
-    """The divergences of a client that have not been told yet."""
+    """Divergences of a client that have not been logged yet."""
 
     def __init__(self, client: _core.Client) -> None:
-        """Begin with all of them."""
+        """Start with all divergences unlogged."""
         self._client, self._told = client, 0
 
     def __call__(self) -> list[str]:
-        """Lines for those that came since the last call."""
+        """Return lines for the divergences since the last call."""
         divergences = self._client.divergences()
         if len(divergences) < self._told:  # a new plan has begun a new list
             self._told = 0

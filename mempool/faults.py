@@ -1,4 +1,4 @@
-"""What `check=True` finds: writes outside of buffers or after their end, frees of what is none to free."""
+"""Faults found by `check=True`: writes outside of live buffers, and invalid frees."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Fault:
     """One wrong write or free.
 
     Attributes:
-        kind: what was done.
-        address: of the buffer.
-        size_bytes: of the buffer.
-        offset_bytes: from the address: the first byte that was written, or what was freed.
-        allocated_at: file and line, or None where no Python code ran.
-        freed_at: the same; None too while the buffer lives.
-        noticed_at: where it came out. A wrong write happened somewhere before.
+        kind: type of the fault.
+        address: address of the buffer.
+        size_bytes: size of the buffer.
+        offset_bytes: offset of the first written byte, or of the freed address, from ``address``.
+        allocated_at: file and line of the allocation, or None if no Python code ran.
+        freed_at: file and line of the free, or None; always None while the buffer lives.
+        noticed_at: file and line where the fault was noticed; a wrong write happened some time earlier.
     """
 
     kind: Kind

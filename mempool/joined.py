@@ -1,7 +1,7 @@
-"""One trace of two: what a pool allocates and frees, and what a recorder of arrays sees them used for.
+"""Merge of two traces: allocations and frees of pools, and accesses seen by an array recorder.
 
-Both have the host's monotonic clock. A pool's buffer and a recorder's are one where the recorder first saw
-its own at the pool's address in the pool's lifetime.
+Both use the host's monotonic clock. A buffer of the recorder is the pool's buffer at the same address if the
+recorder first saw the address during that buffer's lifetime.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Joined:
-    """The columns of a trace and its metadata."""
+    """Columns and metadata of the merged trace."""
 
     table: Table
     metadata: dict[str, str]
 
 
 def join(pools: list[tuple[int, Trace]], seen: Table, names: list[int]) -> Joined:
-    """Put the events of pools and of a recorder in their order.
+    """Merge the events of pools and of a recorder in order of time.
 
     Args:
-        pools: of each device its index and what its pool did, with addresses.
-        seen: columns of the recorder, as `traces.recorders.arrays.rows.FIELDS` and ``category``.
-        names: what the pools' names are among the recorder's.
+        pools: index of each device, and the trace of the pool there, with addresses.
+        seen: columns of the recorder: `traces.recorders.arrays.rows.FIELDS` and ``category``.
+        names: indices of the pools' names among the recorder's names.
     """
     table = _of_pools(pools, seen, names)
     match = _matches(table, seen)
@@ -54,7 +54,7 @@ def join(pools: list[tuple[int, Trace]], seen: Table, names: list[int]) -> Joine
 
 
 def _of_pools(pools: list[tuple[int, Trace]], seen: Table, names: list[int]) -> Table:
-    """The pools' events one after the other, each with its place in time; ids and threads are of one only."""
+    """Concatenate the pools' events with their time order; make ids and threads unique among pools."""
     parts: list[Table] = []
     buffers = threads = 0
     for device, trace in pools:
@@ -66,23 +66,24 @@ def _of_pools(pools: list[tuple[int, Trace]], seen: Table, names: list[int]) -> 
         part["thread"] += threads
         part["device"][:] = device
         part["began"] = np.full(len(trace), -1)
-        # A buffer that takes another's memory comes before its free, whose time is earlier.
+        # A buffer that takes another's memory precedes the other's free, which has the earlier time.
         part["order"] = np.maximum.accumulate(part["time_ns"])
         buffers = int(part["buffer"].max(initial=buffers - 1)) + 1
         threads = int(part["thread"].max(initial=threads - 1)) + 1
-        once = (part["kind"] != Kind.MARK) | (not parts)  # marks are of all devices
+        once = (part["kind"] != Kind.MARK) | (not parts)  # marks are common to all devices
         parts.append({name: values[once] for name, values in part.items()})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _matches(table: Table, seen: Table) -> NDArray[np.int64]:
-    """Of each alloc of the recorder the row of the pool's, -1 where there is none, int64[its allocs]."""
+    """Return the pool's row for each alloc of the recorder, -1 without one; int64[recorder's allocs]."""
     born = np.flatnonzero(table["kind"] == Kind.ALLOC)
     born = born[np.lexsort((table["order"][born], table["address"][born]))]
     mine = np.flatnonzero(seen["kind"] == Kind.ALLOC)
     if not len(born):
         return np.full(len(mine), -1)
-    # The last alloc at the same address that was there when the recorder saw it: ranks make one key of two.
+    # Find the last pool alloc at the same address before the recorder first saw the address (sorted by
+    # address, time).
     key = np.concatenate([table["address"][born], seen["address"][mine]])
     time = np.concatenate([table["order"][born], seen["time_ns"][mine]])
     order = np.lexsort((np.arange(len(key)) >= len(born), time, key))
@@ -96,7 +97,7 @@ def _matches(table: Table, seen: Table) -> NDArray[np.int64]:
 
 
 def _ends(table: Table) -> NDArray[np.int64]:
-    """When each of the pools' buffers was freed, int64[buffers]; the largest number: not yet."""
+    """Return the time of each pool buffer's free, int64[buffers]; the largest number for live buffers."""
     ends = np.full(int(table["buffer"].max(initial=-1)) + 1, np.iinfo(np.int64).max)
     freed = table["kind"] == Kind.FREE
     ends[table["buffer"][freed]] = table["order"][freed]
@@ -104,14 +105,14 @@ def _ends(table: Table) -> NDArray[np.int64]:
 
 
 def _tell(table: Table, seen: Table, match: NDArray[np.int64]) -> None:
-    """Give the pools' allocs what the recorder knows of them: operation, category, source line."""
+    """Copy operation, category and source line of the recorder's allocs to the matching pool allocs."""
     mine = np.flatnonzero(seen["kind"] == Kind.ALLOC)
     rows, mine = match[match >= 0], mine[match >= 0]
     for name in ("operation", "category", "frame", "began"):
         table[name][rows] = seen[name][mine]
     if len(np.unique(seen["thread"])) > 1:
         return
-    # Temporaries: made by the only thread that is recorded, while an operation of it ran.
+    # Attribute temporaries: allocs of the only recorded thread while an operation of that thread ran.
     began, first = np.unique(seen["began"][seen["began"] >= 0], return_index=True)
     of_operations = np.flatnonzero(seen["began"] >= 0)[first]
     inner = (table["kind"] == Kind.ALLOC) & (table["operation"] < 0)
@@ -126,20 +127,20 @@ def _tell(table: Table, seen: Table, match: NDArray[np.int64]) -> None:
 
 
 def _of_recorder(table: Table, seen: Table, match: NDArray[np.int64]) -> Table:
-    """The recorder's events but for allocs and frees of the pools, under the ids and threads of the pools."""
+    """Return the recorder's events without allocs and frees of pool buffers, in the pools' ids."""
     allocs = np.flatnonzero(seen["kind"] == Kind.ALLOC)
     pools = int(table["buffer"].max(initial=-1)) + 1
     count = int(seen["buffer"].max(initial=-1)) + 1
-    row_of = np.full(count + 1, -1)  # and one for marks, whose buffer is -1
+    row_of = np.full(count + 1, -1)  # one more entry for marks, whose buffer is -1
     row_of[seen["buffer"][allocs]] = match
     row, mark = row_of[seen["buffer"]], seen["buffer"] < 0
     theirs = (row >= 0) & ~mark
     kept = dict(seen)
     row = np.where(theirs, row, -1)
-    kept["stream"] = np.append(table["stream"], 0)[row]  # the buffer's own: nobody tells of the operation's
+    kept["stream"] = np.append(table["stream"], 0)[row]  # the buffer's stream, as the operation's is unknown
     kept["buffer"] = np.where(theirs, np.append(table["buffer"], -1)[row], seen["buffer"] + pools)
     kept["buffer"][mark] = -1
-    # Another thread may have known the buffer before the event that tells of it was written.
+    # Another thread may have used the buffer before the event of its first sight was written.
     born = np.full(count + 1, np.iinfo(np.int64).min)
     born[seen["buffer"][allocs]] = seen["time_ns"][allocs]
     kept["order"] = np.maximum(seen["time_ns"], born[seen["buffer"]])
@@ -151,12 +152,12 @@ def _of_recorder(table: Table, seen: Table, match: NDArray[np.int64]) -> Table:
 def _threads(
     table: Table, seen: Table, allocs: NDArray[np.int64], match: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The pools' numbers of the recorder's threads, by what they made; the others come after those."""
+    """Return the pools' numbers of the recorder's threads, matched by their allocs; new ones follow."""
     known = (match >= 0) & (seen["began"][allocs] >= 0)
     others = int(table["thread"].max(initial=-1)) + 1
     number = np.arange(int(seen["thread"].max(initial=-1)) + 1) + others
     number[seen["thread"][allocs][known]] = table["thread"][match[known]]
-    # Without a hole: threads that are none of the pools' are counted from there on.
+    # Number the new threads without gaps.
     new = np.unique(number[number >= others])
     number = np.where(number >= others, others + np.searchsorted(new, number), number)
     result: NDArray[np.int64] = number[seen["thread"]]

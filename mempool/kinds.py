@@ -1,8 +1,8 @@
-"""Marked iterations of several kinds: how they follow upon each other, and one plan for all of them.
+"""Variants of marked iterations: which variant follows which, and one joint plan for all variants.
 
-A plan that is made for a kind as if it followed itself says nothing of what another kind has left alive.
-Where that is in the way, all kinds that are known are planned together: see `solvers.kinds`; and when, see
-`mempool.together`.
+A plan made for one variant alone assumes that the variant follows itself, and ignores buffers that another
+variant has left alive. Where such buffers get in the way, all known variants are planned jointly:
+`solvers.kinds` has the model, `mempool.together` decides when.
 """
 
 from __future__ import annotations
@@ -26,30 +26,32 @@ if TYPE_CHECKING:
     from traces.buffers import Buffers
     from traces.pattern import Pattern
 
-#: What is guessed may add so much to the load.
+#: Largest factor by which guessed lifetimes may increase the joint peak load; beyond it, guesses are dropped.
 MOST_GUESSED = 1.05
-#: What there is to pack, in pieces of lifetime; more than this would take seconds.
+#: Largest joint packing problem, in pieces of lifetime; a larger one would take seconds.
 MOST_PIECES = 1 << 18
-#: With more than this, all are not packed at once where that could be done one after the other.
+#: Largest size, in pieces, at which all variants are also packed at once although packing them one after the
+#: other succeeded.
 FEW_PIECES = 1 << 15
 
 
 class Kinds:
-    """How long the buffers of each kind live, at most, by what follows: as far as has been seen."""
+    """Longest observed lifetime of each variant's buffers, by the variant that follows."""
 
     def __init__(self, before: Kinds | None = None) -> None:
-        """Nothing has been seen yet; or no more than what followed what, ``before``."""
-        #: (who, follower) of what was seen to follow before all that is known here.
+        """Start empty, or with the (variant, follower) pairs known to `before`, without lifetimes."""
+        #: Pairs (variant, follower) known from an earlier instance, without lifetimes.
         self._followed: set[tuple[bytes, bytes]] = (
             set() if before is None else before._followed | before._reach.keys()
         )
         self._ends: dict[bytes, NDArray[np.int64]] = {}
         self._stays: dict[bytes, NDArray[np.bool_]] = {}
         self._reach: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
-        self._planned: dict[bytes, Kind] = {}  # as they were planned together, in the order of their columns
+        # variants of the last joint plan, in the order of their columns
+        self._planned: dict[bytes, Kind] = {}
 
     def note(self, patterns: Sequence[Pattern], known: Iterable[Planned]) -> None:
-        """Take up what was seen of these; what was seen of others that are not known is forgotten."""
+        """Add the lifetimes of `patterns`; forget patterns that are neither in `patterns` nor in `known`."""
         keys = {pattern.key for pattern in patterns} | {planned.key for planned in known}
         self._ends = {key: ends for key, ends in self._ends.items() if key in keys}
         self._stays = {key: stays for key, stays in self._stays.items() if key in keys}
@@ -63,7 +65,7 @@ class Kinds:
                 self._reach[key, follower] = _larger(self._reach.get((key, follower)), reach)
 
     def take_over(self, key: bytes, former: set[bytes]) -> None:
-        """What was seen of these, of as many buffers, is known of this one, which serves them all."""
+        """Move the observations of the plans in `former` to plan `key`, which supersedes them."""
         names = dict.fromkeys(former, key)
         self._followed = {(names.get(who, who), names.get(by, by)) for who, by in self._followed}
         reaches, self._reach = self._reach, {}
@@ -76,11 +78,11 @@ class Kinds:
             self._stays[key] = self._stays.get(key, stays) | stays
 
     def can_be_joined(self, planned: Planned) -> bool:
-        """Whether it is known what follows this kind, and what of it is alive then."""
+        """Return true if followers and reach of this variant are known and all buffers have one group."""
         return bool(self._seen(planned)) and not planned.buffers.group.any()
 
     def _seen(self, planned: Planned) -> dict[bytes, NDArray[np.int64]]:
-        """How far into what, when it was planned and since."""
+        """Return the reach into each follower, as observed when the plan was made and since."""
         seen = dict(planned.pattern.reach)
         for (key, follower), reach in self._reach.items():
             if key == planned.key:
@@ -88,7 +90,7 @@ class Kinds:
         return seen
 
     def outgrew(self, known: Sequence[Planned]) -> bool:
-        """Whether what was planned together is no longer what is known, or lives longer than planned."""
+        """Return true if the joint plan covers other variants than the known ones, or is outlived."""
         if {planned.key for planned in known} != set(self._planned):
             return True
         for key, kind in self._planned.items():
@@ -104,11 +106,12 @@ class Kinds:
         return False
 
     def of(self, known: Sequence[Planned]) -> list[Kind] | None:
-        """These, with how far each reaches into each; None: there is too much to pack.
+        """Return the variants with their reach into each other; None if the packing problem is too large.
 
-        What was not seen to follow is taken for what did: as far into it where that is as long, else the
-        same share of it, and no less. Where that makes for a clearly larger load, as of kinds that come in
-        turn and so never follow themselves, it is taken never to follow, unless it once did.
+        A follower that was never observed gets a guessed reach: the longest observed reach into the other
+        followers, in allocations or as a share of the follower's length, whichever is longer. If the guesses
+        increase the peak load clearly (as with variants that alternate and never follow themselves),
+        unobserved pairs count as impossible, except pairs that an earlier recording has shown.
         """
         if pieces(known) > MOST_PIECES:
             return None
@@ -135,29 +138,29 @@ class Kinds:
         ]
         reach, length = np.stack(columns, axis=1), np.array(list(lengths.values()))
         end = np.maximum(self._ends.get(key, rows.end), rows.end)
-        unseen = (end > n) & ~reach.any(axis=1)  # who followed then was never seen
+        unseen = (end > n) & ~reach.any(axis=1)  # the follower was never observed
         reach = np.where(unseen[:, None], np.minimum((end - n)[:, None], length), reach)
         stays = rows.persistent | self._stays.get(key, rows.persistent)
-        # Nobody knows for how many iterations that will be.
+        # It is unknown for how many iterations such a buffer stays alive.
         stays |= (reach > length + length.min()).any(axis=1)
         buffers = dataclasses.replace(rows, end=end, persistent=stays)
         reach = np.where(stays[:, None], 0, reach)
         return Kind(buffers, reach, planned.pattern.sequence.astype(np.int64), planned.pattern.least)
 
     def load(self) -> int:
-        """Most bytes alive in any succession of those that were planned together last."""
+        """Return the peak load, in bytes, of any succession of the jointly planned variants."""
         return peak_load(Joint(list(self._planned.values())).buffers)
 
     def are_planned(self, known: Sequence[Planned], kinds: Sequence[Kind]) -> None:
-        """They are, together."""
+        """Note the variants of the last joint plan."""
         self._planned = {planned.key: kind for planned, kind in zip(known, kinds, strict=True)}
 
     def planned(self) -> dict[bytes, Kind]:
-        """Those that were planned together last, by their keys, in their order."""
+        """Return the variants of the last joint plan by key, in the order of their columns."""
         return self._planned
 
     def take_up(self, known: Sequence[Planned], kinds: Sequence[Kind]) -> None:
-        """They were planned together by somebody who had seen as much."""
+        """Adopt variants that another process has observed and planned jointly."""
         self.are_planned(known, kinds)
         for key, kind in self._planned.items():
             self._ends[key], self._stays[key] = kind.buffers.end, kind.buffers.persistent
@@ -166,7 +169,7 @@ class Kinds:
 
 
 def pieces(known: Sequence[Planned]) -> int:
-    """Of lifetime, at most, where these are planned together."""
+    """Return an upper bound of the joint packing problem's size, in pieces of lifetime."""
     return 2 * len(known) * sum(len(planned.buffers) for planned in known)
 
 
@@ -175,7 +178,7 @@ def _larger(one: NDArray[np.int64] | None, other: NDArray[np.int64]) -> NDArray[
 
 
 def _guessed(seen: dict[bytes, NDArray[np.int64]], long: dict[bytes, int], length: int) -> NDArray[np.int64]:
-    """How far a kind's buffers reach into one of so many allocations that was never seen to follow it."""
+    """Guess a variant's reach into an iteration of `length` allocations that was never seen to follow."""
     guesses = []
     for follower, reach in seen.items():
         share = -(-reach * length // long.get(follower, length))
@@ -194,26 +197,26 @@ def make_plans(
     around: Sequence[tuple[int, int]] = (),
     interrupt: Callable[[], bool] | None = None,
 ) -> list[Planned] | None:
-    """Plan them together, and check that the plans are right in any succession.
+    """Plan variants jointly, and check that the plans hold in any succession.
 
     Args:
-        known: plans of the same patterns, to be replaced.
-        kinds: of each.
-        alignment: of every offset, in bytes.
+        known: present plans of the same patterns, to be replaced.
+        kinds: variant of each plan.
+        alignment: alignment of every offset, in bytes.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
-        patient: whether a plan that is not good is worth a second of search.
-        around: (begin, end) offsets of ranges that the plans must not use; they do not overlap.
-        interrupt: asked now and then whether to stop.
+        patient: true if a plan that is not good is worth a second of search.
+        around: (begin, end) offsets of pinned ranges, which the plans must not use; disjoint.
+        interrupt: polled now and then; true stops the search.
 
     Returns:
-        One for each, or None: interrupted before there was any.
+        One plan for each variant; None if interrupted before the first plan was found.
     """
     from solvers import check, lower_bound
     from solvers.check import check_kinds
 
     kinds = [_aligned(kind, alignment) for kind in kinds]
     joint = Joint(kinds)
-    # A patient search would take long among so many gaps.
+    # With lifetime gaps, a patient search would take too long.
     search = Search(
         wait_bytes=wait_bytes, patient=patient and len(joint.buffers.gap_buffer) == 0, interrupt=interrupt
     )
@@ -238,7 +241,7 @@ def make_plans(
 def _packed(
     joint: Joint, everything: Buffers, search: Search, around: Sequence[tuple[int, int]]
 ) -> Plan | None:
-    """The better of two plans of ``everything``: all kinds and what is kept; None: interrupted before any."""
+    """Return the better of two plans of all variants and pinned ranges; None if interrupted before any."""
     from solvers import Plan, Status, lower_bound
 
     bound, best = lower_bound(everything), None
@@ -257,7 +260,7 @@ def _packed(
 
 
 def _as_planned(pattern: Pattern, planned: Buffers) -> Pattern:
-    """The pattern without what is left out of its plan now, which covers so much less of the peak."""
+    """Return the pattern without the buffers that the plan leaves out, with reduced coverage."""
     left = planned.persistent & ~pattern.buffers.persistent
     if not left.any():
         return pattern

@@ -1,4 +1,4 @@
-"""The plans that the core replays, and whether the program follows them."""
+"""Registry of the plans that the core replays, with the rate at which the program follows them."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
     from traces.pattern import Pattern
 
 
-#: After so many allocations off the plans, and fewer than this share of them ever on one, they are of no use.
+#: Plans are useless after this many allocations off the plans and a share of hits below this one.
 MOST_STRAYS, LEAST_HITS = 1 << 14, 0.01
-#: So many allocations, and two iterations, tell whether a plan is this program's.
+#: Least number of allocations, besides two iterations, before a loaded plan is judged as foreign.
 LEAST_TO_JUDGE = 64
 STRAYS = ("other_size", "occupied", "exhausted", "lost")
-#: Plans remembered, as many as the core keeps.
+#: Largest number of plans, the same as in the core.
 MOST_KNOWN = 16
 
 
 class KnownPlans:
-    """One client's plans, the latest first.
+    """Plans of one client, the latest first.
 
     Attributes:
         latest: the plan made last, or None.
-        made: how many were made.
+        made: number of plans made so far.
     """
 
     def __init__(self, client: _core.Client, *, framework: str) -> None:
-        """None are known yet; `framework`: whose memory it is, or empty."""
+        """Start without plans; `framework`: name of the framework that uses the memory, or empty."""
         self._client, self._framework = client, framework
         self._plans: list[Planned] = []
         self._loaded: Planned | None = None
         self._told_stranger = False
-        self._dropped_at = 0, 0  # hits and strays when the plans were dropped last
-        self._installed_at = 0, 0  # and when one was installed
+        self._dropped_at = 0, 0  # hits and strays when all plans were dropped last
+        self._installed_at = 0, 0  # hits and strays when a plan was installed last
         self.latest: Planned | None = None
         self.made = 0
 
@@ -51,15 +51,15 @@ class KnownPlans:
         return len(self._plans)
 
     def load(self, plans: Sequence[Planned]) -> None:
-        """Plans from a file, which replay already, the latest first."""
+        """Add plans from a file, which replay already, the latest first."""
         self.latest = self._loaded = plans[0]
         self._plans = list(plans)
 
     def install(self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None) -> bool:
-        """Hand a plan to the core; as a new one, or instead of another of the same sequence.
+        """Install a plan in the core, as a new one or in place of another of the same sequence.
 
         Returns:
-            False: that other one is no longer known to the core, and so neither is here.
+            False if the core has dropped the plan to be replaced, which is then dropped here too.
         """
         self.tell_of_a_stranger(at_last=True)
         pattern = planned.pattern
@@ -80,29 +80,29 @@ class KnownPlans:
         return True
 
     def drop(self) -> None:
-        """Forget them all."""
+        """Drop all plans."""
         self._client.drop_patterns()
         self.latest, self._plans = None, []
         self._dropped_at = self._followed()
 
     def have_envelopes(self) -> bool:
-        """Whether one is for iterations that differ in sizes."""
+        """Return true if a plan is for an upper-bound pattern (iterations that differ in sizes only)."""
         return any(known.pattern.least is not None for known in self)
 
     def are_found(self) -> bool:
-        """Whether there are any, and none is from a file."""
+        """Return true if there are plans and none was loaded from a file."""
         return self._loaded is None and self.latest is not None
 
     def alike(self, pattern: Pattern) -> Planned | None:
-        """The plan of this pattern, or else of this one begun at another place; None: there is none."""
+        """Return the plan of this pattern, or of a rotation of this pattern; None if unknown."""
         same = [known for known in self if known.same_sequence(pattern)]
         return next(iter(same or [known for known in self if known.rotates_to(pattern)]), None)
 
     def are_useless(self) -> bool:
-        """Whether hardly anything ever followed them: they cost time and an arena, and help nobody.
+        """Return true if the program hardly ever followed the plans, which then only cost time and memory.
 
-        What was followed for long is not, for the program may come back to it. Nor is a plan from a file,
-        whose program may be about to begin with what was planned, and with it what was planned since.
+        Plans that were followed for long stay, since the program may return to their patterns. A loaded plan
+        stays too: the program may be about to begin the planned iterations, and those of plans made since.
         """
         if self._loaded is not None or self.latest is None:
             return False
@@ -110,12 +110,12 @@ class KnownPlans:
         return strays >= MOST_STRAYS and hits < strays * LEAST_HITS
 
     def are_followed(self) -> bool:
-        """Whether there is none yet, or more has followed than strayed since the last was made."""
+        """Return true without plans, or if hits since the last plan are at least as many as strays."""
         hits, strays = self._followed_since(self._installed_at)
         return self.latest is None or hits >= strays
 
     def judged_in(self) -> int:
-        """After how many more allocations they may be of no use, or a loaded one another program's."""
+        """Return the number of allocations before the plans can be useless, or a loaded plan foreign."""
         if self._loaded is not None:
             hits, strays = self._followed()
             return NEVER if self._told_stranger else self._least_to_judge() - hits - strays
@@ -125,10 +125,10 @@ class KnownPlans:
         return max(MOST_STRAYS, int(hits / LEAST_HITS)) - strays
 
     def tell_of_a_stranger(self, *, at_last: bool = False) -> None:
-        """Say once if the program, by now, should have followed the plan from a file and has not.
+        """Warn once if the program should have followed the loaded plan by now and has not.
 
         Args:
-            at_last: from now on it may follow another plan.
+            at_last: true if the program may follow another plan from now on.
         """
         if self._loaded is None or self._told_stranger:
             return
@@ -149,7 +149,7 @@ class KnownPlans:
         return max(LEAST_TO_JUDGE, 2 * len(self._loaded.buffers))
 
     def _followed(self) -> tuple[int, int]:
-        """How many allocations ever hit, and how many were expected otherwise."""
+        """Return the total number of hits, and of allocations that departed from a plan."""
         outcomes = self._client.stats()["outcomes"]
         return outcomes["hit"], sum(outcomes[kind] for kind in STRAYS)
 

@@ -1,7 +1,7 @@
-"""What to plan: looks at a client's recording for what recurs and is worth a plan.
+"""Learner: finds recurring patterns in a client's recording and selects those worth a plan.
 
-It knows when a look may show something new. When it may run and what that costs is for `mempool.planner`; how
-plans are made, for `mempool.making`; what is planned again, for `mempool.replanning`.
+The learner knows when a look at the recording may show something new. `mempool.planner` decides when the
+learner may run and at which cost; `mempool.making` makes plans; `mempool.replanning` makes plans again.
 """
 
 from __future__ import annotations
@@ -24,35 +24,37 @@ if TYPE_CHECKING:
     from traces.pattern import Pattern
 
 
-#: Looks in vain after which a device without pages keeps some free segments: none at first, since nobody
-#: knows what will stay and hold them.
+#: Number of looks without any result after which a device without pages keeps some free segments; none are
+#: kept at first, since it is unknown which buffers will stay and hold the segments.
 LOOKS_BEFORE_CACHING = 6
-#: With marks, how many iterations to wait for the frees of buffers that outlive theirs.
+#: Number of marked iterations to wait for the frees of buffers that outlive their iteration.
 PATIENT_ITERATIONS = 5
-#: Events that must have come before another look at iterations that are known.
+#: Least number of new events before another look at iterations that are known.
 LEAST_NEWS = 16
-#: Of iterations with one size of many, less than this share is not worth a plan.
+#: Share of iterations below which a variant that differs in one size only is not worth a plan.
 SELDOM = 1 / 8
-#: So many times the allocations of all kinds tell what follows what, and how long buffers live then.
+#: A recording that spans this many times the allocations of all variants shows which variant follows which,
+#: and how long buffers live in each case.
 ENOUGH_OF_EACH = 8
-#: Of a plan of epochs, its steps hit; where more miss, it is by chance that they look like them.
+#: Largest miss rate at which a step still counts as part of a planned epoch; beyond it, the resemblance is
+#: chance.
 MOST_ASTRAY = 1 / 64
-#: Iterations after which an envelope is made larger again at the latest, where it is outgrown.
+#: Longest pause, in iterations, before an outgrown upper-bound pattern is enlarged again.
 LONGEST_WAIT = 32
-#: Where marks are expected, allocations without one after which they are expected no longer, and events
-#: from one look for the first to the next.
+#: Where marks are expected: number of allocations without a mark after which none is expected any longer, and
+#: number of events between two looks for the first mark.
 MOST_UNMARKED, EVENTS_UNMARKED = 1 << 16, 256
-#: A longer warm-up, in allocations, is not learned: looking at it again and again would cost too much.
+#: Longest warm-up to learn, in allocations; looking at a longer one repeatedly would cost too much.
 MOST_WARM_UP = 1 << 13
 
 
 class Learner:
-    """One client's.
+    """Learner of one client.
 
     Attributes:
-        known: its plans.
-        making: makes them.
-        again: plans those of them that are to be planned again.
+        known: plans of the client.
+        making: builder of plans.
+        again: replanner for plans that have to be made again.
     """
 
     def __init__(
@@ -66,16 +68,16 @@ class Learner:
         interrupt: Callable[[], bool],
         ask: Callable[..., Any],
     ) -> None:
-        """Nothing is known yet.
+        """Start without plans and without a recording.
 
         Args:
             core: the pool.
-            client: whose recording.
-            device: whose memory it is that is planned.
-            making: makes the plans.
+            client: client whose recording is analysed.
+            device: device whose memory is planned.
+            making: builder of plans.
             small_bytes: requests up to this size are not planned.
-            interrupt: asked now and then whether to stop.
-            ask: calls a function with these arguments, and an `interrupt`, here or elsewhere.
+            interrupt: polled now and then; true stops the work.
+            ask: calls a function with the given arguments and an `interrupt`, in this process or another.
         """
         self._core, self._client = core, client
         self._device, self._small_bytes = device, small_bytes
@@ -85,25 +87,26 @@ class Learner:
         self._vain = 0
         self._dropped = 0
         self._misses_seen = -1
-        self._over_at = NEVER  # the iteration in which the one that missed lately is over
-        self._wider: dict[int, Rarely] = {}  # by its length, when an envelope may be made larger
-        self._recorded_at = 0  # iteration when recording began
-        self._marked = False  # there was a mark when something was recorded
+        self._over_at = NEVER  # iteration by which the one with the latest misses has ended
+        # backoff of enlarging an upper-bound pattern, by the pattern's length
+        self._wider: dict[int, Rarely] = {}
+        self._recorded_at = 0  # iteration in which recording began
+        self._marked = False  # true if a mark had been seen at an earlier look
         self._expects_marks = False
 
     def expect_marks(self) -> None:
-        """Marks are to come: what repeats before the first is a part of an iteration, and gets no plan."""
+        """Expect marks: a repetition before the first mark is a part of an iteration and gets no plan."""
         self._expects_marks = True
 
     def begin(self, loaded: Saved | None = None) -> None:
         """Begin recording; loaded plans replay already."""
         if loaded is not None:
             self.making.load(loaded)
-            self._misses_seen = self._misses()  # while all follows them there is nothing to learn
+            self._misses_seen = self._misses()  # nothing to learn while the program follows the loaded plans
         self._record()
 
     def saved(self) -> Saved | None:
-        """What is known, for `begin` in another process; None: nothing is."""
+        """Return the known plans, for `begin` in another process; None if no plan is known."""
         from mempool.plan_files import Saved
 
         plans = list(self.known)
@@ -112,7 +115,7 @@ class Learner:
     def begin_anew(self) -> None:
         """Forget all plans and record again."""
         self.making.forget()
-        self._client.set_recording(False)  # what was recorded says nothing of what is to come
+        self._client.set_recording(False)  # the old recording says nothing about later iterations
         self._record()
 
     def _record(self) -> None:
@@ -121,14 +124,14 @@ class Learner:
         self._recorded_at = self._client.state()["iterations"]
 
     def look(self) -> bool:
-        """Look at the recording once; True if a plan was handed to the core."""
+        """Look at the recording once; return true if a plan was installed."""
         self.known.tell_of_a_stranger()
         self.desert_if_useless()
         done = self.again.beside() or self.again.around() or (self.may_learn() and self.learn())
         return done or (self.again.may_polish() and self.polish())
 
     def may_learn(self) -> bool:
-        """Whether the recording may hold anything new; it ends when all has long followed the plan."""
+        """Return true if the recording may hold anything new; end recording once the program has settled."""
         state = self._client.state()
         if not state["recording"]:
             self.resume_if_changed()
@@ -142,16 +145,16 @@ class Learner:
             return False
         seen = misses == self._misses_seen and state["iterations"] < self._over_at
         if state["replaying"] and seen and not self.again.improves:
-            # All has followed the plan since the last look: there is nothing to learn.
+            # No misses since the last look: nothing to learn.
             self._client.check_again_after(max(64, 2 * state["allocations"] // max(state["iterations"], 1)))
             return False
         return True
 
     def learn(self) -> bool:
-        """Look at what recurs; True if that gave a plan."""
+        """Search the recording for patterns; return true if that gave a plan."""
         state = self._client.state()
         missed, self._misses_seen = self._misses_seen, self._misses()
-        # One iteration is enough to make an envelope larger, but it has to be whole.
+        # One iteration is enough to enlarge an upper-bound pattern, but it has to be complete.
         grew = missed < self._misses_seen and self.known.have_envelopes()
         self._over_at = state["iterations"] + 1 if grew else NEVER
         self._perhaps_marked(state)
@@ -175,30 +178,30 @@ class Learner:
         return False
 
     def _perhaps_marked(self, state: dict[str, Any]) -> None:
-        """With the first mark, forget what was found without it: parts of iterations, or several in a row."""
+        """Drop plans found without marks at the first mark: parts of iterations, or several in a row."""
         if state["marked"] and not self._marked:
             self._marked = True
             if self.known.are_found():
                 self.making.forget()
 
     def _fresh(self, patterns: list[Pattern], state: dict[str, Any]) -> Pattern | None:
-        """The first that is worth planning, unless as many come all the time as can be known."""
+        """Return the first pattern worth planning; None if MOST_KNOWN variants keep recurring already."""
         come = sum(any(known.same_sequence(pattern) for pattern in patterns) for known in self.known)
         if state["marked"] and come >= MOST_KNOWN:
             return None
         return next((pattern for pattern in patterns if self._is_worth_planning(pattern, state)), None)
 
     def _nothing_new(self, patterns: list[Pattern], state: dict[str, Any]) -> None:
-        """When to look again."""
+        """Schedule the next look after one without new patterns."""
         if state["events_dropped"] > self._dropped:
-            # The ring has wrapped and shows nothing new: stop paying for it, and try again much later.
+            # The ring has wrapped and shows nothing new: stop paying for recording, and try again much later.
             self._dropped = state["events_dropped"]
             if not self.known and self._client.grow_recording():
                 return
             self._client.set_recording(False)
             self._rest.since_vain(self.making.counts(), replaying=state["replaying"])
         elif patterns:
-            # What is new shows in a part of what was seen, not in the next few events.
+            # A new pattern shows only after a good part of the recorded length, not in the next few events.
             kept = state["events_kept"]
             known = state["replaying"] and not patterns[0].unresolved
             self._client.check_again_after(
@@ -206,21 +209,21 @@ class Learner:
             )
 
     def _settle(self) -> None:
-        """All follows the plan: recording ends, for good unless a plan may be improved one day."""
+        """End recording since all follows the plan; for good unless the plan may be improved later."""
         self._client.set_recording(False)
         self._rest.since_settled(self.making.counts(), improvable=self.again.may_improve())
 
     def rest(self) -> None:
-        """Something failed that may not fail again: no more of it for long."""
+        """End recording for a long pause after a failure that may be temporary."""
         self._client.set_recording(False)
         self._rest.since_failure(self.making.counts())
 
     def _misses(self) -> int:
-        """How often an allocation found no plan or did not follow it, ever."""
+        """Return the total number of allocations that had no plan or did not follow the plan."""
         return self.making.counts().misses
 
     def _patterns(self) -> tuple[list[Pattern], list[int]]:
-        """What recurs in the recording, and how many allocations each sequence had made by then."""
+        """Return the recurring patterns, and the number of allocations of each sequence until then."""
         from mempool import enveloped
         from mempool.recording import recurring
 
@@ -242,10 +245,10 @@ class Learner:
         return enveloped.widened(patterns, self.known), counts
 
     def _longer_lived(self, pattern: Pattern, state: dict[str, Any]) -> Pattern | None:
-        """What is planned, with the longer lifetimes of this pattern; None: it is not, or they are none."""
+        """Return the known pattern with this one's longer lifetimes; None if unknown or not longer."""
         known = next((known for known in self.known if known.same_sequence(pattern)), None)
         if known is None or self.making.together.have(known) or self._is_young(pattern):
-            return None  # how long buffers of several kinds live is a matter of what follows
+            return None  # lifetimes of jointly planned variants depend on the followers
         longer = self.making.prospects.longer(known.key)
         if not known.outlived_by(pattern) or not longer.may_be_done(state["iterations"]):
             return None
@@ -253,12 +256,12 @@ class Learner:
         return known.extended(pattern)
 
     def _is_worth_planning(self, pattern: Pattern, state: dict[str, Any]) -> bool:
-        """Whether to plan this pattern, which is not planned yet."""
+        """Return true if this pattern, which has no plan yet, deserves one."""
         if self._is_young(pattern) or any(known.serves(pattern) for known in self.known):
             return False
         if pattern.least is not None:
             return self._is_worth_enveloping(pattern, state)
-        cannot_be_had = state["refusal"] == "memory" and not state["replaying"]  # what is known: it is no use
+        cannot_be_had = state["refusal"] == "memory" and not state["replaying"]  # the known plan is of no use
         spoilt = state["spoilt"] >= SPOILT or cannot_be_had
         astray = self._rest.share_of_misses(self.making.counts()) > MOST_ASTRAY
         for known in self.known:
@@ -271,7 +274,11 @@ class Learner:
         return True
 
     def _is_worth_enveloping(self, pattern: Pattern, state: dict[str, Any]) -> bool:
-        """Whether to plan this envelope: not for kinds whose own plans are followed, nor again and again."""
+        """Return true if this upper-bound pattern deserves a plan.
+
+        An upper-bound pattern gets no plan while the plans of its variants are followed, and an enlarged one
+        only as often as the backoff allows.
+        """
         alike = [known for known in self.known if known.same_order(pattern)]
         of_kinds = any(known.pattern.least is None for known in alike)
         if of_kinds and self._rest.share_of_misses(self.making.counts()) <= MOST_ASTRAY:
@@ -288,23 +295,25 @@ class Learner:
     def _deserves_its_own(
         self, pattern: Pattern, known: Planned, state: dict[str, Any], *, helps: bool
     ) -> bool:
-        """Whether to plan this, though it is close to what is known: it comes often, and that may help."""
-        # Of one length are iterations with one size of many, as data are; of several, sequences of words.
+        """Return true if this pattern deserves a separate plan although a similar pattern has one."""
+        # The pattern has to recur often enough: a pattern of equal length is a variant that differs in one
+        # size, as data-dependent sizes do; patterns of several lengths come from sequences of several
+        # lengths, such as sentences.
         marked = bool(state["marked"])
         one_length = not marked or len(pattern.buffers) == len(known.buffers)
         share = SELDOM if one_length else 1 / MOST_KNOWN
         return pattern.iterations >= share * pattern.iterations_seen and (helps or marked)
 
     def _is_young(self, pattern: Pattern) -> bool:
-        """Whether the frees of buffers that outlive their iteration may still come."""
+        """Return true if frees of buffers that outlive their iteration may still be unrecorded."""
         return pattern.unresolved > 0 and pattern.iterations < PATIENT_ITERATIONS
 
     def _not_young(self, patterns: list[Pattern]) -> list[Pattern]:
-        """Those whose frees are all known."""
+        """Return the patterns whose frees are all known."""
         return [pattern for pattern in patterns if not self._is_young(pattern)]
 
     def _is_completed(self, known: Planned, state: dict[str, Any]) -> bool:
-        """Whether iterations end, or a plan as long as this has had no time yet since recording began."""
+        """Return true if an iteration has ended, or too little is recorded for two lengths of this plan."""
         passed = state["allocations"] - self._rest.began
         return bool(state["iterations"] > self._recorded_at or passed < 2 * len(known.buffers))
 
@@ -324,30 +333,30 @@ class Learner:
         return True
 
     def _is_together_due(self, patterns: list[Pattern], state: dict[str, Any]) -> bool:
-        """Whether what one kind of iteration leaves alive is in the way of others' plans."""
+        """Return true if buffers that one variant leaves alive block the plans of other variants."""
         making, together = self.making, self.making.together
         if not state["replaying"] or not together.collide(making.counts(), making.beside.occupied()):
             return False
         if making.beside.shares() and not together:
-            return False  # others' buffers may be what is in the way
+            return False  # the buffers in the way may belong to other clients
         return together.are_due(list(self.known), self._not_young(patterns), state["iterations"])
 
     def _shows_enough(self, pattern: Pattern, state: dict[str, Any]) -> bool:
-        """Whether the recording tells how long buffers live; of several kinds, in whatever follows them."""
+        """Return true if the recording shows all lifetimes, for joint plans with every follower."""
         if self._is_young(pattern):
             return False
         together = sum(len(known.buffers) for known in self.known if self.making.together.have(known))
         return bool(state["allocations"] - self._rest.began >= ENOUGH_OF_EACH * together)
 
     def polish(self) -> bool:
-        """Search longer for a plan that was made in haste, unless the program goes off it meanwhile."""
+        """Refine the latest plan by a longer search, unless the program leaves the plan meanwhile."""
         done = self.again.polish(lambda: self._interrupt() or self._has_changed())
         if not done:
             self.resume_if_changed()
         return done
 
     def looks_may_be_in_vain(self) -> bool:
-        """Whether nothing hangs on how many looks at the recording find that nothing recurs."""
+        """Return true if fruitless looks have no effect on the caching of segments."""
         return self._device.page > 0 or self._device.slow_return
 
     def _nothing_found(self) -> None:
@@ -358,7 +367,7 @@ class Learner:
             self._client.set_retained_limit(kept)
 
     def due(self) -> Due:
-        """When something is to be done at the earliest, whatever recurs."""
+        """Return the earliest counters at which the learner or replanner has work to do."""
         state, now = self._client.state(), self.making.counts()
         rest = Due(NEVER, NEVER, NEVER)
         if not state["recording"]:
@@ -369,19 +378,19 @@ class Learner:
         return Due(allocations, misses, rest.spoilt, making.prospects.blocked.at, making.beside.layouts)
 
     def resume_if_changed(self) -> None:
-        """Record again when the pattern has changed for good, or, without one, after a long pause."""
+        """Record again if the pattern has changed for good or, without a plan, after a long pause."""
         if not self._client.state()["recording"] and self._has_changed():
             log.info("recording again")
             self.again.recording_begins()
             self._record()
 
     def _has_changed(self) -> bool:
-        """Whether to record again, if nothing is recorded."""
+        """Return true if recording should start again; called while recording is off."""
         state = self._client.state()
         return self._rest.is_over(self.making.counts(), replaying=state["replaying"], spoilt=state["spoilt"])
 
     def desert_if_useless(self) -> None:
-        """Drop the plans if they are of no use."""
+        """Drop all plans if the program does not follow them."""
         if self.known.are_useless():
             log.info("nothing follows the plan")
             self.making.forget()

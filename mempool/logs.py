@@ -1,4 +1,4 @@
-"""The project's logger, ``mempool``: what a program set up for its logs holds for ours."""
+"""Logger of the project, ``mempool``; a program's logging setup applies here too."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 
 
 class _Unasked(logging.Handler):
-    """Warnings where a program has set up nothing, as `logging` itself would show them, with who speaks."""
+    """Handler of warnings for programs without logging setup: as `logging` itself, with our name before."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write it, unless another handler does."""
+        """Write the record, unless another handler does."""
         if logging.getLogger().handlers or len(log.handlers) > 1 or sys.stderr is None:
             return
         try:

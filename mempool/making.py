@@ -1,6 +1,6 @@
-"""Makes plans of what recurs, and hands them to the core.
+"""Plan builder: makes plans of recurring patterns and installs them in the core.
 
-What to plan is for `mempool.learner`; what to plan again, for `mempool.replanning`.
+`mempool.learner` selects the patterns to plan; `mempool.replanning` selects the plans to make again.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from traces.pattern import Pattern
 
 
-#: A plan that covers less of the peak may be improved one day.
+#: Coverage of the peak below which a plan may be improved later.
 LEAST_COVERAGE = 0.99
-#: Free memory kept beside an arena: this or an eighth of it.
+#: Least free memory kept beside an arena, in bytes; an eighth of the arena if that is more.
 LEAST_CACHE = 32 << 20
 
 
 class Making:
-    """One client's plans, and how they are made.
+    """Plans of one client, and the steps of making and installing them.
 
     Attributes:
-        known: those that are in effect, or will be when what they are of comes.
-        prospects: what may still become of them.
-        together: those of them that were made together.
-        beside: where the plans of other clients on the same memory lie.
-        rest: when recording ends, and when it begins again.
+        known: plans in effect, or ready for the next iteration of their pattern.
+        prospects: possible improvements of each plan.
+        together: plans that were made jointly.
+        beside: offsets of other clients' plans in the shared arena.
+        rest: schedule of recording.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class Making:
         ask: Callable[..., Any],
         patient: bool,
     ) -> None:
-        """Nothing is known yet.
+        """Start without plans.
 
         Args:
             core: the pool.
-            client: whose iterations.
-            device: whose memory it is that is planned.
-            wait_bytes: what a plan must save for each wait of one stream for another.
-            framework: whose memory it is, or empty.
-            interrupt: asked now and then whether to stop.
-            ask: calls a function with these arguments, and an `interrupt`, here or elsewhere.
-            patient: whether the program waits for plans, so that they had better be good at once.
+            client: client whose iterations are planned.
+            device: device whose memory is planned.
+            wait_bytes: bytes that a plan must save for each wait of one stream for another.
+            framework: name of the framework that uses the memory, or empty.
+            interrupt: polled now and then; true stops the work.
+            ask: calls a function with the given arguments and an `interrupt`, in this process or another.
+            patient: true if the program waits for plans, which then have to be good at once.
         """
         self._core, self._client, self._device = core, client, device
         self._wait_bytes, self._patient = wait_bytes, patient
@@ -73,7 +73,7 @@ class Making:
         self.beside, self.rest = Beside(client), Rest()
 
     def load(self, loaded: Saved) -> None:
-        """Know plans from a file, which replay already."""
+        """Add plans from a file, which replay already."""
         from mempool.planned import LESS
 
         self.known.load(loaded.plans)
@@ -84,24 +84,24 @@ class Making:
             self.beside.begin_anew()
 
     def forget(self) -> None:
-        """Know no plan any more."""
+        """Drop all plans."""
         self.known.drop()
         self.prospects, self.together = Prospects(), Together()
 
     def counts(self) -> Counts:
-        """What was allocated and missed by now."""
+        """Return the counters of allocations and misses."""
         return Counts(self._client.state()["allocations"], missed(self._client.stats()["outcomes"]))
 
     def iteration(self) -> int:
-        """How many iterations there were."""
+        """Return the number of iterations so far."""
         return int(self._client.state()["iterations"])
 
     def arena_ranges(self) -> set[tuple[int, int]]:
-        """(begin, end) offsets of all that is in use in the arena now."""
+        """Return the (begin, end) offsets of all ranges in use in the arena now."""
         return set(self._core.arena_ranges())
 
     def stays(self) -> list[tuple[int, int]]:
-        """(begin, end) offsets of what plans were made around, and is still in the way of any."""
+        """Return the (begin, end) offsets of pinned ranges that plans avoid and that are still in use."""
         around = (self.prospects.around(known.key) for known in self.known)
         return sorted(set[tuple[int, int]]().union(*around) & self.arena_ranges())
 
@@ -113,13 +113,13 @@ class Making:
         patient: bool | None = None,
         interrupt: Callable[[], bool] | None = None,
     ) -> Planned | None:
-        """A plan of a pattern, not yet handed to the core; None: it was interrupted.
+        """Plan a pattern without installing the plan; return None if interrupted.
 
         Args:
-            pattern: of an iteration.
-            around: (begin, end) offsets that it keeps out of, beside those of other clients.
-            patient: whether to search for long if it is hard; None: as the program is.
-            interrupt: whether to stop, asked instead of the usual.
+            pattern: pattern of one iteration.
+            around: (begin, end) offsets of ranges that the plan avoids, besides those of other clients.
+            patient: true to search long for a hard pattern; None: as set for this builder.
+            interrupt: polled instead of the builder's own; true stops the search.
         """
         from mempool.planned import make_plan
 
@@ -135,7 +135,7 @@ class Making:
         interrupt: Callable[[], bool] | None = None,
         **how: object,
     ) -> Any:
-        """What a function of planning makes; None: interrupted."""
+        """Return the result of a planning function; None if interrupted."""
         interrupt = interrupt or self._interrupt
         made = self._ask(
             make,
@@ -151,15 +151,15 @@ class Making:
     def install(
         self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None = None
     ) -> bool:
-        """Hand a plan to the core.
+        """Install a plan in the core.
 
         Args:
             planned: the plan.
-            counts: by sequence, the allocations it had made when the pattern was taken from the recording.
-            instead_of: the plan that it replaces.
+            counts: number of allocations of each sequence when the pattern was taken from the recording.
+            instead_of: plan to be replaced.
 
         Returns:
-            False: there is no plan any more that it was to replace.
+            False if the plan to be replaced no longer exists.
         """
         pattern = planned.pattern
         self.together.planned(self.counts(), self.beside.occupied())
@@ -179,7 +179,7 @@ class Making:
         return True
 
     def may_get_better(self, planned: Planned) -> None:
-        """Of a plan made in haste: a longer search may be worth it one day."""
+        """Note whether a plan made in haste deserves a longer search later."""
         if not self._patient and planned.is_hard(wait_bytes=self._wait_bytes):
             self.prospects.hard.add(planned.key)
 
@@ -190,12 +190,12 @@ class Making:
         if_smaller: bool = False,
         known: list[Planned] | None = None,
     ) -> bool:
-        """Plan all kinds that are known anew, so that each may follow any other; True if that gave plans.
+        """Plan all known variants jointly, so that each may follow any other; return true on success.
 
         Args:
-            around: ranges of offsets that they keep out of, beside those that they kept out of before.
-            if_smaller: only if they need clearly less than before, or leave less unplanned.
-            known: these instead, with the same sequences as what is known.
+            around: ranges of offsets that the plans avoid, besides those avoided before.
+            if_smaller: install only plans that need clearly less memory or leave less unplanned.
+            known: plans to use in place of the known ones, with the same sequences.
         """
         from mempool.kinds import make_plans
         from mempool.planned import are_better
@@ -225,14 +225,14 @@ class Making:
         return True
 
     def can_be_had(self, planned: Planned) -> bool:
-        """Whether the arena, and what is in use outside it now, is within limit, budget and device."""
-        managed = getattr(self._device, "kind", "") == "managed"  # which may be more than the device has
+        """Return true if the arena and the present use outside it fit limit, budget and device."""
+        managed = getattr(self._device, "kind", "") == "managed"  # managed memory may exceed the device's
         stats, total = self._core.stats(), 0 if managed else self._device.memory()[1]
         outside = stats["reserved"]["current"] - stats["arena_bytes"] - stats["segment_free_bytes"]
         most = min(stats["max_reserved_bytes"], stats["budget_bytes"], total or stats["max_reserved_bytes"])
         return bool(planned.plan.arena_bytes + max(outside, 0) <= most)
 
     def _keep_beside(self, planned: Planned) -> None:
-        """Keep some free segments for what does not follow the plan."""
+        """Keep some free segments for allocations that do not follow the plan."""
         if not self._device.slow_return:
             self._client.set_retained_limit(max(LEAST_CACHE, planned.plan.arena_bytes // 8))

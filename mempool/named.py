@@ -1,4 +1,4 @@
-"""What texts of the command line name: a model, its inputs, sizes. Text only: nothing is imported or made."""
+"""Parsers for the command line's names of models, inputs and sizes; nothing is imported or made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from mempool.errors import UsageError
 
 _FORMS = "package.module:function, script.py, script.py:name, or transformers:gpt2"
-#: Element types by the names that people give them; the values are PyTorch's.
+#: Element types by common names; the values are PyTorch's names.
 TYPES = {
     name: name
     for name in (
@@ -27,13 +27,14 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Named:
-    """Something that is named, perhaps with arguments.
+    """A parsed name with optional arguments.
 
     Attributes:
-        kind: "transformers", "script" or "module"; "" of a bare name.
-        where: the file of a script, the dotted name of a module.
-        name: in it; of transformers a configuration's name or a path; "" for whatever is there.
-        arguments: by name.
+        kind: "transformers", "script" or "module"; "" for a bare name.
+        where: file of a script, or dotted name of a module.
+        name: name inside the script or module; for transformers, the name of a configuration or a path; ""
+            for any.
+        arguments: keyword arguments.
     """
 
     kind: str
@@ -52,9 +53,9 @@ class Input:
     """One tensor of a model's input.
 
     Attributes:
-        name: of the argument; "" by position.
+        name: name of the argument; "" for a positional one.
         type: PyTorch's name of the element type.
-        shape: sizes as products, whose factors are numbers, "B" or "S": the batch, the sequence's length.
+        shape: sizes as products of factors: numbers, "B" for the batch or "S" for the sequence length.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Input:
     shape: tuple[tuple[int | str, ...], ...]
 
     def sizes(self, batch: int, seq: int | None) -> tuple[int, ...]:
-        """The sizes in elements.
+        """Return the sizes in elements.
 
         Raises:
             UsageError: the shape has an S, and there is no length.
@@ -75,10 +76,10 @@ class Input:
 
 
 def parse_target(text: str) -> Named:
-    """What ``package.module:function(key=value)``, ``script.py:name`` or ``transformers:gpt2`` names.
+    """Parse ``package.module:function(key=value)``, ``script.py:name`` or ``transformers:gpt2``.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text has none of these forms.
     """
     head, colon, rest = text.partition(":")
     if colon and head == "transformers":
@@ -95,10 +96,10 @@ def parse_target(text: str) -> Named:
 
 
 def parse_name(text: str) -> Named:
-    """What ``adamw``, ``sgd(momentum=0.9)`` or ``package.module:function`` names.
+    """Parse ``adamw``, ``sgd(momentum=0.9)`` or ``package.module:function``.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text has none of these forms.
     """
     if ":" in text.partition("(")[0]:
         return parse_target(text)
@@ -117,7 +118,7 @@ def _transformers(rest: str) -> Named:
 
 
 def _call(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of ``name`` or ``name(key=literal)``; names may have dots, dashes and slashes."""
+    """Parse ``name`` or ``name(key=literal)``; names may have dots, dashes and slashes."""
     match = re.fullmatch(r"([\w.\-/]+)\s*(\(.*\))?", text.strip(), re.DOTALL)
     if match is None:
         raise UsageError(f"{text!r} is neither a name nor name(key=value)")
@@ -135,10 +136,10 @@ def _call(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse_inputs(text: str) -> tuple[Input, ...]:
-    """What ``float32[B,3,224,224] labels=int64[B]`` says of a model's inputs.
+    """Parse a model's inputs, such as ``float32[B,3,224,224] labels=int64[B]``.
 
     Raises:
-        UsageError: it says nothing; names the part.
+        UsageError: the text has no inputs, or a part is invalid; the message names the part.
     """
     found = []
     for part in re.findall(r"[^\s\[\]]*\[[^\]]*\]|\S+", text.replace(";", " ")):
@@ -162,10 +163,10 @@ def _factors(size: str, part: str) -> tuple[int | str, ...]:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """The positive numbers of ``8`` or ``1,2,4``, in their order, each once.
+    """Return the positive numbers of ``8`` or ``1,2,4`` in order, without duplicates.
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: the text is no such list.
     """
     parts = text.replace(" ", "").split(",")
     if not all(re.fullmatch(r"[1-9]\d{0,8}", part) for part in parts):
@@ -174,10 +175,10 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def parse_type(text: str) -> str:
-    """PyTorch's name of a type, such as "bfloat16" of "bf16".
+    """Return PyTorch's name of a type, such as "bfloat16" for "bf16".
 
     Raises:
-        UsageError: there is none.
+        UsageError: the type is unknown.
     """
     if (found := TYPES.get(text.strip().lower().removeprefix("torch."))) is None:
         raise UsageError(f"no type {text!r}; there are {', '.join(TYPES)}")

@@ -7,12 +7,12 @@
         train(batch)
         pool.step()
 
-or, without a line of code, ``NUMBA_CUDA_MEMORY_MANAGER=mempool.numba``. Pinned, mapped and managed memory is
-Numba's own.
+To install the pool without a line of code, set ``NUMBA_CUDA_MEMORY_MANAGER=mempool.numba``. Pinned, mapped
+and managed memory remains Numba's own.
 
-Numba says of no buffer on which stream it is used. So one that is over is free when the device has been
-waited for, as the driver does when it frees memory. ``synchronize=False`` leaves that out, for programs that
-use the default stream alone: what is freed is then the next one's at once.
+Numba does not tell on which stream a buffer is used. A dropped buffer is therefore freed after a wait for the
+device, as the driver does when it frees memory. ``synchronize=False`` leaves out the wait, for programs that
+use the default stream alone: freed memory is then reused at once.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from mempool.place import Place, place_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: What the driver calls running out of memory.
+#: The driver's error code for out of memory.
 _OUT_OF_MEMORY = 2
 
 
 def install(**options: Any) -> NumbaPool:
-    """Serve Numba's device arrays from a new pool, until it is closed.
+    """Serve Numba's device arrays from a new pool, until the pool is closed.
 
-    A context keeps the memory manager that it began with, so this comes before Numba has used CUDA.
+    A context keeps the first memory manager, so call this before Numba uses CUDA.
 
     Args:
-        options: as for `mempool.Pool`; ``index``, the device, by default the first that Numba uses;
+        options: options of `mempool.Pool`; ``index``, the device, by default the first that Numba uses;
             ``share``, a pool whose memory to use; ``synchronize``, see above.
 
     Returns:
-        The pool; leaving its ``with``, its ``close`` and `uninstall` all end it, and it goes on serving the
-        contexts that began with it, without plans.
+        The pool; leaving the ``with``, ``close`` and `uninstall` end the service. The pool then serves its
+        present contexts without plans.
 
     Raises:
         UsageError: a pool is installed already, Numba has used CUDA, or the options make no sense.
@@ -55,17 +55,17 @@ def install(**options: Any) -> NumbaPool:
 
 
 def uninstall() -> None:
-    """Close the installed pool: contexts to come have Numba's own memory. Warns if there is none."""
+    """Close the installed pool: later contexts use Numba's own memory. Warns if no pool is installed."""
     _place.uninstall()
 
 
 def installed() -> NumbaPool | None:
-    """The pool that serves Numba, or None."""
+    """Return the pool that serves Numba, or None."""
     return _place.pool
 
 
 class NumbaPool(CallbackPool):
-    """A pool that leaves Numba when it is closed."""
+    """A pool that leaves Numba when closed."""
 
     framework = "numba"
 
@@ -75,14 +75,14 @@ class NumbaPool(CallbackPool):
         self._before: Any = None
 
     def serve(self) -> None:
-        """Become the manager of contexts to come."""
+        """Become the memory manager of later contexts."""
         if _has_context():
             raise UsageError("Numba has used CUDA already, and a context keeps its memory manager")
         self._before = numba_driver._memory_manager or numba_driver.NumbaCUDAMemoryManager
         cuda.set_memory_manager(Manager)
 
     def close(self) -> None:
-        """Leave Numba and stop planning; contexts that have this pool keep it. Arrays stay valid."""
+        """Leave Numba and stop planning; contexts of this pool keep using the pool. Arrays stay valid."""
         _place.leave(self, self._stop_serving)
         super().close()
 
@@ -92,7 +92,7 @@ class NumbaPool(CallbackPool):
 
 
 class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
-    """Numba's memory manager of one context, with the pool that is installed when it first allocates."""
+    """Numba's memory manager of one context, with the pool that is installed at the first allocation."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -101,11 +101,11 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
         self._deferred = 0
 
     def initialize(self) -> None:
-        """The pool that is installed now serves this context, even if it is closed before a buffer."""
+        """Assign the installed pool to this context, even if the pool closes before the first buffer."""
         self._pool = self._pool or _place.pool
 
     def memalloc(self, size: int) -> Any:
-        """A buffer of ``size`` bytes, first used on whatever stream.
+        """Allocate a buffer of ``size`` bytes, first used on any stream.
 
         Raises:
             CudaAPIError: out of memory, with the numbers.
@@ -120,10 +120,10 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
 
     @property
     def pool(self) -> NumbaPool:
-        """Of this context; made by the environment's settings if nobody has installed one.
+        """Pool of this context; made from the environment's settings if none is installed.
 
         Raises:
-            UsageError: it is of another device.
+            UsageError: the pool belongs to another device.
         """
         if not self._bound:
             with _place.lock:
@@ -147,12 +147,12 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
         return free
 
     def get_memory_info(self) -> Any:
-        """(free, total) bytes of the device, where what the pool could serve without it is free too."""
+        """Return (free, total) bytes of the device; the pool's free segments count as free."""
         free, total = self.pool.device.memory()
         return cuda.MemoryInfo(free + self.pool.core.stats()["segment_free_bytes"], total)
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """Not there: a handle would give away all that lies beside the buffer.
+        """Refuse to share: a handle would expose all memory beside the buffer.
 
         Raises:
             NotImplementedError: always.
@@ -160,14 +160,14 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
         raise NotImplementedError("memory of a mempool pool cannot be shared with another process")
 
     def reset(self) -> None:
-        """Give back what is over. Living arrays keep their memory, which others may lie beside."""
+        """Free dropped buffers; arrays that are alive keep their memory, which may border on others'."""
         super().reset()
         if self._pool is not None:
             self._pool.settle()
 
     @contextlib.contextmanager
     def defer_cleanup(self) -> Iterator[None]:
-        """Inside, nothing is waited for; what is over is given back afterwards."""
+        """Postpone waits for the device and frees of dropped buffers until the end of the context."""
         with super().defer_cleanup():
             self._deferred += 1
             try:
@@ -179,16 +179,16 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
 
     @property
     def interface_version(self) -> int:
-        """Of the plug-in's interface."""
+        """Version of the plug-in's interface."""
         return 1
 
 
 def _has_context() -> bool:
-    """Whether a device has a context of Numba's; starts nothing."""
+    """Return true if a device has a context of Numba's; starts nothing."""
     devices = vars(numba_driver.driver).get("devices", {}) or {}
     return any(device.primary_context is not None for device in devices.values())
 
 
 _place: Place[NumbaPool] = place_of("Numba", "mempool.numba")
-#: What ``NUMBA_CUDA_MEMORY_MANAGER=mempool.numba`` takes.
+#: Class that ``NUMBA_CUDA_MEMORY_MANAGER=mempool.numba`` looks up.
 _numba_memory_manager = Manager

@@ -6,9 +6,9 @@
             pool.step()
     print(pool.report())
 
-Every thread is covered, whatever its context. Arrays made before are resized and freed as before; arrays
-made inside may outlive the pool, their thread, a fork, and the interpreter. NumPy keeps our functions for
-ever; while no pool is installed they only call the ones that were there before.
+All threads are covered, in any context. Earlier arrays are resized and freed as before; arrays made inside
+may outlive the pool, their thread, a fork, and the interpreter. NumPy keeps our functions for ever; while no
+pool is installed, they only call the earlier functions.
 """
 
 from __future__ import annotations
@@ -27,48 +27,49 @@ if TYPE_CHECKING:
 
 
 def install(**options: Any) -> ArrayPool:
-    """Serve the arrays of this process from a new pool, until it is closed.
+    """Serve the arrays of this process from a new pool, until the pool is closed.
 
-    With the setting ``MEMPOOL=off`` the pool stays empty and NumPy as it is. With ``check=True`` every array
-    lies between redzones, and freed ones are poisoned and held back for a while: wrong writes and frees are
-    logged when they come out, and listed by `ArrayPool.faults`. It costs some microseconds an array.
+    With the setting ``MEMPOOL=off``, the pool stays empty and NumPy unchanged. With ``check=True``, every
+    array lies between redzones, and freed arrays are poisoned and held back for a while: wrong writes and
+    frees are logged when noticed, and listed by `ArrayPool.faults`. Checking costs some microseconds per
+    array.
 
     Args:
-        options: as for `mempool.Pool`; the device is the host.
+        options: options of `mempool.Pool`; the device is the host.
 
     Returns:
-        The pool; leaving its ``with``, its ``close`` and `uninstall` all end it. Its report stays readable.
+        The pool; leaving the ``with``, ``close`` and `uninstall` end the service. The report stays readable.
 
     Raises:
         UsageError: a pool is installed already, or the options make no sense.
-        ImportError: this NumPy's allocator is one that we do not know.
+        ImportError: the allocator of this NumPy is unknown.
     """
     return _place.install(lambda: ArrayPool(**options), ArrayPool.serve)
 
 
 def uninstall() -> None:
-    """Close the installed pool: NumPy is as before, living arrays stay valid. Warns if there is none."""
+    """Close the installed pool and restore NumPy; arrays stay valid. Warns if no pool is installed."""
     _place.uninstall()
 
 
 def installed() -> ArrayPool | None:
-    """The pool that serves NumPy, or None."""
+    """Return the pool that serves NumPy, or None."""
     return _place.pool
 
 
 def is_installed() -> bool:
-    """Whether a pool serves NumPy."""
+    """Return true if a pool serves NumPy."""
     return _place.pool is not None
 
 
 def record_arrays(*, frames: bool = False) -> ArrayRecorder:
-    """A recorder of what arrays are read and written: see `mempool.accesses.record_arrays`.
+    """Return a recorder of the arrays' reads and writes: see `mempool.accesses.record_arrays`.
 
     Args:
         frames: keep source lines.
 
     Returns:
-        A context manager; its trace has all that the installed pool allocates and frees, if there is one.
+        A context manager; the trace includes all allocations and frees of the installed pool, if any.
 
     Raises:
         UsageError: the pool writes a trace file.
@@ -79,7 +80,7 @@ def record_arrays(*, frames: bool = False) -> ArrayRecorder:
 
 
 class ArrayPool(Pool):
-    """A pool that leaves NumPy when it is closed."""
+    """A pool that leaves NumPy when closed."""
 
     framework = "numpy"
 
@@ -91,7 +92,7 @@ class ArrayPool(Pool):
         super().__init__(**{"name": "numpy", **options})
 
     def serve(self) -> None:
-        """Take NumPy over."""
+        """Install the pool's functions in NumPy."""
         _explain_memory_errors()
         self._hook = _core.numpy_hook()
         self._hook.serve(self.client, None if self._checking is None else self._checking.core)
@@ -112,7 +113,7 @@ _place: Place[ArrayPool] = place_of("NumPy", "mempool.numpy")
 
 
 def _explain_memory_errors() -> None:
-    """Add the pool's numbers to NumPy's own MemoryError, which says only what was asked for."""
+    """Add the pool's numbers to NumPy's own MemoryError, which has only the requested size."""
     kind = _memory_error()
     if kind is None or hasattr(kind, "_mempool"):
         return
@@ -133,8 +134,9 @@ def _explain_memory_errors() -> None:
 
 
 def _memory_error() -> Any:
-    """The class that NumPy raises when an array cannot be allocated; None if it has another name here."""
-    for module in ("numpy._core._exceptions", "numpy.core._exceptions"):  # the second before NumPy 2
+    """Return NumPy's class of errors for failed array allocations; None if the class has another name."""
+    # the second name is that before NumPy 2
+    for module in ("numpy._core._exceptions", "numpy.core._exceptions"):
         with contextlib.suppress(ImportError):
             return getattr(importlib.import_module(module), "_ArrayMemoryError", None)
     return None

@@ -1,4 +1,4 @@
-"""Page-locked memory of the host, pooled, for copies to and from a GPU that nobody waits for.
+"""Pool of page-locked host memory, for asynchronous copies to and from a GPU.
 
     pinned = mempool.pinned.PinnedPool()
     batch = pinned.empty((64, 784), "f4")
@@ -8,8 +8,8 @@
 
     cupy.cuda.set_pinned_memory_allocator(pinned.malloc)  # for all that CuPy copies
 
-Unlike a GPU's memory it is written by the host itself, which no stream orders: so what is freed waits for
-the streams that used it, wherever it goes next.
+Unlike a GPU's memory, pinned memory is written by the host, which no stream orders: freed memory therefore
+waits for all streams that used it before any reuse.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-#: The host's own work as a stream: no driver knows it, and nothing is ever queued there.
+#: Stream number for the host's own work; unknown to the driver, with nothing ever queued.
 HOST = -(1 << 62)
 
 
 class PinnedPool(Pool):
     """A pool of page-locked host memory, for copies on the streams of one GPU.
 
-    Every GPU reaches the memory by the same address; streams of another are waited for when an array goes.
+    Every GPU reaches the memory by the same address; for streams of another GPU, the free waits.
     """
 
-    #: What the environment says (a plan, a limit) is meant for the GPU's memory.
+    #: Settings of the environment (a plan, a limit) are meant for the GPU's memory.
     reads_environment = False
 
     def __init__(self, index: int = 0, *, driver: str = cuda.DRIVER, **options: Any) -> None:
-        """Make a pool whose memory is locked through the GPU of this index; others reach it as well.
+        """Make a pool whose memory is locked through the GPU of this index, for use by all GPUs.
 
         Raises:
             UsageError: no driver or no such GPU, or the options make no sense.
@@ -53,10 +53,10 @@ class PinnedPool(Pool):
         super().__init__(device, **{"name": "pinned", **options})
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = float) -> NDArray[Any]:
-        """An array of page-locked memory, as `numpy.empty`; it may outlive the pool.
+        """Return an array of page-locked memory, as `numpy.empty`; the array may outlive the pool.
 
         Raises:
-            OutOfMemoryError: with the numbers; the pool stays usable.
+            OutOfMemoryError: no memory, with the numbers; the pool stays usable.
         """
         kind = np.dtype(dtype)
         shape = (operator.index(shape),) if hasattr(shape, "__index__") else tuple(shape)
@@ -64,22 +64,22 @@ class PinnedPool(Pool):
             return np.empty(shape, kind)
         owner = _Buffer(self, size)
         memory: Any = (ctypes.c_ubyte * size).from_address(owner.ptr)
-        memory.owner = owner  # views keep it
+        memory.owner = owner  # views keep the owner alive
         return np.frombuffer(memory, kind).reshape(shape)
 
     def used_by(self, array: NDArray[Any], stream: Any) -> None:
-        """Say that a copy from or to the array, or a part of it, is queued on a stream.
+        """Declare that a copy from or to the array, or a part of the array, is queued on a stream.
 
-        A default stream is that of the GPU that is current.
+        A default stream is that of the current GPU.
 
         Args:
-            array: of this or another pool of pinned memory.
-            stream: an object with its handle as ``ptr``, such as CuPy's, which is kept until the array goes;
-                or the handle, of a stream that lives until then.
+            array: array of this or another pool of pinned memory.
+            stream: an object with the stream's handle as ``ptr``, such as CuPy's, which is kept until the
+                array goes; or the handle of a stream that lives until then.
 
         Raises:
             TypeError: the stream is neither.
-            ValueError: the array's memory is not of a pool of pinned memory.
+            ValueError: the array's memory is not from a pool of pinned memory.
         """
         base: Any = array
         while isinstance(base, np.ndarray):
@@ -90,16 +90,16 @@ class PinnedPool(Pool):
         owner.used_by(stream)
 
     def malloc(self, size: int) -> Any:
-        """What `cupy.cuda.set_pinned_memory_allocator` takes.
+        """Allocate for CuPy, as the argument of `cupy.cuda.set_pinned_memory_allocator`.
 
-        The streams that are current when it is called and when the memory goes are waited for, and those that
-        CuPy itself copies on. While another GPU is current CuPy's own pool serves.
+        Reuse waits for the streams that are current at the call and at the free, and for the streams on which
+        CuPy itself copies. While another GPU is current, CuPy's own pool serves.
 
         Returns:
             A `cupy.cuda.PinnedMemoryPointer`.
 
         Raises:
-            OutOfMemoryError: with the numbers; the pool stays usable.
+            OutOfMemoryError: no memory, with the numbers; the pool stays usable.
         """
         import cupy
 
@@ -109,13 +109,13 @@ class PinnedPool(Pool):
 
 
 class _Buffer:
-    """Frees its memory when nobody has it any more.
+    """Owner of one buffer; frees the memory when the last reference goes.
 
     Attributes:
-        ptr: its address.
-        size: in bytes.
-        streams: those that may be at work on it, by the core's number and the context they are of, where that
-            is not the device's own; objects are kept, so that they exist.
+        ptr: address.
+        size: size in bytes.
+        streams: streams that may use the memory, by the core's stream number and the stream's context (0 for
+            the device's own); the objects are kept alive.
     """
 
     def __init__(self, pool: PinnedPool, size: int, current: Callable[[], Any] | None = None) -> None:
@@ -127,7 +127,7 @@ class _Buffer:
         self.ptr = pool.allocate(size, stream=HOST)
 
     def used_by(self, stream: Any) -> None:
-        """A stream, or its handle."""
+        """Add a stream, or a stream's handle, to ``streams``."""
         name = number(operator.index(getattr(stream, "ptr", stream)))
         self.streams[name, self._device.context_of(name)] = stream
 
@@ -141,8 +141,8 @@ class _Buffer:
                 if context == 0:
                     self._client.use(address, stream)
                 elif not self._device.wait_elsewhere(context, stream):
-                    return  # it is kept, as long as its end is not known
-        except Exception:  # as while Python ends: who is at work on it is not known, so it is kept
+                    return  # keep the memory, since the end of its use is unknown
+        except Exception:  # as during exit: the present uses are unknown, so keep the memory
             return
         self._client.free(address, HOST)
 

@@ -1,4 +1,4 @@
-"""Where a framework's pool is installed: one at a time there, by any thread, and in a forked child too."""
+"""Installation of pools in frameworks: one pool at a time, by any thread, also in a forked child."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Installed(Protocol):
-    """What can be installed: a `Pool`, or one object over several."""
+    """An installable object: a `Pool`, or one object over several pools."""
 
     settings: Settings
 
@@ -25,7 +25,7 @@ class Installed(Protocol):
         """Leave the framework."""
 
     def renew_locks(self) -> None:
-        """In a forked child, where nobody is left who could give them back."""
+        """Replace locks in a forked child, where the threads that hold locks are gone."""
 
 
 P = TypeVar("P", bound="Installed")
@@ -33,20 +33,20 @@ _places: dict[tuple[str, int], Place[Any]] = {}
 
 
 class Place(Generic[P]):
-    """The place of a pool in one framework.
+    """Installation slot of one framework (or of one device in a framework).
 
     Attributes:
-        pool: the one that is installed, or None.
-        lock: held while that changes.
+        pool: installed pool, or None.
+        lock: held while ``pool`` changes.
     """
 
     def __init__(self, name: str, module: str, index: int = 0) -> None:
-        """An empty place.
+        """Make an empty slot.
 
         Args:
-            name: of the framework, for people.
-            module: ours, which has ``uninstall``.
-            index: of the device, in a framework that has a place for each.
+            name: framework's name for messages.
+            module: our module for the framework, which has ``uninstall``.
+            index: index of the device, in a framework with a slot for each device.
         """
         self.pool: P | None = None
         self.lock = threading.RLock()
@@ -54,10 +54,10 @@ class Place(Generic[P]):
         self._module, self._end = module, f"{module}.uninstall({index or ''})"
 
     def install(self, make: Callable[[], P], serve: Callable[[P], None]) -> P:
-        """Make a pool and let it serve, unless its mode is off.
+        """Make a pool and let the pool serve, unless the mode is off.
 
         Raises:
-            UsageError: there is a pool already.
+            UsageError: a pool is installed already.
         """
         with self.lock:
             if self.pool is not None:
@@ -74,14 +74,14 @@ class Place(Generic[P]):
         return pool
 
     def uninstall(self) -> None:
-        """Close the pool; warn if there is none."""
+        """Close the pool; warn if none is installed."""
         if self.pool is None:
             warnings.warn(f"no pool is installed in {self._name}", RuntimeWarning, stacklevel=3)
         else:
             self.pool.close()
 
     def leave(self, pool: P, stop: Callable[[], None]) -> None:
-        """If this pool is here, it no longer is."""
+        """Empty the slot if this pool is installed, after a call of ``stop``."""
         with self.lock:
             if self.pool is pool:
                 stop()
@@ -89,12 +89,12 @@ class Place(Generic[P]):
 
 
 def place_of(name: str, module: str, index: int = 0) -> Place[Any]:
-    """The place in a framework: one in the process, however often the adapter is reloaded.
+    """Return the slot of a framework: one per process, however often the adapter is reloaded.
 
     Args:
-        name: of the framework, for people.
-        module: ours, which has ``uninstall``.
-        index: of the device, in a framework that has a place for each.
+        name: framework's name for messages.
+        module: our module for the framework, which has ``uninstall``.
+        index: index of the device, in a framework with a slot for each device.
     """
     return _places.setdefault((module, index), Place(name, module, index))
 

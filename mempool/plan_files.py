@@ -1,8 +1,7 @@
-"""Planned patterns as a file: plans, the sequence of each buffer, and how the program gets there.
+"""Plan files: plans, the allocation sequence of each buffer, and the warm-up of the program.
 
-A pool may have several plans. The file is that of the latest, for which every tool takes it; it has the
-others as files within it, and, where kinds of iterations were planned together, how far each reaches into
-which.
+A pool may have several plans. The file has the format of a file of the latest plan, so every tool accepts the
+file; the other plans are embedded files, and jointly planned variants have their reach into each other.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ if TYPE_CHECKING:
     from traces.buffers import Buffers
 
 T = TypeVar("T")
-#: How the columns begin that are the files of other plans.
+#: Prefix of the columns that are embedded files of other plans.
 OTHER = "other."
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a pool knows.
+    """Plans of a pool, ready to be saved.
 
     Attributes:
-        plans: the latest first.
-        kinds: of those that were planned together, by their number in ``plans``, in the order of the columns
-            of `solvers.kinds.Kind.reach`.
+        plans: plans, the latest first.
+        kinds: variants that were planned jointly, by their index in ``plans``, in the order of the columns of
+            `solvers.kinds.Kind.reach`.
     """
 
     plans: Sequence[Planned]
     kinds: Mapping[int, Kind] = field(default_factory=dict)
 
     def from_the_beginning(self) -> list[Planned]:
-        """The plans; first the one that the program came to first, whose warm-up is the shortest."""
+        """Return the plans, the first of the program (with the shortest warm-up) first."""
 
         def since(planned: Planned) -> float:
             warm_up = planned.pattern.warm_up
@@ -64,12 +63,12 @@ class Saved:
 
 
 def write_planned(planned: Planned, path: str | Path, *, client: str = "", made_with: str = "") -> None:
-    """Write a file of one plan; ``client`` says whose it is: "numpy", "torch"."""
+    """Write a file of one plan; ``client`` names the owner: "numpy", "torch"."""
     write_saved(Saved([planned]), path, client=client, made_with=made_with)
 
 
 def write_saved(saved: Saved, path: str | Path, *, client: str = "", made_with: str = "") -> None:
-    """Write all that a pool knows; ``client`` says whose it is: "numpy", "torch"."""
+    """Write all plans of a pool; ``client`` names the owner: "numpy", "torch"."""
     extra = {"client": client, "made_with": made_with or saved.plans[0].made_with}
     others = {}
     for number in range(1, len(saved.plans)):
@@ -108,7 +107,7 @@ def _write_one(
 
 
 def read_planned(path: str | Path) -> Planned:
-    """Read the latest plan of a file, and check the plan before it is used.
+    """Read the latest plan of a file, and check the plan before use.
 
     Raises:
         solvers.PlanError: the file is no plan of an iteration, or its plan is wrong.
@@ -118,7 +117,7 @@ def read_planned(path: str | Path) -> Planned:
 
 
 def read_saved(path: str | Path) -> Saved:
-    """Read all plans of a file, and check them before they are used.
+    """Read all plans of a file, and check the plans before use.
 
     Raises:
         solvers.PlanError: the file is no plan of an iteration, or a plan is wrong.
@@ -150,7 +149,7 @@ class _One(NamedTuple):
 
 
 def _read_one(file: str | Path | BinaryIO, path: str | Path) -> _One:
-    """One plan with what belongs to it; ``path``: what errors are to name."""
+    """Read one plan with all columns; errors name ``path``."""
     from solvers import PlanError, check, read_plan, read_plan_columns
 
     try:
@@ -193,7 +192,7 @@ def _read_one(file: str | Path | BinaryIO, path: str | Path) -> _One:
 
 @contextlib.contextmanager
 def _damage(path: str | Path) -> Iterator[None]:
-    """What cannot be read is the file's fault."""
+    """Convert errors inside the context into errors about the file."""
     from solvers import PlanError
 
     try:
@@ -205,7 +204,7 @@ def _damage(path: str | Path) -> Iterator[None]:
 
 
 def _kinds(ones: Sequence[_One]) -> dict[int, Kind]:
-    """Those that were planned together, which are right in any succession."""
+    """Return the jointly planned variants, after checking that their plans hold in any succession."""
     from mempool.kinds import MOST_PIECES, pieces
     from solvers import PlanError
     from solvers.check import check_kinds
@@ -219,7 +218,7 @@ def _kinds(ones: Sequence[_One]) -> dict[int, Kind]:
         raise ValueError("kinds are missing")
     together = [ones[number].planned for number in numbers]
     most = max(planned.plan.columns for planned in together)
-    if pieces(together) > MOST_PIECES or most > MOST_COLUMNS:  # to check them would take long
+    if pieces(together) > MOST_PIECES or most > MOST_COLUMNS:  # checking more would take long
         size = sum(len(planned.buffers) for planned in together)
         what = f"{len(together)} kinds of {size} buffers in up to {most} columns"
         raise PlanError(f"{what} are more than are planned together")
@@ -237,23 +236,23 @@ def _kinds(ones: Sequence[_One]) -> dict[int, Kind]:
 
 
 def read_saved_apart(path: str) -> Saved:
-    """As `read_saved`, for a program that has no other use for Arrow."""
+    """Read as `read_saved`, in a subprocess unless Arrow is loaded already."""
     return _apart(path, read_saved, path)
 
 
 def write_saved_apart(saved: Saved, path: str, *, client: str, made_with: str) -> None:
-    """As `write_saved`, for a program that has no other use for Arrow."""
+    """Write as `write_saved`, in a subprocess unless Arrow is loaded already."""
     _apart(path, write_saved, saved, path, client=client, made_with=made_with)
 
 
 def _apart(path: str, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    if path.startswith(("/dev/", "/proc/")):  # such names are of other files in another process
+    if path.startswith(("/dev/", "/proc/")):  # such names denote other files in another process
         return call(*arguments, **options)
     return apart("pyarrow", call, *arguments, **options)
 
 
 def _numbers(values: Any, name: str, count: int | None, least: int, most: int) -> NDArray[np.int64]:
-    """A column of whole numbers within bounds, and of so many."""
+    """Return a column of integers, after checking their number and bounds."""
     found = np.asarray(values)
     if found.ndim != 1 or (count is not None and len(found) != count):
         raise ValueError(f"{name} is not a column of {'numbers' if count is None else count}")

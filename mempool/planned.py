@@ -1,4 +1,4 @@
-"""A plan together with the pattern it belongs to: what the core replays."""
+"""Planned pattern: a plan with the pattern that it belongs to, ready for replay by the core."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ if TYPE_CHECKING:
     from traces.buffers import Buffers
     from traces.pattern import Pattern, WarmUp
 
-#: Work the pool's own solves may do: counted, never timed, so that all ranks of a job get the same plan.
+#: Node budget of the pool's own solves; nodes are counted, not timed, so that all ranks of a job get the same
+#: plan.
 POOL_NODES = 20_000_000
-#: The same where what these give is not good, and nothing goes on meanwhile: few patterns, a second each.
+#: Node budget where the first solve missed GOOD (arena relative to the lower bound) and nothing else waits;
+#: few patterns need this budget, a second each.
 HARD_NODES, GOOD = 1_000_000_000, 1.01
-#: Two patterns are close when their common beginning and end are this share of the longer one.
+#: Share of the longer pattern that a common beginning and end must have for two patterns to be close.
 CLOSE = 0.9
-#: Nor do they look further once the arena is so close to the lower bound.
+#: Arena size relative to the lower bound at which a solve stops early.
 CLOSE_ENOUGH = 1.001
-#: A plan is worth another one if that needs so many times less.
+#: Factor by which another plan must need less memory to replace a plan.
 LESS = 1.1
-#: Or if it covers so much more of the peak.
+#: Increase in coverage of the peak that justifies another plan too.
 MORE = 0.01
-#: What must be alive less, of the arena, for it to be taken in the middle of an iteration.
+#: Least saving, as a share of the arena, for taking the arena in the middle of an iteration.
 LEAST_SAVED = 1 / 64
 
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A pattern, its buffers as they were planned (with the device's alignment), and their offsets.
+    """A pattern, its buffers with the device's alignment, and their planned offsets.
 
-    ``made_with`` is the framework and its version, as "torch 2.13.0", or empty; it is for people.
-    ``around_bytes`` of its arena belong to something else, kept or another client's; it was made around them.
+    ``made_with`` is the framework and its version, as "torch 2.13.0", or empty, for people to read.
+    ``around_bytes`` is the part of the arena that belongs to pinned buffers or other clients, which the plan
+    avoids.
     """
 
     pattern: Pattern
@@ -53,51 +56,51 @@ class Planned:
 
     @property
     def fragmentation(self) -> float:
-        """The share of the arena that is in nobody's use at the peak; 0.0 for an empty one."""
+        """Share of the arena that is unused at the peak; 0.0 for an empty arena."""
         return self.plan.fragmentation(self.peak_load_bytes + self.around_bytes)
 
     @property
     def peak_load_bytes(self) -> int:
-        """Most bytes alive at one time, every instance counted."""
+        """Peak load in bytes, every instance counted."""
         from solvers import peak_load
 
         return peak_load(self.buffers)
 
     @property
     def key(self) -> bytes:
-        """The same for plans of the same sequence: `traces.pattern.Pattern.key`."""
+        """Key of the sequence, equal for plans of the same sequence: `traces.pattern.Pattern.key`."""
         return self.pattern.key
 
     def same_sequence(self, pattern: Pattern) -> bool:
-        """Whether the other pattern allocates the same sizes in the same order."""
+        """Return true if the other pattern allocates the same sizes in the same order."""
         return self.serves(pattern) and all(
             np.array_equal(mine, theirs)
             for mine, theirs in zip(self.pattern.sizes, pattern.sizes, strict=True)
         )
 
     def same_order(self, pattern: Pattern) -> bool:
-        """Whether the other pattern allocates as often, in the same sequences in turn."""
+        """Return true if the other pattern has as many allocations, in the same sequences in turn."""
         return np.array_equal(self.pattern.sequence, pattern.sequence)
 
     def serves(self, pattern: Pattern) -> bool:
-        """Whether the plan has a place for each buffer of the other pattern, at the same position."""
+        """Return true if the plan fits each buffer of the other pattern at the same position."""
         if not self.same_order(pattern):
             return False
         (least, most), (smallest, largest) = self.pattern.sizes, pattern.sizes
         return bool(((least <= smallest) & (largest <= most)).all())
 
     def rotates_to(self, pattern: Pattern) -> bool:
-        """Whether the other pattern is this one, begun at another place."""
+        """Return true if the other pattern is a rotation of this one."""
         if len(self.buffers) != len(pattern.buffers) or self.same_sequence(pattern):
             return False
         return self._holds(pattern, 1)
 
     def repeats(self, pattern: Pattern) -> bool:
-        """Whether this one, such as an epoch, has the other pattern, such as its step, twice in a row."""
+        """Return true if this pattern (as an epoch) contains the other (as a step) twice in a row."""
         return 2 * len(pattern.buffers) <= len(self.buffers) and self._holds(pattern, 2)
 
     def _holds(self, pattern: Pattern, times: int) -> bool:
-        """Whether so many of the other pattern follow each other somewhere on this one's circle."""
+        """Return true if the circle contains the other pattern `times` times in a row."""
         mine, theirs = (np.stack([b.size, q.astype(np.int64)]) for b, q in self._and(pattern))
         doubled = np.concatenate([mine, mine], axis=1).T.tobytes()
         sought, width = np.tile(theirs, times).T.tobytes(), 16
@@ -110,10 +113,10 @@ class Planned:
         return [(self.buffers, self.pattern.sequence), (pattern.buffers, pattern.sequence)]
 
     def is_close_to(self, pattern: Pattern) -> bool:
-        """Whether the other pattern differs in one short stretch only.
+        """Return true if the other pattern differs in one short stretch only.
 
         Such a pattern (an epoch's end, a log) is better served by following this one: the difference misses,
-        and the buffers that both keep alive across the boundary stay where they are.
+        and the buffers that both keep alive across the boundary stay at their places.
         """
         mine, theirs = self.buffers.size, pattern.buffers.size
         shorter, longer = sorted((len(mine), len(theirs)))
@@ -124,16 +127,16 @@ class Planned:
         return prefix + suffix >= CLOSE * longer
 
     def outlived_by(self, pattern: Pattern) -> bool:
-        """Whether a buffer of the same sequence lives longer than it was planned to, and not only once.
+        """Return true if a buffer of the same sequence outlives the planned lifetime more than once.
 
-        What is kept longer once may be any: a plan for that has other addresses, which what lives on is in
-        the way of, and more memory in every iteration, for nothing.
+        Any buffer may be kept longer once. A plan for that would have other addresses, blocked by buffers
+        that live on, and would need more memory in every iteration for nothing.
         """
         stays = pattern.buffers.persistent & ~self.buffers.persistent
         return bool(stays.any() or ((pattern.lasting > self.buffers.end) & ~self.buffers.persistent).any())
 
     def extended(self, pattern: Pattern) -> Pattern:
-        """The other pattern of the same sequence, each buffer as long-lived as planned or as it is now."""
+        """Return the other pattern of the same sequence with the longer of both lifetimes for each buffer."""
         stays = pattern.buffers.persistent | self.buffers.persistent
         end = np.maximum(pattern.lasting, self.buffers.end)
         return dataclasses.replace(
@@ -143,7 +146,7 @@ class Planned:
         )
 
     def shown_as(self, pattern: Pattern) -> Planned:
-        """This plan, which is another one's before long, with the same sequence as it was seen lately."""
+        """Return this plan with the lifetimes of `pattern`, of the same sequence, for a later plan."""
         rows = dataclasses.replace(
             pattern.buffers, alignment=self.buffers.alignment, offset=self.buffers.offset
         )
@@ -151,28 +154,28 @@ class Planned:
         return dataclasses.replace(self, pattern=dataclasses.replace(pattern, warm_up=warm_up), buffers=rows)
 
     def may_be_improved_by(self, pattern: Pattern) -> bool:
-        """Whether the other pattern of the same sequence needs clearly less, or leaves less unplanned."""
+        """Return true if the pattern of the same sequence needs clearly less, or leaves less unplanned."""
         from solvers import peak_load
 
         less = peak_load(pattern.buffers) * LESS < self.plan.arena_bytes
         return less or pattern.coverage > self.pattern.coverage + MORE
 
     def is_hard(self, *, wait_bytes: int) -> bool:
-        """Whether a search stopped before the plan was good, which more of it might make it.
+        """Return true if the search ran out of nodes before the plan was good, and more may help.
 
-        Where streams share, what is best is larger than the bound for its price.
+        Where streams share memory, the best arena exceeds the lower bound because waits have a price.
         """
         return _is_hard(self.plan, self.buffers, wait_bytes)
 
     def ranges(self) -> set[tuple[int, int]]:
-        """(begin, end) offsets of everything planned."""
+        """Return the (begin, end) offsets of all planned buffers."""
         offset, size = self.plan.offset, self.buffers.size[:, None]
         assert offset is not None
         begin, end = offset[offset >= 0], (offset + size)[offset >= 0]
         return set(zip(begin.tolist(), end.tolist(), strict=True))
 
     def is_blocked_by(self, ranges: Sequence[tuple[int, int]]) -> bool:
-        """Whether a planned buffer lies in one of these ranges of offsets."""
+        """Return true if a planned buffer lies in one of these ranges of offsets."""
         offset, size = self.plan.offset, self.buffers.size[:, None]
         assert offset is not None
         return any(
@@ -180,10 +183,10 @@ class Planned:
         )
 
     def native(self, counts: Sequence[int] | None = None) -> _core.Pattern:
-        """What the core installs.
+        """Return the plan in the form that the core installs.
 
         Args:
-            counts: by sequence, the allocations it had made when the pattern was taken from the recording.
+            counts: number of allocations of each sequence when the pattern was taken from the recording.
         """
         assert self.plan.offset is not None
         native = _core.Pattern(unroll=self.plan.columns, arena_bytes=self.plan.arena_bytes, calm=self.calm())
@@ -202,9 +205,10 @@ class Planned:
         return native
 
     def calm(self) -> int:
-        """Before which allocation of the first sequence least is alive, if clearly less than at first.
+        """Return the low-water mark: the allocation of the first sequence before which least is alive.
 
-        The arena is best taken then: what is alive has its place in the arena only from the next time on.
+        Returns 0 unless that is clearly less than at the start. The low-water mark is the best moment to take
+        the arena, since buffers alive then move into the arena only from their next allocation on.
         """
         from solvers.bounds import load_curve
 
@@ -218,7 +222,7 @@ class Planned:
         return place if saved > self.plan.arena_bytes * LEAST_SAVED else 0
 
     def native_warm_up(self) -> _core.Pattern | None:
-        """The warm-up as a pattern that ends in this one; None if it is not known."""
+        """Return the warm-up as a core pattern that leads into this one; None if unknown."""
         warm_up = self.pattern.warm_up
         if warm_up is None or len(warm_up.size) == 0:
             return None
@@ -247,31 +251,31 @@ class Planned:
         return native
 
     def _warm_up_offsets(self, warm_up: WarmUp) -> NDArray[np.int64]:
-        """Offset of each warm-up allocation: its position's, in the column that leads into the steady state.
+        """Return the offset of each warm-up allocation: the position's, in the column before steady state.
 
-        The core counts an iteration when the warm-up is loaded and one at each of its marks, so the steady
+        The core counts one iteration when the warm-up is loaded and one at each mark, so the steady
         state begins in the column after that; earlier instances of a position take the columns before.
         """
         assert self.plan.offset is not None
         offset = np.full(len(warm_up.size), -1, np.int64)
         planned = np.flatnonzero(warm_up.position >= 0)
         position = warm_up.position[planned]
-        later = np.zeros(len(planned), np.int64)  # instances of the same position that follow
+        later = np.zeros(len(planned), np.int64)  # number of later instances of the same position
         seen: dict[int, int] = {}
         for i in range(len(planned) - 1, -1, -1):
             later[i] = seen.get(int(position[i]), 0)
             seen[int(position[i])] = int(later[i]) + 1
-        marks = int((warm_up.marks < len(warm_up.size)).sum())  # the last one may begin the steady state
+        marks = int((warm_up.marks < len(warm_up.size)).sum())  # the last mark may begin the steady state
         column = (1 + marks - later) % self.plan.columns
         offset[planned] = self.plan.offset[position, column]
         return offset
 
     def _sequences(self) -> list[int]:
-        """The sequences of the pattern, the one that decides where iterations end first."""
+        """Return the sequences of the pattern, the one that determines iteration boundaries first."""
         first = int(self.pattern.sequence[0])
         column = self.pattern.sequence
         if column.tobytes() == column[:1].tobytes() * len(column):
-            return [first]  # as nearly always, and less of NumPy's code need be in memory
+            return [first]  # nearly always; loads less of NumPy's code into memory
         group = self.buffers.group
         main = self.pattern.sequence[group == 0]
         weight = np.bincount(main, weights=self.buffers.size[group == 0].astype(np.float64))
@@ -280,7 +284,7 @@ class Planned:
 
 
 def are_better(made: Sequence[Planned], known: Sequence[Planned]) -> bool:
-    """Whether plans need clearly less than others of the same patterns, or leave less of some unplanned."""
+    """Return true if plans need clearly less memory than others of the same patterns, or cover more."""
     now, before = (max(each.plan.arena_bytes for each in plans) for plans in (made, known))
     gained = (each.pattern.coverage - old.pattern.coverage for each, old in zip(made, known, strict=True))
     return now * LESS < before or max(gained) > MORE
@@ -296,19 +300,19 @@ def make_plan(
     wait_bytes: int = NEVER,
     patient: bool = True,
 ) -> Planned | None:
-    """Plan a pattern and check the plan; None if it was interrupted before there was one.
+    """Plan a pattern and check the plan; return None if interrupted before the first plan.
 
-    By the native search alone: OR-Tools would bring hundreds of modules, a second and some 100 MB into a
+    Only the native search is used: OR-Tools would bring hundreds of modules, a second and some 100 MB into a
     program that asked for none of them.
 
     Args:
-        pattern: what is to be planned.
-        alignment: of every offset, in bytes.
-        interrupt: asked now and then whether to stop.
-        seed: of the search.
-        around: (begin, end) offsets of ranges that the plan must not use; they do not overlap.
+        pattern: pattern to plan.
+        alignment: alignment of every offset, in bytes.
+        interrupt: polled now and then; true stops the search.
+        seed: seed of the search.
+        around: (begin, end) offsets of ranges that the plan must not use; disjoint.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
-        patient: whether a plan that is not good is worth a second of search.
+        patient: true if a plan that is not good is worth a second of search.
     """
     from solvers import check, lower_bound
 
@@ -325,7 +329,7 @@ def make_plan(
     if not around:
         return Planned(pattern, buffers, plan)
     plan = as_if_alone(dataclasses.replace(plan, offset=plan.offset[: len(rows)]), buffers, bound)
-    if plan.arena_bytes > LESS * bound:  # what lies below such a range is hard to use for many buffers
+    if plan.arena_bytes > LESS * bound:  # space below a pinned range is hard to use for many buffers
         apart = search.briefly(buffers)
         if apart.offset is None:
             return None
@@ -342,13 +346,13 @@ def make_plan(
 
 @dataclass(frozen=True)
 class Search:
-    """The pool's own searches.
+    """The pool's own search and options.
 
     Attributes:
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
-        patient: whether a plan that is not good is worth a second of search.
-        interrupt: asked now and then whether to stop.
-        seed: of the search.
+        patient: true if a plan that is not good is worth a second of search.
+        interrupt: polled now and then; true stops the search.
+        seed: seed of the search.
     """
 
     wait_bytes: int
@@ -357,11 +361,11 @@ class Search:
     seed: int = 0
 
     def briefly(self, buffers: Buffers) -> Plan:
-        """With what may be in the way among them: where the bound is out of reach, more gives little."""
+        """Search with the small node budget, as among pinned ranges, where more nodes gain little."""
         return self._searched(buffers, POOL_NODES, CLOSE_ENOUGH)
 
     def alone(self, buffers: Buffers) -> Plan:
-        """With nothing in the way."""
+        """Search without pinned ranges, for longer if the search is patient and the problem hard."""
         plan = self.briefly(buffers)
         if self.patient and plan.offset is not None and _is_hard(plan, buffers, self.wait_bytes):
             longer = self._searched(buffers, HARD_NODES, GOOD)
@@ -384,7 +388,7 @@ def _is_hard(plan: Plan, buffers: Buffers, wait_bytes: int) -> bool:
 
 
 def as_if_alone(plan: Plan, buffers: Buffers, bound: int) -> Plan:
-    """What is proven of it holds beside some ranges only, which need not be in its arena."""
+    """Limit a plan made among pinned ranges to its buffers: arena, lower bound, status feasible."""
     from solvers import Status
 
     assert plan.offset is not None
@@ -393,7 +397,7 @@ def as_if_alone(plan: Plan, buffers: Buffers, bound: int) -> Plan:
 
 
 def _first_gap(size: int, around: Sequence[tuple[int, int]], alignment: int) -> int:
-    """The lowest aligned offset from which on so many bytes lie in none of the ranges."""
+    """Return the lowest aligned offset of a gap of `size` bytes between the ranges."""
     base = 0
     for begin, end in sorted(around):
         if base + size <= begin:
@@ -403,7 +407,7 @@ def _first_gap(size: int, around: Sequence[tuple[int, int]], alignment: int) -> 
 
 
 def with_kept(buffers: Buffers, around: Sequence[tuple[int, int]]) -> Buffers:
-    """The buffers, and behind them one for each range, which lives for ever where it is."""
+    """Append one immortal buffer at a fixed offset for each range to avoid."""
     from traces.buffers import COLUMNS, Buffers
 
     if not around:

@@ -1,4 +1,4 @@
-"""When to plan: beside the program, in a thread of low priority, at a bounded cost, and never on its path."""
+"""Planner thread: plans beside the program at low priority and bounded cost, never on the hot path."""
 
 from __future__ import annotations
 
@@ -26,51 +26,53 @@ if TYPE_CHECKING:
     from mempool.planned import Planned
 
 
-#: With ``explain``, so many lines at most, and so often.
+#: Limits of the log lines with ``explain``: lines at a time, and seconds between two times.
 MOST_LINES = 8
 SECONDS_BETWEEN_LINES = 5.0
 _FOR_EVER = 1e9  # seconds
-#: So many plans cost what they cost while the program follows what was planned: each kind of iteration's that
-#: is remembered, and as often all of them together.
+#: Number of plans that are free of charge while the program follows its plans: one for each remembered
+#: variant, and as many joint plans.
 MOST_LEARNED = 32
-#: What looking and planning may cost: seconds of processor time at once, enough for a program that repeats,
-#: then this share of the time that passes. One long solve counts as so many seconds at most.
+#: Cost limits of looking and planning: seconds of processor time at once (enough for a program that repeats),
+#: then this share of the elapsed time. One long solve counts as at most this many seconds of debt.
 ALLOWANCE_SECONDS = 0.1
 SHARE = 0.01
 MOST_DEBT_SECONDS = 0.05
-#: At once where memory is a GPU's: before the first step of a training looks in vain take their part,
-#: and it goes on for longer than a script. With 0.1 s the first plan on an H100 came after five seconds.
+#: Seconds at once where the memory is a GPU's: fruitless looks before the first step of a training use up a
+#: part, and a training lasts longer than a script. With 0.1 s, the first plan on an H100 came after five
+#: seconds.
 ALLOWANCE_SECONDS_ON_A_GPU = 1.0
-#: Between two looks at whether something can be afforded, or told, now.
+#: Seconds between two checks for budget or for something to log.
 SECONDS_BETWEEN_TURNS = 0.25
-#: What planning leaves in the C library's heap goes back with what the program keeps there for its next
-#: allocations, and has again at several times the cost: so not often, and the less the more that is.
+#: Least seconds between two trims of the C library's heap. A trim returns planning's leftovers, but also free
+#: memory that the program keeps for its next allocations and gets back only at several times the cost; so
+#: trims are rare, and rarer the longer they take.
 SECONDS_BETWEEN_TRIMS = 1.0
 
 
-#: Those whose threads run, of pools that are held, closed late or forgotten alike.
+#: Planners whose threads run, of pools that are in use, closed late or forgotten.
 _running: set[Planner] = set()
 
 
 @atexit.register
 def _stop_all() -> None:
-    """The interpreter ends threads that are still at work when it ends, in the middle of anything."""
+    """Stop all planners, as an exiting interpreter kills threads in the middle of their work."""
     for planner in list(_running):
         planner.stop()
 
 
 def first_cache_bytes(device: _core.Device) -> int:
-    """Free memory to keep before there is a plan.
+    """Return the bytes of free memory to keep before the first plan.
 
-    Pages go back one by one, whatever stays beside them: when a plan takes effect, when they were idle for
-    some time, and before more is taken than ever was. Where giving back is slow, it waits until the arena is
-    taken or memory is short.
+    A device with pages returns them one by one, even beside memory in use: when a plan takes effect, after
+    pages were idle for some time, and before the pool takes more than ever. Where returning memory is slow,
+    the pool waits until the arena is taken or memory is short.
     """
     return EVERYTHING if device.page or device.slow_return else 0
 
 
 class Planner:
-    """One client's planner."""
+    """Planner of one client."""
 
     def __init__(
         self,
@@ -85,18 +87,18 @@ class Planner:
         process: bool = False,
         patient: bool = True,
     ) -> None:
-        """Nothing runs yet.
+        """Create the planner without starting the thread.
 
         Args:
             core: the pool.
-            client: whose recording.
-            device: whose memory it is that is planned.
+            client: client whose recording is analysed.
+            device: device whose memory is planned.
             small_bytes: requests up to this size are not planned.
-            wait_bytes: what a plan must save for each wait of one stream for another.
-            explain: what has newly gone off the plan, to be logged.
-            framework: whose memory it is, or empty.
-            process: whether the thread leaves the work to a process of its own.
-            patient: whether the program waits for plans.
+            wait_bytes: bytes that a plan must save for each wait of one stream for another.
+            explain: returns log lines about new departures from the plan.
+            framework: name of the framework that uses the memory, or empty.
+            process: true if the thread delegates the work to a subprocess.
+            patient: true if the program waits for plans.
         """
         self._core, self._client = core, client
         self._thread: threading.Thread | None = None
@@ -107,7 +109,8 @@ class Planner:
         self._looking = self._learns = False
         self._tell_at = self._trim_at = 0.0
         self._may_trim = False
-        self._told_refusals = {"", "capture", "limit"}  # the first is soon over, swapping tells of the last
+        # not logged: "capture" ends soon, "limit" is reported by offloading
+        self._told_refusals = {"", "capture", "limit"}
         self._device = device
         self._process = PlanningProcess(interrupt=self._stop.is_set, wanted=process)
         self._budget = Budget(
@@ -117,7 +120,7 @@ class Planner:
             spent=self._process.cost,
         )
         self._work_left = self._anew = False
-        self._learned = 0  # times that looking gave plans
+        self._learned = 0  # number of looks that gave a plan
         work: dict[str, Any] = {"interrupt": self._stop.is_set, "ask": self._process.ask}
         making = Making(
             core, client, device, wait_bytes=wait_bytes, framework=framework, patient=patient, **work
@@ -126,30 +129,30 @@ class Planner:
 
     @property
     def planned(self) -> Planned | None:
-        """The plan made last, or None."""
+        """Plan made last, or None."""
         return self._learner.known.latest
 
     @property
     def plans(self) -> int:
-        """How many were made."""
+        """Number of plans made so far."""
         return self._learner.known.made
 
     @property
     def known(self) -> int:
-        """How many patterns have one now."""
+        """Number of patterns that have a plan now."""
         return len(self._learner.known)
 
     def begin(self, loaded: Saved | None = None) -> None:
-        """Begin recording; whoever calls `look` plans. Loaded plans replay already."""
+        """Begin recording; plans are made by calls of `look`. Loaded plans replay already."""
         self._learner.begin(loaded)
 
     def look(self) -> bool:
-        """Look at the recording once; True if a plan was handed to the core."""
+        """Look at the recording once; return true if a plan was installed."""
         if self._pid != os.getpid():
-            return False  # a forked child records nothing, and whoever held the lock is not in it
+            return False  # a forked child records nothing, and lacks the thread that holds the lock
         with self._learning:
             if self._looking:
-                return False  # a signal's handler, in the middle of this very look
+                return False  # called by a signal handler in the middle of this very look
             self._looking = True
             try:
                 self._perhaps_begin_anew()
@@ -158,11 +161,11 @@ class Planner:
                 self._looking = False
 
     def expect_marks(self) -> None:
-        """Marks are to come: nothing is planned before the first one."""
+        """Expect marks: no plan is made before the first mark."""
         self._learner.expect_marks()
 
     def begin_anew(self) -> None:
-        """Have all forgotten that was planned, and record again; nobody waits for it."""
+        """Request to drop all plans and record again; do not wait for that."""
         self._anew = True
         self._client.wake()
 
@@ -172,16 +175,16 @@ class Planner:
             self._learner.begin_anew()
 
     def saved(self) -> Saved | None:
-        """What is known, for `begin` in another process; None: nothing is."""
+        """Return the known plans, for `begin` in another process; None if no plan is known."""
         if self._pid != os.getpid():
-            return self._learner.saved()  # whoever held the lock is not in a forked child
+            return self._learner.saved()  # a forked child lacks the thread that holds the lock
         with self._learning:
             return self._learner.saved()
 
     def start(self, loaded: Saved | None = None) -> None:
         """Begin recording, and plan in a thread of low priority."""
-        # What planning needs is imported before the program is at work: a thread beside it would take turns
-        # with it hundreds of times for that, and the first plan would wait.
+        # Import the modules that planning needs before the program is at work: an import in a thread beside
+        # the program would alternate with it hundreds of times, and delay the first plan.
         with _core.Bypass():
             for module in NEEDED:
                 importlib.import_module(module)
@@ -190,8 +193,8 @@ class Planner:
         self.start_watching()
 
     def start_watching(self) -> None:
-        """Start the thread, which without a recording does no more than give idle memory back."""
-        # NumPy does not bear being imported by two threads at once, and the program's may be about to do it.
+        """Start the thread; without a recording, the thread only returns idle memory."""
+        # NumPy fails if two threads import it at once, and the program may be about to import NumPy.
         importlib.import_module("numpy")
         self._thread = threading.Thread(target=self._run, name="mempool-planner", daemon=True)
         _running.add(self)
@@ -203,9 +206,9 @@ class Planner:
             raise
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End the thread, waiting for it at most so long; a solve that runs is interrupted."""
+        """End the thread, waiting at most `seconds`; a running solve is interrupted."""
         if self._pid != os.getpid():
-            return  # a forked child has no such thread
+            return  # a forked child lacks the thread
         self._stop.set()
         self._process.end()
         self._client.wake()
@@ -221,23 +224,23 @@ class Planner:
             _running.discard(self)
 
     def _work(self) -> None:
-        self._process.begin(soon=self._learns and self.planned is None)  # while the program begins
-        with contextlib.suppress(Exception):  # an unknown NumPy, which then keeps some
+        self._process.begin(soon=self._learns and self.planned is None)  # while the program starts
+        with contextlib.suppress(Exception):  # unknown NumPy version, which keeps some small arrays
             _core.keep_no_small_arrays()
-        with contextlib.suppress(OSError):  # a sandbox may forbid it; the solver is brief
+        with contextlib.suppress(OSError):  # sandboxes may forbid it; the solver is brief
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while not self._stop.is_set():
             try:
                 self.round()
             except Exception:
                 if self._stop.is_set() or not threading.main_thread().is_alive():
-                    return  # the interpreter is shutting down: modules may fail to import
+                    return  # the interpreter is shutting down: imports may fail
                 log.exception("the planner failed; the pool goes on without a new plan for now")
                 with self._learning, contextlib.suppress(Exception):
                     self._learner.rest()
 
     def round(self, seconds: float = _FOR_EVER) -> None:
-        """Wait for something to do, at most so many seconds, and do it: the thread's whole work."""
+        """Wait for work, at most `seconds`, then do the work; the thread repeats this function."""
         news = self._wait(seconds)
         if self._stop.is_set():
             return
@@ -246,7 +249,7 @@ class Planner:
             self._work_left = self._turn(work=self._work_left or news)
 
     def _wait(self, seconds: float) -> bool:
-        """Wait until there may be something to do; whether that is to look at the recording."""
+        """Wait until there may be work; return true if the recording deserves a look."""
         if self._work_left or self._explain is not None:
             seconds = min(seconds, SECONDS_BETWEEN_TURNS)
         if (idle_in := self._process.idle_in()) is not None:
@@ -269,7 +272,7 @@ class Planner:
         return news
 
     def _turn(self, *, work: bool) -> bool:
-        """Do what there is to do and may be done; whether something is left."""
+        """Do all work that the budget allows; return true if some is left."""
         self._perhaps_begin_anew()
         recorded = self._client.state()["recording"]
         if self._budget.has_some() and self._learner.making.beside.shares():
@@ -291,12 +294,12 @@ class Planner:
             with self._charged():
                 self._learner.polish()
         if recorded and not self._client.state()["recording"]:
-            self._leaves_something()  # what was recorded
+            self._leaves_something()  # memory of the recording
         self._tell()
         return work or left
 
     def _learn(self) -> None:
-        """Try to make a plan, at the budget's expense unless the program follows what was planned."""
+        """Try to make a plan, charged to the budget unless the program follows known plans."""
         follows = self._learner.known.are_followed()
         with self._charged() as forgive:
             learned = self._learner.learn()
@@ -306,7 +309,7 @@ class Planner:
 
     @contextlib.contextmanager
     def _charged(self) -> Iterator[Callable[[], None]]:
-        """Work at the budget's expense, whose remains in the heap go back when it is time."""
+        """Charge the work inside the context to the budget, and schedule a trim of the heap."""
         try:
             with self._budget.charged() as forgive:
                 yield forgive
@@ -314,7 +317,7 @@ class Planner:
             self._leaves_something()
 
     def _leaves_something(self) -> None:
-        """Where there is no plan, that may never end: then it stays for what comes next."""
+        """Schedule a trim, unless there is no plan: then the search may go on and reuse the memory."""
         self._may_trim = self._may_trim or self.planned is not None
 
     def _trim(self) -> None:
@@ -325,7 +328,7 @@ class Planner:
             self._trim_at = time.monotonic() + max(pause, SECONDS_BETWEEN_TRIMS)
 
     def _tell(self) -> None:
-        """Say once why the arena cannot be had, and with ``explain`` what has newly gone off the plan."""
+        """Log once why the arena cannot be had and, with ``explain``, new departures from the plan."""
         state = self._client.state()
         if state["refusal"] not in self._told_refusals:
             self._told_refusals.add(state["refusal"])
@@ -337,7 +340,7 @@ class Planner:
             self._tell_at = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def _refused(self, state: dict[str, Any]) -> str:
-        """What was asked for, why that cannot be, and what there is, as far as that is known."""
+        """Return the message about the refused arena: size, reason and, if known, free memory."""
         from mempool.explain import REFUSALS
         from mempool.report import binary
 
@@ -347,12 +350,12 @@ class Planner:
         return f"{what} cannot be had from the device{there_is}: {REFUSALS[state['refusal']]}"
 
     def wait(self, seconds: float) -> bool:
-        """Wait until a plan is in effect; False if there is none after that time."""
+        """Wait until a plan is made or in effect; return false after `seconds`, or if no thread plans."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self._client.state()["replaying"] or self.plans:
                 return True
             if self._thread is None or self._stop.is_set():
-                return False  # nobody plans
+                return False  # no thread plans
             time.sleep(0.002)
         return False

@@ -1,4 +1,4 @@
-"""The pool: records an iteration, plans it, replays the plan, and falls back when it must."""
+"""Pool: records an iteration, makes a plan, replays the plan, and serves other requests by the fallback."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 class Pool:
     """Memory of one device for one client, such as NumPy.
 
-    With marks (`iteration` or `step`) or without any, the pool finds the iteration, plans its buffers in
-    the background and from the next iteration on serves each of them at its planned address. Whatever does
-    not follow the plan is served too. All methods may be called by any thread.
+    With marks (`iteration` or `step`) or without, the pool finds the iteration, plans the buffers in the
+    background and serves each of them at the planned address from the next iteration on. Requests that do not
+    follow the plan are served too. All methods may be called by any thread.
     """
 
-    #: Whose memory it is: a package that is imported then; empty: nobody's in particular.
+    #: Import name of the framework that uses the memory; empty: none in particular.
     framework = ""
-    #: What a plan must save for each wait of one stream for another, if nobody says it. A judgement: a wait
-    #: costs some microseconds, and what the streams could have done side by side.
+    #: Default of ``wait_bytes``: bytes that a plan must save for each wait of one stream for another. A
+    #: judgement: a wait costs some microseconds, and work that the streams could have done side by side.
     wait_bytes = 1 << 20
-    #: Whether variables of the environment are settings of this pool, too.
+    #: True if environment variables are settings of this pool, too.
     reads_environment = True
-    #: Whether it may keep a ``limit``, by swapping.
+    #: True if the pool can keep a ``limit``, by offloading.
     swaps = False
 
     def __init__(
@@ -59,15 +59,16 @@ class Pool:
         """Make a pool and begin to record.
 
         Args:
-            device: "host", or a device of `mempool._core`; by default that of the pool to share, or "host".
-            name: for reports and logs.
-            share: a pool whose memory this one uses too: what either frees serves both. Each has plans and
-                counts of its own, and each may be closed first.
-            options: fields of `mempool.settings.Settings`; what is not given comes from the environment, or
-                is as in the pool to share where it concerns the memory itself.
+            device: "host", or a device of `mempool._core`; the default is the device of `share`, or "host".
+            name: name for reports and logs.
+            share: pool whose memory this one uses too: memory that either pool frees serves both. Each has
+                its own plans and counts, and either may be closed first.
+            options: fields of `mempool.settings.Settings`; missing ones come from the environment or, where
+                they concern the memory itself, from `share`.
 
         Raises:
-            UsageError: an unknown option or device, an impossible value, or a pool that cannot be shared so.
+            UsageError: an unknown option or device, an impossible value, or a pool that cannot be shared this
+                way.
             solvers.PlanError, traces.TraceError: the plan file is no plan.
         """
         self.settings = _with_own_files(settings(environment=self.reads_environment, **options))
@@ -115,7 +116,8 @@ class Pool:
         except BaseException:
             self.close()
             raise
-        # For a pool that is dropped unclosed. Not waiting: the thread itself may be the one that drops it.
+        # Finalizer of a pool that is dropped unclosed; it does not wait, since the planner's own thread may
+        # drop the pool.
         weakref.finalize(self, self._planner.stop, 0.0).atexit = False
         _open.add(self)
 
@@ -137,7 +139,7 @@ class Pool:
 
     @property
     def shares_streams(self) -> bool:
-        """Whether what one stream has freed in the arena is another's after an event: see `wait_bytes`."""
+        """True if memory freed by one stream may serve another after an event: see `wait_bytes`."""
         return self._shares_streams
 
     def _begin(self) -> None:
@@ -184,13 +186,13 @@ class Pool:
     def iteration(self) -> Iterator[None]:
         """Mark one iteration: ``with pool.iteration():`` around its code.
 
-        What lies outside is served dynamically.
+        Requests outside the context are served dynamically.
 
         Raises:
             UsageError: inside another iteration, of this or any thread.
         """
         me, begun = threading.get_ident(), False
-        try:  # whatever interrupts it, it is over afterwards
+        try:  # ends the iteration even if interrupted
             with self._lock:
                 if self._in_iteration is not None:
                     whose = "this thread" if self._in_iteration == me else "another thread"
@@ -223,9 +225,9 @@ class Pool:
 
     @contextlib.contextmanager
     def dynamic(self) -> Iterator[None]:
-        """Keep what is allocated meanwhile out of plan and recording: for validation, checkpoints, notebooks.
+        """Keep allocations inside the context out of plan and recording, as for validation or checkpoints.
 
-        By any thread: while one is inside, what others allocate follows no plan either.
+        While any thread is inside, allocations of other threads follow no plan either.
         """
         self.client.enter_dynamic()
         try:
@@ -236,10 +238,10 @@ class Pool:
     # --- memory
 
     def allocate(self, size: int, *, stream: int = 0) -> int:
-        """Address of ``size`` bytes, first used on ``stream``.
+        """Return the address of ``size`` bytes, first used on ``stream``.
 
         Raises:
-            OutOfMemoryError: with the numbers; the pool stays usable.
+            OutOfMemoryError: no memory, with the numbers; the pool stays usable.
             ValueError: a negative size.
         """
         if size < 0:
@@ -250,39 +252,39 @@ class Pool:
         return address
 
     def free(self, address: int, *, stream: int = 0) -> None:
-        """Give a buffer back.
+        """Free the buffer at ``address``.
 
         Raises:
-            ValueError: no live buffer of this pool, or of one that shares its memory, begins there.
+            ValueError: no live buffer of this pool, or of one sharing the memory, begins there.
         """
         if not self._server.free(address, stream):
             raise ValueError(f"{address:#x} is not a live buffer of this pool")
 
     def trim(self) -> None:
-        """Give free segments back to the device.
+        """Return free segments to the device.
 
-        The arena goes too if nothing in it is alive and no iteration ran since the last call, so a loop that
-        calls this in every iteration keeps it.
+        The arena is returned too if no buffer in the arena is alive and no iteration ran since the last call,
+        so a loop that calls this in every iteration keeps the arena.
         """
         self.client.give_back()
 
     def release(self) -> bool:
-        """Give everything back that is free, the arena included; True if no arena is left.
+        """Return all free memory to the device, the arena included; return true if no arena is left.
 
         The plan stays, and the next iteration takes the arena again.
         """
         return self.client.give_back(force=True)
 
-    # --- what is known
+    # --- state and reports
 
     @property
     def planned(self) -> Planned | None:
-        """The plan in use or made last, with its pattern."""
+        """Plan in use or made last, with the pattern; None without one."""
         return self._planner.planned or (None if self._loaded is None else self._loaded.plans[0])
 
     @property
     def plans(self) -> int:
-        """How many plans were made here."""
+        """Number of plans that this pool has made."""
         return self._planner.plans
 
     @property
@@ -300,7 +302,7 @@ class Pool:
         return "recording" if state["recording"] or state["tape"] else "dynamic"
 
     def report(self) -> Report:
-        """Counts and sizes: print it, show it in a notebook, or take ``.to_dict()``."""
+        """Return counts and sizes: print the report, show it in a notebook, or take ``.to_dict()``."""
         with _core.Bypass():
             from mempool.report import make_report
 
@@ -310,24 +312,25 @@ class Pool:
         return report
 
     def swapping_values(self) -> dict[str, Any] | None:
-        """What the report says of swapping; None where nothing is swapped."""
+        """Return the report's part about offloading; None if nothing is offloaded."""
         return None
 
     def faults(self) -> tuple[Fault, ...]:
-        """What ``check=True`` found so far, after a look at every redzone; the first 256. Else nothing."""
+        """Return the faults found by ``check=True`` so far (the first 256), after checking every redzone."""
         return () if self._checking is None else self._checking.faults()
 
     def explain(self) -> str:
-        """The first divergences from the plan and what would help against them."""
+        """Return a text about the first divergences from the plan and their remedies."""
         with _core.Bypass():
             from mempool.explain import explain
 
             return explain(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the plans that are in use; ``Pool(plan=path)`` later replays them from its first iteration.
+        """Write the plans in use; ``Pool(plan=path)`` later replays them from the first iteration.
 
-        Of processes that train together each writes, and later reads, one of its own: see `mempool.ranks`.
+        Each of several processes that train together writes, and later reads, a separate file: see
+        `mempool.ranks`.
 
         Raises:
             UsageError: there is no plan yet.
@@ -345,27 +348,27 @@ class Pool:
     # --- planning and the end
 
     def plan_now(self) -> bool:
-        """Look at the recording here and now; True if it gave a plan."""
+        """Look at the recording in the calling thread; return true if that gave a plan."""
         with _core.Bypass():
             return self._planner.look()
 
     def begin_anew(self) -> None:
-        """Forget what was planned and record again, when the planner has its next turn.
+        """Drop all plans and record again, at the planner's next turn.
 
-        For when what an iteration is changes, as where a program begins to mark them.
+        Useful when the meaning of an iteration changes, as when a program begins to mark iterations.
         """
         self._planner.begin_anew()
 
     def expect_marks(self) -> None:
-        """Say that `step` or `iteration` will be called: nothing is planned before that is.
+        """Announce calls of `step` or `iteration`: no plan is made before the first one.
 
-        What repeats before the first mark, such as the layers of a first training step, is a part of an
-        iteration. Where none has come after 65,536 allocations, it is planned all the same.
+        Repetitions before the first mark, such as the layers of a first training step, are parts of an
+        iteration. After 65,536 allocations without a mark, plans are made all the same.
         """
         self._planner.expect_marks()
 
     def wait(self, seconds: float = 10.0) -> bool:
-        """Wait until there is a plan; False if there is none after that time."""
+        """Wait until there is a plan; return false if there is none after ``seconds``."""
         return self._planner.wait(seconds)
 
     def close(self) -> None:
@@ -380,7 +383,7 @@ class Pool:
             return  # a forked child has neither the planner nor the file
         self._planner.stop()
         self.client.set_recording(False)
-        if len(self.core.clients()) > 1:  # the others need not keep memory for plans of this one
+        if len(self.core.clients()) > 1:  # the other clients need no memory kept for plans of this one
             self.client.drop_patterns()
             self.client.set_retained_limit(0)
         if self._checking is not None:
@@ -395,13 +398,13 @@ class Pool:
             log.warning("%s", explained)
 
     def renew_locks(self) -> None:
-        """In a forked child: nobody is left to give them back, or to end another thread's iteration."""
+        """Replace locks and another thread's iteration in a forked child, where their owners are gone."""
         self._lock = threading.Lock()
         if self._in_iteration != threading.get_ident():
             self._in_iteration = None
 
     def leave_open_at_exit(self) -> None:
-        """Do not close when Python exits: whoever calls this does, later."""
+        """Do not close at the exit of Python; the caller closes the pool later."""
         _open.discard(self)
         _recording.discard(self)
 
@@ -421,7 +424,7 @@ class Pool:
 
 
 def _with_own_files(given: Settings) -> Settings:
-    """The settings with the files of this process among several."""
+    """Return the settings with the file names of this process among several."""
     return dataclasses.replace(
         given,
         plan=None if given.plan is None else file_to_read(given.plan),
@@ -441,12 +444,13 @@ def _device(device: str | _core.Device, memory: str | None) -> _core.Device:
 
 #: Pools to close when Python exits.
 _open: weakref.WeakSet[Pool] = weakref.WeakSet()
-#: Of these, those that owe somebody a trace file: they do not end before.
+#: Open pools that have to finish a trace file; kept alive until then.
 _recording: set[Pool] = set()
 
 
 @atexit.register
 def _close_open() -> None:
-    with contextlib.ExitStack() as each:  # one that cannot write its trace does not keep the others from it
+    # a pool that cannot write its trace does not prevent the others from writing theirs
+    with contextlib.ExitStack() as each:
         for pool in list(_open):
             each.callback(pool.close)

@@ -1,4 +1,4 @@
-"""What may still become of plans: which may get better, what each was made around."""
+"""Metadata of installed plans: possible improvements, and the pinned ranges that each plan avoids."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Prospects:
-    """Of the plans of one client, by their keys; nothing is known of them at first.
+    """Metadata of one client's plans, by plan key.
 
     Attributes:
-        improvable: plans that may be for more than is needed.
-        hard: plans that a longer search might make good.
-        blocked: when they may be made again around what stays in their way.
+        improvable: keys of plans that may use more memory than needed.
+        hard: keys of plans that a longer search may improve.
+        blocked: backoff of planning around pinned ranges.
     """
 
     def __init__(self) -> None:
@@ -29,23 +29,23 @@ class Prospects:
         self._longer: dict[bytes, Rarely] = {}
 
     def begin_anew(self) -> None:
-        """What was never planned before is: what stays may be in its way at once."""
+        """Reset the backoff for a new pattern, whose plan may be blocked by pinned ranges at once."""
         self.blocked = Rarely()
 
     def around(self, key: bytes) -> Ranges:
-        """Ranges of the arena that a plan was made around."""
+        """Return the arena ranges that a plan avoids."""
         return self._around.get(key, set())
 
     def made_around(self, key: bytes, ranges: Iterable[tuple[int, int]]) -> None:
-        """A plan keeps out of these ranges."""
+        """Set the arena ranges that a plan avoids."""
         self._around[key] = set(ranges)
 
     def longer(self, key: bytes) -> Rarely:
-        """When a plan may be made again for longer lifetimes."""
+        """Return the backoff of replanning a pattern for longer lifetimes."""
         return self._longer.setdefault(key, Rarely())
 
     def keep(self, keys: set[bytes]) -> None:
-        """Forget what is known of other plans."""
+        """Drop the metadata of all plans except `keys`."""
         self.improvable &= keys
         self.hard &= keys
         self._around = {key: ranges for key, ranges in self._around.items() if key in keys}

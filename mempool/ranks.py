@@ -1,4 +1,4 @@
-"""Processes that train together: each reads and writes files of its own."""
+"""File names of processes that train together: each process reads and writes separate files."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import re
 from pathlib import Path
 
-#: In the name of a file, where the rank is to stand.
+#: Part of a file name that is replaced by the rank.
 PLACEHOLDER = "{rank}"
 
 
 def rank() -> int | None:
-    """Which of several processes this is, as ``torchrun`` tells it; None: it is alone, or nobody says."""
+    """Return the rank of this process as set by ``torchrun``; None if alone or unknown."""
     environment = os.environ
     number, size = environment.get("RANK") or environment.get("LOCAL_RANK"), environment.get("WORLD_SIZE")
     if number is None or size is None or not (number.isdecimal() and size.isdecimal()):
@@ -20,10 +20,10 @@ def rank() -> int | None:
 
 
 def own_file(path: str) -> str:
-    """The file that this process writes for such a name: one of several has its rank in it.
+    """Return the file name that this process writes: one of several processes inserts the rank.
 
-    ``run.plan`` is ``run.rank1.plan``, unless the name says where the rank is to stand, as ``{rank}``, or has
-    it already.
+    ``run.plan`` becomes ``run.rank1.plan``, unless the name has the placeholder ``{rank}``, or has the rank
+    already.
     """
     number = rank()
     if PLACEHOLDER in path:
@@ -37,6 +37,6 @@ def own_file(path: str) -> str:
 
 
 def file_to_read(path: str) -> str:
-    """The file of such a name that this process reads: its own, else the one that is there for all."""
+    """Return the file name that this process reads: the rank's own file if present, else the common one."""
     own = own_file(path)
     return own if PLACEHOLDER in path or Path(own).exists() else path

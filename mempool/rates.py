@@ -1,25 +1,25 @@
-"""What a GPU of a name does in a second at most, and its link to the host: for times of what has not run."""
+"""Peak rates of GPUs by name, and their links to the host, for estimating times without a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Taken where nobody names a card.
+#: Card for estimates without a named card.
 DEFAULT = "A100 80GB"
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Highest rates, as the maker publishes them: a program reaches less.
+    """Peak rates as published by the maker; programs reach less.
 
     Attributes:
-        name: of the card.
-        bandwidth: bytes a second of its memory.
-        single: floating-point operations a second in float32.
-        convolutions: those of convolutions and recurrent layers in float32, which PyTorch lets round to
-            TF32 where the card can.
-        half: those of products in 16 bits, summed in 32, without sparsity.
-        link: to the host, a name in `solvers.swap.PRESETS`.
+        name: name of the card.
+        bandwidth: memory bandwidth, in bytes per second.
+        single: float32 operations per second.
+        convolutions: float32 operations per second in convolutions and recurrent layers, which PyTorch lets
+            round to TF32 where the card can.
+        half: operations per second of 16-bit products, summed in 32 bits, without sparsity.
+        link: link to the host, a name in `solvers.swap.PRESETS`.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Rates:
         )
 
 
-# GB/s, TFLOPS in float32, in 16 bits, and the generation of PCI Express, or a link of its own: the makers'
-# data sheets and white papers of the architectures, boost clock; of cards with several forms the fastest, of
-# laptops at the highest power. GeForce sums in 32 bits at half the rate of sums in 16. Links with 8 lanes
-# have the generation before, whose 16 are as fast.
+# GB/s, TFLOPS in float32, TFLOPS in 16 bits, and the generation of PCI Express, or another link's name.
+# Sources: the makers' data sheets and white papers of the architectures, at boost clock; for cards with
+# several forms the fastest, for laptops at the highest power. GeForce sums in 32 bits at half the rate of
+# sums in 16. Links with 8 lanes have the generation before, whose 16 lanes are as fast.
 _RATES: dict[str, tuple[float, float, float, int | str]] = {
-    "GTX 1080 Ti": (484, 11.3, 11.3, 3),  # whose 16 bits are slower than 32
+    "GTX 1080 Ti": (484, 11.3, 11.3, 3),  # 16 bits are slower than 32
     "RTX 2060": (336, 6.5, 25.8, 3),
     "RTX 2060 SUPER": (448, 7.2, 28.7, 3),
     "RTX 2070": (448, 7.5, 29.9, 3),
@@ -119,12 +119,12 @@ _RATES: dict[str, tuple[float, float, float, int | str]] = {
     "GB300": (8000, 80, 2500, "nvlink-c2c"),
     "MI300X": (5300, 163.4, 1307, 5),
 }
-#: Generations in which float32 may be rounded to TF32, at half the rate of 16 bits.
+#: Least compute capability at which float32 may be rounded to TF32, at half the rate of 16 bits.
 _TF32 = (8, 0)
 
 
 def rates_of(name: str = DEFAULT, capability: tuple[int, int] = _TF32) -> Rates:
-    """The rates of a card by its name in `mempool.cards.CARDS`."""
+    """Return the rates of a card by name in `mempool.cards.CARDS`."""
     bandwidth, single, half, link = _RATES[name]
     convolutions = max(half / 2, single) if capability >= _TF32 else single
     return Rates(

@@ -1,4 +1,4 @@
-"""From the core's event records to a `Trace`."""
+"""Conversion of the core's event records into a `Trace`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     Packed = bytes | NDArray[np.uint8]
 
 RECORD = np.dtype([(name, kind) for name, kind in EVENT_FIELDS])
-#: Names of the marks in traces, in the order of the core's kinds; behind them comes `traces.trace.FOUND`.
+#: Names of the marks in traces, in the order of the core's mark types; `traces.trace.FOUND` follows them.
 MARKS = ("step", "begin", "end")
 
 
 class Recording:
-    """Turns pieces of a recording into pieces of one trace: buffers keep their ids across pieces."""
+    """Converter of a recording's pieces into pieces of one trace; buffers keep their ids across pieces."""
 
     def __init__(self, alignment: int, *, addresses: bool = False) -> None:
         self._addresses = addresses
@@ -32,19 +32,19 @@ class Recording:
         self._names = TraceNames()
 
     def trace(self, packed: Packed) -> Trace:
-        """The next piece.
+        """Convert the next piece.
 
         Args:
-            packed: records as `mempool._core.Client.take_tape` gives them.
+            packed: records from `mempool._core.Client.take_tape`.
         """
         return self._trace(self._names.rows(packed))
 
     def brief(self, packed: Packed, streams: list[int]) -> Trace:
-        """The next piece, of a recording that has neither the time nor the stream of a free.
+        """Convert the next piece of a recording without times and without streams of frees.
 
         Args:
-            packed: records as `mempool._core.Client.recording` gives them.
-            streams: of each sequence.
+            packed: records from `mempool._core.Client.recording`.
+            streams: stream of each sequence.
         """
         return self._trace(self._names.brief_rows(packed, streams))
 
@@ -64,16 +64,16 @@ def recurring(
     enveloped: Collection[int] = (),
     interrupt: Callable[[], bool] | None = None,
 ) -> list[Pattern]:
-    """What recurs in a recording without times.
+    """Find the recurring patterns in a recording without times.
 
     Args:
-        packed: as of `Recording.brief`.
-        streams: of each sequence.
-        alignment: of the device, in bytes.
-        small_bytes: as of `traces.pattern.find_patterns`.
-        whole_recording: likewise.
-        enveloped: likewise.
-        interrupt: whether to stop, with nothing.
+        packed: records as in `Recording.brief`.
+        streams: stream of each sequence.
+        alignment: alignment of the device, in bytes.
+        small_bytes: see `traces.pattern.find_patterns`.
+        whole_recording: see `traces.pattern.find_patterns`.
+        enveloped: see `traces.pattern.find_patterns`.
+        interrupt: polled once before the search; true returns an empty list.
     """
     from traces.pattern import find_patterns
 

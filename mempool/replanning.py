@@ -1,4 +1,4 @@
-"""Plans what is planned again: where something is in its way, or when it may be planned for less."""
+"""Replanner: makes plans again where pinned or foreign buffers block them, or where less memory suffices."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from traces.pattern import Pattern
 
 
-#: Iterations that a buffer is alive at least before it is planned around though it is not in the way yet.
+#: Least lifetime, in iterations, of a buffer that plans avoid although it does not block any plan yet.
 LEAST_STAY = 2
 
 
 class Replanning:
-    """One client's.
+    """Replanner of one client.
 
     Attributes:
-        improves: that is what the recording is for.
+        improves: true if the present recording serves to find a smaller plan.
     """
 
     def __init__(self, client: _core.Client, making: Making) -> None:
-        """Nothing is known yet."""
+        """Start without observations."""
         self._client, self._making = client, making
         self.improves = False
-        self._seen_alive: set[tuple[int, int]] | None = None  # ranges of the arena, some iterations ago
+        self._seen_alive: set[tuple[int, int]] | None = None  # ranges in use in the arena some iterations ago
 
     def beside(self) -> bool:
-        """Plan again beside the plans of others that are alive at the same time; True if it is done.
+        """Plan around other clients' plans that are alive at the same time; return true if replanned.
 
-        What lies beside theirs comes closer when they are gone, where that makes the arena clearly smaller.
+        When the other clients are gone, plans move closer again if that makes the arena clearly smaller.
         """
         making, others = self._making, self._making.beside
         collides = others.collides(making.known)
@@ -67,10 +67,9 @@ class Replanning:
         return done
 
     def around(self) -> bool:
-        """Plan again where something kept lies in the way, time and again; True if there is a new plan.
+        """Plan around kept buffers that repeatedly block plans; return true if there is a new plan.
 
-        Nothing alive is moved. Where it does not end, as with buffers that are kept for a while only, it is
-        done ever more rarely.
+        Nothing alive is moved. Where kept buffers keep changing, the backoff makes replanning ever rarer.
         """
         making = self._making
         blockers = self._client.blockers() if making.known else []
@@ -81,7 +80,7 @@ class Replanning:
         stays = self._what_stays(set(blockers), iteration)
         if stays is None:
             return False
-        when.is_done(iteration)  # also where that fails
+        when.is_done(iteration)  # counts even if planning fails
         done, together = False, making.together
         if any(map(together.have, blocked)):
             mine = set[tuple[int, int]]().union(*(known.ranges() for known in making.known))
@@ -99,9 +98,10 @@ class Replanning:
         return done or bool(blocked)
 
     def _what_stays(self, blockers: set[tuple[int, int]], iteration: int) -> set[tuple[int, int]] | None:
-        """Ranges of the arena that are in the way, and all others that stay, lest they be in the next plan's.
+        """Return the arena ranges to avoid: the blockers, and ranges that may block the next plan.
 
-        Who was there some iterations ago and is there now stays; None: it is not yet known who was.
+        A range that was in use some iterations ago and is in use now is pinned. Returns None while no earlier
+        observation exists.
         """
         now = self._making.arena_ranges()
         if self._seen_alive is None:
@@ -112,7 +112,7 @@ class Replanning:
         return now & (blockers | seen)
 
     def may_polish(self) -> bool:
-        """Whether all has long followed a plan that was made in haste."""
+        """Return true if the program has long followed a plan that was made in haste."""
         making, latest, state = self._making, self._making.known.latest, self._client.state()
         return (
             latest is not None
@@ -125,14 +125,15 @@ class Replanning:
         )
 
     def polish(self, interrupt: Callable[[], bool]) -> bool:
-        """Search longer for a plan that was made in haste; True if that gave a better one.
+        """Search longer for a plan that was made in haste; return true if that gave a better one.
 
-        Once for each plan, and only when the program has followed it for long: it is a second of work, and
-        several of the clock where the program is busy. A program that goes off the plan meanwhile is looked
-        at first, and the search begins anew when it has followed the plan for longer than before.
+        Done once for each plan, and only after the program has followed the plan for long: the search takes a
+        second of processor time, and several seconds of the clock while the program is busy. If the program
+        leaves the plan meanwhile, the search stops; it starts anew when the program has followed the plan for
+        longer than before.
 
         Args:
-            interrupt: whether to stop, asked now and then.
+            interrupt: polled now and then; true stops the search.
         """
         making, known = self._making, self._making.known.latest
         assert known is not None
@@ -152,23 +153,23 @@ class Replanning:
         return done
 
     def may_improve(self) -> bool:
-        """Whether some plan may be for more than is needed, now or one day."""
+        """Return true if some plan may use more memory than needed, now or later."""
         return bool(self._making.prospects.improvable or self._making.together)
 
     def recording_begins(self) -> None:
-        """It shows whether what is followed can be planned for less."""
+        """Note that recording begins; if plans can be improved, use the recording for that."""
         self.improves = self.may_improve() and self._client.state()["replaying"]
         self._seen_alive = self._making.arena_ranges() if self.improves else None
 
     def improve(self, patterns: list[Pattern], settled: list[Pattern], counts: list[int]) -> bool:
-        """Plan again what was planned for more than there is by now; True if that gave better plans.
+        """Make plans again that use more memory than needed by now; return true if that gave better plans.
 
-        Lifetimes that were longer for a while, buffers that stayed in the way, or that piled up.
+        Causes are lifetimes that were longer for a while, pinned buffers, and buffers that piled up.
 
         Args:
-            patterns: what recurs, what recurs most first.
-            settled: those of them of which all frees are known.
-            counts: by sequence, the allocations it had made.
+            patterns: recurring patterns, the most frequent first.
+            settled: patterns whose frees are all known.
+            counts: number of allocations of each sequence so far.
         """
         return self._improve(patterns[0], counts) or self._improve_together(settled)
 
@@ -197,7 +198,7 @@ class Replanning:
         return True
 
     def _improve_together(self, settled: list[Pattern]) -> bool:
-        """The same of all kinds that are planned together and in the recording; the others no longer are."""
+        """Improve the joint plans of the recorded variants; the others are dropped from the joint plan."""
         making, together = self._making, self._making.together
         shown = {pattern.key: pattern for pattern in settled if pattern.reach}
         known = [known for known in making.known if together.have(known) and known.key in shown]

@@ -1,4 +1,4 @@
-"""What a pool did, as a dict for scripts, as text, and as a table in a notebook."""
+"""Report of a pool's numbers, as a dict for scripts, as text, and as a table in a notebook."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from mempool import ranks, sharing
 if TYPE_CHECKING:
     from mempool.pool import Pool
 
-#: Outcomes that are not misses: positions that no plan could serve, and allocations that were asked to
-#: stay outside.
+#: Outcomes that are not misses: hits, positions that no plan could serve, and allocations that were requested
+#: outside plans.
 NOT_MISSES = ("hit", "dynamic", "outside")
 
 
 def missed(outcomes: dict[str, int]) -> int:
-    """How many of these allocations found no plan or did not follow it."""
+    """Return the number of allocations that had no plan or did not follow the plan."""
     return sum(count for outcome, count in outcomes.items() if outcome not in NOT_MISSES)
 
 
 class NewOutcomes:
-    """How many allocations had each outcome from one look to the next."""
+    """Counter of each outcome's allocations from one call to the next."""
 
     def __init__(self) -> None:
-        """The first look is at all there were."""
+        """Start at zero: the first call returns all allocations."""
         self._before: dict[str, int] = {}
 
     def of(self, outcomes: dict[str, int]) -> dict[str, int]:
-        """Of these, those that have come since the last call."""
+        """Return the increase of each outcome since the last call."""
         new = {outcome: count - self._before.get(outcome, 0) for outcome, count in outcomes.items()}
         self._before = outcomes
         return new
@@ -93,11 +93,11 @@ class Report:
     values: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy, ready for JSON."""
+        """Return a copy, ready for JSON."""
         return dict(self.values)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Labels and values as people read them."""
+        """Return labels and values as people read them."""
         said, left_out = self.values, set()
         if not said["shared_with"]:
             left_out.add("shared_with")
@@ -132,7 +132,7 @@ class Report:
 
 
 def _swapping_rows(said: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Of what happened; what did not has no row."""
+    """Return the rows about offloading, without counts of zero."""
     if said is None:
         return []
     first = _SWAPPING[0][0]
@@ -144,7 +144,7 @@ def _swapping_rows(said: dict[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def readable(key: str, value: Any) -> str:
-    """A value as text; sizes in binary units beside the bytes."""
+    """Return a value as text; sizes in bytes and in binary units."""
     if value is None:
         return "-"
     if key.endswith("_bytes"):
@@ -157,7 +157,7 @@ def readable(key: str, value: Any) -> str:
 
 
 def sized(size_bytes: int) -> str:
-    """1536 -> "1,536 B (1.5 KiB)"."""
+    """Return bytes with binary units: 1536 gives "1,536 B (1.5 KiB)"."""
     return f"{size_bytes:,} B ({binary(size_bytes)})" if size_bytes >= 1024 else f"{size_bytes:,} B"
 
 
@@ -167,7 +167,7 @@ def source_line(frame: str) -> str:
 
 
 def binary(size_bytes: float) -> str:
-    """1536 -> "1.5 KiB"."""
+    """Return a size in binary units: 1536 gives "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size_bytes) < 1024:
             return f"{size_bytes:.4g} {unit}"
@@ -197,13 +197,13 @@ def make_report(pool: Pool) -> Report:
         "misses": sum(misses.values()),
         "misses_by_reason": misses,
         "hits_total": client["outcomes"]["hit"],
-        # While there is no plan, as before the first, there is nothing to follow.
+        # Without a plan, as before the first one, allocations cannot miss.
         "misses_total": missed(client["outcomes"]) - client["outcomes"]["unplanned"],
         "dynamic": steady["dynamic"],
         "outside": steady["outside"],
         "hit_rate": steady["hit"] / asked if asked else None,
         "coverage": planned.pattern.coverage if planned is not None else None,
-        # Whose buffer it is that lives in the arena only its client knows.
+        # The owner of a buffer in the arena is known only to that owner's client.
         "persistent_bytes": None if shared_with else max(client["live"]["current"] - in_arena, 0),
         "shared_with": shared_with,
         "max_reserved_bytes": pool.settings.max_reserved,

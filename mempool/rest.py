@@ -1,26 +1,28 @@
-"""When to record again after recording has ended, and when to plan again what is planned."""
+"""Backoff for recording and replanning: when to record again, and when to plan a pattern again."""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
 
-#: One miss in so many allocations is worth no second thought.
+#: Largest number of allocations per miss that still justifies recording again; a share of misses below its
+#: inverse is ignored.
 FEW_MISSES = 1000
-#: The core's score of spoilt iterations at which the pattern has changed for good.
+#: Core's score of spoilt iterations at which the pattern counts as changed for good.
 SPOILT = 12
 NEVER = 1 << 62
-#: Allocations: a pause is four times what was recorded before it, at least that often this, and twice as much
-#: each time; so often that what is repeated by then is soon planned, so rarely that it costs nothing.
+#: Bounds of a pause between recordings, in allocations. A pause is four times the length of the recording
+#: before it, at least four times LEAST_PAUSE, and doubles with each failure up to LONGEST_PAUSE: short enough
+#: that a new pattern is planned soon, rare enough to cost nothing.
 LEAST_PAUSE, LONGEST_PAUSE = 1 << 6, 1 << 22
 
 
 class Counts(NamedTuple):
-    """So many of either, ever.
+    """Allocation counters of a client since the start.
 
     Attributes:
-        allocations: of at least the small-size threshold.
-        misses: of these, those that found no plan or did not follow it.
+        allocations: number of allocations of at least the small-size threshold.
+        misses: number of these allocations that had no plan or did not follow the plan.
     """
 
     allocations: int
@@ -28,14 +30,14 @@ class Counts(NamedTuple):
 
 
 class Due(NamedTuple):
-    """What to wait for: enough of any of these.
+    """Wake conditions: reaching any one of these counters ends the wait.
 
     Attributes:
-        allocations: ever.
-        misses: ever.
+        allocations: total number of allocations.
+        misses: total number of misses.
         spoilt: the core's score of spoilt iterations.
-        around: iterations, before which nothing is planned around what stays in a plan's way.
-        others_layouts: times that where others' plans lie had changed; None: that is nothing to wait for.
+        around: iteration before which no plan is made around pinned ranges.
+        others_layouts: number of layout changes of other clients' plans; None disables this condition.
     """
 
     allocations: int
@@ -46,44 +48,45 @@ class Due(NamedTuple):
 
 
 class Rest:
-    """The time without recording, and what ends it.
+    """Schedule of recording: the time without recording, and the conditions that end it.
 
-    Where a plan is followed, that is a share of misses that is greater than before. Whatever is followed, it
-    is a pause, longer after each recording in vain, unless the plan leaves nothing to be wished.
+    While a plan is followed, a share of misses greater than before ends the pause. In all cases, the pause
+    also ends after a number of allocations, longer after each failed recording, unless the plan cannot be
+    improved.
 
     Attributes:
-        began: allocations when recording began.
+        began: number of allocations when the last recording began.
     """
 
     def __init__(self) -> None:
-        """Recording has not begun."""
-        self._since = Counts(0, 0)  # when recording began, or ended
+        """Start before the first recording."""
+        self._since = Counts(0, 0)  # counters when recording began or ended
         self.began = 0
-        self._vain = 0  # recordings in vain, one after another
-        self._unimproved = 0  # and those that found nothing better than what all followed
-        self._until = NEVER  # allocations
-        self._share = math.inf  # of misses, beyond which it ends while a plan is in effect
-        self._spoilt = NEVER  # the core's score that ends it then, too
-        self._planned = False  # it ends when no plan is in effect any more
+        self._vain = 0  # consecutive failed recordings
+        self._unimproved = 0  # consecutive recordings that found no better plan than the followed one
+        self._until = NEVER  # allocation count at which the pause ends
+        self._share = math.inf  # share of misses that ends the pause while a plan is in effect
+        self._spoilt = NEVER  # score of spoilt iterations that ends the pause while a plan is in effect
+        self._planned = False  # the pause ends when no plan is in effect any more
 
     def recorded_from(self, now: Counts) -> None:
-        """Recording has begun."""
-        if now.allocations < self._until:  # it was called for
+        """Note that recording has begun."""
+        if now.allocations < self._until:  # recording was requested before the pause was over
             self._unimproved = 0
         self._since, self.began = now, now.allocations
 
     def planned(self, now: Counts, *, anew: bool) -> None:
-        """There is another plan, perhaps of what was never planned before, and recording goes on."""
+        """Note a new plan while recording goes on; `anew`: for a pattern that was never planned before."""
         self._since = now
         if anew:
             self._vain = 0
 
     def share_of_misses(self, now: Counts) -> float:
-        """Since recording began, or ended, or went on with another plan."""
+        """Return the share of misses since recording began, ended or got another plan."""
         return (now.misses - self._since.misses) / max(now.allocations - self._since.allocations, 1)
 
     def since_settled(self, now: Counts, *, improvable: bool = False) -> None:
-        """All has followed the plan for long, which might be ``improvable`` one day."""
+        """Pause because the program has long followed the plan, which may be ``improvable`` later."""
         self._pause(now, doublings=self._unimproved)
         self._vain, self._unimproved = 0, self._unimproved + 1
         if not improvable:
@@ -91,19 +94,19 @@ class Rest:
         self._share, self._spoilt, self._planned = 1 / FEW_MISSES, SPOILT, True
 
     def since_vain(self, now: Counts, *, replaying: bool) -> None:
-        """Recording has shown nothing new for long; some may go off the plan for ever."""
+        """Pause because recording has long shown nothing new; some allocations may never follow the plan."""
         share = self.share_of_misses(now)
         self.since_failure(now)
         if replaying and share < 1 / 4:
             self._share, self._planned = max(1 / FEW_MISSES, 2 * share), True
 
     def since_failure(self, now: Counts) -> None:
-        """Something failed, or a plan was of no use: nothing is learned for some time, whatever is missed."""
+        """Pause after a failure or a useless plan: learn nothing for some time, whatever the misses."""
         self._pause(now, doublings=self._vain)
         self._vain += 1
 
     def since_deserted(self, now: Counts, *, recording: bool) -> None:
-        """No plan is left. A pause that has begun goes on, and is no longer for that: it failed only once."""
+        """Note that no plan is left; an unfinished pause continues unchanged, as this is a single failure."""
         if recording or now.allocations >= self._until:
             self.since_failure(now)
         self._share, self._spoilt, self._planned = math.inf, NEVER, False
@@ -115,7 +118,7 @@ class Rest:
         self._share, self._spoilt, self._planned = math.inf, NEVER, False
 
     def due(self, now: Counts, *, replaying: bool) -> Due:
-        """What may end it: not before there is so much."""
+        """Return the earliest counters at which the pause may end."""
         if not replaying:
             return Due(0 if self._planned else self._until, NEVER, NEVER)
         if math.isinf(self._share):
@@ -124,32 +127,32 @@ class Rest:
         return Due(self._until, self._since.misses + int(self._share * passed) + 1, self._spoilt)
 
     def is_over(self, now: Counts, *, replaying: bool, spoilt: int) -> bool:
-        """Whether to record again."""
+        """Return true if recording should start again."""
         if now.allocations >= self._until or not replaying:
             return now.allocations >= self._until or self._planned
         return spoilt >= self._spoilt or self.share_of_misses(now) > self._share
 
 
 class Rarely:
-    """What is done when it is called for, then ever more rarely, as where it is called for without end.
+    """Exponential backoff, in iterations, for an action that may be requested without end.
 
     Attributes:
-        at: iteration, before which it is not done again.
+        at: first iteration in which the action is allowed again.
     """
 
     def __init__(self, longest: int = NEVER) -> None:
-        """It may be done at once; no pause is longer than so many iterations."""
+        """Allow the action at once; no pause is longer than `longest` iterations."""
         self.at, self._gap, self._longest = 0, 2, longest
 
     def may_be_done(self, iteration: int) -> bool:
-        """Whether it is time."""
+        """Return true if the action is allowed in this iteration."""
         return iteration >= self.at
 
     def not_before(self, iteration: int) -> None:
-        """It is not time before this iteration."""
+        """Forbid the action before this iteration."""
         self.at = iteration
 
     def is_done(self, iteration: int) -> None:
-        """It is done now; each time the pause is twice as long."""
+        """Note that the action is done in this iteration, and double the pause."""
         self._gap = min(2 * self._gap, self._longest)
         self.at = iteration + self._gap

@@ -1,12 +1,13 @@
-"""RMM's buffers in a pool: cuDF, cuML and all else that allocates through RAPIDS' memory manager.
+"""RMM's buffers in a pool: cuDF, cuML and other libraries that use RAPIDS' memory manager.
 
     import mempool.rmm
 
     pool = mempool.rmm.install()  # the device's current resource, until the pool is closed
 
-or `resource` for one that nobody is told of, such as the upstream of an adaptor. RMM says on which stream a
-buffer is used first and last, so what is freed is reused in stream order. Each buffer costs a call of Python:
-put an arena or pool resource of RMM's above it where that is too slow, and what it holds is then one buffer.
+`resource` returns a resource without installing the pool, such as the upstream of an adaptor. RMM names the
+first and last stream of each buffer, so freed memory is reused in stream order. Each buffer costs a call of
+Python: where that is too slow, put an arena or pool resource of RMM's above ours, whose memory is then a
+single buffer.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from mempool.callbacks import CallbackPool
 from mempool.errors import UsageError
 from mempool.place import Place, place_of
 
-#: Resources are used as long as anything lives that they gave, which may be longer than the interpreter.
+#: Resources must live as long as any of their allocations, which may be longer than the interpreter.
 _kept: list[Any] = []
 
 
 def install(index: int = 0, **options: Any) -> RmmPool:
-    """Make a new pool the resource of a device, until it is closed. Each device may have one.
+    """Make a new pool the resource of a device, until the pool is closed; one pool for each device.
 
     Args:
-        index: the device.
-        options: as for `mempool.Pool`; ``share``, a pool whose memory to use.
+        index: index of the device.
+        options: options of `mempool.Pool`; ``share``, a pool whose memory to use.
 
     Returns:
-        The pool; leaving its ``with``, its ``close`` and `uninstall` all end it. Buffers stay valid.
+        The pool; leaving the ``with``, ``close`` and `uninstall` end the service. Buffers stay valid.
 
     Raises:
         UsageError: a pool is installed there already, or the options make no sense.
@@ -40,26 +41,26 @@ def install(index: int = 0, **options: Any) -> RmmPool:
 
 
 def uninstall(index: int = 0) -> None:
-    """Close a device's installed pool: it has the resource from before. Warns if there is none."""
+    """Close a device's installed pool and restore the earlier resource. Warns if no pool is installed."""
     _place(index).uninstall()
 
 
 def installed(index: int = 0) -> RmmPool | None:
-    """The pool that serves a device, or None."""
+    """Return the pool that serves a device, or None."""
     return _place(index).pool
 
 
 def resource(pool: CallbackPool) -> Any:
-    """A resource of a pool's memory, an ``rmm.mr.CallbackMemoryResource``: as an upstream, or for one buffer.
+    """Return an ``rmm.mr.CallbackMemoryResource`` of a pool, as an upstream or for one buffer.
 
     Raises:
-        UsageError: it is no pool for RMM.
+        UsageError: the argument is no pool for RMM.
     """
     if not isinstance(pool, CallbackPool):
         raise UsageError(f"{pool!r} is no pool for RMM: share it, by RmmPool(share=...)")
 
     def allocate(size: int, stream: Any) -> int:
-        return pool.take(size, _handle(stream))  # its error is a MemoryError
+        return pool.take(size, _handle(stream))  # raises a MemoryError
 
     def deallocate(address: int, _size: int, stream: Any) -> None:
         pool.give(address, _handle(stream))
@@ -70,7 +71,7 @@ def resource(pool: CallbackPool) -> Any:
 
 
 class RmmPool(CallbackPool):
-    """A pool that leaves RMM when it is closed."""
+    """A pool that leaves RMM when closed."""
 
     framework = "rmm"
 
@@ -92,7 +93,7 @@ class RmmPool(CallbackPool):
         super().close()
 
     def _stop_serving(self) -> None:
-        """Whoever has set another resource meanwhile keeps that."""
+        """Restore the earlier resource, unless another resource was set meanwhile."""
         if self._resource is not None:
             now = rmm.mr.get_per_device_resource(self._served)
             if now is self._resource:

@@ -1,4 +1,4 @@
-"""Settings without code: a call beats a variable of the environment, which beats the default.
+"""Settings of a pool: call arguments override environment variables, which override defaults.
 
 ==================== ========================================================================================
 ``MEMPOOL``          ``off``: adapters install nothing; ``record``: record and plan nothing; ``replay``:
@@ -6,14 +6,14 @@ the default
 ``MEMPOOL_PLAN``     a plan file to replay from the first iteration
 ``MEMPOOL_RECORD``   a trace file to write
 ``MEMPOOL_MAX_RESERVED``  most bytes to hold from the device, such as ``8GiB`` or ``500MB``
-``MEMPOOL_LIMIT``      most bytes that PyTorch's tensors take on the device, kept by swapping
-``MEMPOOL_HOST_LIMIT``  most bytes of the host that swapping takes
-``MEMPOOL_WAIT_BYTES``  what a plan must save for each wait of one stream for another: ``1MiB``, ``never``
+``MEMPOOL_LIMIT``      most bytes that PyTorch's tensors take on the device, kept by offloading
+``MEMPOOL_HOST_LIMIT``  most bytes of host memory that offloading takes
+``MEMPOOL_WAIT_BYTES``  bytes that a plan must save per wait between streams: ``1MiB``, ``never``
 ``MEMPOOL_MEMORY``   of a GPU: ``plain``, the default; ``growing``: the arena grows and shrinks in place;
-``managed``: there may be more than the GPU has
+``managed``: may exceed the GPU's memory
 ``MEMPOOL_CHECK``    ``1``: redzones, poison on free, double and foreign frees named (slow; host only)
-``MEMPOOL_EXPLAIN``  ``1``: log the first divergences and what would help
-``MEMPOOL_PLANNING_PROCESS``  ``1``: a short-lived process looks and plans, not a thread
+``MEMPOOL_EXPLAIN``  ``1``: log the first divergences and their remedies
+``MEMPOOL_PLANNING_PROCESS``  ``1``: plan in a short-lived subprocess, not in a thread
 ==================== ========================================================================================
 """
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 Mode = Literal["off", "record", "replay"]
 Memory = Literal["plain", "growing", "managed"]
-#: No size has more.
+#: Largest number of digits of a size; no memory needs more.
 MOST_DIGITS = 40
-#: As a price of waits: streams share nothing.
+#: Price of a wait in bytes at which streams share no memory.
 NEVER = 2**63 - 1
-#: As a limit of free memory that is kept: all of it.
+#: Limit of retained free memory, in bytes, that keeps all of it.
 EVERYTHING = 1 << 62
-#: No memory that a user names is smaller: a lesser number without a unit lacks one.
+#: Smallest memory size, in bytes, that is plausible without a unit; a smaller number lacks its unit.
 MEBIBYTE = 1 << 20
-#: The core's size classes reach no further.
+#: Largest ``small_bytes``; the core's size classes end here.
 MOST_SMALL_BYTES = 1024
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -50,27 +50,28 @@ _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 @dataclass(frozen=True)
 class Settings:
-    """How a pool behaves.
+    """Settings of a pool.
 
     Attributes:
         mode: "off", "record" (record only) or "replay" (record, plan, replay).
-        plan: a plan file to start from, or None.
-        record: a trace file to write, or None.
-        max_reserved: bytes that the arena and all segments together may hold, or None.
-        limit: most bytes that PyTorch's tensors take on the device; what is idle waits in the host's memory.
-            None: nothing is swapped. Other pools have no such limit.
-        host_limit: most bytes of the host that swapping takes; None: half of what is free when it begins.
-        wait_bytes: what a plan must save for each time that one stream waits for another in an iteration; 0:
-            plans are as small as can be; `NEVER`: streams share nothing. None: the adapter's own.
-        memory: where a GPU's memory comes from. "plain": device memory; "growing": pages mapped into reserved
-            addresses, so that the arena grows and shrinks in place; "managed": unified memory, of which there
-            may be more than the GPU has. Elsewhere "plain" is all there is.
+        plan: plan file to start from, or None.
+        record: trace file to write, or None.
+        max_reserved: largest size of the arena and all segments together, in bytes, or None.
+        limit: most bytes that PyTorch's tensors take on the device; idle tensors are offloaded to host
+            memory. None: nothing is offloaded. Other pools have no such limit.
+        host_limit: most bytes of host memory that offloading takes; None: half of the free memory at the
+            start.
+        wait_bytes: bytes that a plan must save for each wait of one stream for another in an iteration; 0:
+            plans are as small as possible; `NEVER`: streams share no memory. None: the adapter's own value.
+        memory: kind of GPU memory. "plain": device memory; "growing": pages mapped into reserved addresses,
+            so that the arena grows and shrinks in place; "managed": unified memory, which may exceed the
+            GPU's. Other devices have "plain" only.
         small_bytes: requests up to this size never enter a plan; at most 1024.
         check: find buffer overruns, use after free, double and foreign frees; slow, on the host only.
         explain: log the first divergences.
-        background: plan in a thread; without it, `Pool.plan_now` does.
-        planning_process: the thread leaves looking and planning to a short-lived process, so that they take
-            neither memory nor the interpreter of this one.
+        background: plan in a thread; if false, only `Pool.plan_now` plans.
+        planning_process: the thread delegates looking and planning to a short-lived subprocess, so that they
+            use neither memory nor interpreter of this process.
     """
 
     mode: Mode = "replay"
@@ -89,7 +90,7 @@ class Settings:
 
 
 def settings(*, environment: bool = True, **given: Any) -> Settings:
-    """Settings from the environment, if that is read, and, over them, the arguments that are not None.
+    """Return the environment's settings, if read, overridden by the arguments that are not None.
 
     Raises:
         UsageError: an unknown name or an impossible value.
@@ -99,10 +100,10 @@ def settings(*, environment: bool = True, **given: Any) -> Settings:
 
 
 def check_swapping(chosen: Settings) -> None:
-    """Find out whether what is said of swapping goes together.
+    """Check the settings of offloading against each other.
 
     Raises:
-        UsageError: a limit that what is reserved can never reach, or a limit of the host alone.
+        UsageError: a limit above ``max_reserved``, or a ``host_limit`` without a limit.
     """
     limit, most = chosen.limit, chosen.max_reserved
     if limit is None and chosen.host_limit is not None:
@@ -114,10 +115,10 @@ def check_swapping(chosen: Settings) -> None:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes of "8GiB", "500 MB", "1e9" or a number.
+    """Return the bytes of "8GiB", "500 MB", "1e9" or a number.
 
     Raises:
-        UsageError: anything else.
+        UsageError: the text is no size, too large, or not a whole number of bytes.
     """
     if isinstance(text, int):
         return text
@@ -150,7 +151,7 @@ def parse_memory(text: str, least_bare: int = MEBIBYTE) -> int:
 
 
 def _checked(name: str, value: Any) -> Any:
-    """The value of a field, as `Settings` holds it."""
+    """Return the checked and converted value of a field of `Settings`."""
     if name not in Settings.__dataclass_fields__:
         raise UsageError(f"the pool has no setting {name!r}")
     if name in _CHECKS:
@@ -183,7 +184,7 @@ def _path(name: str, value: Any) -> str:
 
 
 def _size(name: str, value: Any, *, least: int) -> int:
-    """Bytes; a float such as 8e9 is a number of them too, if it is a whole one."""
+    """Return a size in bytes; whole floats such as 8e9 are accepted too."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not (isinstance(value, str) or hasattr(value, "__index__")):
@@ -196,10 +197,10 @@ def _size(name: str, value: Any, *, least: int) -> int:
 
 
 def wait_price(value: Any) -> int:
-    """Bytes, or "never".
+    """Return the price of a wait: bytes, or `NEVER` for "never".
 
     Raises:
-        UsageError: anything else.
+        UsageError: neither a size nor "never".
     """
     if isinstance(value, str) and value.strip().lower() == "never":
         return NEVER
@@ -214,7 +215,7 @@ def _small_bytes(value: Any) -> int:
     return operator.index(value)
 
 
-#: By field, what makes of a value what `Settings` holds; the others are True or False.
+#: Checks and conversions by field of `Settings`; the other fields are booleans.
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "mode": _mode,
     "plan": functools.partial(_path, "plan"),

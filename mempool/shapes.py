@@ -1,7 +1,7 @@
-"""Models of transformers that people name by their size: a family, and what differs from its defaults.
+"""Shapes of transformers models that are named by size: a family, and differences from the defaults.
 
-The numbers are those of the models' published ``config.json``; a test holds their parameter counts against
-the published ones. Others: ``transformers:LlamaConfig(hidden_size=...)``, or a folder with a config.json.
+The numbers are from the models' published ``config.json``; a test compares parameter counts with the
+published ones. Other models: ``transformers:LlamaConfig(hidden_size=...)``, or a folder with a config.json.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_siz
 _LLAMA3 = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
 _TIED = {"tie_word_embeddings": True}
 
-#: By name: the family's ``model_type`` and the arguments of its configuration.
+#: Model name to the family's ``model_type`` and the arguments of its configuration.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-base": ("bert", {}),
     "bert-large": ("bert", _bert(1024, 24)),

@@ -1,4 +1,4 @@
-"""Whether a pool may use another one's memory, and who shares it."""
+"""Checks and settings for pools that share the memory of another pool."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from mempool.pool import Pool
     from mempool.settings import Settings
 
-#: Settings of the memory itself, which all that share it have in common.
+#: Settings of the memory itself, common to all pools that share the memory.
 COMMON = ("max_reserved", "small_bytes", "memory")
 
 
 def check(
     share: Pool, own: Settings, device: str | _core.Device | None, given: dict[str, Any], price: int
 ) -> int:
-    """See that a pool can use the memory of another, and say what a wait costs in its plans.
+    """Check that a pool can use the memory of another, and return the price of a wait.
 
     Args:
-        share: whose memory it is.
-        own: the settings of the pool to be.
-        device: what was asked for, or None.
-        given: the options of the call.
-        price: what a plan would have to save for each wait.
+        share: pool that owns the memory.
+        own: settings of the new pool.
+        device: requested device, or None.
+        given: options of the call.
+        price: bytes that a plan should save for each wait.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the memory cannot be shared this way.
     """
     from mempool.pool import Pool
 
@@ -50,7 +50,7 @@ def check(
 
 
 def _price(share: Pool, price: int, *, asked: bool) -> int:
-    """What a wait costs. Streams that may not share get no memory where they do."""
+    """Return the price of a wait; refuse streams that must not share memory a pool whose streams do."""
     if price >= NEVER and share.shares_streams:
         raise UsageError(
             f"in {share!r} streams share memory after an event, which is not safe here: make that pool with "
@@ -64,27 +64,27 @@ def _price(share: Pool, price: int, *, asked: bool) -> int:
 
 
 def settings_of(share: Pool, own: Settings, price: int) -> Settings:
-    """The settings, with what all that share the memory have in common, and what a wait costs."""
+    """Return the new pool's settings with the common ones of the shared memory, and the price of a wait."""
     common = {name: getattr(share.settings, name) for name in COMMON}
     return dataclasses.replace(own, wait_bytes=price, **common)
 
 
 def others(pool: Pool) -> list[str]:
-    """Names of the other clients of a pool's memory."""
+    """Return the names of the other clients of a pool's memory."""
     names = pool.core.clients()
     names.remove(pool.name)
     return names
 
 
 def pool_of(share: Any, index: int | None) -> Any:
-    """The pool to share: of an object with one for each device, as CuPy's, that of this or the first."""
+    """Return the pool to share; of CuPy's pools per device, that of ``index`` or the first."""
     if share is None or not hasattr(share, "pools"):
         return share
     return share.pool(index if index is not None else next(iter(share.pools), 0))
 
 
 def keep_as_closed(pool: Pool) -> None:
-    """Of free memory a closed pool that goes on serving would keep all, or nothing if others share it."""
+    """Retain free memory for a closed pool that goes on serving: all, or none if others share it."""
     pool.core.trim()
     pool.client.set_retained_limit(0 if others(pool) else EVERYTHING)
 
@@ -92,10 +92,10 @@ def keep_as_closed(pool: Pool) -> None:
 def cuda_device(
     index: int | None, driver: str, share: Pool | None, memory: str = "plain"
 ) -> _core.CudaDevice:
-    """A CUDA device with memory of this kind, or that of the pool to share.
+    """Return a CUDA device with memory of this kind, or the device of the pool to share.
 
     Raises:
-        UsageError: there is no driver, or one too old, or that pool has another device.
+        UsageError: the driver is missing or too old, or the pool to share has another device.
     """
     if share is None:
         return cuda.device(index, driver, memory)

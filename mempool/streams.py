@@ -1,13 +1,14 @@
-"""What the core calls a stream that a framework tells by its handle."""
+"""Conversion of stream handles into the core's stream numbers."""
 
 from __future__ import annotations
 
 from mempool import _core
 
-#: Handles of default streams: the legacy one has two, and the other means another stream in each thread.
+#: Handles of default streams: the legacy one (which also has the handle 0), and the per-thread one, a
+#: different stream in each thread.
 LEGACY, PER_THREAD = 1, 2
 
 
 def number(handle: int) -> int:
-    """Of the stream that this handle means in the calling thread."""
+    """Return the core's number of the stream that this handle denotes in the calling thread."""
     return {LEGACY: 0, PER_THREAD: _core.thread_stream()}.get(handle, handle)

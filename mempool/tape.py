@@ -1,4 +1,4 @@
-"""Everything a client does, written to a trace file while it runs."""
+"""Trace writer: writes all events of a client to a trace file while the program runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from mempool import _core
 from mempool.logs import log
 from mempool.recording import Recording
 
-#: How long events wait in memory: a program that does little else makes some 10 MB of them in this time.
+#: Seconds that events wait in memory; a program that does little else makes some 10 MB of events in this
+#: time.
 SECONDS_BETWEEN_DRAINS = 0.1
 
 
@@ -28,16 +29,16 @@ os.register_at_fork(after_in_child=_leave_files_to_the_parent)
 
 
 class Tape:
-    """Drains a client's tape into a Parquet trace; the file appears when it is closed, and whole."""
+    """Writer of a client's events into a Parquet trace; the file appears, complete, at the close."""
 
     def __init__(self, client: _core.Client, path: str, alignment: int, name: str) -> None:
         """Begin to record.
 
         Args:
-            client: whose events.
-            path: of the trace.
-            alignment: of the device, in bytes.
-            name: whose memory it is, which the trace tells as its metadata's ``client``.
+            client: client whose events are written.
+            path: path of the trace.
+            alignment: alignment of the device, in bytes.
+            name: name of the client, written to the trace's metadata as ``client``.
         """
         from traces.parquet import TraceWriter
 
@@ -52,13 +53,13 @@ class Tape:
         self._pid = os.getpid()
         try:
             self._writer.__enter__()
-        except OSError as error:  # of the file beside it, whose name nobody knows
+        except OSError as error:  # error of the temporary file, whose name the user does not know
             raise OSError(error.errno, error.strerror, path) from None
         client.set_tape(True, folder=str(Path(path).absolute().parent))
         _tapes.add(self)
 
     def start(self) -> None:
-        """Drain in a thread of its own: the planner's may be in a solve for seconds."""
+        """Drain in a separate thread, as the planner's may be in a solve for seconds."""
         self._thread = threading.Thread(target=self._run, name="mempool-tape", daemon=True)
         self._thread.start()
 
@@ -76,10 +77,10 @@ class Tape:
                     return
 
     def drain(self) -> None:
-        """Write what has come since the last call.
+        """Write the events since the last call.
 
-        What cannot be kept or written is lost, and a trace with a hole is worse than none: the first failure
-        ends the recording and leaves no file.
+        A trace with a hole is worse than none: the first lost or unwritable event ends the recording and
+        leaves no file.
 
         Raises:
             OSError: the file cannot be written, or there was no room for events until now.
@@ -89,7 +90,7 @@ class Tape:
                 return
             try:
                 more = True
-                while more:  # what this allocates itself is recorded too, unless it bypasses the pool
+                while more:  # own allocations are recorded too, unless the caller bypasses the pool
                     more = self._client.state()["tape_in_file"] > 0
                     if packed := self._client.take_tape():
                         self._writer.write(self._recording.trace(packed))
@@ -104,7 +105,7 @@ class Tape:
                 raise
 
     def disown(self) -> None:
-        """For a forked child, whose parent goes on recording."""
+        """Stop recording in a forked child, and leave the file to the parent."""
         self._client.set_tape(False)
         self._open = False
         self._writer.disown()
@@ -113,7 +114,7 @@ class Tape:
         """Stop recording and finish the file.
 
         Raises:
-            OSError: it cannot be written, and this has not been told yet.
+            OSError: the file cannot be written, and no earlier call has raised this error.
         """
         self._client.set_tape(False)
         self._stop.set()

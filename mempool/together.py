@@ -1,6 +1,6 @@
-"""When kinds of iterations are planned together: where what one leaves alive is in another one's way.
+"""Joint planning of variants: triggered when buffers that one variant leaves alive block another.
 
-What is known of them, and the plans, are `mempool.kinds`'.
+`mempool.kinds` holds the observed lifetimes and makes the joint plans.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ if TYPE_CHECKING:
     from solvers.kinds import Kind
     from traces.pattern import Pattern
 
-#: Since the last plan, so many allocations at least, and this share of all, found their places taken: a kept
-#: tensor may do that, too.
+#: Collisions with live buffers since the last plan that trigger joint planning: at least LEAST_COLLISIONS,
+#: and this share of all allocations; fewer may come from a single kept tensor.
 LEAST_COLLISIONS, MOST_COLLIDING = 16, 1 / 512
-#: Plans that are made together may need so many times as much as the largest apart did, or as is alive.
+#: Largest size of a joint arena relative to the largest separate arena, or to the peak load.
 MOST_TOGETHER = 1.25
 
 
 class Together:
-    """Of one client's plans, those that were made together."""
+    """Jointly planned variants of one client."""
 
     def __init__(self) -> None:
-        """None were."""
+        """Start without joint plans."""
         self._plans: list[Planned] = []
-        #: By key, what these were made of; others may have been tried since.
+        #: Variants of the joint plans in effect, by key; later attempts may have used others.
         self._made_of: dict[bytes, Kind] = {}
         self._again = Rarely()
-        self._allocations = self._occupied = 0  # when the last plan was made
-        self._lately: set[bytes] = set()  # keys of kinds that were seen when that was looked at
-        self._most = 0  # kinds that could be joined when that was looked at
+        self._allocations = self._occupied = 0  # counters at the last plan
+        self._lately: set[bytes] = set()  # keys of variants in the recording at the last check
+        self._most = 0  # number of joinable variants at the last check
 
     def __bool__(self) -> bool:
         return bool(self._plans)
 
     def have(self, planned: Planned) -> bool:
-        """Whether this plan is one of several that were made together."""
+        """Return true if this plan is one of the joint plans."""
         return any(planned is one for one in self._plans)
 
     @cached_property
     def _kinds(self) -> Kinds:
-        from mempool.kinds import Kinds  # which few programs need
+        from mempool.kinds import Kinds  # imported late, as few programs need the module
 
         return Kinds()
 
     @contextlib.contextmanager
     def anew(self, seen: Iterable[Pattern]) -> Iterator[Callable[[], None]]:
-        """Meanwhile lifetimes are known from this only, and from then on if what it gives is called."""
+        """Use lifetimes of `seen` only, inside the context; keep them if the yielded function is called."""
         from mempool.kinds import Kinds
 
         before, kept = self._kinds, []
@@ -70,26 +70,26 @@ class Together:
                 self.__dict__["_kinds"] = before
 
     def take_over(self, key: bytes, former: set[bytes]) -> None:
-        """The plan of this key serves what those of these keys did, and takes their place."""
+        """Move the observations of the plans in `former` to plan `key`, which supersedes them."""
         if former:
             self._kinds.take_over(key, former)
 
     def planned(self, now: Counts, occupied: int) -> None:
-        """There is another plan; ``occupied``: allocations that found something in their place, ever."""
+        """Note a new plan; ``occupied``: total number of allocations whose planned place was in use."""
         self._allocations, self._occupied = now.allocations, occupied
 
     def collide(self, now: Counts, occupied: int) -> bool:
-        """Whether that is why much was missed since the last plan; or anything, where they are together."""
+        """Return true if collisions since the last plan justify joint planning, or a joint plan has any."""
         collisions, passed = occupied - self._occupied, now.allocations - self._allocations
         return collisions >= (1 if self._plans else max(LEAST_COLLISIONS, MOST_COLLIDING * passed))
 
     def joined(self, known: Iterable[Planned]) -> list[Planned]:
-        """Of these, those to be made together: of kinds that came lately, or that are together already."""
+        """Return the plans to make jointly: of recently recorded or already joint variants."""
         may = [planned for planned in known if self._kinds.can_be_joined(planned)]
         return [planned for planned in may if planned.key in self._lately or self.have(planned)]
 
     def are_due(self, known: Sequence[Planned], seen: Sequence[Pattern], iteration: int) -> bool:
-        """Whether to plan these together, or again since one more is known or something lives longer."""
+        """Return true if these variants need a joint plan: one is new, or a buffer outlives the plan."""
         self._kinds.note(seen, known)
         self._lately = {pattern.key for pattern in seen}
         joined = self.joined(known)
@@ -105,36 +105,36 @@ class Together:
     def make(
         self, known: Sequence[Planned], iteration: int, make_plans: Callable[..., list[Planned] | None]
     ) -> list[Planned] | None:
-        """Plans to replace these, one each; None: there is too much to pack, or it was interrupted.
+        """Plan variants jointly; return None if the problem is too large or the search was interrupted.
 
         Args:
-            known: plans of kinds that can be planned together.
-            iteration: now.
-            make_plans: `mempool.kinds.make_plans` of these and what is known of them.
+            known: plans of variants that can be planned jointly.
+            iteration: number of the present iteration.
+            make_plans: `mempool.kinds.make_plans`, called with the plans and their variants.
         """
         self._again.is_done(iteration)
         kinds = self._kinds.of(known)
         made = None if kinds is None else make_plans(known, kinds)
         if kinds is None or made is None:
             return None
-        self._kinds.are_planned(known, kinds)  # also where they are of no use
+        self._kinds.are_planned(known, kinds)  # noted even if the plans turn out useless
         return made
 
     def are_worth_it(self, made: Sequence[Planned], known: Sequence[Planned]) -> bool:
-        """Whether plans just made need not much more memory than these, or than is alive at a time."""
+        """Return true if new joint plans need little more memory than `known`, or than the peak load."""
         now, before = (max(one.plan.arena_bytes for one in plans) for plans in (made, known))
         return now <= before or now <= MOST_TOGETHER * max(self._kinds.load(), 0 if self else before)
 
     def are(self, made: Sequence[Planned]) -> None:
-        """These, which were made last, are in effect."""
+        """Note that the latest joint plans are in effect."""
         self._plans = list(made)
         self._made_of = self._kinds.planned()
 
     def kinds(self, known: Sequence[Planned]) -> dict[int, Kind]:
-        """Of these, those that are together, as they were planned; by their number."""
+        """Return the variant of each jointly planned element of `known`, by index."""
         numbers = {planned.key: number for number, planned in enumerate(known) if self.have(planned)}
         columns = [column for column, key in enumerate(self._made_of) if key in numbers]
-        if len(columns) < 2:  # the others are no longer known
+        if len(columns) < 2:  # the other variants are no longer known
             return {}
         return {
             numbers[key]: dataclasses.replace(kind, reach=kind.reach[:, columns])
@@ -143,7 +143,7 @@ class Together:
         }
 
     def load(self, known: Sequence[Planned], kinds: Mapping[int, Kind]) -> None:
-        """These are in effect; some were made together in another process, where `kinds` gave this."""
+        """Adopt plans from a file; `kinds` has the variants of those that were made jointly."""
         if kinds:
             plans = [known[number] for number in kinds]
             self._kinds.take_up(plans, list(kinds.values()))
@@ -153,16 +153,15 @@ class Together:
 def plan_together(
     made: Sequence[Planned], *, wait_bytes: int, interrupt: Callable[[], bool] | None = None
 ) -> Saved | None:
-    """Plans of kinds that each may follow any other, instead of these, which were made one by one.
+    """Plan variants jointly, so that each may follow any other, from separately made plans.
 
-    Args:
-        made: plans of all kinds of a finished recording, with one alignment.
+        made: plans of all variants of a finished recording, with one alignment.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
-        interrupt: asked now and then whether to stop.
+        interrupt: polled now and then; true stops the work.
 
     Returns:
-        One for each of ``made``, in their order; None: nothing is known of what follows what, there is too
-        much to pack, it was interrupted before there was any, or all need clearly more memory so.
+        One plan for each of ``made``, in their order; None if no variant's follower is known, the problem is
+        too large, the search was interrupted before the first plan, or joint plans need clearly more memory.
     """
     from mempool.kinds import make_plans
     from mempool.plan_files import Saved

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 
-#: Oldest and newest (major, minor) that were tested.
+#: Oldest and newest tested (major, minor) of each framework.
 TESTED = {
     "cupy": ((13, 6), (14, 2)),
     "numpy": ((1, 26), (2, 5)),
@@ -17,7 +17,7 @@ _warned: set[str] = set()
 
 
 def warn_if_untested(framework: str) -> None:
-    """Warn once a process if the installed version of a framework is outside the tested range."""
+    """Warn once per process if the installed version of a framework is outside the tested range."""
     if framework in _warned:
         return
     _warned.add(framework)
@@ -26,10 +26,10 @@ def warn_if_untested(framework: str) -> None:
 
 
 def untested(framework: str) -> str | None:
-    """What to say of the installed version of a framework; None if it is in the tested range."""
+    """Return a warning about the installed version of a framework; None if in the tested range."""
     text = getattr(sys.modules.get(framework), "__version__", None)
     if text is None:
-        import importlib.metadata  # takes a tenth of NumPy's own time
+        import importlib.metadata  # takes a tenth of NumPy's own import time
 
         text = importlib.metadata.version(framework)
     numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
@@ -40,7 +40,7 @@ def untested(framework: str) -> str | None:
 
 
 def made_with(framework: str) -> str:
-    """The framework and its version, as "torch 2.13.0"; empty where it is not imported."""
+    """Return the framework and its version, as "torch 2.13.0"; empty if not imported."""
     version = getattr(sys.modules.get(framework), "__version__", None)
     return "" if version is None else f"{framework} {version}"
 

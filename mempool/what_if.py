@@ -1,4 +1,4 @@
-"""What a trace would be under allocators, among them our own pool: itself, on a device without memory."""
+"""Simulation of allocators on a trace, with our own pool on a device without memory among them."""
 
 from __future__ import annotations
 
@@ -25,32 +25,34 @@ if TYPE_CHECKING:
     from solvers.simulators import Simulation
     from traces.trace import Trace
 
-#: Events between two looks at what rings no bell, such as that a pattern has changed.
+#: Number of events between two looks of the planner for changes that do not wake it, such as a changed
+#: pattern.
 MOST_BETWEEN_LOOKS = 1 << 14
 
 
 class _Pool(Pool):
-    """As a GPU's: what it is asked here and in the environment are two things."""
+    """A pool as on a GPU, which ignores settings of the environment."""
 
     reads_environment = False
 
 
 @dataclass(frozen=True)
 class PlannedOnline(Allocator):
-    """Our pool: it records, finds the iteration, plans it, replays the plan, and falls back when it must.
+    """Our pool: records, finds and plans the iteration, replays the plan, and falls back if needed.
 
-    No model: the core of the pool, its fallback, planner and solver, on a device that has the addresses of a
-    GPU's plain memory and no memory. Its first iterations are served as they are anywhere, the plan's arena
-    is taken when it would be, and what does not follow it goes to segments beside it. Marks of the trace
-    ("step", "begin", "end") are iterations' ends.
+    This is no model, but the pool's own core, fallback, planner and solver, on a device that has the
+    addresses of a GPU's plain memory and no memory. The first iterations are served as in any program, the
+    arena is taken when a real pool takes the arena, and requests that do not follow the plan go to segments
+    beside the arena. Marks of the trace ("step", "begin", "end") are iteration boundaries.
 
-    Not modelled: time. The planner looks at once when there may be something new, and its plan is ready then;
-    work that is queued is done at once; memory that was idle for a second stays. All threads are one, and a
-    plan costs nothing.
+    Time is not modelled: the planner looks at once when there may be something new, and the plan is ready
+    immediately; queued work is done at once; memory that was idle for a second stays. All threads are one,
+    and a plan costs nothing.
 
     Attributes:
-        small_bytes: requests up to this size are not planned, as `mempool.settings.Settings` has it.
-        wait_bytes: what a plan must save for each wait of one stream for another, likewise.
+        small_bytes: requests up to this size are not planned; see `mempool.settings.Settings`.
+        wait_bytes: bytes that a plan must save for each wait of one stream for another; see
+            `mempool.settings.Settings`.
     """
 
     small_bytes: int = 512
@@ -62,7 +64,7 @@ class PlannedOnline(Allocator):
         check_bytes(self.wait_bytes, "wait_bytes", most=2**63 - 1)
 
     def run(self, trace: Trace, limit_bytes: int) -> Course:
-        """As of the base."""
+        """Run the allocator as specified by the base class."""
         device = _core.ReplayDevice(limit_bytes, growing=self._growing)
         options: dict[str, Any] = {"small_bytes": self.small_bytes, "wait_bytes": self.wait_bytes}
         with replaying(trace, device, limit_bytes, **options) as (pool, replay):
@@ -80,13 +82,13 @@ class PlannedOnline(Allocator):
 def replaying(
     trace: Trace, device: _core.ReplayDevice, limit_bytes: int, **options: Any
 ) -> Iterator[tuple[Pool, _core.Replay]]:
-    """A pool on a device without memory, which plans when it is told to, and what puts the trace through it.
+    """Yield a pool on a device without memory, which plans on call only, and the replay of the trace.
 
     Args:
-        trace: its marks "step", "begin" and "end" are iterations' ends, expected from the beginning.
-        device: where the pool takes its memory.
-        limit_bytes: of the device; what is larger is not served.
-        options: further ones of the pool.
+        trace: trace whose marks "step", "begin" and "end" are iteration boundaries, expected from the start.
+        device: device from which the pool takes memory.
+        limit_bytes: memory of the device; larger requests are not served.
+        options: further options of the pool.
     """
     marks = _marks(trace)
     with _Pool(device, background=False, **options) as pool:
@@ -107,8 +109,8 @@ def replaying(
 
 
 def _marks(trace: Trace) -> NDArray[np.int8]:
-    """Of each event the mark that the pool knows, or -1."""
-    number = np.full(len(trace.names) + 1, -1, np.int8)  # the last one is that of no name
+    """Return the pool's mark for each event, or -1."""
+    number = np.full(len(trace.names) + 1, -1, np.int8)  # the last element is for events without a name
     for at, name in enumerate(trace.names):
         if name in MARKS:
             number[at] = MARKS.index(name)
@@ -118,12 +120,12 @@ def _marks(trace: Trace) -> NDArray[np.int8]:
 
 @dataclass(frozen=True)
 class PlannedGrowing(PlannedOnline):
-    """The same on growing memory, which comes and goes by pages of 2 MiB."""
+    """Our pool on growing memory, which is mapped and unmapped in pages of 2 MiB."""
 
     _growing: ClassVar[bool] = True
 
 
-#: Classes of settings by name, in the order in which comparisons show them.
+#: Classes of allocator settings by name, in the order of comparisons.
 ALLOCATORS: Mapping[str, type[Allocator]] = types.MappingProxyType(
     {**simulators.ALLOCATORS, "planned_online": PlannedOnline, "planned_growing": PlannedGrowing}
 )
@@ -132,5 +134,5 @@ ALLOCATORS: Mapping[str, type[Allocator]] = types.MappingProxyType(
 def simulate(
     trace: Trace, allocator: str, *, limit_bytes: int | None = None, **parameters: Any
 ) -> Simulation:
-    """As `solvers.simulators.simulate`, with our own pool among the allocators."""
+    """Simulate as `solvers.simulators.simulate` does, with our own pool among the allocators."""
     return simulators.simulate(trace, allocator, limit_bytes=limit_bytes, allocators=ALLOCATORS, **parameters)

@@ -8,9 +8,8 @@
             pool.step()  # or nothing: the pool finds the iteration by itself
     print(pool.report())
 
-Every array of every thread is covered, on every device, each of which has a plan of its own. Arrays made
-before stay in the memory they have; arrays made inside may outlive the pool, their thread, and the
-interpreter.
+All arrays of all threads are covered, on every device; each device has a separate plan. Earlier arrays stay
+in their present memory; arrays made inside may outlive the pool, their thread, and the interpreter.
 """
 
 from __future__ import annotations
@@ -28,62 +27,62 @@ if TYPE_CHECKING:
 
 __all__ = ["CupyPool", "install", "installed", "is_installed", "is_there", "record_arrays", "uninstall"]
 
-#: How `mempool run` installs it: nobody has asked for the driver yet.
+#: Options of `install` under `mempool run`, where the program has not used the driver yet.
 UNDER_RUN = {"start": False}
 
 
 def install(*, start: bool = True, driver: str = DRIVER, **options: Any) -> CupyPool:
-    """Serve CuPy's arrays of this process from a new pool, until it is closed.
+    """Serve CuPy's arrays of this process from a new pool, until the pool is closed.
 
-    With the setting ``MEMPOOL=off`` the pool stays empty and CuPy as it is.
+    With the setting ``MEMPOOL=off``, the pool stays empty and CuPy unchanged.
 
     Args:
-        start: ask now whether CuPy has a GPU, which starts the driver. Without it the first array does; a
-            program that sets ``CUDA_VISIBLE_DEVICES`` or forks in between needs that.
-        driver: the library of the CUDA driver.
+        start: check now that CuPy has a GPU, which starts the driver. If false, the first array starts the
+            driver, as needed by programs that set ``CUDA_VISIBLE_DEVICES`` or fork before that.
+        driver: library of the CUDA driver.
         options: fields of `mempool.settings.Settings`, for each device; ``share``, a pool of a CUDA device
             whose memory to use there.
 
     Returns:
-        The pool; leaving its ``with``, its ``close`` and `uninstall` all end it. Its report stays readable.
+        The pool; leaving the ``with``, ``close`` and `uninstall` end the service. The report stays readable.
 
     Raises:
-        UsageError: a pool is installed already, there is no driver or GPU that CuPy can use, it is called
-            inside ``cupy.cuda.using_allocator``, or the options make no sense.
-        ImportError: there is no CuPy.
+        UsageError: a pool is installed already, CuPy has no usable driver or GPU, the call is inside
+            ``cupy.cuda.using_allocator``, or the options make no sense.
+        ImportError: CuPy is not installed.
     """
     memory = settings(memory=options.get("memory")).memory
     return _install(Cuda(driver, start=start, memory=memory), options)
 
 
 def uninstall() -> None:
-    """Close the installed pool: CuPy is as before, living arrays stay valid. Warns if there is none."""
+    """Close the installed pool and restore CuPy; arrays stay valid. Warns if no pool is installed."""
     place.uninstall()
 
 
 def installed() -> CupyPool | None:
-    """The pool that serves CuPy, or None."""
+    """Return the pool that serves CuPy, or None."""
     return place.pool
 
 
 def is_installed() -> bool:
-    """Whether a pool serves CuPy."""
+    """Return true if a pool serves CuPy."""
     return place.pool is not None
 
 
 def is_there(driver: str = DRIVER) -> bool:
-    """Whether there is a CUDA driver; does not start it."""
+    """Return true if there is a CUDA driver; does not start the driver."""
     return Cuda(driver).is_there()
 
 
 def record_arrays(*, frames: bool = False) -> ArrayRecorder:
-    """A recorder of what arrays are read and written: see `mempool.accesses.record_arrays`.
+    """Return a recorder of the arrays' reads and writes: see `mempool.accesses.record_arrays`.
 
     Args:
         frames: keep source lines.
 
     Returns:
-        A context manager; its trace has all that the installed pool allocates and frees, if there is one.
+        A context manager; the trace includes all allocations and frees of the installed pool, if any.
 
     Raises:
         UsageError: the pool writes a trace file.

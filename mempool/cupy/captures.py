@@ -1,9 +1,9 @@
-"""Graphs that CuPy captures: what is allocated on their streams meanwhile stays theirs.
+"""Captures of CUDA graphs in CuPy: memory allocated on captured streams stays with the graph.
 
 A graph uses the same addresses at every launch, long after the arrays are gone. CuPy tells allocators nothing
-of graphs, so the functions that begin and end captures are watched: those of its streams, and those of
-``cupy.cuda.runtime``. Which streams are part of a capture, and of which, the driver says. Nobody says when a
-graph is destroyed: its memory is kept until the program says so, or the process ends.
+about graphs, so the functions that begin and end captures are patched: those of CuPy's streams, and those of
+``cupy.cuda.runtime``. The driver tells which streams belong to which capture. The destruction of a graph
+cannot be observed: its memory is kept until the program releases the graph, or the process ends.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
     from mempool.pool import Pool
 
-#: The pools with graphs, which may be launched until the process ends.
+#: Pools with graphs, which may be launched until the process ends.
 _with_graphs: set[_core.Pool] = set()
 
 
 @dataclass(eq=False)
 class _Capture:
-    """A capture that goes on, or did when it was last looked at.
+    """A capture in progress at the last check.
 
     Attributes:
-        graph: the driver's number of it.
-        stream: where it began, as the core calls it.
-        asked: a pool of the device that was current then.
-        exists: whether the stream does, as far as that is known here.
-        of: who is to keep its memory when it is over.
-        pools: those that serve it.
+        graph: the driver's number of the capture.
+        stream: the core's number of the stream on which the capture began.
+        asked: pool of the device that was current at the beginning; used to query the driver.
+        exists: returns None once the stream is known to be gone.
+        of: owner of the graph's memory after the capture.
+        pools: pools that serve the capture.
     """
 
     graph: int
@@ -48,33 +48,33 @@ class _Capture:
     pools: list[_core.Pool] = field(default_factory=list)
 
     def join(self, pool: _core.Pool) -> None:
-        """What is asked of this pool on streams of the capture belongs to the graph."""
+        """Assign this pool's allocations on captured streams to the graph."""
         if pool not in self.pools:
             _core.cupy_begin_capture(pool, self.graph)
             self.pools.append(pool)
             _with_graphs.add(pool)
 
     def goes_on(self) -> bool:
-        """Whether it does. Nobody says so of one that has failed, or whose stream is gone."""
+        """Return true if the capture is in progress; false if it has failed or the stream is gone."""
         return self.exists() is not None and _core.cupy_goes_on(self.asked, self.graph, self.stream)
 
 
-#: Those of the process that go on, whichever pool was installed when they began.
+#: Captures in progress in this process, whichever pool was installed when they began.
 _going_on: list[_Capture] = []
 _lock = threading.Lock()
 
 
 class Captures:
-    """The captures and graphs of one `CupyPool`."""
+    """Captures and graphs of one `CupyPool`."""
 
     def __init__(
         self, pool_here: Callable[[], tuple[int, Pool]], pools: Callable[[], dict[int, Any]]
     ) -> None:
-        """Nothing captured.
+        """Start without captures.
 
         Args:
-            pool_here: index and pool of the current device.
-            pools: all that there are.
+            pool_here: returns index and pool of the current device.
+            pools: returns all pools by device index.
         """
         self._pool_here, self._pools = pool_here, pools
         self._before: dict[tuple[Any, str], Any] = {}
@@ -82,19 +82,19 @@ class Captures:
         self._leaving = False
 
     def watch(self) -> None:
-        """From now on."""
+        """Patch CuPy's functions that begin and end captures."""
         self.settle()
         self._leaving = False
         for kind, begin, end, owns in _watched():
             for name, around in ((begin, self._beginning), (end, self._ending)):
-                self._before[kind, name] = vars(kind).get(name)  # none: it is inherited
+                self._before[kind, name] = vars(kind).get(name)  # None: the attribute is inherited
                 setattr(kind, name, around(getattr(kind, name), owns=owns))
 
     def stop(self, *, anyhow: bool = False) -> None:
-        """CuPy's streams are as before; ``anyhow``: once the last capture is over.
+        """Restore CuPy's functions; with ``anyhow``, after the last capture if one is in progress.
 
         Raises:
-            UsageError: a graph is being captured.
+            UsageError: a graph is being captured, and ``anyhow`` is false.
         """
         self.settle()
         with _lock:
@@ -108,19 +108,19 @@ class Captures:
     def _restore(self) -> None:
         for (kind, name), before in self._before.items():
             if getattr(vars(kind).get(name), "_mempool", None) is not self:
-                continue  # somebody has put something else there
+                continue  # patched by another party meanwhile
             if before is None:
                 delattr(kind, name)
             else:
                 setattr(kind, name, before)
 
     def renew_lock(self) -> None:
-        """In a forked child, where nobody is left who could give it back."""
+        """Replace the lock in a forked child, where the thread that holds the lock is gone."""
         global _lock
         _lock = threading.Lock()
 
     def release(self) -> None:
-        """All graphs captured so far are gone."""
+        """Release the memory of all graphs captured so far."""
         self.settle()
         with _lock:
             graphs, self._graphs = self._graphs, []
@@ -130,19 +130,19 @@ class Captures:
         _with_graphs.difference_update({pool for pool, _ in graphs} - kept)
 
     def going_on(self, pool: _core.Pool) -> bool:
-        """Whether a graph is being captured that this pool serves."""
+        """Return true if a capture that this pool serves is in progress."""
         self.settle()
         with _lock:
             return any(pool in capture.pools for capture in _going_on)
 
     def join(self, pool: _core.Pool) -> None:
-        """A new pool: what goes on may come to its device."""
+        """Add a new pool to all captures in progress, which may extend to the device."""
         with _lock:
             for capture in _going_on:
                 capture.join(pool)
 
     def settle(self, *, wait: bool = True) -> None:
-        """See which captures are over, one way or another; ``wait``: for who is at that."""
+        """End the captures that are over, by success or failure; ``wait``: wait for the lock."""
         lock = _lock
         if not _going_on or not lock.acquire(blocking=wait):
             return
@@ -179,7 +179,7 @@ class Captures:
                 capture.join(pool)
         if known:
             _core.cupy_release_devices()
-        for each in self._pools().values():  # of all devices, whose streams may join
+        for each in self._pools().values():  # pools of all devices, whose streams may join the capture
             self.join(each.core)
 
     def _beginning(self, plain: Callable[..., None], *, owns: bool) -> Callable[..., None]:
@@ -204,14 +204,14 @@ class Captures:
 
 
 def _settle_now(captures: weakref.ref[Captures], _: Any) -> None:
-    """A stream is gone, in whatever moment."""
+    """End the captures that are over when a stream goes, possibly inside garbage collection."""
     if (one := captures()) is not None:
         one.settle(wait=False)
 
 
 def _watched() -> Iterator[tuple[Any, str, str, bool]]:
-    """Where captures begin and end, by which names, and whether the stream goes with its object."""
-    import cupy.cuda.runtime as public  # which copies the other's names when it is first imported
+    """Yield the class or module, names of begin and end, and true if the object owns the stream."""
+    import cupy.cuda.runtime as public  # copies the names of the other module at the first import
     from cupy.cuda import ExternalStream, Stream
     from cupy_backends.cuda.api import runtime
 

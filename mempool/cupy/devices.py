@@ -1,4 +1,4 @@
-"""A pool for each device, behind one object that is used like a `mempool.Pool`."""
+"""One pool for each device, behind one object with the interface of `mempool.Pool`."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ if TYPE_CHECKING:
     from mempool.report import Report
 
 
-#: Whose memory to use, or what finds that out when a device's first array is made.
+#: Pool whose memory to use, or a function that finds the pool at a device's first array.
 Share = Pool | Callable[[], Pool | None] | None
 
 
 class DevicePool(Pool):
-    """One device's."""
+    """Pool of one device."""
 
     framework = "cupy"
-    #: Programs may have a use by another stream waited for after the free, before their next allocation.
+    #: Streams share no memory: programs may make another stream wait for a use after the free, before their
+    #: next allocation.
     wait_bytes = NEVER
 
 
 class Devices:
-    """Pools by the index of their device, each made when it is first asked for.
+    """Pools by device index, each made on first use.
 
     Attributes:
-        settings: of each pool.
-        name: of the first; others have their device's index behind it.
+        settings: settings of each pool.
+        name: name of the first device's pool; other names append the device's index.
     """
 
     def __init__(self, platform: Platform, name: str, options: dict[str, Any], share: Share) -> None:
@@ -49,7 +50,7 @@ class Devices:
         self._share = share
         if not (share is None or isinstance(share, Pool) or callable(share)):
             raise UsageError(f"share is {share!r}, not a pool")
-        if isinstance(share, Pool):  # what would otherwise be said at the first array
+        if isinstance(share, Pool):  # checks now, not at the first array
             if not isinstance(share.device, _core.CudaDevice):
                 raise UsageError(f"{share!r} is no pool of a CUDA device")
             price = self.settings.wait_bytes
@@ -59,14 +60,14 @@ class Devices:
         self._platform, self._options = platform, options
         self._pools: dict[int, DevicePool] = {}
         self._lock = threading.RLock()
-        self._scopes: list[tuple[contextlib.ExitStack, str]] = []  # which a new pool enters too
+        self._scopes: list[tuple[contextlib.ExitStack, str]] = []  # contexts that new pools enter too
         self._closed = self._left_open = False
 
     def pool(self, index: int) -> DevicePool:
-        """The pool of a device, made if there is none.
+        """Return the pool of a device; make the pool if missing.
 
         Raises:
-            UsageError: there is no such device.
+            UsageError: no such device.
         """
         with self._lock:
             if index not in self._pools:
@@ -75,13 +76,13 @@ class Devices:
 
     @property
     def pools(self) -> dict[int, DevicePool]:
-        """Those that were made so far, by the device's index."""
+        """Pools made so far, by device index."""
         with self._lock:
             return dict(sorted(self._pools.items()))
 
     def _shared(self, index: int) -> Pool | None:
-        """The pool whose memory this device's pool uses, if that is of this device and serves."""
-        found = callable(self._share)  # by somebody who does not know either which device it is of
+        """Return the pool whose memory this device's pool uses, if open and on this device; else None."""
+        found = callable(self._share)  # found by a function, which does not know the pool's device either
         share = self._share() if callable(self._share) else self._share
         if share is None:
             return None
@@ -142,7 +143,7 @@ class Devices:
         return self._scope("iteration")
 
     def dynamic(self) -> contextlib.AbstractContextManager[None]:
-        """Keep what is allocated inside out of plans: for validation, checkpoints, notebooks."""
+        """Keep allocations inside the context out of plans: for validation, checkpoints, notebooks."""
         return self._scope("dynamic")
 
     def step(self) -> None:
@@ -156,38 +157,38 @@ class Devices:
         for pool in self.pools.values():
             pool.step()
 
-    # --- what is known
+    # --- state and reports
 
     @property
     def state(self) -> str:
-        """As `Pool.state`: of the first device that is used, "off" or "recording" before."""
+        """State as of `Pool.state`: of the first used device, before that "off", "recording" or "closed"."""
         for pool in self.pools.values():
             return pool.state
         return "closed" if self._closed else "off" if self.settings.mode == "off" else "recording"
 
     @property
     def planned(self) -> Planned | None:
-        """As `Pool.planned`: of the first device that has a plan."""
+        """Plan as of `Pool.planned`: of the first device with a plan."""
         return next((pool.planned for pool in self.pools.values() if pool.planned is not None), None)
 
     @property
     def plans(self) -> int:
-        """How many plans were made, for all devices."""
+        """Number of plans made for all devices."""
         return sum(pool.plans for pool in self.pools.values())
 
     def report(self) -> Report:
-        """Counts and sizes: of the device that is used, or of each under ``devices`` if there are several."""
+        """Return counts and sizes: of the used device, or of each under ``devices`` if there are several."""
         return of_devices(self.name, {index: pool.report() for index, pool in self.pools.items()})
 
     def explain(self) -> str:
-        """The first divergences from the plans and what would help against them."""
+        """Return a text about the first divergences from the plans and their remedies."""
         pools = self.pools
         if len(pools) == 1:
             return next(iter(pools.values())).explain()
         return "\n".join(f"device {index}: {pool.explain()}" for index, pool in pools.items())
 
     def save(self, path: str | Path) -> None:
-        """Write the plans: the first device's under this name, others with ``.deviceN`` before its end.
+        """Write the plans: the first device's under this name, others with ``.deviceN`` before the suffix.
 
         Given as ``plan=path`` in a later process, each is replayed from the first iteration.
 
@@ -203,44 +204,45 @@ class Devices:
     # --- planning and the end
 
     def plan_now(self) -> bool:
-        """Look at the recordings here and now; True if one gave a plan."""
+        """Look at the recordings in the calling thread; return true if one gave a plan."""
         return any(tuple(pool.plan_now() for pool in self.pools.values()))
 
     def wait(self, seconds: float = 10.0) -> bool:
-        """Wait until each device that is used has a plan; False if one has none after that time."""
+        """Wait until each used device has a plan; return false if one has none after ``seconds``."""
         pools = self.pools
         return bool(pools) and all(tuple(pool.wait(seconds) for pool in pools.values()))
 
     def trim(self) -> None:
-        """As `Pool.trim`, on all devices."""
+        """Return free segments to all devices, as `Pool.trim`."""
         for pool in self.pools.values():
             pool.trim()
 
     def release(self) -> bool:
-        """As `Pool.release`, on all devices."""
+        """Return all free memory to all devices, as `Pool.release`."""
         return all(tuple(pool.release() for pool in self.pools.values()))
 
     def close_pools(self) -> None:
-        """Stop planning; what still asks is served, on devices that come later too."""
+        """Stop planning; later requests are served without plans, on new devices too."""
         self._closed = True
-        with contextlib.ExitStack() as each:  # one that cannot write its trace does not keep others from it
+        # a pool that cannot write its trace does not prevent the others from writing theirs
+        with contextlib.ExitStack() as each:
             for pool in self.pools.values():
                 each.callback(pool.close)
 
     def renew_locks(self) -> None:
-        """As `Pool.renew_locks`."""
+        """Replace locks in a forked child, as `Pool.renew_locks`."""
         self._lock = threading.RLock()
         for pool in self._pools.values():
             pool.renew_locks()
 
     def leave_open_at_exit(self) -> None:
-        """Do not close when Python exits: whoever calls this does, later."""
+        """Do not close at the exit of Python; the caller closes the pools later."""
         self._left_open = True
         for pool in self.pools.values():
             pool.leave_open_at_exit()
 
 
 def of_device(path: str, index: int) -> str:
-    """The name of another device's file beside the first one's."""
+    """Return the name of another device's file beside the first one's."""
     name = Path(path)
     return str(name.with_name(f"{name.stem}.device{index}{name.suffix}"))

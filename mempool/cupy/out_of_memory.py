@@ -1,4 +1,4 @@
-"""CuPy's error with the pool's numbers. It imports CuPy: import it where that is there."""
+"""CuPy's out of memory error with the pool's numbers. Imports CuPy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mempool import errors
 
 
 class OutOfMemoryError(errors.OutOfMemoryError, memory.OutOfMemoryError):  # type: ignore[misc]
-    """The pool's error where CuPy's own is expected."""
+    """The pool's error as a subclass of CuPy's own."""
 
     def __init__(self, numbers: dict[str, int]) -> None:
         plain = errors.OutOfMemoryError(numbers)

@@ -1,4 +1,4 @@
-"""What the pool asks of CuPy and of the driver: which device and stream are current, and what a device is."""
+"""Interface of the pool to CuPy and the driver: current device and stream, and devices by index."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from mempool.errors import UsageError
 
 
 class Platform(Protocol):
-    """Devices by the index that CuPy gives them."""
+    """Devices by CuPy's index."""
 
     def check(self) -> None:
-        """Raise `UsageError` where nothing can be served."""
+        """Raise `UsageError` if no device can be served."""
 
     def device(self, index: int) -> _core.Device:
-        """The device of this index."""
+        """Return the device of this index."""
 
     def current(self) -> tuple[Any, Any]:
-        """What answers with the index of the current device, and with the handle of the current stream.
+        """Return functions for the index of the current device and the handle of the current stream.
 
-        Either a capsule of the C function, named by its type as Cython does, or something to call.
+        Each is a capsule of the C function, named by type as Cython does, or a Python callable.
         """
 
 
 class Cuda:
-    """The CUDA devices that CuPy sees."""
+    """CUDA devices that CuPy sees."""
 
     def __init__(self, driver: str = DRIVER, *, start: bool = True, memory: str = "plain") -> None:
         self._driver, self._start, self._memory = driver, start, memory
 
     def is_there(self) -> bool:
-        """Whether there is a driver; does not start it."""
+        """Return true if there is a driver; does not start the driver."""
         try:
             _core.CudaDevice(driver=self._driver)
         except RuntimeError:
@@ -40,10 +40,10 @@ class Cuda:
         return True
 
     def check(self) -> None:
-        """Find out now what would otherwise fail at the first array.
+        """Detect problems now that would otherwise appear at the first array.
 
         Raises:
-            UsageError: with what to do about it.
+            UsageError: CuPy has no usable GPU; the message has the remedy.
         """
         from cupy.cuda import runtime
 
@@ -55,21 +55,21 @@ class Cuda:
                 return
             if runtime.getDeviceCount() == 0:
                 raise UsageError("CuPy sees no CUDA device; does CUDA_VISIBLE_DEVICES hide them?")
-            self.device(0)  # whether there is such memory
-        except RuntimeError as error:  # ours, or CuPy's
+            self.device(0)  # checks the kind of memory
+        except RuntimeError as error:  # our own error, or CuPy's
             text = str(error) if isinstance(error, UsageError) else cuda.advised(error)
             raise UsageError(f"CuPy has no GPU to use here: {text}") from None
 
     def device(self, index: int) -> _core.CudaDevice:
-        """The device of this index.
+        """Return the device of this index.
 
         Raises:
-            UsageError: there is none, or the driver does not start, with what to do about it.
+            UsageError: no such device, or the driver does not start; the message has the remedy.
         """
         return cuda.check(cuda.device(index, self._driver, self._memory))
 
     def current(self) -> tuple[Any, Any]:
-        """CuPy's own functions in C, or where a version of it has none, in Python."""
+        """Return CuPy's own C functions, or Python functions if this version exports none."""
         import cupy
         from cupy_backends.cuda import stream
         from cupy_backends.cuda.api import runtime
@@ -81,6 +81,6 @@ class Cuda:
 
 
 def _exported(module: Any, name: str) -> Any:
-    """A C function that a module of Cython's exports, if it has the type that we call."""
+    """Return a C function that a Cython module exports, if the type is supported; else None."""
     capsule = getattr(module, "__pyx_capi__", {}).get(name)
     return capsule if capsule is not None and _core.cupy_knows(capsule) else None

@@ -27,22 +27,23 @@ if TYPE_CHECKING:
 class CupyPool(Devices, Statistics):
     """CuPy's arrays on all devices. All methods may be called by any thread.
 
-    What `mempool.Pool` can do, it does on each device. Beside that it has the methods of
-    ``cupy.cuda.MemoryPool``, whose ``malloc`` can also be given to ``using_allocator`` by hand.
+    The methods of `mempool.Pool` apply to each device. The methods of ``cupy.cuda.MemoryPool`` exist too;
+    ``malloc`` can also be given to ``using_allocator`` by hand.
 
     Attributes:
-        malloc: CuPy's allocator: takes a number of bytes, gives a ``MemoryPointer``.
+        malloc: CuPy's allocator: takes a number of bytes, returns a ``MemoryPointer``.
     """
 
     def __init__(
         self, *, platform: Platform | None = None, name: str = "cupy", share: Share = None, **options: Any
     ) -> None:
-        """Make it, without a device.
+        """Make the pool, without a device.
 
         Args:
-            platform: whose devices and streams they are.
-            name: for reports and logs.
-            share: a pool of a CUDA device, whose memory is used there, or what finds it with the first array.
+            platform: provider of devices and streams.
+            name: name for reports and logs.
+            share: pool of a CUDA device whose memory to use there, or a function that finds the pool at the
+                first array.
             options: fields of `mempool.settings.Settings`, for each device.
 
         Raises:
@@ -59,7 +60,7 @@ class CupyPool(Devices, Statistics):
         self._before: Any = None  # CuPy's allocator
         self._earlier: Any = None  # CuPy's pool
         self._captures = Captures(self._pool_here, lambda: self.pools)
-        self._mine = threading.local()  # what the driver has refused this thread so far
+        self._mine = threading.local()  # driver's refusals at this thread's first failed attempt
         kinds = memory.UnownedMemory, memory.MemoryPointer
         self.malloc = _core.cupy_allocator(*kinds, self._client, self._shortage, *self._platform.current())
 
@@ -79,7 +80,7 @@ class CupyPool(Devices, Statistics):
         return index, self.pool(index)
 
     def _shortage(self, index: int, size: int, again: bool) -> bool:  # noqa: FBT001 - called from C
-        """A request was not served; true: it is worth another try."""
+        """Handle an unserved request: return true for another try, or raise an error."""
         pool = self._pools[index]
         refusals = int(getattr(pool.device, "refusals", 0))
         self._captures.settle()
@@ -95,24 +96,24 @@ class CupyPool(Devices, Statistics):
         raise OutOfMemoryError(numbers)
 
     def free_all_blocks(self, stream: Any = None) -> None:
-        """Give free memory back to the device: ours, and what CuPy's own pool keeps from before."""
+        """Return free memory to the device: the pool's, and that in CuPy's own earlier pool."""
         self._captures.settle()
         super().free_all_blocks(stream)
         self._free_earlier(*self.pools.values())
 
     def _free_earlier(self, *pools: Pool) -> None:
-        """What CuPy's own pool keeps from before; not while a graph is captured, which that would break."""
+        """Free the memory in CuPy's own earlier pool, except during a capture, which that would break."""
         if self._earlier is None or any(self._captures.going_on(pool.core) for pool in pools):
             return
         from cupy.cuda.runtime import CUDARuntimeError
 
-        with contextlib.suppress(CUDARuntimeError):  # then nothing is gained, and the error is ours
+        with contextlib.suppress(CUDARuntimeError):  # then nothing is gained, and our own error is raised
             self._earlier.free_all_blocks()
 
     # --- CuPy
 
     def serve(self) -> None:
-        """Take CuPy over.
+        """Install the pool in CuPy.
 
         Raises:
             UsageError: inside ``using_allocator``.
@@ -156,16 +157,16 @@ class CupyPool(Devices, Statistics):
         self._serving = False
 
     def renew_locks(self) -> None:
-        """As `mempool.Pool.renew_locks`."""
+        """Replace locks in a forked child, as `mempool.Pool.renew_locks`."""
         super().renew_locks()
         self._captures.renew_lock()
 
     def release_graphs(self) -> None:
-        """Say that all graphs captured so far are gone: their memory is free for others."""
+        """Release the memory of all graphs captured so far; the caller must not launch them any more."""
         self._captures.release()
 
     def close(self) -> None:
-        """Leave CuPy and stop planning. Arrays stay valid, and what still asks is served.
+        """Leave CuPy and stop planning. Arrays stay valid, and later requests are served without plans.
 
         Raises:
             UsageError: inside ``using_allocator``, or while a graph is captured.
@@ -182,7 +183,7 @@ class CupyPool(Devices, Statistics):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # An error may come in the middle of a capture, and is what the program is told.
+        # An error may be raised in the middle of a capture, and must reach the program unchanged.
         self._close(functools.partial(self._stop_serving, anyhow=error is not None))
 
     def __repr__(self) -> str:

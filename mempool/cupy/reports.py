@@ -1,4 +1,4 @@
-"""A report of several devices."""
+"""Report of several devices."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from mempool.report import Report
 
 
 class DeviceReports(Report):
-    """The reports of each device under ``devices``, by its index, and how much was allocated in all."""
+    """Reports of each device under ``devices``, by index, with the total number of allocations."""
 
     def rows(self) -> list[tuple[str, str]]:
-        """Labels and values as people read them, device after device."""
+        """Return labels and values as people read them, device after device."""
         return [
             (f"device {index}: {label}", value)
             for index, values in self.values["devices"].items()
@@ -22,7 +22,7 @@ class DeviceReports(Report):
 
 
 def of_devices(name: str, reports: dict[int, Report]) -> Report:
-    """One device's is its own."""
+    """Combine the reports of several devices; a single report is returned unchanged."""
     if len(reports) == 1:
         return next(iter(reports.values()))
     devices = {str(index): report.to_dict() for index, report in reports.items()}
