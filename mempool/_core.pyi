@@ -188,9 +188,6 @@ class Pattern:
     @property
     def arena_bytes(self) -> int: ...
 
-def give_back_host_heap() -> None:
-    """Return what planning left behind in the C library's heap."""
-
 class Pool:
     """One device's memory: arena, guard, fallback."""
 
@@ -514,11 +511,6 @@ class Hook:
 def numpy_hook() -> Hook:
     """
     Who serves NumPy's arrays, whose default handler has our functions from now on.
-    """
-
-def keep_no_small_arrays() -> None:
-    """
-    From now on this thread's arrays are the C library's, and go back to it: NumPy keeps some of up to 1 KiB.
     """
 
 def torch_cpu_hook() -> Hook:

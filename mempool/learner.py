@@ -66,7 +66,6 @@ class Learner:
         *,
         small_bytes: int,
         interrupt: Callable[[], bool],
-        ask: Callable[..., Any],
     ) -> None:
         """Start without plans and without a recording.
 
@@ -77,11 +76,10 @@ class Learner:
             making: builder of plans.
             small_bytes: requests up to this size are not planned.
             interrupt: polled now and then; true stops the work.
-            ask: calls a function with the given arguments and an `interrupt`, in this process or another.
         """
         self._core, self._client = core, client
         self._device, self._small_bytes = device, small_bytes
-        self._interrupt, self._ask = interrupt, ask
+        self._interrupt = interrupt
         self.making, self.known, self._rest = making, making.known, making.rest
         self.again = Replanning(client, making)
         self._vain = 0
@@ -233,14 +231,14 @@ class Learner:
         begin, allocations = found
         wanted = {} if begin <= MOST_WARM_UP else {"allocations": allocations - begin}
         packed, streams, counts, whole = self._client.recording(**wanted)
-        patterns: list[Pattern] = self._ask(
-            recurring,
+        patterns = recurring(
             packed,
             streams,
             alignment=self._device.alignment,
             small_bytes=self._small_bytes,
             whole_recording=whole,
             enveloped=enveloped.lengths(self.known),
+            interrupt=self._interrupt,
         )
         return enveloped.widened(patterns, self.known), counts
 

@@ -50,7 +50,6 @@ class Making:
         wait_bytes: int,
         framework: str,
         interrupt: Callable[[], bool],
-        ask: Callable[..., Any],
         patient: bool,
     ) -> None:
         """Start without plans.
@@ -62,12 +61,11 @@ class Making:
             wait_bytes: bytes that a plan must save for each wait of one stream for another.
             framework: name of the framework that uses the memory, or empty.
             interrupt: polled now and then; true stops the work.
-            ask: calls a function with the given arguments and an `interrupt`, in this process or another.
             patient: true if the program waits for plans, which then have to be good at once.
         """
         self._core, self._client, self._device = core, client, device
         self._wait_bytes, self._patient = wait_bytes, patient
-        self._interrupt, self._ask = interrupt, ask
+        self._interrupt = interrupt
         self.known = KnownPlans(client, framework=framework)
         self.prospects, self.together = Prospects(), Together()
         self.beside, self.rest = Beside(client), Rest()
@@ -137,8 +135,7 @@ class Making:
     ) -> Any:
         """Return the result of a planning function; None if interrupted."""
         interrupt = interrupt or self._interrupt
-        made = self._ask(
-            make,
+        made = make(
             *what,
             alignment=self._device.alignment,
             around=joined([*around, *self.beside.reaches()]),

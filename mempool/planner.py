@@ -11,15 +11,14 @@ import time
 from typing import TYPE_CHECKING
 
 from mempool import _core
-from mempool.budget import Budget
+from mempool.budget import Budget, cost_of_thread
 from mempool.learner import Learner
 from mempool.logs import log
 from mempool.making import Making
-from mempool.planning_process import NEEDED, PlanningProcess
 from mempool.settings import EVERYTHING, NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
     from mempool.plan_files import Saved
@@ -44,10 +43,8 @@ MOST_DEBT_SECONDS = 0.05
 ALLOWANCE_SECONDS_ON_A_GPU = 1.0
 #: Seconds between two checks for budget or for something to log.
 SECONDS_BETWEEN_TURNS = 0.25
-#: Least seconds between two trims of the C library's heap. A trim returns planning's leftovers, but also free
-#: memory that the program keeps for its next allocations and gets back only at several times the cost; so
-#: trims are rare, and rarer the longer they take.
-SECONDS_BETWEEN_TRIMS = 1.0
+#: Modules that planning imports.
+NEEDED = ("traces.pattern", "solvers.streams", "mempool.planned", "mempool.recording")
 
 
 #: Planners whose threads run, of pools that are in use, closed late or forgotten.
@@ -84,7 +81,6 @@ class Planner:
         wait_bytes: int = NEVER,
         explain: Callable[[], list[str]] | None = None,
         framework: str = "",
-        process: bool = False,
         patient: bool = True,
     ) -> None:
         """Create the planner without starting the thread.
@@ -97,7 +93,6 @@ class Planner:
             wait_bytes: bytes that a plan must save for each wait of one stream for another.
             explain: returns log lines about new departures from the plan.
             framework: name of the framework that uses the memory, or empty.
-            process: true if the thread delegates the work to a subprocess.
             patient: true if the program waits for plans.
         """
         self._core, self._client = core, client
@@ -106,26 +101,30 @@ class Planner:
         self._pid = os.getpid()
         self._explain = explain
         self._learning = threading.RLock()
-        self._looking = self._learns = False
-        self._tell_at = self._trim_at = 0.0
-        self._may_trim = False
+        self._looking = False
+        self._tell_at = 0.0
         # not logged: "capture" ends soon, "limit" is reported by offloading
         self._told_refusals = {"", "capture", "limit"}
         self._device = device
-        self._process = PlanningProcess(interrupt=self._stop.is_set, wanted=process)
         self._budget = Budget(
             allowance=ALLOWANCE_SECONDS_ON_A_GPU if device.slow_return else ALLOWANCE_SECONDS,
             share=SHARE,
             most_debt=MOST_DEBT_SECONDS,
-            spent=self._process.cost,
+            spent=cost_of_thread,
         )
         self._work_left = self._anew = False
         self._learned = 0  # number of looks that gave a plan
-        work: dict[str, Any] = {"interrupt": self._stop.is_set, "ask": self._process.ask}
+        interrupt = self._stop.is_set
         making = Making(
-            core, client, device, wait_bytes=wait_bytes, framework=framework, patient=patient, **work
+            core,
+            client,
+            device,
+            wait_bytes=wait_bytes,
+            framework=framework,
+            interrupt=interrupt,
+            patient=patient,
         )
-        self._learner = Learner(core, client, device, making, small_bytes=small_bytes, **work)
+        self._learner = Learner(core, client, device, making, small_bytes=small_bytes, interrupt=interrupt)
 
     @property
     def planned(self) -> Planned | None:
@@ -189,7 +188,6 @@ class Planner:
             for module in NEEDED:
                 importlib.import_module(module)
         self.begin(loaded)
-        self._learns = True
         self.start_watching()
 
     def start_watching(self) -> None:
@@ -210,7 +208,6 @@ class Planner:
         if self._pid != os.getpid():
             return  # a forked child lacks the thread
         self._stop.set()
-        self._process.end()
         self._client.wake()
         if self._thread is not None and seconds > 0:
             self._thread.join(seconds)
@@ -220,13 +217,9 @@ class Planner:
             with _core.Bypass():
                 self._work()
         finally:
-            self._process.drop()
             _running.discard(self)
 
     def _work(self) -> None:
-        self._process.begin(soon=self._learns and self.planned is None)  # while the program starts
-        with contextlib.suppress(Exception):  # unknown NumPy version, which keeps some small arrays
-            _core.keep_no_small_arrays()
         with contextlib.suppress(OSError):  # sandboxes may forbid it; the solver is brief
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while not self._stop.is_set():
@@ -244,7 +237,6 @@ class Planner:
         news = self._wait(seconds)
         if self._stop.is_set():
             return
-        self._trim()
         with self._learning:
             self._work_left = self._turn(work=self._work_left or news)
 
@@ -252,10 +244,6 @@ class Planner:
         """Wait until there may be work; return true if the recording deserves a look."""
         if self._work_left or self._explain is not None:
             seconds = min(seconds, SECONDS_BETWEEN_TURNS)
-        if (idle_in := self._process.idle_in()) is not None:
-            seconds = max(min(seconds, idle_in), 0.0)
-        if self._may_trim:
-            seconds = max(min(seconds, self._trim_at - time.monotonic()), 0.0)
         with self._learning:
             due = self._learner.due()
         news, looked = self._client.wait_for_work(
@@ -268,18 +256,16 @@ class Planner:
             **({} if due.others_layouts is None else {"others_layouts": due.others_layouts}),
         )
         self._budget.charge(looked)
-        self._process.drop_if_idle()
         return news
 
     def _turn(self, *, work: bool) -> bool:
         """Do all work that the budget allows; return true if some is left."""
         self._perhaps_begin_anew()
-        recorded = self._client.state()["recording"]
         if self._budget.has_some() and self._learner.making.beside.shares():
-            with self._charged():
+            with self._budget.charged():
                 self._learner.again.beside()
         if self._client.blockers() and self._budget.has_some():
-            with self._charged():
+            with self._budget.charged():
                 self._learner.again.around()
         if work and not self._learner.may_learn():
             work = False
@@ -291,41 +277,19 @@ class Planner:
         self._learner.desert_if_useless()
         if (left := self._learner.again.may_polish()) and self._budget.has_some():
             left = False
-            with self._charged():
+            with self._budget.charged():
                 self._learner.polish()
-        if recorded and not self._client.state()["recording"]:
-            self._leaves_something()  # memory of the recording
         self._tell()
         return work or left
 
     def _learn(self) -> None:
         """Try to make a plan, charged to the budget unless the program follows known plans."""
         follows = self._learner.known.are_followed()
-        with self._charged() as forgive:
+        with self._budget.charged() as forgive:
             learned = self._learner.learn()
             self._learned += learned
             if learned and follows and self._learned <= MOST_LEARNED:
                 forgive()
-
-    @contextlib.contextmanager
-    def _charged(self) -> Iterator[Callable[[], None]]:
-        """Charge the work inside the context to the budget, and schedule a trim of the heap."""
-        try:
-            with self._budget.charged() as forgive:
-                yield forgive
-        finally:
-            self._leaves_something()
-
-    def _leaves_something(self) -> None:
-        """Schedule a trim, unless there is no plan: then the search may go on and reuse the memory."""
-        self._may_trim = self._may_trim or self.planned is not None
-
-    def _trim(self) -> None:
-        if self._may_trim and time.monotonic() >= self._trim_at:
-            self._may_trim, begun = False, time.thread_time()
-            _core.give_back_host_heap()
-            pause = (time.thread_time() - begun) / SHARE
-            self._trim_at = time.monotonic() + max(pause, SECONDS_BETWEEN_TRIMS)
 
     def _tell(self) -> None:
         """Log once why the arena cannot be had and, with ``explain``, new departures from the plan."""

@@ -108,7 +108,6 @@ class Pool:
             wait_bytes=price,
             explain=self._news() if self.settings.explain else None,
             framework=self.framework,
-            process=self.settings.planning_process,
             patient=not self.settings.background,
         )
         try:

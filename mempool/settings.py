@@ -13,7 +13,6 @@ the default
 ``managed``: may exceed the GPU's memory
 ``MEMPOOL_CHECK``    ``1``: redzones, poison on free, double and foreign frees named (slow; host only)
 ``MEMPOOL_EXPLAIN``  ``1``: log the first divergences and their remedies
-``MEMPOOL_PLANNING_PROCESS``  ``1``: plan in a short-lived subprocess, not in a thread
 ==================== ========================================================================================
 """
 
@@ -70,8 +69,6 @@ class Settings:
         check: find buffer overruns, use after free, double and foreign frees; slow, on the host only.
         explain: log the first divergences.
         background: plan in a thread; if false, only `Pool.plan_now` plans.
-        planning_process: the thread delegates looking and planning to a short-lived subprocess, so that they
-            use neither memory nor interpreter of this process.
     """
 
     mode: Mode = "replay"
@@ -86,7 +83,6 @@ class Settings:
     check: bool = False
     explain: bool = False
     background: bool = True
-    planning_process: bool = False
 
 
 def settings(*, environment: bool = True, **given: Any) -> Settings:

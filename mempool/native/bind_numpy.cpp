@@ -11,7 +11,7 @@ using namespace mempool;
 namespace {
 
 // NumPy's C interface is a table of addresses (numpy/__multiarray_api.h); its indices never change.
-constexpr std::size_t kAbiVersion = 0, kFeatureVersion = 211, kSetHandler = 304, kDefaultHandler = 306;
+constexpr std::size_t kAbiVersion = 0, kFeatureVersion = 211, kDefaultHandler = 306;
 constexpr unsigned kFirstWithHandlers = 0xf;  // NumPy 1.22
 
 void** numpy_api() {
@@ -50,25 +50,9 @@ Hook& attached() {
   return numpy_hook::hook();
 }
 
-// NumPy's default handler keeps seven freed arrays of each size of up to 1 KiB, for ever.
-numpy_hook::Handler plain{"mempool_plain",
-                          1,
-                          {nullptr, [](void*, std::size_t bytes) { return std::malloc(bytes); },
-                           [](void*, std::size_t count, std::size_t each) { return std::calloc(count, each); },
-                           [](void*, void* old, std::size_t bytes) { return std::realloc(old, bytes); },
-                           [](void*, void* old, std::size_t) { std::free(old); }}};
-
-void keep_no_small_arrays() {
-  const auto set = reinterpret_cast<PyObject* (*)(PyObject*)>(numpy_api()[kSetHandler]);
-  const auto capsule = nb::steal(PyCapsule_New(&plain, "mem_handler", nullptr));
-  if (!capsule.is_valid() || !nb::steal(set(capsule.ptr())).is_valid()) throw nb::python_error();
-}
-
 }  // namespace
 
 void bind_numpy(nb::module_& m) {
   m.def("numpy_hook", &attached, nb::rv_policy::reference,
         "Who serves NumPy's arrays, whose default handler has our functions from now on.");
-  m.def("keep_no_small_arrays", &keep_no_small_arrays,
-        "From now on this thread's arrays are the C library's, and go back to it: NumPy keeps some of up to 1 KiB.");
 }

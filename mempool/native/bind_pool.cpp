@@ -7,7 +7,6 @@
 #include "bindings.hpp"
 #include "client.hpp"
 #include "host_device.hpp"
-#include "host_heap.hpp"
 #include "pool.hpp"
 #include "simulated_device.hpp"
 
@@ -133,7 +132,6 @@ void bind_pool(nb::module_& m) {
   // Who waits for the device, or for somebody who does, lets Python's other threads run: a function that is queued on a stream
   // may be one of theirs.
   const auto released = nb::call_guard<nb::gil_scoped_release>();
-  m.def("give_back_host_heap", &give_back_host_heap, released, "Return what planning left behind in the C library's heap.");
 
   nb::class_<Pool>(m, "Pool", "One device's memory: arena, guard, fallback.")
       .def(

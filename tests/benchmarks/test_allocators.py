@@ -34,9 +34,6 @@ def test_allocators_side_by_side(workload: str, capsys: pytest.CaptureFixture[st
     if workload in IN_TORCH:
         pytest.importorskip("torch", reason="PyTorch is not installed")
     contenders = [rounds.Contender("glibc"), rounds.Contender("mempool", "pool")]
-    if workload in IN_TORCH:
-        apart = {"MEMPOOL_PLANNING_PROCESS": "1"}
-        contenders += [rounds.Contender("mempool, planning process", "pool", variables=apart)]
     contenders += [rounds.Contender("glibc, keeping", variables=rounds.KEEPING)]
     contenders += [
         rounds.Contender(name, preload=library) for name in rounds.PEERS if (library := rounds.preload(name))

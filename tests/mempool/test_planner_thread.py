@@ -8,19 +8,18 @@ import math
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import programs
-import pytest
 from pools import simulated
 
 from mempool import Pool, planner, rest
 from mempool.learner import Learner
-from mempool.replanning import Replanning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
 
 class Turns:
@@ -181,94 +180,6 @@ def test_plan_now_waits_for_the_planner_of_the_background(monkeypatch: pytest.Mo
         other.join()
         assert waited
     assert max(len(those) for those in met) == 1
-
-
-def test_what_planning_left_in_the_heap_goes_back_though_nothing_more_happens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The second plan comes too soon after the first, whose remains went back at once."""
-    monkeypatch.setattr(planner, "SECONDS_BETWEEN_TRIMS", 1.0)
-    trims: list[float] = []
-    monkeypatch.setattr(planner._core, "give_back_host_heap", lambda: trims.append(time.monotonic()))
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        until(lambda: pool.state == "replaying", marked(pool, memory))
-        until(lambda: len(trims) > 0, lambda: None)
-        before = len(trims)  # more where looks came late
-        assert pool._planner is not None
-        until(lambda: pool._planner.plans > 1, marked(pool, memory, scale=4096))  # type: ignore[union-attr]
-        until(lambda: len(trims) > before, lambda: None)
-        assert min(later - earlier for earlier, later in itertools.pairwise(trims)) >= 1.0
-
-
-def test_what_planning_makes_is_not_kept_among_the_programs_small_arrays() -> None:
-    """NumPy keeps seven of each size, and would give the program what lies in the planner's heap."""
-    multiarray = pytest.importorskip("numpy._core.multiarray", reason="a NumPy of other names")
-
-    def handler(array: Any) -> object:
-        while array.base is not None:
-            array = array.base
-        return multiarray.get_handler_name(array)
-
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        until(lambda: pool.planned is not None, lambda: programs.layers(memory))
-        assert pool.planned is not None
-        assert handler(pool.planned.pattern.lasting) == "mempool_plain"
-        assert handler(np.zeros(3)) == "default_allocator"
-
-
-def test_so_does_what_a_look_in_vain_left_beside_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-    learn = Learner.learn
-
-    def told(learner: Learner) -> bool:
-        learned = learn(learner)
-        events.append("plan" if learned else "nothing")
-        return learned
-
-    monkeypatch.setattr(Learner, "learn", told)
-    monkeypatch.setattr(planner._core, "give_back_host_heap", lambda: events.append("trim"))
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        until(lambda: "plan" in events, marked(pool, memory))
-        sizes = random.Random(1)
-
-        def stranger() -> None:  # whoever follows the plan from its beginning is never looked at again
-            pool.step()
-            unlike_any(memory, sizes)
-
-        until(lambda: "nothing" in events[events.index("plan") :], stranger)
-        until(lambda: events[-1] == "trim", lambda: None)
-
-
-def test_so_does_what_a_longer_search_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-    monkeypatch.setattr(planner._core, "give_back_host_heap", lambda: events.append("trim"))
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        settled(pool, memory)
-        assert pool._planner is not None
-        until(lambda: not pool._planner._may_trim, lambda: None)  # type: ignore[union-attr]
-        monkeypatch.setattr(Replanning, "may_polish", lambda _: "longer" not in events)
-        monkeypatch.setattr(Learner, "polish", lambda _: events.append("longer"))
-        until(lambda: "longer" in events, pool.client.wake)
-        until(lambda: events[-1] == "trim", lambda: None)
-
-
-def test_so_does_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where recording ends without another look, there is nothing else that would give it back."""
-    trims: list[float] = []
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        settled(pool, memory)
-        assert pool._planner is not None
-        until(lambda: not pool._planner._may_trim, lambda: None)  # type: ignore[union-attr]
-        monkeypatch.setattr(planner._core, "give_back_host_heap", lambda: trims.append(time.monotonic()))
-        monkeypatch.setattr(Learner, "learn", None)
-        pool.client.set_recording(True)
-        settled(pool, memory)
-        until(lambda: len(trims) > 0, lambda: None)
 
 
 def test_who_begins_anew_is_recorded_again_and_follows_no_plan() -> None:
