@@ -1,7 +1,7 @@
-"""What happened: events, the buffers that follow from them, and the files that hold both.
+"""Traces: the events of a program, the buffers that follow from them, and the files that hold both.
 
-Knows no solver and no pool. Importing it does nothing but define names; pyarrow is imported by the functions
-that read and write Parquet.
+Depends on no solver and no pool. The import only defines names; the functions that read and write Parquet
+import pyarrow.
 """
 
 from traces.buffers import Buffers, buffers_of

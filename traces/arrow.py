@@ -1,9 +1,9 @@
-"""NumPy columns to Arrow arrays and back, by their buffers.
+"""Conversion of NumPy columns to Arrow arrays and back, by their buffers.
 
-``pyarrow.array`` and ``Array.to_numpy`` import pandas wherever that is installed. A program that is only
-being recorded or replayed should not pay its time and memory, nor get modules loaded that change what it does
-later (a ``numpy.random`` that is there already makes one array less); and while the interpreter shuts down it
-fails.
+``pyarrow.array`` and ``Array.to_numpy`` import pandas wherever pandas is installed. A program that is only
+being recorded or replayed should not pay the time and memory of that import, nor get modules loaded that
+change its later behaviour (with ``numpy.random`` already loaded, the program makes one array less). The
+import also fails while the interpreter shuts down.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def from_numpy(values: NDArray[Any], known: NDArray[np.bool_] | None = None) -> Any:
-    """A column of numbers or truth values as an Arrow array; null where not known."""
+    """Return a column of numbers or booleans as an Arrow array; null where not known."""
     import pyarrow as pa
 
     kind, length = pa.from_numpy_dtype(values.dtype), len(values)
@@ -30,7 +30,7 @@ def from_numpy(values: NDArray[Any], known: NDArray[np.bool_] | None = None) -> 
 
 
 def from_texts(texts: Sequence[str]) -> Any:
-    """An Arrow array of strings."""
+    """Return an Arrow array of strings."""
     import pyarrow as pa
 
     encoded = [text.encode() for text in texts]
@@ -40,7 +40,7 @@ def from_texts(texts: Sequence[str]) -> Any:
 
 
 def to_numpy(values: Any) -> NDArray[Any]:
-    """A null-free Arrow array, or chunked one, of numbers or truth values as a NumPy array."""
+    """Return a null-free Arrow array, plain or chunked, of numbers or booleans as a NumPy array."""
     import pyarrow as pa
 
     pieces = [_piece(piece) for piece in (values.chunks if isinstance(values, pa.ChunkedArray) else [values])]
@@ -48,7 +48,7 @@ def to_numpy(values: Any) -> NDArray[Any]:
 
 
 def dtype_of(kind: Any) -> np.dtype[Any]:
-    """The NumPy type of the values of an Arrow type of numbers or truth values."""
+    """Return the NumPy type of the values of an Arrow type of numbers or booleans."""
     name = str(kind)  # to_pandas_dtype() imports pandas in older versions
     return np.dtype({"float": "float32", "double": "float64"}.get(name, name))
 

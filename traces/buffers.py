@@ -1,4 +1,4 @@
-"""What must be placed: one row a buffer, its lifetime a half-open interval or an arc on a circle."""
+"""Tables of the buffers to place: one row per buffer, with a lifetime on a line or on a circle."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _DEFAULTS: Mapping[str, ArrayLike] = {"alignment": 1, "offset": -1, "persistent"
 class Buffers:
     """Buffers with their lifetimes in logical time; read-only columns, n rows of buffers and k of gaps.
 
-    With ``period`` None time is a line. With a period P it is a circle: ``0 <= start < P``, and ``end``
-    counts on beyond P where the lifetime reaches into later iterations. Where it is longer than P, several
-    instances of the buffer, one an iteration, are alive together. Zero sizes and zero-length lifetimes
-    take no memory.
+    With ``period`` None time is a line. With a period P time is a circle: ``0 <= start < P``, and ``end``
+    counts on beyond P if the lifetime reaches into later iterations. If a lifetime is longer than P, several
+    instances of the buffer, one per iteration, are alive together. Zero sizes and zero-length lifetimes take
+    no memory.
 
     Attributes:
         start: int64, time of the alloc.
@@ -58,9 +58,11 @@ class Buffers:
         stream: int64, the stream of the alloc.
         persistent: bool, alive across iterations, not planned.
         gap_buffer: int64, the row of the buffer that has this gap; gaps are sorted by (buffer, start).
-        gap_start: int64, from here on the buffer needs no memory, on the time axis of its own lifetime,
-        gap_end: int64, until here, exclusive. Gaps of a buffer do not overlap and lie within its lifetime.
-        ids: what the buffers are called, or None.
+        gap_start: int64, first time at which the buffer needs no memory, on the time axis of the buffer's
+            lifetime.
+        gap_end: int64, end of the gap, exclusive. Gaps of a buffer do not overlap and lie within the
+            lifetime.
+        ids: names of the buffers, or None.
         period: length of the circle in events, or None.
 
     Raises:
@@ -103,9 +105,9 @@ class Buffers:
         period: int | None = None,
         **columns: ArrayLike,
     ) -> Buffers:
-        """Buffers from arrays, lists or scalars.
+        """Build buffers from arrays, lists or scalars.
 
-        A column not given takes its default: alignment 1, no fixed offset, group 0, stream 0, not persistent.
+        A missing column takes a default: alignment 1, no fixed offset, group 0, stream 0, not persistent.
 
         Args:
             start: int64[n], as the class.
@@ -139,7 +141,7 @@ class Buffers:
         return len(self.start)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Copies are made by the constructor, so that their columns are read-only too.
+        # Copying and unpickling call the constructor, so that the columns of copies are read-only too.
         return Buffers, tuple(getattr(self, name.name) for name in dataclasses.fields(self))
 
     @property
@@ -149,32 +151,32 @@ class Buffers:
 
     @property
     def wrap_around(self) -> NDArray[np.bool_]:
-        """Which buffers are alive when the next iteration begins, bool[n]; none on a line."""
+        """Mask of the buffers alive when the next iteration begins, bool[n]; none on a line."""
         if self.period is None:
             return np.zeros(len(self), np.bool_)
         return self.end > self.period
 
     @property
     def instances(self) -> NDArray[np.int64]:
-        """How many instances of each buffer are alive together at most, at least 1, int64[n]; 1 on a line."""
+        """Largest number of instances of each buffer alive together, at least 1, int64[n]; 1 on a line."""
         if self.period is None:
             return np.ones(len(self), np.int64)
         return np.maximum(-(-self.lengths // self.period), 1)
 
     @cached_property
     def max_instances(self) -> int:
-        """The largest of `instances` of the buffers that are planned; 1 where there are none."""
+        """The largest of `instances` among the planned buffers; 1 if there are none."""
         if self.period is None:
             return 1
         longest = int(self.lengths[~self.persistent].max(initial=0))
         return max(-(-longest // self.period), 1)
 
     def name(self, row: int) -> str:
-        """What messages call a buffer: its row, and its id where there are ids."""
+        """Return the buffer's name in messages: the row, and the id if ids exist."""
         return str(row) if self.ids is None else f"{row} ({self.ids[row]})"
 
     def select(self, rows: ArrayLike) -> Buffers:
-        """The buffers of a boolean mask, or of indices in their order, with their gaps and ids.
+        """Return the buffers of a boolean mask, or of indices in the given order, with their gaps and ids.
 
         Raises:
             TraceError: a buffer with an id is chosen twice.
@@ -195,13 +197,13 @@ class Buffers:
         )
 
     def planned(self) -> Buffers:
-        """The buffers that a plan places: those that are not persistent."""
+        """Return the buffers that a plan places: all but the persistent ones."""
         return self.select(~self.persistent)
 
     def unrolled(self, k: int) -> Buffers:
-        """The same work on a circle of ``k`` iterations: n*k buffers, the period ``k`` times as long.
+        """Return the same work on a circle of ``k`` iterations: n*k buffers, the period ``k`` times as long.
 
-        Row ``j * n + i`` is instance j of buffer i, one period later than instance j-1, called ``ID@j``.
+        Row ``j * n + i`` is instance j of buffer i, one period later than instance j-1, named ``ID@j``.
 
         Raises:
             ValueError: ``k`` is less than 1, or not 1 on a line.
@@ -226,14 +228,14 @@ class Buffers:
 
 
 def buffers_of(trace: Trace, *, alignment: int = 1) -> Buffers:
-    """The buffers of a whole trace on one line, in order of allocation; time is the row of the event.
+    """Return the buffers of a whole trace on one line, in order of allocation; time is the row of the event.
 
-    A buffer that is never freed ends with the trace. Each (device, stream) is a group of its own: the order
-    of frees on one and allocs on another is the host's, not the device's.
+    A buffer that is never freed ends with the trace. Each (device, stream) is a separate group: between two
+    streams, the order of frees and allocs is known on the host only, not on the device.
 
     Args:
-        trace: a trace; it is validated.
-        alignment: bytes, a power of two; the trace's own if that is larger.
+        trace: a trace, which is validated.
+        alignment: bytes, a power of two; the trace's own alignment if that is larger.
 
     Raises:
         TraceError: the trace contradicts itself.

@@ -1,13 +1,14 @@
-"""Traces of PyTorch's profiler (Kineto), in Chrome's format, as traces of memory.
+"""Reader of traces of PyTorch's profiler (Kineto), in Chrome's format.
 
 Instants named ``[memory]`` are allocs, or with negative ``Bytes`` frees (PyTorch,
 torch/csrc/autograd/profiler_kineto.cpp); the profiler writes them with ``profile_memory=True``. The operation
-of each is the innermost operator around it on its thread, the source line that of the innermost function
-outside of libraries, where ``with_stack=True`` has recorded them. A file is not in order of time: its events
-are kept as numbers, some 110 bytes each, and sorted.
+of each event is the innermost operator around the event on its thread, the source line that of the innermost
+function outside of libraries, if ``with_stack=True`` recorded functions. A file is not in order of time: the
+events are kept as numbers, some 110 bytes each, and sorted.
 
-Memory from before the recording has no events, but each event tells the allocator's totals: the difference is
-one buffer that lives throughout, and the changes of the reserved bytes are segments at unknown addresses.
+Memory from before the recording has no events, but each event holds the allocator's totals: the difference to
+the sum of the events becomes one buffer that lives throughout, and the changes of the reserved bytes become
+segments at unknown addresses.
 """
 
 from __future__ import annotations
@@ -38,25 +39,27 @@ if TYPE_CHECKING:
     from traces.trace import Trace
 
 KNOWN = {"framework": "pytorch", "recorder": "profiler"}
-#: c10::DeviceType of host memory, and the device that a trace gives it; others have indices from 0.
+#: c10::DeviceType of host memory, and the trace's device index for the host; other devices have indices from
+#: 0.
 CPU, HOST = 0, -1
-#: What c10's allocators round addresses to, on the host and on devices.
+#: Address rounding of c10's allocators, on the host and on devices, in bytes.
 _HOST_ALIGNMENT, _DEVICE_ALIGNMENT = 64, 512
 _OPERATORS = ("cpu_op", "Operator")
 _FUNCTIONS = ("python_function", "Python")
-#: Of a step; early releases call it an operator. ``gpu_user_annotation`` tells it again, on the GPU's track.
+#: Categories of a step; early releases call a step an operator. ``gpu_user_annotation`` repeats the step on
+#: the GPU's track.
 _STEPS = ("user_annotation", *_OPERATORS)
-#: ``FILE(LINE): FUNCTION``; the line is the function's first.
+#: ``FILE(LINE): FUNCTION``; LINE is the function's first.
 _FUNCTION = re.compile(r"(.*\.py)\((\d+)\): ")
 #: The operation of the buffer that stands for memory from before the recording.
 BEFORE = "allocated before the recording"
-#: Columns of an event while a file is read; ``order`` is the profiler's index of it, -1 where unknown.
+#: Columns of an event while a file is read; ``order`` is the profiler's event index, -1 where unknown.
 _MEMORY = ("time", "thread", "device", "address", "size", "row", "kind", "order", "allocated", "reserved")
 _EVENT, _REFUSED, _STEP = range(3)
 _SECOND = 10**9  # ns
 _MOST_NAMES, _NAME_CHARS = 1 << 20, 200
 _MOST_DEVICES = 1 << 16
-_ROWS = 1 << 16  # made Python's numbers at a time
+_ROWS = 1 << 16  # rows converted to Python's numbers at a time
 
 
 def read_chrome(
@@ -67,19 +70,20 @@ def read_chrome(
 ) -> Trace:
     """Read a profiler's trace, every device, with addresses, threads, operations and source lines.
 
-    Memory of the host is device -1; its history is a window, since nothing tells what it held before. A
-    profiler's step (``ProfilerStep#N``) is a mark. Streams are not known. Source lines are file name and
-    first line of the function, without folders. Metadata: ``framework``, ``recorder``, ``alignment``,
-    ``alive_before`` (how many buffers are older), those of `traces.completeness` and, of memory that is not
-    the host's, ``device_type``, its number in PyTorch.
+    Memory of the host is device -1, whose history is a window, since the memory in use before the recording
+    is unknown. A profiler's step (``ProfilerStep#N``) is a mark. Streams are not known. Source lines are file
+    name and first line of the function, without folders. Metadata: ``framework``, ``recorder``,
+    ``alignment``, ``alive_before`` (number of buffers from before the recording), the keys of
+    `traces.completeness` and, for memory other than the host's, ``device_type``, PyTorch's number.
 
     Args:
-        path: the file, as it is or compressed by gzip.
-        skipped: where events that cannot be are counted by reason and left out; None: the first is an error.
+        path: the file, plain or compressed by gzip.
+        skipped: receives the counts of invalid events, which are left out, by reason; None: the first is an
+            error.
         progress: as of `traces.read.read`.
 
     Raises:
-        TraceError: naming the file and, as its row, the index of the event: not such a trace, one without
+        TraceError: naming the file and, as row, the index of the event: not such a trace, a trace without
             memory events, a field that is no number, memory that is allocated again without a free, a time
             that contradicts the order of its thread's events (``Ev Idx``, or times that are lost: all 0).
         OSError: the file cannot be read.
@@ -87,7 +91,7 @@ def read_chrome(
     trace = read_log(path, _fill, KNOWN, skipped, progress)
     if HOST not in trace.devices:
         return trace
-    # The host's totals begin with the profiler, so they do not tell whether memory was allocated before it.
+    # The host's totals begin with the profiler, so they do not show whether memory was allocated before.
     return dataclasses.replace(trace, metadata={**trace.metadata, f"history.{HOST}": str(History.WINDOW)})
 
 
@@ -105,9 +109,9 @@ def _fill(path: StrPath, log: Log) -> Iterator[None]:
 
 @dataclass
 class _Seen:
-    """The events of a file that matter, as numbers.
+    """The relevant events of a file, as numbers.
 
-    ``memory``: rows of `_MEMORY`, for an event of memory, a refused request or the beginning of a step.
+    ``memory``: rows of `_MEMORY`, for a memory event, a refused request or the beginning of a step.
     ``operators`` and ``functions``: rows of (start, end, thread, name). Times are in ns.
     """
 
@@ -140,7 +144,7 @@ class _Seen:
         self.operators.extend(self._span(event, self._name(name)))
         told = event.get("args")
         stack = told.get("Call stack") if type(told) is dict else None
-        if type(stack) is str:  # early releases: of each operator, the innermost function first
+        if type(stack) is str:  # early releases: one text per operator, the innermost function first
             line = next((line for name in stack.split(";") if (line := self._line(name.strip())) >= 0), -1)
             self.functions.extend(self._span(event, line))
 
@@ -188,7 +192,7 @@ class _Seen:
 
     def _span(self, event: dict[str, Any], name: int) -> tuple[int, int, int, int]:
         start, length = _time(event, "ts"), event.get("dur")
-        if not isinstance(length, (int, float)) or not length > 0:  # it has not ended: it holds nothing
+        if not isinstance(length, (int, float)) or not length > 0:  # an open span holds no event
             length = 0
         end = start + round(min(length, LARGEST // 1000) * 1000)
         return start, min(end, LARGEST), self._thread(event), name
@@ -210,7 +214,7 @@ class _Seen:
         return line
 
     def tell(self) -> Iterator[None]:
-        """Give the log the memory events in the order of their times."""
+        """Add the memory events to the log in the order of their times."""
         log, memory = self.log, np.asarray(self.memory, np.int64).reshape(-1, len(_MEMORY))
         if not (memory[:, _MEMORY.index("kind")] == _EVENT).any():
             raise TraceError(
@@ -237,7 +241,7 @@ class _Seen:
             log.base(device, allocated - live[device], reserved, before)
 
     def _tell_row(self, values: list[int]) -> None:
-        """Give the log a row of `_MEMORY`, with the change of the reserved bytes, operation and frame."""
+        """Add a row of `_MEMORY` to the log, with the change of the reserved bytes, operation and frame."""
         time, thread, device, address, size, row, kind, _, _, _, change, *named = values
         where = (0, thread, time, *named)
         try:
@@ -259,24 +263,26 @@ class _Seen:
         lost = self._lost_times(memory)
         for row in memory[lost, _MEMORY.index("row")].tolist():
             self.log.reject(TraceError("a time that contradicts the order of the events"), row)
-        # Where that is allowed the order of the file stands: an event happens when its thread's last one did.
+        # If such times are tolerated, the order of the file decides: an event gets the time of its thread's
+        # last event.
         time, thread = np.where(lost, 0, memory[:, 0]), memory[:, _MEMORY.index("thread")]
         memory[:, 0] = np.where(lost, _latest_so_far(time, thread), memory[:, 0])
         return memory[np.argsort(memory[:, 0], kind="stable")]
 
     @staticmethod
     def _lost_times(memory: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which times cannot be, bool[n].
+        """Return a mask of the times that are impossible, bool[n].
 
-        One is earlier than that of an event of its thread with a smaller index, or it is 0 as others are,
-        where all that is later begins after a gap that is longer than the recording. Indices order the
-        events of one thread only: the profiler numbers one thread after the other.
+        A time is impossible if an event of the same thread with a smaller index has a later time. A time of 0
+        is impossible if other times are 0 too and all later times begin after a gap that is longer than the
+        recording. Indices order the events of one thread only: the profiler numbers one thread after the
+        other.
         """
         time, order, thread = (memory[:, _MEMORY.index(name)] for name in ("time", "order", "thread"))
         lost = np.zeros(len(memory), np.bool_)
         indexed = np.flatnonzero(order >= 0)
         rows = indexed[np.argsort(order[indexed], kind="stable")]
-        if (np.diff(order[rows]) > 0).all():  # else the indices say nothing
+        if (np.diff(order[rows]) > 0).all():  # duplicate indices give no order
             lost[rows] = time[rows] < _latest_so_far(time[rows], thread[rows])
         zero, known = (time == 0) & (memory[:, _MEMORY.index("kind")] == _EVENT), time[time > 0]
         if zero.sum() > 1 and len(known) and known.min() > max(np.ptp(known), _SECOND):
@@ -285,11 +291,11 @@ class _Seen:
 
 
 class _Totals:
-    """Bytes that the allocator of each device says it holds, beside those of the events.
+    """Bytes held according to the allocator of each device, compared with the sum of the events.
 
     Attributes:
-        before: of each device the bytes allocated and reserved before its first event.
-        reserved_change: int64[n], by how much the reserved bytes grew at each row of memory.
+        before: for each device the bytes allocated and reserved before the first event.
+        reserved_change: int64[n], growth of the reserved bytes at each row of memory.
     """
 
     def __init__(self, memory: NDArray[np.int64]) -> None:
@@ -301,23 +307,23 @@ class _Totals:
         device, size, kind, allocated, reserved = columns
         for index in np.unique(device[kind == _EVENT]).tolist():
             rows = np.flatnonzero((device == index) & (kind == _EVENT))
-            if not allocated[rows].any():  # an allocator that does not say
+            if not allocated[rows].any():  # an allocator without totals
                 continue
-            # Threads may report in another order than they allocate, so totals differ for a moment.
+            # Threads may report in another order than they allocate, so totals are wrong for a moment.
             base = max(int(np.median(allocated[rows] - np.cumsum(size[rows]))), 0)
             first = (
                 int(reserved[rows[0]]) if base else 0
-            )  # with nothing allocated it is taken for the first event
+            )  # with nothing allocated, the segment was reserved for the first event
             self.reserved_change[rows] = np.diff(reserved[rows], prepend=first)
             self.before[index] = base, first
 
 
 def _latest_so_far(time: NDArray[np.int64], thread: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the latest time of each row and the rows of its thread before it, int64[n]."""
+    """Return the latest time among each row and the earlier rows of the same thread, int64[n]."""
     values, rank = np.unique(time, return_inverse=True)
     _, group = np.unique(thread, return_inverse=True)
     rows = np.argsort(group, kind="stable")
-    # Ranks of later threads exceed all of earlier ones, so one pass serves all threads.
+    # The ranks of each thread exceed all ranks of the threads before, so one pass serves all threads.
     ranks = np.maximum.accumulate(group[rows] * len(values) + rank[rows])
     latest = np.empty_like(time)
     latest[rows] = values[ranks % max(len(values), 1)]
@@ -325,22 +331,22 @@ def _latest_so_far(time: NDArray[np.int64], thread: NDArray[np.int64]) -> NDArra
 
 
 def _around(memory: NDArray[np.int64], spans: array[int]) -> NDArray[np.int64]:
-    """The name of the innermost span around each memory event on its thread, -1 where there is none."""
+    """Return the innermost span's name around each memory event on the same thread, -1 if there is none."""
     start, end, thread, name = np.asarray(spans, np.int64).reshape(-1, 4).T
     found = innermost(start, end, thread, memory[:, 0], memory[:, 1])
     return np.append(name, -1)[found]
 
 
 def _time(event: dict[str, Any], name: str) -> int:
-    """Microseconds in JSON, ns here."""
+    """Return a time of the JSON, in microseconds there, in ns."""
     value = event.get(name)
-    if isinstance(value, (int, float)) and 0 <= value <= LARGEST // 1000:  # which NaN is not
+    if isinstance(value, (int, float)) and 0 <= value <= LARGEST // 1000:  # false for NaN
         return round(value * 1000)
     raise TraceError(f"not a time: {name} {str(value)[:40]!r}")
 
 
 def _total(told: dict[str, Any], name: str) -> int:
-    """Bytes in all; 0 where a file does not say, or says no number."""
+    """Return a total in bytes; 0 if the field is missing or no valid number."""
     value = told.get(name)
     return value if type(value) is int and 0 <= value <= LARGEST else 0
 

@@ -1,4 +1,4 @@
-"""What the tables of this package share: read-only one-dimensional NumPy columns."""
+"""Read-only one-dimensional NumPy columns, shared by the tables of this package."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from traces.errors import TraceError
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-#: No size, time or offset may be larger: the sum of two still fits int64.
+#: Largest size, time or offset: the sum of two still fits int64.
 LARGEST = 2**62
-#: Rows of a piece: what is held in memory at a time while a trace streams.
+#: Rows of a piece, the unit held in memory while a trace streams.
 PIECE_EVENTS = 1 << 17
-#: What reads a trace whole refuses more: a file of a few kilobytes can claim any number of equal rows.
+#: Most events of a trace that is read whole: a file of a few kilobytes can claim any number of equal rows.
 MAX_EVENTS = 1 << 26
-#: Threads of a trace have dense indices, so a larger one is none.
+#: Upper bound of thread indices: indices of a trace are dense, so a larger one is invalid.
 MOST_THREADS = 1 << 20
 
 
 def column(values: Any, dtype: DTypeLike, name: str, length: int | None = None) -> NDArray[Any]:
-    """``values`` as a read-only 1-D array of ``dtype``; a scalar is repeated ``length`` times.
+    """Return ``values`` as a read-only 1-D array of ``dtype``; a scalar is repeated ``length`` times.
 
-    A writable array is viewed, not copied: whoever passes it in gives it away.
+    A writable array is viewed, not copied: the caller must not write to the array afterwards.
 
     Raises:
         TraceError: another shape or length, or values that ``dtype`` cannot hold exactly.
     """
     given = np.asarray(values)
-    if given.size == 0 and given.dtype == np.float64:  # np.asarray([]) has no better idea
+    if given.size == 0 and given.dtype == np.float64:  # np.asarray([]) defaults to float64
         given = given.astype(dtype)
     if given.ndim == 0 and length is not None:
         given = np.full(length, given)
@@ -58,22 +58,23 @@ def _cast(given: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
 
 
 def first_fault(faults: list[tuple[NDArray[np.bool_], str]]) -> tuple[int, str] | None:
-    """Row and reason of the earliest fault among masks of one length; of one row, the first listed."""
+    """Return row and reason of the earliest fault among masks of one length; in a row, the first listed."""
     found = [(int(mask.argmax()), reason) for mask, reason in faults if mask.any()]
     return min(found, key=lambda fault: fault[0]) if found else None
 
 
 def power_of_two(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of ``values`` are 1, 2, 4, ..."""
+    """Return a mask of the ``values`` that are 1, 2, 4, ..."""
     result: NDArray[np.bool_] = (values >= 1) & ((values & (values - 1)) == 0)
     return result
 
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
-    """The values in their order, each once: ``np.unique``, which for that imports all of ``numpy.ma``.
+    """Return the distinct values in ascending order, as ``np.unique`` but without the import of ``numpy.ma``.
 
-    That would stay in the memory of a program whose planner asked, and take a part of its first second. The
-    beginnings and ends of what a trace tells are a few sorted runs, which a stable sort merges.
+    That module would stay in the memory of a program whose planner called this function, and the import would
+    take a part of the program's first second. The starts and ends of a trace's buffers are a few sorted runs,
+    which a stable sort merges.
     """
     ordered = np.sort(values, axis=None, kind="stable")
     result: NDArray[Any] = ordered[_firsts(ordered)]
@@ -81,7 +82,7 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The values in their order, each once, and which of them each of ``values`` is, of the same shape."""
+    """Return the distinct values in order, and the index of each of ``values`` among them, same shape."""
     flat = values.ravel()
     order = np.argsort(flat, kind="stable")
     ordered = flat[order]
@@ -92,5 +93,5 @@ def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
 
 
 def _firsts(ordered: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which are not the same as the one before, of values in order."""
+    """Return a mask of the sorted values that differ from the value before them."""
     return np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]

@@ -1,8 +1,8 @@
-"""The part of a program's memory history that a recording covers, and the memory from before it.
+"""The part of a program's memory history that a recording covers, and the memory from before the recording.
 
-Readers write into a trace's metadata, of each device: ``history.DEVICE``, and ``live_before.DEVICE`` and
-``reserved_before.DEVICE`` in bytes. Whoever draws conclusions from a trace asks `completeness` first: a load
-that was not recorded may have been larger than any that was.
+Readers write into a trace's metadata, for each device: ``history.DEVICE``, and ``live_before.DEVICE`` and
+``reserved_before.DEVICE`` in bytes. Code that draws conclusions from a trace calls `completeness` first: an
+unrecorded load may have been larger than any recorded one.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from traces.trace import Trace
 
 _DEVICE_FREE = "refused.device_free"
-#: Refused requests of which the free memory is kept: metadata is a line of text.
+#: Limit on refused requests whose free memory is kept, since the metadata is one line of text.
 _MOST_DEVICE_FREE = 1000
 
 
 class History(enum.StrEnum):
     """The part of a device's history that a recording holds."""
 
-    WHOLE = "whole"  #: nothing was there before the first event
+    WHOLE = "whole"  #: no memory was in use before the first event
     WINDOW = "window"  #: memory was in use, or reserved, before the first event
     ABSENT = "absent"  #: no events, only the state at the end
 
 
 @dataclass(frozen=True)
 class Completeness:
-    """What a trace knows of one device beside its events.
+    """The coverage of one device's history by a trace.
 
     Attributes:
-        device: its index.
+        device: the device's index.
         history: the part of the history that was recorded.
         live_before_bytes: requested bytes alive before the first event, as far as they are known.
         reserved_before_bytes: bytes of segments held before the first event, as far as they are known.
@@ -53,14 +53,14 @@ class Completeness:
 
     @property
     def is_whole(self) -> bool:
-        """Nothing that happened on the device is missing."""
+        """True if no event of the device is missing."""
         return self.history is History.WHOLE
 
 
 def completeness(trace: Trace, device: int) -> Completeness:
-    """Tell how much of a device's history a trace holds.
+    """Return the coverage of a device's history by a trace.
 
-    Traces whose readers say nothing of any device are whole, unless buffers were alive before them.
+    Traces whose readers store no history of any device are whole, unless buffers were alive before the trace.
     """
     said = trace.metadata
     silent = not any(name.startswith("history.") for name in said)
@@ -79,7 +79,8 @@ def known_before(devices: Mapping[int, tuple[bool, int, int]]) -> dict[str, str]
     """Return the metadata that `completeness` reads.
 
     Args:
-        devices: of each whether it has events, and the bytes live and reserved before the first of them.
+        devices: for each device whether events exist, and the bytes live and reserved before the first
+            event.
     """
     said = {}
     for device, (has_events, live, reserved) in devices.items():
@@ -107,6 +108,6 @@ def device_free(trace: Trace) -> NDArray[np.int64]:
 
 
 def _number(text: str | None, unknown: int = 0) -> int:
-    """A whole number of at most 18 digits in metadata, which may hold anything."""
+    """Return a whole number of at most 18 digits from metadata, which may hold anything, else ``unknown``."""
     plain = text is not None and text.isascii() and text.isdigit() and len(text) < 19
     return int(text or "") if plain else unknown

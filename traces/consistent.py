@@ -1,4 +1,4 @@
-"""The events of a trace without those that contradict others."""
+"""Removal of the events of a trace that contradict other events."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def consistent(trace: Trace, skipped: Counter[str]) -> Trace:
-    """The events that can have happened: a buffer's from its first alloc to the first free after it.
+    """Return the possible events: for each buffer, those from its first alloc to the first free after that.
 
     Args:
         trace: a trace that need not be valid.
-        skipped: the others are counted here by reason.
+        skipped: receives the counts of the removed events, by reason.
     """
     keep = np.ones(len(trace), np.bool_)
     for mask, reason in trace.faults():
@@ -39,15 +39,15 @@ def _drop(keep: NDArray[np.bool_], mask: NDArray[np.bool_], reason: str, skipped
 
 
 def _contradictions(trace: Trace, rows: NDArray[np.int64]) -> list[tuple[NDArray[np.bool_], str]]:
-    """Masks over all events, of those among ``rows`` that come at a wrong time in their buffer's life."""
-    order = rows[np.argsort(trace.buffer[rows], kind="stable")]  # by buffer, then in time
+    """Return masks over all events of those among ``rows`` that violate the order of their buffer's life."""
+    order = rows[np.argsort(trace.buffer[rows], kind="stable")]  # sorted by buffer, then by time
     opens = np.ones(len(order), np.bool_)
     opens[1:] = trace.buffer[order[1:]] != trace.buffer[order[:-1]]
     mine, at = np.cumsum(opens) - 1, np.arange(len(order))
     kind = trace.kind[order]
 
     def first(which: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The first of each buffer's events that are marked."""
+        """Return the first of each buffer's events that ``which`` marks."""
         found = np.full(int(opens.sum()), len(order), np.int64)
         np.minimum.at(found, mine[which], at[which])
         result: NDArray[np.int64] = found[mine]

@@ -1,9 +1,9 @@
-"""What CuPy's ``DebugPrintHook`` prints, as traces.
+"""Reader of the output of CuPy's ``DebugPrintHook``.
 
-A line an event, an object of JSON: ``malloc`` and ``free`` of the pool are buffers, ``alloc`` is memory that
-the pool takes from the device (CuPy, cupy/cuda/memory_hooks/debug_print.py). The hook prints to where the
-program prints: lines that hold no such object are passed over, and what stands before one on its line is.
-Neither times, threads nor streams are printed, and the pool does not tell when it gives memory back.
+Each event is a JSON object on a line: ``malloc`` and ``free`` of the pool are buffers, ``alloc`` is memory
+that the pool takes from the device (CuPy, cupy/cuda/memory_hooks/debug_print.py). The hook prints to the
+program's output: lines without such an object are passed over, as is the text before an object on a line.
+Times, threads and streams are not printed, and the pool does not report returned memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from traces.trace import Trace
 
-#: How an event begins.
+#: The beginning of an event.
 EVENT = re.compile(rb'\{"hook": ?"')
-#: CuPy's pool rounds sizes up to this (cupy/cuda/memory.pyx, ALLOCATION_UNIT_SIZE).
+#: Size rounding of CuPy's pool (cupy/cuda/memory.pyx, ALLOCATION_UNIT_SIZE).
 KNOWN = {"framework": "cupy", "alignment": "512"}
-#: Devices of a trace are int32; no machine has so many.
+#: Upper bound of device indices, which are int32 in a trace; no machine has so many devices.
 _MOST_DEVICES = 1 << 16
 _NOWHERE = (0, 0, 0)  # stream, thread, time
 
@@ -39,20 +39,21 @@ def read_cupy_hook(
     skipped: Counter[str] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Trace:
-    """Read what a ``DebugPrintHook`` printed, every device; what the pool took from a device is reserved.
+    """Read the output of a ``DebugPrintHook``, every device; memory taken from a device is reserved.
 
-    Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the first line) and
-    those of `traces.completeness`. A request that got no memory is refused; that the pool got none from the
-    device is passed over, since it may free what it caches and try again.
+    Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the first line) and the
+    keys of `traces.completeness`. A request that got no memory is refused; the pool's own failed request to
+    the device is passed over, since the pool may free cached memory and try again.
 
     Args:
-        path: the lines, as they are or compressed by gzip.
-        skipped: where lines that cannot be are counted by reason and left out; None: the first is an error.
+        path: the lines, plain or compressed by gzip.
+        skipped: receives the counts of invalid lines, which are left out, by reason; None: the first is an
+            error.
         progress: as of `traces.read.read`.
 
     Raises:
-        TraceError: naming the file and, as its row, the line: an object that is none of CuPy's, memory
-            allocated again without a free, as when a thread frees that has no hook.
+        TraceError: naming the file and, as row, the line: an object that is not CuPy's, memory allocated
+            again without a free, as when a thread without a hook frees memory.
         OSError: the file cannot be read.
     """
     return read_log(path, _fill, KNOWN, skipped, progress)
@@ -79,7 +80,7 @@ def _fill(path: StrPath, log: Log) -> Iterator[None]:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """What a line says that begins as an object does."""
+    """Parse the JSON object of a line."""
     try:
         found: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError):
@@ -95,7 +96,7 @@ def _add(log: Log, event: dict[str, Any]) -> None:
         raise TraceError(f"no device: {device}")
     if hook not in ("alloc", "malloc", "free"):
         raise TraceError(f"none of CuPy's hooks: {str(hook)[:40]!r}")
-    if address == 0:  # nothing was asked for, or nothing was got
+    if address == 0:  # an empty request, or no memory was obtained
         if hook == "malloc" and size > 0:
             log.refused(device, size, *_NOWHERE)
     elif hook == "alloc":

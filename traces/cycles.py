@@ -1,4 +1,4 @@
-"""The iterations of one sequence of allocations, from its sizes alone."""
+"""Detection of the iterations of one sequence of allocations, from sizes alone."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: A position whose buffers live longer than this many iterations is left to the fallback.
+#: Longest planned lifetime in iterations: a position whose buffers live longer is left to the fallback.
 MOST_ITERATIONS_ALIVE = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Cycle:
-    """What one sequence does over and over.
+    """The repeating part of one sequence.
 
     Attributes:
-        rows: int64[m], the sequence's allocations as rows of the trace's, up to the end of the last
-            iteration, which may be partial.
-        first: index into them at which an iteration begins.
-        period: allocations in one.
+        rows: int64[m], the sequence's allocations as rows of the trace's allocations, up to the end of the
+            last iteration, which may be partial.
+        first: index into ``rows`` at which an iteration begins.
+        period: allocations per iteration.
     """
 
     rows: NDArray[np.int64]
@@ -35,18 +35,18 @@ class Cycle:
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """Rows at which iterations begin, a partial last one included."""
+        """Rows at which iterations begin, including a partial last iteration."""
         return self.rows[self.first :: self.period]
 
     @property
     def whole(self) -> NDArray[np.int64]:
-        """int64[iteration, position], the rows of whole iterations."""
+        """Rows of the whole iterations, int64[iteration, position]."""
         count = (len(self.rows) - self.first) // self.period
         return self.rows[self.first : self.first + count * self.period].reshape(count, self.period)
 
 
 class Evidence(NamedTuple):
-    """What a stretch must show before it counts as iterations: so many values, and so many periods."""
+    """The least number of values, and of periods, that a run must have to count as iterations."""
 
     values: int
     repeats: int
@@ -63,14 +63,14 @@ def find_cycle(
     anywhere: bool,
     evidence: Evidence = EVIDENCE,
 ) -> Cycle | None:
-    """The iterations that a sequence ends with, or None if it does not repeat.
+    """Return the iterations at the end of a sequence, or None if the sequence does not repeat.
 
     Args:
-        rows: of the sequence's allocations among all, in order.
+        rows: the sequence's allocations among all allocations, in order.
         size: int64[n], bytes, of all allocations.
-        freed_before: int64[n], how many allocations came before each one's free; -1 if it was not freed.
-        anywhere: the trace is finished: take the longest stretch of iterations in it.
-        evidence: what the stretch must show.
+        freed_before: int64[n], number of allocations before each allocation's free; -1 if not freed.
+        anywhere: the trace is finished: take the longest run of iterations in the sequence.
+        evidence: the least evidence that the run must show.
     """
     values = size[rows]
     cuts = _cuts(len(rows)) if anywhere else [len(rows)]
@@ -86,13 +86,13 @@ def find_cycle(
 
 
 def _cuts(n: int) -> list[int]:
-    """Where iterations may end that a program's last lines follow: near the end densely, then everywhere."""
+    """Return candidate ends of the iterations in a finished program: dense near the end, then everywhere."""
     near = (n - (1 << power) for power in range(max(n, 1).bit_length()))
     return sorted({n, *near, *(n * sixteenths // 16 for sixteenths in range(16))} - {0}, reverse=True)
 
 
 def _stretch(values: NDArray[np.int64], cut: int, evidence: Evidence) -> Period | None:
-    """The iterations that lead to the cut and go on behind it; None if there are too few."""
+    """Return the iterations that lead to the cut and continue behind the cut; None if there are too few."""
     period = tail_period(values[:cut], min_repeats=2)
     if period is None or period.length < max(evidence.values, evidence.repeats * period.period):
         return None
@@ -102,26 +102,26 @@ def _stretch(values: NDArray[np.int64], cut: int, evidence: Evidence) -> Period 
 
 
 def _lifetimes(rows: NDArray[np.int64], freed_before: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of each row, in allocations of the sequence; 0: not freed."""
+    """Return the lifetime of each row in allocations of the sequence; 0: not freed."""
     gone = freed_before[rows]
     return np.where(gone < 0, 0, np.maximum(np.searchsorted(rows, gone) - np.arange(len(rows)), 1))
 
 
 def _with_lifetimes(life: NDArray[np.int64], stretch: Period) -> int:
-    """The period of the stretch, or a multiple of it where buffers outlive many periods.
+    """Return the period of the run, or a multiple of the period if buffers outlive many periods.
 
-    Where few sizes are used over and over, as by a program whose arrays all have one, they say less than what
-    lives how long.
+    If a program uses few sizes over and over, such as one size for all arrays, lifetimes identify iterations
+    better than sizes do.
     """
     period = stretch.period
     passing = life[life <= stretch.length // (2 * LEAST_REPEATS)]
     longest = int(passing.max(initial=0))
     if longest <= MOST_ITERATIONS_ALIVE * period:
         return period
-    seen = life[: len(life) - longest]  # later ones may not be over yet
+    seen = life[: len(life) - longest]  # later lifetimes may not be over yet
     repeated = tail_period(seen, min_repeats=2)
     if repeated is None or repeated.length < LEAST_REPEATS * repeated.period:
-        return period  # to plan for the longest life of each place would waste memory
+        return period  # planning for the longest lifetime of each position would waste memory
     longer = int(np.lcm(period, repeated.period))
     enough = longest <= MOST_ITERATIONS_ALIVE * longer and stretch.length >= LEAST_REPEATS * longer
     return longer if enough else period

@@ -1,8 +1,7 @@
-"""Find the iteration in a sequence of events, without marks.
+"""Detection of the iteration in a sequence of events, without marks.
 
-A sequence is a column of int64, one value an allocation: anything that is the same in every iteration, such
-as a hash of size, stream and device, and never an address. Being fooled by a sequence costs hits, never
-results.
+A sequence is a column of int64, one value per allocation: anything that is the same in every iteration, such
+as a hash of size, stream and device, and never an address. A misleading sequence costs hits, never results.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Period:
-    """A tail of a sequence in which every value equals the one ``period`` places before.
+    """A tail of a sequence in which every value equals the value ``period`` places before.
 
     Attributes:
         period: values in one iteration.
@@ -34,12 +33,12 @@ class Period:
 
 
 def tail_period(values: ArrayLike, *, min_repeats: int = 2) -> Period | None:
-    """The period that explains most of the end of a sequence, or None.
+    """Return the period that explains most of the end of a sequence, or None.
 
-    Among all tails that repeat some period at least ``min_repeats`` times, the longest; of its periods the
-    smallest. A warm-up before the tail and a partial last iteration do not matter, and a nested period (A A
-    A in A A A B A A A B) gives way once the longer one explains more. Exact, in linear time and memory:
-    borders of the reversed sequence by the prefix function of Knuth, Morris and Pratt (1977).
+    Among all tails that repeat some period at least ``min_repeats`` times, this is the longest; among its
+    periods the smallest. A warm-up before the tail and a partial last iteration do not matter, and a nested
+    period (A A A in A A A B A A A B) gives way once the longer period explains more. Exact, in linear time
+    and memory: borders of the reversed sequence by the prefix function of Knuth, Morris and Pratt (1977).
 
     Args:
         values: int64[n].
@@ -60,18 +59,18 @@ def tail_period(values: ArrayLike, *, min_repeats: int = 2) -> Period | None:
 
 
 class Detector:
-    """Finds the period of a sequence that is still growing; amortised linear time, bounded memory.
+    """Detector of the period of a growing sequence; amortised linear time, bounded memory.
 
-    It looks at the last ``capacity`` values only, so the longest period that it finds is
-    ``capacity / min_repeats``. It looks again whenever a quarter more values have come; once ``capacity``
-    of them are there, each look in vain doubles the wait, up to 16 times ``capacity``. What it finds does
-    not depend on the pieces in which the values come.
+    The detector searches the last ``capacity`` values only, so the longest period that can be found is
+    ``capacity / min_repeats``. A search runs whenever a quarter more values have been appended; once
+    ``capacity`` values are held, each search without a result doubles the wait, up to 16 times ``capacity``.
+    The result does not depend on the pieces in which the values are appended.
 
     Attributes:
-        found: the latest period found, its ``start`` counted from the first value ever, or None. A later look
-            replaces it, unless what that sees at the end is shorter than one iteration of this one: an inner
-            loop does not hide the iteration around it.
-        count: values seen since the beginning or the last `reset`.
+        found: the latest period found, its ``start`` counted from the first value ever, or None. A later
+            search replaces this period, unless the new tail is shorter than one iteration of the present
+            period: an inner loop does not hide the iteration around the loop.
+        count: values appended since the beginning or the last `reset`.
     """
 
     found: Period | None
@@ -94,14 +93,15 @@ class Detector:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all values and the period found."""
         self.found, self.count = None, 0
-        # The last values, up to _end; twice the capacity, so that they move once in `capacity` values.
+        # The last values, up to _end; twice the capacity, so that values move only once per `capacity`
+        # appended values.
         self._values, self._end = np.empty(2 * self._min_length, np.int64), 0
         self._next_look, self._vain = self._min_length, 0
 
     def extend(self, values: ArrayLike) -> Period | None:
-        """Append values, look if it is time, and return `found`.
+        """Append values, search if a search is due, and return `found`.
 
         Args:
             values: int64[n].

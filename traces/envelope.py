@@ -1,7 +1,7 @@
-"""Iterations that do the same with buffers of other sizes, as those of batches of many lengths: one for all.
+"""Envelopes: one pattern for iterations that differ in buffer sizes only, such as batches of many lengths.
 
-The envelope has each buffer as large as it ever is. A plan of it has a place for every iteration whose
-buffers are no larger, those that never came among them.
+The envelope gives each buffer the largest size among the iterations. A plan of the envelope therefore fits
+every iteration with buffers no larger than that, including iterations that never occurred before.
 """
 
 from __future__ import annotations
@@ -17,28 +17,32 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: What so few kinds of iterations are mostly of has a plan for each of them; so large a share is mostly.
+#: If at most `FEW_KINDS` variants make up the share `MOSTLY` of all iterations, each variant gets a plan of
+#: its own.
 FEW_KINDS, MOSTLY = 4, 3 / 4
-#: Where more of them than this share, and than three, are larger than all before, iterations grow. Of five in
-#: random order one in eleven does, of more ever fewer.
+#: If more than this share of the iterations, and more than three, are larger than all iterations before them,
+#: the iterations grow. Of five iterations in random order this happens in one case of eleven, of more
+#: iterations less often.
 MOST_RECORDS = 0.6
-#: The peak load of the envelope may be so many times the largest that came, of so many of the latest: else
-#: they have little in common.
+#: The peak load of the envelope may be at most `MOST_LARGER` times the largest peak load among the latest
+#: `LOADS_LOOKED_AT` iterations: beyond that the iterations have little in common.
 MOST_LARGER, LOADS_LOOKED_AT = 1.1, 64
-#: A buffer whose size varies is expected to be no smaller than one part in so many of the smallest that came.
+#: A buffer of varying size is expected to have at least this fraction (1 / `SMALLER`) of its smallest
+#: observed size.
 SMALLER = 8
-#: Each has columns as long as the trace; of more, those that came last are taken.
+#: Limit on envelopes, since each has columns as long as the trace; the most recent are kept.
 MOST_ENVELOPES = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Envelope:
-    """Of some windows of a trace.
+    """The envelope of some windows of a trace.
 
     Attributes:
         alike: the windows, which allocate in the same order; latest last.
-        size: int64[m], of all rows of the trace, bytes: in these windows as large as in any of them.
-        least: int64[m], bytes: what is expected there at least; the same where the size never varies.
+        size: int64[m], bytes, for all rows of the trace: in these windows the largest size among them.
+        least: int64[m], bytes: the least size expected in each row; equal to the size if the size never
+            varies.
     """
 
     alike: tuple[int, ...]
@@ -54,15 +58,16 @@ def envelopes(
     main: int,
     known: Collection[int] = (),
 ) -> list[Envelope]:
-    """Those of iterations of more kinds than are worth a plan each.
+    """Return envelopes of iterations that have more variants than are worth a plan each.
 
     Args:
         sequence: of each row, as the next three of `traces.windows.Windows`.
         size: of each row, in bytes.
         freed_before: of each row.
         bounds: of each window.
-        main: the sequence that iterations are told by.
-        known: how many allocations the iterations of known envelopes have: these are of one, however few.
+        main: the sequence that identifies iterations.
+        known: allocation counts of the iterations of known envelopes: two iterations with such a count
+            suffice for an envelope.
     """
     of_count: dict[int, list[int]] = {}
     for window, (first, end) in enumerate(bounds.tolist()):
@@ -92,7 +97,7 @@ def _are_many_kinds(
 
 
 def _grows(size: NDArray[np.int64], bounds: NDArray[np.int64]) -> bool:
-    """Whether most of these windows are larger than all before: then so is the next, and outgrows it."""
+    """Return true if most of these windows are larger than all before, so that the next would not fit."""
     whole = [int(size[first:end].sum()) for first, end in bounds.tolist()]
     largest = np.maximum.accumulate(whole)
     return 1 + int((np.diff(largest) > 0).sum()) > max(len(whole) * MOST_RECORDS, 3)
@@ -115,7 +120,7 @@ def _envelope(
 
 
 def expected_least(smallest: NDArray[np.int64], largest: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of buffers that came in these sizes; those whose size never varies are told by it."""
+    """Return the least size expected of buffers with these observed sizes; a constant size stays as is."""
     least: NDArray[np.int64] = np.where(smallest < largest, np.maximum(smallest // SMALLER, 1), largest)
     return least
 
@@ -123,7 +128,7 @@ def expected_least(smallest: NDArray[np.int64], largest: NDArray[np.int64]) -> N
 def _is_tight(
     envelope: Envelope, size: NDArray[np.int64], freed_before: NDArray[np.int64], bounds: NDArray[np.int64]
 ) -> bool:
-    """Whether its load is hardly larger than that of the largest that came."""
+    """Return true if the envelope's load is hardly larger than the load of the largest observed iteration."""
     peaks = [
         (_peak(envelope.size, freed_before, rows), _peak(size, freed_before, rows))
         for window in envelope.alike[-LOADS_LOOKED_AT:]
@@ -134,7 +139,7 @@ def _is_tight(
 
 
 def _peak(size: NDArray[np.int64], freed_before: NDArray[np.int64], rows: slice) -> int:
-    """Most bytes of a window's own buffers that are alive at one time in it."""
+    """Return the most bytes of a window's own buffers that are alive at one time within the window."""
     freed, own = freed_before[rows], size[rows]
     gone = np.flatnonzero((freed >= 0) & (freed < rows.stop))
     change = own.copy()

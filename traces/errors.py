@@ -1,4 +1,4 @@
-"""The one error of this package."""
+"""The one error class of this package."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 
 
 class TraceError(ValueError):
-    """A trace, a buffer table or a file that cannot be what it says it is.
+    """Error for a trace, a buffer table or a file with invalid content.
 
     The message is one line: ``FILE, row N: reason``.
 
     Attributes:
-        reason: what is wrong, without the place.
+        reason: the fault, without the place.
         file: the file as the caller named it, or None.
-        row: where: the line of a text file (the header is line 1), otherwise the index of an event or buffer
-            (the first is 0); None where no single row is to blame.
+        row: the place: the line of a text file (the header is line 1), otherwise the index of an event or
+            buffer (the first is 0); None if no single row is to blame.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class TraceError(ValueError):
         return _rebuild, (self.reason, self.file, self.row)
 
     def within(self, file: str | os.PathLike[str]) -> TraceError:
-        """The same error, naming ``file`` unless it names one already."""
+        """Return the same error, naming ``file`` unless the error names a file already."""
         return self if self.file is not None else TraceError(self.reason, file=file, row=self.row)
 
 

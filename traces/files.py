@@ -1,4 +1,4 @@
-"""Files, whole or not at all, and what a file is by its content."""
+"""Atomic writing of files, and recognition of file formats by content."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from _typeshed import StrPath
 
 FileKind = Literal["trace", "plan", "csv", "snapshot", "rmm", "cupy", "chrome"]
-#: Metadata keys of every Parquet file of ours: what it is, and the version of its columns.
+#: Metadata keys of this package's Parquet files: the kind of file, and the version of its columns.
 KIND_KEY, VERSION_KEY = "mempool.kind", "mempool.version"
-#: `sniff` looks no further: what a program prints before its first line of CuPy's hook may be as long.
+#: Most bytes that `sniff` examines: the output of a program before its first line of CuPy's hook may be as
+#: long.
 _HEAD_BYTES = 1 << 16
 #: A line of RMM's own log, ``RMM_DEBUG_LOG_FILE``: thread, time, level (rmm/logger.hpp).
 _RMM_DEBUG = re.compile(rb"\[ *\d+\]\[\d\d:\d\d:\d\d:\d+\]\[\w+ *\] ")
@@ -33,14 +34,14 @@ _JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*\{)')
 
 @contextmanager
 def atomic(path: StrPath) -> Iterator[Path]:
-    """Yield a path beside ``path`` to write to; renamed to it at the end, removed on any exception.
+    """Yield a path beside ``path`` to write to; renamed to ``path`` at the end, removed on any exception.
 
-    A link is followed. What is neither a file nor absent (a pipe, ``/dev/null``) is written to directly.
-    A child that was forked meanwhile does nothing at the end, whatever its end: the file is its parent's.
+    A link is followed. A path that is neither a file nor absent (a pipe, ``/dev/null``) is written to
+    directly. A child forked in the meantime neither renames nor removes: the file belongs to the parent.
 
     Raises:
         OSError: with the name ``path``: the folder is missing or not writable, or ``path`` is a folder, or
-            links go round in a circle, or it cannot be written to the end.
+            links form a circle, or the file cannot be written to the end.
     """
     target = Path(os.path.realpath(path))
     if target.is_symlink():
@@ -69,7 +70,7 @@ def atomic(path: StrPath) -> Iterator[Path]:
 
 @contextmanager
 def _named(path: StrPath, written: Path) -> Iterator[None]:
-    """Errors of writing say ``path``, not the name beside it nor, as Arrow's do, none at all."""
+    """Name ``path`` in errors of writing, which name the temporary file or, as Arrow's do, no file."""
     try:
         yield
     except OSError as error:
@@ -80,7 +81,7 @@ def _named(path: StrPath, written: Path) -> Iterator[None]:
 
 
 def read_schema(path: StrPath) -> Any:
-    """The Arrow schema of a Parquet file, from its footer.
+    """Return the Arrow schema of a Parquet file, from the footer.
 
     Raises:
         TraceError: not a Parquet file, or a damaged one.
@@ -97,7 +98,7 @@ def read_schema(path: StrPath) -> Any:
 
 
 def string_metadata(schema: Any, path: StrPath | None) -> dict[str, str]:
-    """The key-value metadata of a schema as text, without Arrow's own.
+    """Return the key-value metadata of a schema as text, without Arrow's own.
 
     Raises:
         TraceError: bytes that are not UTF-8.
@@ -109,10 +110,10 @@ def string_metadata(schema: Any, path: StrPath | None) -> dict[str, str]:
 
 
 def expect(metadata: Mapping[str, str], kind: str, version: str, path: StrPath | None) -> None:
-    """Check that the metadata of a Parquet file is that of a ``kind`` of ours, in the ``version`` read here.
+    """Check that the metadata of a Parquet file names this ``kind`` of file in the supported ``version``.
 
     Raises:
-        TraceError: it is not.
+        TraceError: another kind or version.
     """
     if metadata.get(KIND_KEY) != kind:
         raise TraceError(f"not a {kind}, but {metadata.get(KIND_KEY, 'something else')[:40]!r}", file=path)
@@ -122,13 +123,13 @@ def expect(metadata: Mapping[str, str], kind: str, version: str, path: StrPath |
 
 
 def sniff(path: StrPath) -> FileKind:
-    """What a file is, by its content.
+    """Return the format of a file, by content.
 
     ``"snapshot"`` is PyTorch's, ``"rmm"`` a log of RMM, ``"cupy"`` lines of CuPy's hook and ``"chrome"`` a
-    trace of PyTorch's profiler, each as it is or compressed by gzip.
+    trace of PyTorch's profiler, each plain or compressed by gzip.
 
     Raises:
-        TraceError: none of them, or a pipe or a device, which is not opened.
+        TraceError: an unknown format, or a pipe or a device, which is not opened.
         OSError: the file cannot be opened.
     """
     mode = Path(path).stat().st_mode
@@ -154,7 +155,7 @@ def sniff(path: StrPath) -> FileKind:
 
 
 def _is_pickle(head: bytes) -> bool:
-    """Tell a pickle by its first opcode and protocol."""
+    """Recognise a pickle by the first opcode and protocol."""
     return head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")
 
 
@@ -187,5 +188,5 @@ def _sniff_text(path: StrPath) -> FileKind:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error, as one line of at most 200 characters."""
+    """Return the message of an error, as one line of at most 200 characters."""
     return " ".join(str(error).split())[:200]

@@ -1,7 +1,7 @@
-"""How far the buffers of an iteration reach into the next one, by what kind of iteration that is.
+"""Transitions between variants: how far the buffers of an iteration reach into the next one, by variant.
 
-Where a program marks iterations of several kinds, as batches of several lengths are, each follows any other,
-and what is still alive at a mark is freed in another place of each.
+If a program marks iterations of several variants, such as batches of several lengths, any variant may follow
+any other, and each variant frees the buffers still alive at a mark at a different place.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 def sequence_key(
     size: NDArray[np.int64], sequence: NDArray[np.int32], least: NDArray[np.int64] | None = None
 ) -> bytes:
-    """The same for iterations that allocate the same sizes in the same order, in any process.
+    """Return a key shared by iterations with the same sizes in the same order, equal in every process.
 
     Args:
         size: of each allocation, in bytes.
         sequence: of each allocation.
-        least: of an envelope, the least size of each.
+        least: for an envelope, the least size of each allocation.
     """
     told = np.stack([size, sequence.astype(np.int64), *([] if least is None else [least])])
     return hashlib.blake2b(told.tobytes(), digest_size=16).digest()
 
 
 def reaches(found: Iterable[Windows]) -> list[dict[bytes, NDArray[np.int64]]]:
-    """For each kind of iteration, the `traces.pattern.Pattern.reach` of its patterns.
+    """Return for each variant the `traces.pattern.Pattern.reach` of the variant's pattern.
 
-    Empty for a kind of which some sequence varies, or keeps its own order only: nobody knows then what comes
-    before what in the next one.
+    The reach is empty for a variant with a sequence that varies, or that only keeps its own order: the order
+    of events in the next iteration is then unknown.
 
     Args:
-        found: the kinds of one trace, as `traces.windows.find_windows` gives them.
+        found: the variants of one trace, as `traces.windows.find_windows` returns them.
     """
     kinds = list(found)
     key_of: dict[int, bytes] = {}  # by window
@@ -53,14 +53,14 @@ def reaches(found: Iterable[Windows]) -> list[dict[bytes, NDArray[np.int64]]]:
 
 
 def _is_whole(kind: Windows) -> bool:
-    """Whether all sequences keep one common order in every iteration of this kind."""
+    """Return true if all sequences keep one common order in every iteration of this variant."""
     windows = [slice(*kind.bounds[window]) for window in kind.alike]
     first = kind.sequence[windows[0]].tobytes(), kind.size[windows[0]].tobytes()
     return all((kind.sequence[w].tobytes(), kind.size[w].tobytes()) == first for w in windows[1:])
 
 
 def _reach(kind: Windows, key_of: dict[int, bytes]) -> dict[bytes, NDArray[np.int64]]:
-    """How many allocations of the next came before each free, at most; 0 also where none was seen."""
+    """Return the most allocations of the next iteration before each free; 0 also if none was observed."""
     reach: dict[bytes, NDArray[np.int64]] = {}
     for window in kind.alike:
         first, end = kind.bounds[window].tolist()

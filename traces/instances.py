@@ -1,7 +1,7 @@
-"""Random packing problems by name: five kinds of small ones that are hard to prove, and large flat ones.
+"""Random packing problems by name: five classes of small ones that are hard to prove, and large flat ones.
 
-Those of `GENERATORS` are functions of (n, seed) that make exactly ``n`` buffers, the same for the same seed.
-How many are alive together, and how sizes are distributed, is drawn anew for each seed.
+The functions of `GENERATORS` take (n, seed) and make exactly ``n`` buffers, the same for the same seed. The
+number of buffers alive together and the distribution of sizes are drawn anew for each seed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 #: The largest buffer of the small problems, and the rectangle that `tight` cuts.
 _LARGEST, _RECTANGLE = 2**20, 2**20
-#: A pinwheel is five rectangles around one another, which no cut from side to side takes apart.
+#: Number of rectangles in a pinwheel: five around one another, which no cut from side to side separates.
 _PINWHEEL = 5
 
 
 def loose(n: int, seed: int) -> Buffers:
-    """Random lifetimes and sizes, few alive together.
+    """Make random lifetimes and sizes, few buffers alive together.
 
-    Mostly the peak load can be reached, and a quick order reaches it. The others look alike, and there the
-    load must be proven to be out of reach.
+    In most problems the peak load can be reached, and a quick order reaches the load. The other problems look
+    alike, and there a proof is needed that the load is out of reach.
     """
     random = np.random.default_rng(seed)
     start, end = _lifetimes(n, random.uniform(2, 5), random)
@@ -36,20 +36,20 @@ def loose(n: int, seed: int) -> Buffers:
 
 
 def tight(n: int, seed: int) -> Buffers:
-    """A rectangle of time and addresses, cut into ``n`` buffers at random, pinwheels among the cuts.
+    """Cut a rectangle of time and addresses into ``n`` buffers at random, with pinwheels among the cuts.
 
     The peak load is the load at all times, so no byte may be wasted at any time: a puzzle with few solutions,
-    on which quick orders fail. The load can be reached, so it needs no proof.
+    on which quick orders fail. The load can be reached, so no proof is needed.
     """
     start, end, low, high = _cut(n, np.random.default_rng(seed))
     return Buffers.of(start, end, high - low)
 
 
 def aligned(n: int, seed: int) -> Buffers:
-    """Alignments that differ from buffer to buffer, and sizes that mostly are no multiples of them.
+    """Make buffers with differing alignments, and sizes that mostly are no multiples of the alignments.
 
-    Some padding cannot be avoided, so the load is out of reach more often than not, and by how much depends
-    on which buffers lie on which.
+    Some padding cannot be avoided, so the load is out of reach more often than not, and the distance depends
+    on the stacking order of the buffers.
     """
     random = np.random.default_rng(seed)
     start, end = _lifetimes(n, random.uniform(2, 8), random)
@@ -59,10 +59,10 @@ def aligned(n: int, seed: int) -> Buffers:
 
 
 def circular(n: int, seed: int) -> Buffers:
-    """Arcs on a circle, some of them longer than the circle for one seed in four.
+    """Make arcs on a circle, some of them longer than the circle for one seed in four.
 
-    Circular arcs may need more than the load even where all sizes are equal (three arcs of which any two meet
-    need three places at a load of two), and there is no place to cut the circle that nothing crosses.
+    Circular arcs may need more than the load even if all sizes are equal (three arcs of which any two meet
+    need three places at a load of two), and every place to cut the circle is crossed by arcs.
     """
     random = np.random.default_rng(seed)
     period = max(4 * n, 1)
@@ -74,11 +74,11 @@ def circular(n: int, seed: int) -> Buffers:
 
 
 def pinned(n: int, seed: int) -> Buffers:
-    """Some buffers have fixed offsets, those of a plan that holds; there is room for the others.
+    """Make buffers of which some have fixed offsets, taken from a valid plan; the others fit around them.
 
-    For even seeds the plan is a cut as of `tight`: what is pinned fits without waste. For odd ones it is
-    first fit in a random order: what is pinned leaves holes, so that the arena often must be larger than the
-    load, and than the end of the topmost pinned buffer.
+    For even seeds the plan is a cut as of `tight`: the pinned buffers fit without waste. For odd seeds the
+    plan is first fit in a random order: the pinned buffers leave holes, so that the arena often must be
+    larger than the load, and than the end of the topmost pinned buffer.
     """
     random = np.random.default_rng(seed)
     if seed % 2 == 0:
@@ -93,15 +93,15 @@ def pinned(n: int, seed: int) -> Buffers:
 
 
 def flat(n: int, seed: int, *, mean_live: float = 300) -> Buffers:
-    """Random starts, random lifetimes, sizes of 64 B to 4 MiB with uniform logarithms; for any ``n``.
+    """Make random starts, random lifetimes, sizes of 64 B to 4 MiB with uniform logarithms; for any ``n``.
 
-    Nothing of training's order is in it, and the load is nearly the same at all times, so a plan near the
+    The problem has none of training's order, and the load is nearly the same at all times, so a plan near the
     load must waste little everywhere.
 
     Args:
         n: buffers.
         seed: the same seed gives the same buffers.
-        mean_live: how many are alive at one time in the mean, all of them at most.
+        mean_live: mean number of buffers alive at one time, at most all of them.
     """
     random = np.random.default_rng(seed)
     start, end = _lifetimes(n, mean_live, random)
@@ -109,7 +109,7 @@ def flat(n: int, seed: int, *, mean_live: float = 300) -> Buffers:
 
 
 def scattered(n: int, seed: int) -> Buffers:
-    """Any two times are the ends of a lifetime; sizes as `flat` has them; for any ``n``.
+    """Make lifetimes between two random times each; sizes as in `flat`; for any ``n``.
 
     The load rises to one peak, at which half of all buffers are alive, and falls again.
     """
@@ -127,14 +127,14 @@ GENERATORS: Mapping[str, Callable[[int, int], Buffers]] = types.MappingProxyType
 def _lifetimes(
     n: int, mean_live: float, random: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Starts and ends, so many alive together in the mean; two units of time a buffer."""
+    """Return starts and ends with ``mean_live`` buffers alive in the mean; two units of time per buffer."""
     mean = min(mean_live / max(n, 1), 0.5) * 2 * n
     start = random.integers(0, max(2 * n, 1), n)
     return start, start + 1 + (2 * mean * random.random(n)).astype(np.int64)
 
 
 def _sizes(n: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """A few bytes, any number, kibibytes, or a handful of sizes over and over."""
+    """Draw sizes of a random class: a few bytes, any number, kibibytes, or a handful of repeated sizes."""
     kind = random.integers(0, 4)
     if kind == 0:
         return random.integers(1, 33, n)
@@ -146,8 +146,8 @@ def _sizes(n: int, random: np.random.Generator) -> NDArray[np.int64]:
 
 
 def _cut(n: int, random: np.random.Generator) -> tuple[NDArray[np.int64], ...]:
-    """Rectangles that fill one: starts, ends, lowest and highest addresses."""
-    unit = 2 ** int(random.integers(0, 13))  # all cuts are at multiples of it
+    """Cut a rectangle into n rectangles; return their starts, ends, lowest and highest addresses."""
+    unit = 2 ** int(random.integers(0, 13))  # all cuts are at multiples of the unit
     whole = (0, max(2 * n, 4), 0, max(_RECTANGLE // unit, 4 * n))
     parts = [whole][:n]
     while len(parts) < n:
@@ -162,7 +162,7 @@ def _cut(n: int, random: np.random.Generator) -> tuple[NDArray[np.int64], ...]:
 def _split(
     part: tuple[int, int, int, int], most: int, random: np.random.Generator
 ) -> list[tuple[int, int, int, int]]:
-    """A rectangle in two, or in a pinwheel where as many parts are wanted and there is room."""
+    """Split a rectangle in two, or into a pinwheel if as many parts are wanted and there is room."""
     start, end, low, high = part
     if most >= _PINWHEEL and end - start >= 3 and high - low >= 3 and random.random() < 0.3:
         (a, b), (c, d) = _two_between(start, end, random), _two_between(low, high, random)
@@ -184,7 +184,7 @@ def _two_between(least: int, most: int, random: np.random.Generator) -> tuple[in
 def _first_fit(
     start: NDArray[np.int64], end: NDArray[np.int64], size: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Each buffer, in the order given, at the lowest offset that is free for its lifetime."""
+    """Place each buffer, in the order given, at the lowest offset that is free for its lifetime."""
     offset = np.zeros(len(start), np.int64)
     for row in range(len(start)):
         meets = np.flatnonzero((start[:row] < end[row]) & (start[row] < end[:row]))

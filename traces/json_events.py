@@ -1,8 +1,8 @@
-"""The events of a Chrome trace one by one, in bounded memory, however large the file is.
+"""Streaming reader of the events of a Chrome trace, in bounded memory however large the file is.
 
-The standard library's decoder reads each value; here is only what stands between them. Streaming libraries
-(ijson) hold what one value holds, so that a file of one endless text or a million brackets takes all memory;
-here no value may be longer than `MAX_VALUE_CHARS`.
+The standard library's decoder reads each value; this module reads only the text between values. Streaming
+libraries (ijson) buffer a whole value, so that a file of one endless text or a million brackets takes all
+memory; here no value may be longer than `MAX_VALUE_CHARS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK_BYTES = 1 << 18
 _IN_NUMBERS = "0123456789.eE+-"
 _SPACE = re.compile(r"[ \t\r\n]*")
 _CUT = "truncated, or not JSON"
-_decode = json.JSONDecoder(strict=False).raw_decode  # names of functions hold anything
+_decode = json.JSONDecoder(strict=False).raw_decode  # not strict: names of functions hold control characters
 
 
 def trace_events(
@@ -35,18 +35,18 @@ def trace_events(
     skipped: Counter[str] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Iterator[Any]:
-    """The values of the list ``traceEvents``, or of a file that is one list, whatever they are.
+    """Yield the values of the list ``traceEvents``, or of a file that is one list, unchecked.
 
-    Other keys beside that list are passed over; what follows it is not read. A file that is one list may lack
-    its end (Google, "Trace Event Format", "JSON Array Format").
+    Other keys before that list are passed over; the text after the list is not read. A file that is one list
+    may lack its end (Google, "Trace Event Format", "JSON Array Format").
 
     Args:
         path: the file.
-        skipped: where given, of a truncated list its whole values are read, and ``truncated`` is counted.
+        skipped: if given, a truncated list yields the whole values, and ``truncated`` is counted here.
         progress: as of `traces.read.read`.
 
     Raises:
-        TraceError: naming the file, and as its row the index of the event: not JSON, truncated, a value
+        TraceError: naming the file, and as row the index of the event: not JSON, truncated, a value
             longer than `MAX_VALUE_CHARS`, no such list.
         OSError: the file cannot be read.
     """
@@ -74,27 +74,27 @@ _CLOSING = re.compile(r"[]}]")
 
 
 class _TruncatedError(TraceError):
-    """The file ends within a value, or where one belongs."""
+    """Error for a file that ends within a value, or where a value belongs."""
 
     def __init__(self) -> None:
         super().__init__(_CUT)
 
 
 def _cut(text: str, error: ValueError) -> bool:
-    """Whether what is wrong may be the text's end alone: it is in a string, or nothing closes after it."""
+    """Return true if the text's end alone may be at fault: an open string, or no closing bracket later."""
     if not isinstance(error, json.JSONDecodeError):
         return False
     return error.msg.startswith("Unterminated string") or not _CLOSING.search(text, error.pos)
 
 
 class _Window:
-    """A stretch of the text of a file; ``at`` is where the next mark or value begins."""
+    """A section of the text of a file; ``_at`` is the start of the next token or value."""
 
     def __init__(self, file: BinaryIO | GzipFile) -> None:
         self._file = file
         self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
         self._text, self._at, self._ended = "", 0, False
-        self._may_end = False  # where the next element belongs
+        self._may_end = False  # at the place of the next element
 
     def at_list(self) -> bool:
         """Go to the first element of the list of events; False if the file has none."""
@@ -118,7 +118,7 @@ class _Window:
         return False
 
     def element(self, *, first: bool) -> Any:
-        """The next element of the list, or `_END`."""
+        """Return the next element of the list, or `_END`."""
         mark = self._peek()
         if mark == "," and not first:
             self._at += 1
@@ -136,12 +136,12 @@ class _Window:
         while True:
             try:
                 value, end = _decode(self._text, self._at)
-                if self._ended or self._text[end : end + 1] not in _IN_NUMBERS:  # of which "" is one
+                if self._ended or self._text[end : end + 1] not in _IN_NUMBERS:  # "" too is in _IN_NUMBERS
                     self._at = end
                     return value
             except RecursionError:
                 raise TraceError("not a Chrome trace: its values are nested too deep") from None
-            except ValueError as error:  # of what may be only its beginning
+            except ValueError as error:  # the text may hold only the beginning of a value
                 if self._ended:
                     raise (_TruncatedError() if _cut(self._text, error) else TraceError(_CUT)) from None
             if len(self._text) - self._at > MAX_VALUE_CHARS:
@@ -149,7 +149,7 @@ class _Window:
             self._fill()
 
     def _next(self) -> str:
-        """The next character that is no space, passed; empty at the end of the file."""
+        """Return and consume the next character that is no space; empty at the end of the file."""
         mark = self._peek()
         self._at += 1
         return mark
@@ -164,8 +164,8 @@ class _Window:
             self._fill()
 
     def _fill(self) -> None:
-        """Read on, twice as far if that was not enough."""
+        """Read at least as much text as is pending, so that the window doubles for a long value."""
         rest = self._text[self._at :]
         raw = self._file.read(max(_CHUNK_BYTES, len(rest)))
         self._ended = not raw
-        self._text, self._at = rest + self._decode(raw), 0  # half a character at the end is none
+        self._text, self._at = rest + self._decode(raw), 0  # an incomplete character at the end is dropped

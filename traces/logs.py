@@ -1,8 +1,8 @@
-"""What the readers of logs share: events by address become the rows of a trace, whole or in pieces.
+"""Conversion of log events by address to the rows of a trace, whole or in pieces, for all log readers.
 
-A log tells addresses, a trace buffers. What is freed but was never allocated was there before the log began:
-it is born at its start, which is known only at the end. So a log is read either once and held whole, or
-twice: for what was there before, then for its events.
+A log holds addresses, a trace buffers. A freed buffer without an alloc is older than the log and born at its
+start, which is known only at the end. So a log is read either once and held whole, or twice: first for the
+older buffers, then for the events.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from _typeshed import StrPath
     from numpy.typing import NDArray
 
-    #: Reads a file into a log, and yields after each line or so, that pieces may be taken.
+    #: Function that reads a file into a log, and yields after each line or so, so that the caller can take
+    #: pieces.
     Fill = Callable[[StrPath, "Log"], Iterator[None]]
 
-#: What a log can tell, in the order of `Log.rows`.
+#: Columns that a log can fill, in the order of `Log.rows`.
 _TOLD = (
     "kind",
     "buffer",
@@ -46,13 +47,13 @@ _TOLD = (
 
 @dataclass
 class Log:
-    """Events as they come, and who is alive.
+    """Events collected so far, and the living buffers.
 
     Attributes:
-        skipped: where events that contradict others are counted by reason; None: the first is an error.
-        progress: as of `traces.read.read`; whoever reads the file calls it.
-        said: metadata that are numbers, such as the type of the device.
-        names: what the trace's columns of names point to.
+        skipped: receives the counts of events that contradict others, by reason; None: the first is an error.
+        progress: as of `traces.read.read`; the reader of the file calls this function.
+        said: numeric metadata, such as the type of the device.
+        names: the strings behind the trace's columns of names.
     """
 
     skipped: Counter[str] | None = None
@@ -68,10 +69,10 @@ class Log:
     _reserved_before: Counter[int] = field(default_factory=Counter)
 
     def alloc(self, device: int, address: int, size: int, *where: int) -> None:
-        """A new buffer; ``where`` is stream, thread, time in ns and, if known, operation and frame.
+        """Add a new buffer; ``where`` is stream, thread, time in ns and, if known, operation and frame.
 
         Raises:
-            TraceError: another lives at the address, or overlaps it.
+            TraceError: another buffer lives at the address, or overlaps the new one.
         """
         buffer = self._buffers
         try:
@@ -82,10 +83,10 @@ class Log:
         self._add(self._rows, Kind.ALLOC, buffer, size, device, address, *where)
 
     def free(self, device: int, address: int, size: int, *where: int) -> None:
-        """The end of a buffer, as `alloc`; ``size`` counts if it was there before the log.
+        """End a buffer, with arguments as `alloc`; ``size`` is used only if the buffer is older than the log.
 
         Raises:
-            TraceError: it was freed already, or was there before and overlaps one that is alive.
+            TraceError: the buffer was freed already, or is older than the log and overlaps a living buffer.
         """
         try:
             buffer = self._living[device].free(address, size, self._buffers)
@@ -109,9 +110,9 @@ class Log:
         self._add(self._rows, Kind.REFUSED, -1, size, device, -1, *where)
 
     def base(self, device: int, live: int, reserved: int, name: int) -> None:
-        """Add memory from before the log of which totals alone are known, in bytes.
+        """Add memory from before the log with known totals only, in bytes.
 
-        It is one buffer, and one segment, that stay; ``name`` is the operation of both.
+        The totals become one buffer and one segment, both never freed; ``name`` is the operation of both.
         """
         where = (0, 0, self._begin or 0, name)
         if reserved > 0:
@@ -122,7 +123,7 @@ class Log:
             self._buffers += 1
 
     def live_before(self) -> Counter[int]:
-        """Return by device the bytes of all buffers that were there before the log."""
+        """Return by device the bytes of all buffers that are older than the log."""
         live = Counter[int]()
         table = np.asarray(self._before, np.int64).reshape(-1, len(_TOLD))
         for kind, _, size, _, device, *_ in table.tolist():
@@ -130,24 +131,24 @@ class Log:
         return live
 
     def mark(self, thread: int, time: int) -> None:
-        """The beginning of an iteration."""
+        """Add a mark for the beginning of an iteration."""
         self._add(self._rows, Kind.MARK, -1, 0, 0, -1, 0, thread, time)
 
     def thread(self, name: Hashable) -> int:
-        """The dense index of a thread.
+        """Return the dense index of a thread.
 
         Raises:
-            TraceError: there are more than a trace can have.
+            TraceError: there are more threads than a trace can have.
         """
         if len(self._threads) >= MOST_THREADS and name not in self._threads:
             raise TraceError(f"more than {MOST_THREADS} threads")
         return self._threads.setdefault(name, len(self._threads))
 
     def reject(self, error: TraceError, row: int | None) -> None:
-        """Count an event that cannot be, under its reason up to the first colon, if the log is read so.
+        """Count an invalid event by the error's reason up to the first colon, if the log skips such events.
 
         Raises:
-            TraceError: it is not; the error with its row.
+            TraceError: the log does not skip events; the error with the row.
         """
         if self.skipped is None:
             raise TraceError(error.reason, row=row) from None
@@ -173,16 +174,16 @@ class Log:
 
     @property
     def full(self) -> bool:
-        """There are enough events for a piece."""
+        """True if there are enough events for a piece."""
         return len(self._rows) >= PIECE_EVENTS * len(_TOLD)
 
     def take(self) -> dict[str, NDArray[Any]]:
-        """The columns of the events since the last `take`."""
+        """Return the columns of the events since the last `take`."""
         taken, self._rows = self._rows, array("q")
         return _columns(taken)
 
     def before(self) -> dict[str, NDArray[Any]]:
-        """The columns of the allocs of what was there before the log, at the time of its first event."""
+        """Return the columns of the allocs of older buffers, at the time of the log's first event."""
         found = _columns(self._before)
         found["time_ns"] = np.full(len(found["time_ns"]), self._begin or 0)
         return found
@@ -211,7 +212,7 @@ def read_log(
     skipped: Counter[str] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Trace:
-    """A log as a trace.
+    """Read a log as one trace.
 
     Raises:
         TraceError: naming the file, as ``fill`` and `Log` do, or more than `MAX_EVENTS` events.
@@ -237,9 +238,9 @@ def read_log(
 def iter_log(
     path: StrPath, fill: Fill, known: Mapping[str, str], skipped: Counter[str] | None = None
 ) -> Iterator[Trace]:
-    """A log as pieces of a trace, in bounded memory but for its addresses: the file is read twice.
+    """Yield a log as pieces of a trace, in bounded memory but for the addresses: the file is read twice.
 
-    The first piece, which may be empty, is what was there before the log.
+    The first piece, which may be empty, holds the buffers older than the log.
 
     Raises:
         TraceError: naming the file, as ``fill`` and `Log` do.
@@ -262,10 +263,10 @@ def iter_log(
 
 
 def number(value: int, name: str) -> int:
-    """``value``, where a trace can hold it.
+    """Return ``value`` if a trace can hold this number.
 
     Raises:
-        TraceError: it cannot.
+        TraceError: a trace cannot.
     """
     if not 0 <= value <= LARGEST:
         raise TraceError(f"not a number from 0 to 2**62: {name} {str(value)[:40]}")
@@ -281,7 +282,7 @@ def _columns(rows: array[int]) -> dict[str, NDArray[Any]]:
 
 
 def _validate(trace: Trace) -> None:
-    """Its rows are events, not lines of the file."""
+    """Validate a trace; rows of the error are events, not lines of the file."""
     try:
         trace.validate()
     except TraceError as error:

@@ -1,11 +1,11 @@
 """Buffers as CSV files in the format of MiniMalloc.
 
-One line a buffer after a header. Columns in any order: ``id`` (or ``buffer``, ``buffer_id``), ``size``,
+One line per buffer after a header. Columns in any order: ``id`` (or ``buffer``, ``buffer_id``), ``size``,
 ``lower`` (or ``start``, ``begin``), and ``upper``, exclusive, or ``end``, the last time inclusive. Three
-more may be there: ``alignment``; ``gaps``, as ``LOWER-UPPER`` separated by spaces, inclusive where the
-column is ``end``; ``offset``, fixed, -1 or empty where free. A column ``hint`` is passed over. Gaps with a
-window of the buffer that stays in use (``LOWER-UPPER@FROM:TO``) are refused. The format is that of
-MiniMalloc's src/converter.cc.
+columns are optional: ``alignment``; ``gaps``, as ``LOWER-UPPER`` separated by spaces, inclusive if the column
+is ``end``; ``offset``, fixed, -1 or empty if free. A column ``hint`` is passed over. Gaps with a window of
+the buffer that stays in use (``LOWER-UPPER@FROM:TO``) are refused. The format is that of MiniMalloc's
+src/converter.cc.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from _typeshed import StrPath
     from numpy.typing import ArrayLike
 
-#: A longer line, or more lines or gaps than these, are refused while reading.
+#: Limits while reading: bytes of a line, and number of lines and of gaps; a larger file is refused.
 MAX_LINE_BYTES, MAX_BUFFERS = 1 << 20, 1 << 23
 _NAMES = {
     **dict.fromkeys(("id", "buffer", "buffer_id"), "id"),
@@ -41,7 +41,7 @@ _REQUIRED = ("id", "lower", "upper", "size")
 
 @dataclass
 class _Rows:
-    """What has been read so far; ``inclusive`` is 1 where upper ends are the last time, else 0."""
+    """The rows read so far; ``inclusive`` is 1 if upper ends are inclusive times, else 0."""
 
     where: Mapping[str, int]
     inclusive: int
@@ -102,10 +102,10 @@ def write_csv(buffers: Buffers, path: StrPath, *, offsets: ArrayLike | None = No
     """Write buffers on a line as a MiniMalloc CSV, whole or not at all.
 
     Args:
-        buffers: buffers without a period, groups or persistent ones, which the format does not know.
-            Streams are left out. A buffer without an id is called by its row.
+        buffers: buffers without a period, groups or persistent ones, which the format cannot express. Streams
+            are left out. The id of a buffer without one is its row.
         path: the file.
-        offsets: int64[n], a solution; the column ``offset`` holds it in the place of fixed offsets.
+        offsets: int64[n], a solution, written to the column ``offset`` in place of fixed offsets.
 
     Raises:
         TraceError: buffers or ids that the format cannot hold.
@@ -133,7 +133,7 @@ def write_csv(buffers: Buffers, path: StrPath, *, offsets: ArrayLike | None = No
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, str]]:
-    """The lines of text, of bounded length, with their numbers; empty ones may only end the file."""
+    """Yield the lines of text, of bounded length, with their numbers; empty lines may only end the file."""
     row = blank = 0
     while raw := file.readline(MAX_LINE_BYTES + 1):
         row += 1
@@ -178,7 +178,7 @@ def _integer(text: str, name: str) -> int:
 def _gap(text: str, inclusive: int) -> tuple[int, int]:
     if "@" in text:
         raise TraceError(f"gap {text[:40]!r} with a window that stays in use is not supported")
-    middle = text.find("-", 1)  # the first may be a sign
+    middle = text.find("-", 1)  # the first character may be a sign
     if middle < 0:
         raise TraceError(f"gap {text[:40]!r} is not LOWER-UPPER")
     return _integer(text[:middle], "gap"), _integer(text[middle + 1 :], "gap") + inclusive

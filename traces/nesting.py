@@ -1,4 +1,4 @@
-"""Which of the intervals that nest, as calls do, is the innermost around a time."""
+"""Search for the innermost of nested intervals, such as calls, around a time."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ def innermost(
     time: NDArray[np.int64],
     time_group: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """For each time the row of the shortest interval of its group that holds it, int64[m]; -1 where none.
+    """Return the row of the shortest interval around each time in its group, int64[m]; -1 if none.
 
-    At one depth of nesting, the interval around a time is the last that began. Where intervals of a group
-    overlap without nesting, a time may find none.
+    At one depth of nesting, the interval around a time is the last that began. If intervals of a group
+    overlap without nesting, the result for a time may be -1.
 
     Args:
         start: int64[n], times at which the half-open intervals begin.
-        end: int64[n], times at which they end, exclusive; none before its start.
-        group: int64[n], intervals of different groups have nothing to do with each other.
+        end: int64[n], times at which they end, exclusive; none before the start.
+        group: int64[n], intervals of different groups are independent of each other.
         time: int64[m].
         time_group: int64[m], as ``group``.
     """
     rows = np.flatnonzero(end > start)
     rows = rows[np.argsort(-end[rows], kind="stable")]
     n = len(rows)
-    # Sorting is stable: at one moment ends come first, then starts, the longest first, then what is asked.
+    # The sort is stable: at one moment ends come first, then starts with the longest interval first, then
+    # queries.
     moment = np.concatenate([end[rows], start[rows], time])
     owner = np.concatenate([group[rows], group[rows], time_group])
     order = np.lexsort((moment, owner)).astype(np.int32)
@@ -40,7 +41,7 @@ def innermost(
     inside = order >= n
     order, depth = order[inside], depth[inside]
     order = order[np.argsort(depth, kind="stable")]
-    # In each depth, the place of the last start before.
+    # Within each depth, the place of the last start before each event.
     opened = np.maximum.accumulate(np.where(order < 2 * n, np.arange(len(order)), -1))
     asked = (order >= 2 * n) & (opened >= 0)
     which = order[asked] - 2 * n

@@ -1,4 +1,4 @@
-"""A trace of buffers whose lifetimes are known, as the one that they were made from would have been."""
+"""Conversion of buffers with known lifetimes to a trace, equivalent to the trace that they came from."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def trace_of(buffers: Buffers) -> Trace:
-    """One alloc and one free for each of n buffers on a line, in the order of their times; 2n events.
+    """Return one alloc and one free for each of n buffers on a line, in the order of their times; 2n events.
 
-    At equal times frees come before allocs, for lifetimes are half-open. A buffer whose lifetime is empty
-    takes no memory: it has no size. Rows are the buffers' ids, their ids the operations of the allocs, and
-    times stand for nanoseconds. Where all have an offset, these are the addresses; where all have one
-    alignment, it is that of the metadata.
+    At equal times frees come before allocs, because lifetimes are half-open. A buffer with an empty lifetime
+    takes no memory and gets size 0. Rows become the buffers' ids, their ids the operations of the allocs, and
+    times stand for nanoseconds. If all buffers have an offset, offsets become addresses; if all have one
+    alignment, the metadata gets that alignment.
 
     Raises:
-        TraceError: buffers on a circle, that stay, or with gaps, none of which events can tell; or more bytes
-            alive than int64 holds.
+        TraceError: buffers on a circle, persistent buffers, or buffers with gaps, which events cannot
+            express; or more bytes alive than int64 holds.
     """
     if buffers.period is not None or buffers.persistent.any():
         raise TraceError("buffers of an iteration are no trace")
@@ -35,7 +35,7 @@ def trace_of(buffers: Buffers) -> Trace:
     free = np.arange(2 * n) >= n
     time = np.concatenate([buffers.start, buffers.end])
     empty = (buffers.lengths == 0)[row]
-    # Of one time: what ends, then each empty lifetime, its alloc first, then what begins.
+    # At one time: ends, then each empty lifetime, its alloc first, then starts.
     turn = np.where(empty, 1, np.where(free, 0, 2))
     order = np.lexsort([free, row, turn, time])
     row, free = row[order], free[order]

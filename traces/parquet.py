@@ -1,8 +1,8 @@
 """Traces as Parquet files: plain columns that any tool reads, kinds and names as text.
 
-The columns are those of `Trace`, with ``kind`` as "alloc", "free", ... and those of names, such as
-``operation``, as the names themselves, null where unknown. The trace's metadata is the schema's, under keys
-that begin with ``trace.``.
+The columns are those of `Trace`, with ``kind`` as "alloc", "free", ... and columns of names, such as
+``operation``, as the names themselves, null where unknown. The trace's metadata is stored in the schema's
+metadata, under keys that begin with ``trace.``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VERSION = "1"
 _PREFIX = "trace."
 _KINDS = tuple(kind.name.lower() for kind in Kind)
 _TEXT = ("kind", *NAMED)
-#: Columns that files of earlier releases lack.
+#: Columns missing in files of earlier releases.
 _LATER = ("address", "module", "category", "stack", "pool")
 
 
@@ -50,10 +50,10 @@ def write_trace(trace: Trace, path: StrPath) -> None:
 
 
 class TraceWriter:
-    """Writes a trace piece by piece in bounded memory; the file appears when the ``with`` block ends.
+    """Writer of a trace piece by piece in bounded memory; the file appears when the ``with`` block ends.
 
-    An exception in the block removes what was written. Pieces may have names of their own; their metadata is
-    left out, the writer's is used.
+    An exception in the block removes the written part. Pieces may have names of their own; the pieces'
+    metadata is ignored in favour of the writer's.
     """
 
     def __init__(self, path: StrPath, *, metadata: Mapping[str, str] | None = None) -> None:
@@ -71,7 +71,7 @@ class TraceWriter:
         import pyarrow.parquet as pq
 
         with self._stack:
-            # Not by name: where writing fails Arrow would remove what has the name, were it a device.
+            # Not by name: on a failed write Arrow would remove the path of that name, even a device.
             beside = self._stack.enter_context(atomic(self._path))
             self._file = self._stack.enter_context(beside.open("wb"))
             self._writer = pq.ParquetWriter(
@@ -85,7 +85,7 @@ class TraceWriter:
         return self
 
     def write(self, piece: Trace) -> None:
-        """Append events. Their order over pieces is not checked here, only each row by itself.
+        """Append events. Rows are checked in isolation; the order of events over pieces is not checked here.
 
         Raises:
             TraceError: a row that is impossible in itself.
@@ -97,7 +97,7 @@ class TraceWriter:
             self._flush()
 
     def disown(self) -> None:
-        """For a forked child: the file is its parent's, and what this copy still holds goes nowhere."""
+        """Detach a forked child's copy: the file belongs to the parent, and the child's rows are dropped."""
         if self._file is not None and not self._file.closed:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._file.fileno(), inheritable=False)
@@ -106,7 +106,7 @@ class TraceWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        with self._stack:  # renames or removes
+        with self._stack:  # renames or removes the file
             self._stack.push(self._close)
             return self._stack.pop_all().__exit__(kind, error, trace)
 
@@ -132,17 +132,17 @@ def read_trace(
     skipped: Counter[str] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Trace:
-    """Read a trace whole, and validate it.
+    """Read a trace whole, and validate the events.
 
     Args:
         path: the file.
-        skipped: where events that cannot have happened are counted by reason and left out; None: the first is
+        skipped: receives the counts of impossible events, which are left out, by reason; None: the first is
             an error.
-        progress: called now and then with the events that were read, and how many there are.
+        progress: called now and then with the number of events read so far and the number in the file.
 
     Raises:
-        TraceError: naming the file: not a whole trace of this version, events that cannot have happened, or
-            more than `MAX_EVENTS` of them (`iter_trace` has no limit).
+        TraceError: naming the file: not a whole trace of this version, impossible events, or more than
+            `MAX_EVENTS` events (`iter_trace` has no limit).
         OSError: the file cannot be opened.
     """
     with _opened(path) as (file, metadata):
@@ -171,9 +171,9 @@ def read_trace(
 
 
 def iter_trace(path: StrPath) -> Iterator[Trace]:
-    """Yield a trace in pieces of at most `PIECE_EVENTS`, in bounded memory, each with names of its own.
+    """Yield a trace in pieces of at most `PIECE_EVENTS`, in bounded memory, each with separate names.
 
-    A piece may free what an earlier one allocated; only each row by itself is checked.
+    A piece may free buffers of earlier pieces; rows are checked in isolation only.
 
     Raises:
         TraceError: naming the file, as `read_trace`; the row counts from the beginning of the file.
@@ -204,7 +204,7 @@ def _schema(metadata: Mapping[str, str]) -> Any:
 
 
 def _utf8(text: str) -> str:
-    # Source paths may hold bytes that are no text, as lone surrogates.
+    # Source paths may hold bytes that are not UTF-8, as lone surrogates.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -228,7 +228,7 @@ def _table(piece: Trace) -> Any:
 
 @contextlib.contextmanager
 def _opened(path: StrPath) -> Iterator[tuple[Any, dict[str, str]]]:
-    """The open Parquet file and the trace's metadata; errors inside the block name the file."""
+    """Yield the open Parquet file and the trace's metadata; errors inside the block name the file."""
     import pyarrow as pa
 
     schema = read_schema(path)
@@ -246,7 +246,7 @@ def _opened(path: StrPath) -> Iterator[tuple[Any, dict[str, str]]]:
 
 
 def _parquet_file(raw: BinaryIO) -> Any:
-    """Open a Parquet file, whose own schema and counts may contradict the one of Arrow that it stores."""
+    """Open a Parquet file whose own schema and counts may contradict the Arrow schema stored inside."""
     import pyarrow.parquet as pq
 
     try:
@@ -279,7 +279,7 @@ def _batches(file: Any) -> Iterator[Any]:
 
 
 def _columns(batch: Any, names: dict[str, int]) -> dict[str, NDArray[Any]]:
-    """A batch as the columns of a trace; names not yet in ``names`` are added to it."""
+    """Return a batch as the columns of a trace, and add new names to ``names``."""
     result = {}
     for name, dtype in COLUMNS.items():
         if name in _LATER and name not in batch.schema.names:
@@ -299,5 +299,5 @@ def _columns(batch: Any, names: dict[str, int]) -> dict[str, NDArray[Any]]:
         chosen = to_numpy(values.indices.fill_null(-1))
         if chosen.size and (chosen.min() < -1 or chosen.max() >= len(index)):
             raise TraceError(f"column {name!r} points beyond its dictionary")
-        result[name] = np.array([*index, -1], np.int32)[chosen].astype(dtype)  # -1, empty, is the last entry
+        result[name] = np.array([*index, -1], np.int32)[chosen].astype(dtype)  # -1, null, is the last
     return result

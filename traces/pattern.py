@@ -1,8 +1,9 @@
-"""The recurring iteration of a trace: what is allocated in which order, and how long each buffer lives.
+"""The recurring iteration of a trace: the order of allocations and the lifetime of each buffer.
 
-Time inside a pattern counts allocations, not events: a free matters only by the allocation that it comes
-before. So a free that wanders between two allocations changes nothing, and of several iterations the latest
-free of each position is taken; beside it the latest but one, without what was kept longer only once.
+Time inside a pattern counts allocations, not events: only the allocation that follows a free matters. A free
+that moves between the same two allocations therefore changes nothing. For each position, a pattern keeps the
+latest free among the iterations and, besides, the latest but one, which ignores a buffer that was kept longer
+only once.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ if TYPE_CHECKING:
 
     from traces.trace import Trace
 
-#: Later than all times of a warm-up.
+#: Later than every time of a warm-up.
 _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
 class WarmUp:
-    """What the program allocated before the iterations became alike.
+    """The allocations of the program before the iterations became alike.
 
     Attributes:
         sequence: int32[m], the sequence of each allocation, in order.
         size: int64[m], bytes.
-        position: int64[m], the row of the pattern that it corresponds to, or -1: something extra, such as a
+        position: int64[m], the corresponding row of the pattern, or -1 for an extra allocation, such as a
             parameter, that must not take a planned address.
-        marks: int64[k], how many of these allocations came before each mark.
+        marks: int64[k], number of these allocations before each mark.
     """
 
     sequence: NDArray[np.int32]
@@ -50,29 +51,31 @@ class WarmUp:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """One iteration that was seen at least twice.
+    """An iteration that occurred at least twice.
 
     Attributes:
-        buffers: n rows in order of allocation, on a circle whose period is n allocations. Those that
-            are ``persistent`` are left to the fallback: they pile up, live too long, are used by another
-            stream, or belong to a sequence that varies.
+        buffers: n rows in order of allocation, on a circle whose period is n allocations. ``persistent`` rows
+            are left to the fallback: they pile up, live too long, are used by another stream, or belong to a
+            sequence that varies.
         sequence: int32[n], the sequence (thread and stream) of each allocation, named as in the trace's
             ``thread``.
-        since: for each sequence, how many of its allocations came since the last iteration seen began.
-        iterations: how many agreed, of those looked at.
-        iterations_seen: how many there were in the recording, with those that were different.
-        begins: int64[iterations], rows of the trace at which those that agreed begin; empty where the pattern
-            is not of a trace.
-        event: int64[n], row of the trace of each allocation of the last of them; empty as ``begins``.
-        unresolved: positions whose free was not seen, too young to say that they stay.
-        coverage: planned bytes / bytes of all buffers that come and go, at the peak of the last iteration.
-        warm_up: what came before, or None if the recording does not go back to the beginning.
-        reach: by the `key` of each pattern that was seen to follow this one, int64[n]: how many of the
-            allocations from that one's beginning on came before a buffer's free, at most. Only of iterations
-            that are marked.
-        lasting: int64[n], the latest free of each but the one that came latest.
-        least: int64[n], of the envelope of iterations that differ in sizes only (`traces.envelope`): bytes
-            that each allocation has at least, its buffer's size being the most; None: all are of one size.
+        since: for each sequence, the number of allocations since the last observed iteration began.
+        iterations: number of agreeing iterations among those examined.
+        iterations_seen: number of iterations in the recording, including differing ones.
+        begins: int64[iterations], rows of the trace at which the agreeing iterations begin; empty if the
+            pattern was not made from a trace.
+        event: int64[n], row of the trace of each allocation of the last agreeing iteration; empty as
+            ``begins``.
+        unresolved: number of positions with no observed free that are too young to count as persistent.
+        coverage: planned bytes / bytes of all temporary buffers, at the peak of the last iteration.
+        warm_up: the allocations before the iterations, or None if the recording does not start with the
+            program.
+        reach: by the `key` of each pattern that followed this one, int64[n]: the largest number of the
+            following pattern's allocations that came before a buffer's free. Only for marked iterations.
+        lasting: int64[n], the second-latest free of each buffer among the iterations.
+        least: int64[n], only for an envelope of iterations that differ in sizes only (`traces.envelope`): the
+            least bytes of each allocation, while the buffer's size is the most; None: all iterations have the
+            same sizes.
     """
 
     buffers: Buffers
@@ -91,13 +94,13 @@ class Pattern:
 
     @property
     def sizes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """int64[n] each: bytes that each allocation has at least, and at most."""
+        """The least and the most bytes of each allocation, int64[n] each."""
         most = self.buffers.size
         return most if self.least is None else self.least, most
 
     @cached_property
     def key(self) -> bytes:
-        """The same for patterns of the same sizes in the same order, in any process."""
+        """Key shared by patterns with the same sizes in the same order, equal in every process."""
         return sequence_key(self.buffers.size, self.sequence, self.least)
 
 
@@ -110,20 +113,20 @@ def find_patterns(
     enveloped: Collection[int] | None = None,
     found: bool = False,
 ) -> list[Pattern]:
-    """The iterations that recur in a trace, the one that was seen last first.
+    """Return the recurring iterations of a trace, the most recent first.
 
-    Marks (events of kind MARK named "step", "begin" or "end") decide where iterations begin; without any,
-    the repeating sequence of sizes at the trace's end does. At least two iterations must agree.
+    Marks (events of kind MARK named "step", "begin" or "end") decide where iterations begin; without marks,
+    the repeating sequence of sizes at the trace's end decides. At least two iterations must agree.
 
     Args:
-        trace: events in host order; its ``thread`` column names sequences.
+        trace: events in host order; the ``thread`` column names sequences.
         small_bytes: allocations up to this size are left out.
-        whole_recording: the trace begins with the program, so what comes first is its warm-up.
-        anywhere: the trace is finished: take the longest stretch of iterations in it, for a program does
-            other things at last.
-        enveloped: where marked iterations of many kinds differ in sizes only, find their envelope instead;
-            and of those with as many allocations as one of these, however few they are. None: find none.
-        found: marks that nobody set, `traces.trace.FOUND`, decide too.
+        whole_recording: the trace begins with the program, so the first allocations are a warm-up.
+        anywhere: the trace is finished: take the longest run of iterations in the trace, since a program does
+            other work at its end.
+        enveloped: replace marked iterations of many variants that differ in sizes only by their envelope. Two
+            iterations with one of these allocation counts suffice for an envelope. None: find no envelopes.
+        found: automatic marks, `traces.trace.FOUND`, decide too.
 
     Raises:
         TraceError: the trace contradicts itself.
@@ -139,30 +142,31 @@ def find_patterns(
 @dataclass(frozen=True, eq=False)
 class _Lifetimes:
     life: NDArray[np.int64]  # latest, in the group's allocations
-    lasting: NDArray[np.int64]  # latest but one
-    unresolved: NDArray[np.bool_]  # never freed so far, and too young to say
-    keeps: NDArray[np.bool_]  # never or not always freed, or when another stream is through with it
+    lasting: NDArray[np.int64]  # second-latest
+    unresolved: NDArray[np.bool_]  # never freed so far, and too young to count as persistent
+    keeps: NDArray[np.bool_]  # never or not always freed, or used by another stream
 
 
 class _Builder:
-    """Makes one pattern, once its windows are known."""
+    """Builder of one pattern from windows."""
 
     def __init__(self, windows: Windows) -> None:
         self._w = windows
-        #: The allocations of the last window that agreed, in merged order.
+        #: The allocations of the last agreeing window, in merged order.
         self._last = np.arange(*windows.bounds[windows.alike[-1]])
         common = max(windows.groups.values()) + 1
         self._apart = {common + k: s for k, s in enumerate(windows.apart)}  # group -> sequence
         groups = windows.groups | {s: group for group, s in self._apart.items()}
         every = np.arange(int(windows.sequence.max()) + 1)
-        #: Of each allocation. Sequences that vary are not part of the pattern.
+        #: The group of each allocation, -1 for sequences that vary, which are not part of the pattern.
         self._groups = np.array([groups.get(s, -1) for s in every.tolist()], np.int64)[windows.sequence]
         group = self._groups[self._last]
         together = self._last[(group >= 0) & (group < common)]
-        # Who has an iteration of its own shares no addresses with others, so it may stand anywhere.
+        # A sequence with iterations of its own shares no addresses with others, so its rows may stand
+        # anywhere.
         self._rows = np.concatenate([together, *(windows.apart[s][-1] for s in self._apart.values())])
         self._group = self._groups[self._rows]
-        self._strange: list[int] = []  # allocations in the windows that were made to stay
+        self._strange: list[int] = []  # allocations in the windows whose buffers persist
 
     def pattern(self, reach: Mapping[bytes, NDArray[np.int64]], *, whole_recording: bool) -> Pattern | None:
         n = len(self._rows)
@@ -198,7 +202,7 @@ class _Builder:
             event=self._w.event[self._rows],
             unresolved=unresolved,
             coverage=self._coverage(stays),
-            # An envelope's first iterations have sizes that may never come again.
+            # An envelope's first iterations have sizes that may never recur.
             warm_up=self._warm_up(buffers) if whole_recording and self._w.least is None else None,
             reach=reach,
             lasting=lasting,
@@ -206,10 +210,10 @@ class _Builder:
         )
 
     def _lifetimes(self, group: int, count: int) -> _Lifetimes:
-        """Of each position, in allocations of the group."""
+        """Return the lifetimes of each position of a group, in allocations of the group."""
         w = self._w
         in_group = self._groups == group
-        clock = np.cumsum(in_group)  # the group's allocations up to and including each
+        clock = np.cumsum(in_group)  # the group's allocations up to and including each row
         if group in self._apart:
             rows = w.apart[self._apart[group]]  # [iteration, position]
         else:
@@ -219,13 +223,13 @@ class _Builder:
         is_open = freed_before < 0
         age = clock[np.where(is_open, len(clock), freed_before) - 1] - (clock[rows] - 1)
         life = np.where(is_open, 0, age).max(axis=0)
-        # An open instance that is older than any other ever got did not come and go with its kin: one such
-        # is an accident of the warm-up (a parameter of the same size in the same place), several mean that
-        # the position keeps.
+        # An open instance older than the lifetime of every other instance is no temporary buffer: a single
+        # such instance is an accident of the warm-up (a parameter of the same size at the same position),
+        # several mean that the position is persistent.
         strange = is_open & (age > life + count)
         never = is_open.all(axis=0)
         keeps = ((strange.sum(axis=0) >= 2) & ~never) | (never & (age.max(axis=0) > 4 * count))
-        keeps |= w.shared[rows].any(axis=0)  # nobody knows when another stream is through
+        keeps |= w.shared[rows].any(axis=0)  # the time of the other stream's last use is unknown
         if group not in self._apart:
             self._strange.extend(rows[strange & ~never].tolist())
         age[strange] = 0
@@ -235,13 +239,13 @@ class _Builder:
         return _Lifetimes(life, age.max(axis=0), never & ~keeps, keeps)
 
     def _merged_time(self, at: NDArray[np.int64], own: NDArray[np.int64], n: int) -> NDArray[np.int64]:
-        """From a count of the group's own allocations to the pattern's time."""
+        """Convert a count of the group's own allocations to the pattern's time."""
         turn, position = np.divmod(own, len(at))
         merged: NDArray[np.int64] = turn * n + at[position]
         return merged
 
     def _instances_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows that are planned: the common ones of the last window, and all of those that are apart."""
+        """Return the planned rows: common rows of the last window, and all rows of separate sequences."""
         rows, group = self._rows[positions], self._group[positions]
         common = rows[~np.isin(group, list(self._apart))]
         apart = [
@@ -251,7 +255,7 @@ class _Builder:
         return np.concatenate([common, *apart])
 
     def _coverage(self, stays: NDArray[np.bool_]) -> float:
-        """Planned / all passing bytes at the peak of the last iteration that agreed."""
+        """Return planned / all temporary bytes at the peak of the last agreeing iteration."""
         w, rows = self._w, self._last
         planned = np.isin(rows, self._instances_of(np.flatnonzero(~stays)))
         passing = (w.freed_before[rows] >= 0) | planned
@@ -276,7 +280,8 @@ class _Builder:
         before = np.arange(next((start for start in starts if start >= steady_from), starts[-1]))
         position = np.full(len(before), -1, np.int64)
         when = np.full(len(before), _NEVER, np.int64)
-        # What lives on past an iteration and a half was made to stay, whatever its size looks like.
+        # A buffer that outlives an iteration and a half is persistent, even if its size matches a planned
+        # one.
         life = np.where(w.freed_before[before] < 0, len(w.sequence), w.freed_before[before]) - before
         passing = 2 * life <= 3 * len(self._rows)
         own = w.sequence[self._rows]
@@ -294,13 +299,14 @@ class _Builder:
         position: NDArray[np.int64],
         when: NDArray[np.int64],
     ) -> NDArray[np.bool_]:
-        """Which of the warm-up's buffers live longer than planned, and so would be in the way.
+        """Return a mask of the warm-up's buffers that outlive their planned lifetime and would block a slot.
 
-        Time is the steady state's, as far as the warm-up follows it: what it has besides does not count.
+        Time is the steady state's, as far as the warm-up follows the steady sequence: extra allocations of
+        the warm-up do not advance time.
         """
         n = len(before)
         freed = self._w.freed_before[before]
-        following = np.minimum.accumulate(np.append(when, 0)[::-1])[::-1]  # of this and all later ones
+        following = np.minimum.accumulate(np.append(when, 0)[::-1])[::-1]  # minimum from here on
         gone = np.where(freed < n, following[np.minimum(freed, n)], freed - n)
         planned = np.where(position < 0, 0, buffers.lengths[position])
         outlives: NDArray[np.bool_] = (position >= 0) & ((freed < 0) | (gone - when > planned))
@@ -310,10 +316,11 @@ class _Builder:
 def _aligned(
     sizes: NDArray[np.int64], steady: NDArray[np.int64], rows: NDArray[np.int64], period: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The steady row of each warm-up size, following the steady sequence over and over; -1 for extras.
+    """Return the steady row of each warm-up size along the repeated steady sequence, and the time.
 
-    Backwards from the end, where the warm-up runs into the steady state: a size that is not expected within
-    the next few places is an extra. With it the time, in the steady state's allocations before its beginning.
+    The alignment runs backwards from the end, where the warm-up runs into the steady state: a size that is
+    not expected within the next 32 places (or one period, if shorter) is an extra, with row -1. The time
+    counts the steady state's allocations, negative before the beginning of the steady state.
     """
     result = np.full(len(sizes), -1, np.int64)
     when = np.full(len(sizes), _NEVER, np.int64)

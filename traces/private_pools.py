@@ -1,4 +1,4 @@
-"""Private pools of PyTorch, which captured graphs and ``MemPool`` have, kept apart as streams are."""
+"""Private pools of PyTorch, owned by captured graphs and ``MemPool``, separated as streams are."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def pools_as_streams(trace: Trace) -> Trace:
-    """Return the trace with a stream of its own for each pair of pool and stream, numbered from 0.
+    """Return the trace with a separate stream for each pair of pool and stream, numbered from 0.
 
-    Memory of a private pool serves nobody else, even while nothing lives in it: a graph writes there each
-    time it is replayed. Allocators that keep streams apart so keep pools apart, too.
+    Memory of a private pool serves no other request, even while no buffer lives in the pool: a graph writes
+    to the same addresses at each replay. Allocators that separate streams therefore separate pools,
+    too.
     """
     if not trace.pool.any():
         return trace

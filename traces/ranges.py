@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same places as ranges that neither overlap nor touch, in order."""
+    """Return the union as ranges that neither overlap nor touch, in order."""
     whole: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
         if whole and begin <= whole[-1][1]:

@@ -1,4 +1,4 @@
-"""A trace from a file of any format that holds one, whole or in pieces."""
+"""Reading of traces from any supported file format, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ def read(
     skipped: Counter[str] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Trace:
-    """Read a trace of ours, a snapshot or a profiler's trace of PyTorch, a log of RMM, lines of CuPy's hook.
+    """Read a trace file, a PyTorch snapshot or profiler trace, an RMM log, or lines of CuPy's hook.
 
-    The buffers of a MiniMalloc CSV are read as the events that they were made from (`traces.of_buffers`).
+    The buffers of a MiniMalloc CSV are converted to equivalent events (`traces.of_buffers`).
 
     Args:
-        path: the file, told by its content.
-        skipped: where events that cannot be are counted by reason and left out; None: the first is an error.
-        progress: called now and then with how much was read and how much there is: bytes, of Parquet events;
-            0 for the latter if it is not known.
+        path: the file, recognised by content.
+        skipped: receives the counts of invalid events, which are left out, by reason; None: the first is an
+            error.
+        progress: called now and then with the amount read so far and the whole amount: events for Parquet
+            files, else bytes; 0 for the latter if unknown.
 
     Raises:
-        TraceError: naming the file: none of these, or what it says cannot have happened.
+        TraceError: naming the file: an unknown format, or impossible events.
         OSError: the file cannot be opened.
     """
     kind = sniff(path)
@@ -70,10 +71,10 @@ def read(
 
 
 def read_pieces(path: StrPath, *, skipped: Counter[str] | None = None) -> Iterator[Trace]:
-    """Read a file as pieces of one trace, each with names of its own and the metadata of the whole.
+    """Read a file as pieces of one trace, each with separate names and the metadata of the whole.
 
     Logs of RMM and of CuPy are read twice, in bounded memory but for their addresses; other formats are one
-    piece. A piece may free what an earlier one allocated. ``skipped`` is complete after the first piece.
+    piece. A piece may free buffers of earlier pieces. ``skipped`` is complete after the first piece.
 
     Args:
         path: as `read`.

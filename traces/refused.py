@@ -1,4 +1,4 @@
-"""Requests for which the recorded program got no memory, as buffers that an allocator may be asked for."""
+"""Refused requests, which got no memory in the recorded program, as buffers for a simulated allocator."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def with_attempts(trace: Trace) -> tuple[Trace, NDArray[np.int64]]:
     """Return a trace in which each refused request is a buffer, allocated and freed at once.
 
-    An allocator that serves all of it would have served the requests that failed; what the program would have
-    asked for afterwards, nobody knows.
+    An allocator that serves the whole result would have served the requests that failed; later requests of
+    the program are unknown.
 
     Returns:
-        The trace, and for each of its rows the row of the given one, int64[m].
+        The trace, and for each of its rows the row of the given trace, int64[m].
     """
     refused = trace.kind == Kind.REFUSED
     if not refused.any():

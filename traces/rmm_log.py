@@ -1,6 +1,6 @@
-"""Logs of RMM's ``logging_resource_adaptor``, as traces.
+"""Reader of logs of RMM's ``logging_resource_adaptor``.
 
-A header ``Thread,Time,Action,Pointer,Size,Stream`` and a line an event; actions are ``allocate``,
+A header ``Thread,Time,Action,Pointer,Size,Stream`` and one line per event; actions are ``allocate``,
 ``allocate failure``, which is a refused request, and ``free`` (RMM, docs/user_guide/logging.md).
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from traces.trace import Trace
 
 HEADER = ("thread", "time", "action", "pointer", "size", "stream")
-#: RMM's resources round addresses to this (rmm/aligned.hpp, CUDA_ALLOCATION_ALIGNMENT).
+#: Address rounding of RMM's resources (rmm/aligned.hpp, CUDA_ALLOCATION_ALIGNMENT).
 KNOWN = {"framework": "rmm", "alignment": "256"}
 #: Time of day, with a dot or, in earlier releases, a colon before the fraction; or seconds since 1970.
 _CLOCK = re.compile(r"(?:(\d{1,2}):(\d{2}):)?(\d{1,12})[.:]?(\d{0,9})", re.ASCII)
@@ -39,16 +39,17 @@ def read_rmm_log(
 ) -> Trace:
     """Read a log, with addresses, threads and streams.
 
-    Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the log) and those of
-    `traces.completeness`.
+    Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the log) and the keys
+    of `traces.completeness`.
 
     Args:
-        path: the log, as it is or compressed by gzip.
-        skipped: where lines that cannot be are counted by reason and left out; None: the first is an error.
+        path: the log, plain or compressed by gzip.
+        skipped: receives the counts of invalid lines, which are left out, by reason; None: the first is an
+            error.
         progress: as of `traces.read.read`.
 
     Raises:
-        TraceError: naming the file and, as its row, the line: not such a log, a field that is no number,
+        TraceError: naming the file and, as row, the line: not such a log, a field that is no number,
             memory that is allocated again without a free.
         OSError: the file cannot be read.
     """
@@ -61,7 +62,7 @@ def iter_rmm_log(path: StrPath, *, skipped: Counter[str] | None = None) -> Itera
 
 
 def is_header(line: bytes) -> bool:
-    """Whether a log of RMM begins with this line."""
+    """Return true if this line is the header of an RMM log."""
     return tuple(_names(line)) == HEADER
 
 
@@ -97,7 +98,7 @@ def _add(log: Log, clock: _Clock, fields: list[str]) -> None:
         _number(fields[4], "size"),
         _number(fields[5], "stream"),
     )
-    if address == size == 0:  # RMM's pools answer so where nothing was asked for
+    if address == size == 0:  # RMM's pools return a null pointer for an empty request
         return
     where = (stream, log.thread(_number(fields[0], "thread")), clock.time_ns(fields[1]))
     if action == "allocate failure":
@@ -119,7 +120,7 @@ def _number(text: str, name: str) -> int:
 
 @dataclass
 class _Clock:
-    """Of the days before the latest time of day, each as it passed midnight."""
+    """Clock that adds a day whenever the time of day passes midnight."""
 
     latest: int = 0
     days: int = 0
@@ -137,7 +138,10 @@ class _Clock:
         raise TraceError(f"not a clock's time: {text[:40]!r}")
 
     def _of_day(self, time: int) -> int:
-        """A time of day; threads may write a moment before midnight after one that is behind it."""
+        """Add the days before to a time of day.
+
+        Threads may log a time from before midnight after a line from after midnight.
+        """
         time += self.days * _DAY
         if time < self.latest - _DAY // 2:
             self.days += 1

@@ -1,4 +1,4 @@
-"""What buffers must satisfy, whoever made them."""
+"""Validity rules of buffer tables, for tables from any source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_buffers(buffers: Buffers) -> None:
-    """Raise for the first buffer that could not be placed, whatever the others are.
+    """Raise for the first buffer that could not be placed, whatever the other buffers are.
 
     Raises:
         TraceError: naming the row.

@@ -1,12 +1,12 @@
-"""Memory snapshots of PyTorch, as ``torch.cuda.memory._dump_snapshot`` writes them, as traces.
+"""Reader of PyTorch's memory snapshots, written by ``torch.cuda.memory._dump_snapshot``.
 
-A buffer lives from its ``alloc`` to its ``free_completed``: between ``free_requested`` and that its memory is
-still in use on another stream. The recorder keeps the last events only, or none, so buffers may have been
-there before it: those that are freed without an alloc, and those that the segments still hold at the end.
-They are born at its start, after the segments that were there (`traces.completeness`). Sizes are the
-requested ones. Out-of-memory events are refused requests, annotations are marks of ranges, and an optimizer's
-annotation ends an iteration. Other actions are counted in the metadata, not kept. The pickle is read piece by
-piece, by opcodes that can name and call nothing.
+A buffer lives from its ``alloc`` to its ``free_completed``: between ``free_requested`` and ``free_completed``
+its memory is still in use on another stream. The recorder keeps the last events only, or none, so buffers may
+be older than the recording: those that are freed without an alloc, and those that the segments still hold at
+the end. Older buffers are born at the start of the trace, after the segments of that time
+(`traces.completeness`). Sizes are the requested ones. Out-of-memory events are refused requests, annotations
+are marks of ranges, and an optimizer's annotation ends an iteration. Other actions are counted in the
+metadata, not kept. The pickle is read piece by piece, by opcodes that can name and call nothing.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
     from _typeshed import StrPath
 
-#: PyTorch's caching allocator rounds sizes up to this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
+#: Size rounding of PyTorch's caching allocator (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
 ALIGNMENT = 512
 _LONGEST_SETTING = 1000
-#: How a file begins that gzip compressed.
+#: First bytes of a file compressed by gzip.
 GZIP = b"\x1f\x8b"
-#: Fewer are no history: of ``_record_memory_history(enabled="state")`` PyTorch keeps the last event.
+#: Fewest events that count as a history: with ``_record_memory_history(enabled="state")`` PyTorch keeps the
+#: last event only.
 _LEAST_EVENTS = 2
 _PIECE_BYTES = 1 << 20
 
@@ -50,27 +51,28 @@ def read_snapshot(
 ) -> Trace:
     """Read a snapshot: every device, ordered by time, with addresses, operations, lines and Python stacks.
 
-    Metadata: ``framework``, ``recorder``, ``alignment``, ``alive_before`` (how many buffers are older),
-    those of `traces.completeness`, ``expandable`` (``1`` if any segment is, else ``0``), ``setting.NAME`` of
-    the allocator, as JSON unless it is a text and without what is longer than 1000 characters, and, for each
-    action that is not kept, ``action.NAME``, how often. Unknown keys are passed over, whatever plain data
-    they have.
+    Metadata: ``framework``, ``recorder``, ``alignment``, ``alive_before`` (number of buffers from before the
+    recording), the keys of `traces.completeness`, ``expandable`` (``1`` if any segment is, else ``0``),
+    ``setting.NAME`` of the allocator, as JSON except for plain texts and only up to 1000 characters, and, for
+    each action that is not kept, ``action.NAME``, the count. Unknown keys are passed over, whatever plain
+    data they hold.
 
-    Takes less memory than the file does, if its events have stacks; Ctrl-C ends it.
+    The call takes less memory than the size of the file if the events have stacks; Ctrl-C interrupts the
+    call.
 
     Args:
-        path: a file of the pickle protocols 2 to 5, as it is or compressed by gzip: what ``_dump_snapshot``
-            wrote, or the list of segments that ``torch.cuda.memory_snapshot`` returned.
+        path: a file of the pickle protocols 2 to 5, plain or compressed by gzip: the output of
+            ``_dump_snapshot``, or the list of segments that ``torch.cuda.memory_snapshot`` returned.
         paths: keep the folders of source lines, not the file's name alone.
-        skipped: where given, events and segments that contradict others or are impossible in themselves are
-            left out and counted here under their reason. Of a truncated file the whole events before its end
-            are kept, without what the segments say, and ``truncated`` is counted.
-        progress: called now and then with the bytes that were read and those of the file (0: not known).
+        skipped: if given, events and segments that contradict others or are impossible in themselves are left
+            out and counted here under their reason. For a truncated file the whole events before its end are
+            kept, without the data of the segments, and ``truncated`` is counted.
+        progress: called now and then with the bytes read so far and the bytes of the file (0: not known).
 
     Raises:
-        TraceError: naming file and event or byte: not a snapshot, a truncated one, a pickle of anything but
-            plain data, one that holds itself or unfolds to much more than its size, events that contradict
-            each other.
+        TraceError: naming file and event or byte: not a snapshot, a truncated snapshot, a pickle of anything
+            but plain data, a pickle that contains itself or unfolds to much more than the file, events that
+            contradict each other.
         OSError: the file cannot be read.
     """
     try:
@@ -89,7 +91,7 @@ def read_snapshot(
 
 @contextmanager
 def _plain(path: StrPath) -> Iterator[tuple[int, int]]:
-    """Open a file for reading by its descriptor; yield that and the file's bytes, 0 if it is compressed."""
+    """Open a file for reading; yield the descriptor and the size in bytes, 0 if the file is compressed."""
     with Path(path).open("rb", buffering=0) as file:
         packed = file.seekable() and file.read(2) == GZIP
         if file.seekable():
@@ -114,7 +116,7 @@ def _plain(path: StrPath) -> Iterator[tuple[int, int]]:
 
 
 def _unpack(path: StrPath, descriptor: int, errors: list[Exception]) -> None:
-    """Write a compressed file's content to a pipe until its end, or until nobody reads on."""
+    """Write a compressed file's content to a pipe until the end, or until the reader closes the pipe."""
     try:
         with os.fdopen(descriptor, "wb") as pipe, gzip.open(path) as file:
             while piece := file.read(_PIECE_BYTES):

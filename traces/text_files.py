@@ -1,4 +1,4 @@
-"""Text files as they are or compressed by gzip, told by content, and their lines in bounded memory."""
+"""Text files, plain or compressed by gzip (recognised by content), and their lines in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BUFFER_BYTES = 1 << 18
 
 
 class _Told(io.FileIO):
-    """A file that tells how many of its bytes were read."""
+    """File that reports the number of bytes read so far to a progress function."""
 
     def __init__(self, path: StrPath, progress: Callable[[int, int], object] | None) -> None:
         super().__init__(path)
@@ -40,14 +40,14 @@ class _Told(io.FileIO):
 def opened(
     path: StrPath, progress: Callable[[int, int], object] | None = None
 ) -> Iterator[BinaryIO | gzip.GzipFile]:
-    """A file to read, decompressed where it begins as gzip's do.
+    """Open a file for reading, decompressed if the first bytes are gzip's.
 
     Args:
         path: the file.
-        progress: called now and then with the bytes that were read, as stored, and those of the file.
+        progress: called now and then with the bytes read so far, as stored, and the bytes of the file.
 
     Raises:
-        TraceError: inside the block, where reading meets the end of a truncated or damaged gzip file.
+        TraceError: inside the block, at the end of a truncated or damaged gzip file.
         OSError: the file cannot be opened.
     """
     with io.BufferedReader(_Told(path, progress), _BUFFER_BYTES) as file:
@@ -63,7 +63,7 @@ def opened(
 
 
 def lines(path: StrPath, progress: Callable[[int, int], object] | None = None) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers from 1; of a longer one the first ``MAX_LINE_BYTES + 1`` bytes."""
+    """Yield lines with their numbers from 1; of a longer line the first ``MAX_LINE_BYTES + 1`` bytes."""
     with opened(path, progress) as file:
         row = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
@@ -74,10 +74,10 @@ def lines(path: StrPath, progress: Callable[[int, int], object] | None = None) -
 
 
 def text_of(line: bytes) -> str:
-    """A line of `lines` as text.
+    """Return a line of `lines` as text.
 
     Raises:
-        TraceError: it is too long, or not UTF-8.
+        TraceError: the line is too long, or not UTF-8.
     """
     if len(line) > MAX_LINE_BYTES:
         raise TraceError(f"a line longer than {MAX_LINE_BYTES} bytes")

@@ -1,4 +1,4 @@
-"""What happened: a trace of allocations, frees, accesses and marks, one row an event."""
+"""Traces: allocations, frees, accesses and marks of a program, one row per event."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Kind(enum.IntEnum):
-    """What an event is."""
+    """The type of an event."""
 
     ALLOC = 0
     FREE = 1
@@ -29,18 +29,19 @@ class Kind(enum.IntEnum):
     WRITE = 3
     MARK = 4
     RESERVE = 5  #: the recorded allocator took a segment from the device
-    RELEASE = 6  #: and gave one back
-    REFUSED = 7  #: a request that failed: the recorded program ran out of memory
+    RELEASE = 6  #: the recorded allocator returned a segment to the device
+    REFUSED = 7  #: a failed request: the recorded program ran out of memory
 
 
-#: A mark that nobody set: a step of an optimizer, which ends iterations where nothing else tells them apart.
+#: Name of the marks that recorders set by themselves at each optimizer step. These marks end iterations if
+#: nothing else separates iterations.
 FOUND = "optimizer step"
 
-#: Categories of marks that open and close a named range of the program, such as ``record_function`` writes.
-#: Ranges of one device nest; their marks divide no iterations.
+#: Categories of the marks that open and close a named range of the program, such as ``record_function``
+#: writes. Ranges of one device nest; their marks do not divide iterations.
 RANGE_BEGIN, RANGE_END = "range begins", "range ends"
 
-#: Per-event columns of a trace and their types, in the order in which they are kept and stored.
+#: Per-event columns of a trace and their types, in the order of storage.
 COLUMNS: Mapping[str, np.dtype[Any]] = types.MappingProxyType(
     {
         "kind": np.dtype(np.uint8),
@@ -59,9 +60,9 @@ COLUMNS: Mapping[str, np.dtype[Any]] = types.MappingProxyType(
         "pool": np.dtype(np.int32),
     }
 )
-#: Columns that are indices into the trace's names, -1 where unknown.
+#: Columns that hold indices into the trace's names, -1 where unknown.
 NAMED = ("operation", "frame", "module", "category", "stack")
-#: The value of a column where nothing is known.
+#: The value of each column where nothing is known.
 UNKNOWN: Mapping[str, int] = types.MappingProxyType(
     dict.fromkeys(COLUMNS, 0) | dict.fromkeys((*NAMED, "address"), -1)
 )
@@ -69,32 +70,33 @@ UNKNOWN: Mapping[str, int] = types.MappingProxyType(
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Events in the order in which they happened on the host; read-only columns of one length.
+    """Events in host order, as read-only columns of equal length.
 
     Attributes:
         kind: uint8, a `Kind`.
-        buffer: int64, id of the buffer, used by one alloc only; -1 for marks and segments.
-        size: int64, bytes asked for on an alloc or a refused request, or of a segment that is reserved or
-            released; 0 elsewhere.
+        buffer: int64, id of the buffer, unique to one alloc; -1 for marks and segments.
+        size: int64, bytes requested by an alloc or a refused request, or bytes of a segment that is reserved
+            or released; 0 elsewhere.
         stream: int64, the stream of the event.
         device: int32, the device's index.
         thread: int32, dense index of the thread, in order of first appearance in the recording.
         time_ns: int64, host clock in ns; need not increase.
         operation: int32, index into ``names`` of the operation, -1 where unknown.
         frame: int32, index into ``names`` of the source line, -1 where unknown.
-        address: int64, where the recorded allocator put what an alloc makes, or where a segment lies; -1
-            elsewhere and where unknown.
-        module: int32, index into ``names`` of the path of the framework's module that the event happened in,
+        address: int64, the address that the recorded allocator gave to an alloc, or the address of a segment;
+            -1 elsewhere and where unknown.
+        module: int32, index into ``names`` of the path of the framework module in which the event happened,
             -1 where unknown.
-        category: int32, on an alloc the index into ``names`` of what the buffer is to the program, such as
+        category: int32, on an alloc the index into ``names`` of the buffer's role in the program, such as
             "parameters" or "activations"; on a mark `RANGE_BEGIN` or `RANGE_END`; -1 elsewhere and where
             unknown.
         stack: int32, index into ``names`` of the Python frames of the event, ``FILE:LINE FUNCTION`` each,
-            innermost first, with a line feed between them; -1 where unknown.
-        pool: int32, of an alloc or a segment the private pool that it belongs to, as PyTorch gives one to
-            each captured graph and to each ``MemPool``; 0 for the common one and elsewhere.
+            innermost first, separated by line feeds; -1 where unknown.
+        pool: int32, the private pool of an alloc or a segment (PyTorch gives one to each captured graph and
+            to each ``MemPool``); 0 for the common pool and elsewhere.
         names: the strings.
-        metadata: anything else, as strings; ``alignment`` is what the recorded allocator rounds addresses to.
+        metadata: everything else, as strings; ``alignment`` is the address rounding of the recorded
+            allocator.
 
     Raises:
         TraceError: columns of another shape, length or type. Contradictory *events* are found by `validate`.
@@ -135,7 +137,7 @@ class Trace:
         metadata: Mapping[str, str] | None = None,
         **columns: ArrayLike,
     ) -> Trace:
-        """A trace from arrays, lists or scalars; a column not given is 0, or -1 (unknown) for names.
+        """Build a trace from arrays, lists or scalars; a missing column is 0, or -1 (unknown) for names.
 
         Raises:
             TraceError: as the class.
@@ -157,11 +159,11 @@ class Trace:
         return len(self.kind)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Copies are made by the constructor, so that their columns are read-only too.
+        # Copying and unpickling call the constructor, so that the columns of copies are read-only too.
         return Trace, (*(getattr(self, name) for name in COLUMNS), self.names, dict(self.metadata))
 
     def __getitem__(self, window: slice) -> Trace:
-        """The events of a window. Frees and accesses of buffers allocated before it are left out.
+        """Return the events of a window, without frees and accesses of buffers allocated before the window.
 
         Raises:
             TraceError: the trace contradicts itself.
@@ -176,7 +178,7 @@ class Trace:
 
     @property
     def alignment(self) -> int:
-        """Alignment of the recorded allocator in bytes, 1 where the recorder did not say.
+        """Alignment of the recorded allocator in bytes, 1 if the recorder stored none.
 
         Raises:
             TraceError: the metadata's ``alignment`` is not a power of two.
@@ -190,17 +192,17 @@ class Trace:
 
     @property
     def of_buffers(self) -> NDArray[np.bool_]:
-        """Which events are of a buffer: allocs, frees and accesses, bool[n]."""
+        """Mask of the events of buffers (allocs, frees and accesses), bool[n]."""
         result: NDArray[np.bool_] = self.kind <= Kind.WRITE
         return result
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The devices whose memory the trace tells of, in their order; marks are of none."""
+        """The devices that have events other than marks, in ascending order."""
         return tuple(distinct(self.device[self.kind != Kind.MARK]).tolist())
 
     def on_device(self, device: int) -> Trace:
-        """Return the events of one device with all marks but other devices' ranges; all are of it then."""
+        """Return the events of one device and all marks except other devices' ranges; all get that device."""
         rows = self.rows_on_device(device)
         cut = {name: getattr(self, name)[rows] for name in COLUMNS}
         return dataclasses.replace(self, **cut | {"device": np.full_like(cut["device"], device)})
@@ -211,27 +213,27 @@ class Trace:
         return np.flatnonzero((self.device == device) | common)
 
     def validate(self) -> None:
-        """Check that the events can have happened.
+        """Check that the sequence of events is possible.
 
         Raises:
-            TraceError: naming the first row that contradicts an earlier one or is impossible in itself: an
-                unknown kind, a negative size or one beyond 2**62, a free or an access of a buffer that is not
-                alive, an id used twice, a name that does not exist, more bytes alive than int64 holds.
+            TraceError: naming the first row that contradicts an earlier row or is impossible in itself: an
+                unknown kind, a negative size or a size beyond 2**62, a free or an access of a buffer that is
+                not alive, an id used twice, a name that does not exist, more bytes alive than int64 holds.
         """
         _ = self.alignment, self.births
         self.load()
 
     def check_rows(self) -> None:
-        """Check each row by itself, which is all that can be said of a piece of a trace.
+        """Check each row in isolation, the only check possible for a piece of a trace.
 
         Raises:
-            TraceError: naming the first row that is impossible whatever came before it.
+            TraceError: naming the first row that is impossible whatever the earlier rows are.
         """
         if fault := first_fault(self.faults()):
             raise TraceError(fault[1], row=fault[0])
 
     def load(self) -> NDArray[np.int64]:
-        """Bytes alive after each event, int64[n].
+        """Return the bytes alive after each event, int64[n].
 
         Raises:
             TraceError: the trace contradicts itself.
@@ -239,7 +241,7 @@ class Trace:
         change = np.where(self.kind == Kind.ALLOC, self.size, 0)
         freed = self.kind == Kind.FREE
         change[freed] = -self.size[self.births[freed]]
-        # Sizes up to 2**62 may overflow int64 when added, so each half is summed by itself.
+        # Sizes up to 2**62 may overflow int64 when added, so the high and low halves are summed separately.
         high, low = np.cumsum(change >> 31), np.cumsum(change & (2**31 - 1))
         beyond = high + (low >> 31) >= 2**32
         if beyond.any():
@@ -256,7 +258,7 @@ class Trace:
         """
         self.check_rows()
         rows = np.flatnonzero(self.of_buffers)
-        order = rows[np.argsort(self.buffer[rows], kind="stable")]  # by buffer, then in time
+        order = rows[np.argsort(self.buffer[rows], kind="stable")]  # sorted by buffer, then by time
         opens = np.ones(len(order), np.bool_)
         opens[1:] = self.buffer[order[1:]] != self.buffer[order[:-1]]
         self._check_order(order, opens)
@@ -266,9 +268,10 @@ class Trace:
         return births
 
     def _check_order(self, order: NDArray[np.int64], opens: NDArray[np.bool_]) -> None:
-        """Raise for the first event whose buffer is not alive, or is born again."""
+        """Raise for the first event whose buffer is not alive or is allocated a second time."""
         kind = self.kind[order]
-        # The earliest wrong event of a buffer is its first one or follows its free: one look back is enough.
+        # The earliest wrong event of a buffer is its first event or follows its free: comparing with the
+        # previous event is enough.
         after_free = np.zeros(len(order), np.bool_)
         after_free[1:] = ~opens[1:] & (kind[:-1] == Kind.FREE)
         again = ~opens & (kind == Kind.ALLOC)
@@ -284,7 +287,7 @@ class Trace:
         raise TraceError(f"{what} of buffer {buffer} {why}", row=row)
 
     def faults(self) -> list[tuple[NDArray[np.bool_], str]]:
-        """Masks of the rows that are impossible in themselves, each bool[n], with the reason."""
+        """Return masks of the rows that are impossible in themselves, each bool[n], with the reason."""
         of_buffer = self.of_buffers
         segment = (self.kind == Kind.RESERVE) | (self.kind == Kind.RELEASE)
         placed, refused = (self.kind == Kind.ALLOC) | segment, self.kind == Kind.REFUSED

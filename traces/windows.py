@@ -1,4 +1,4 @@
-"""Where the iterations of a trace begin and end, and which of them are alike."""
+"""Windows of a trace: the bounds of iterations, and the sets of iterations that are alike."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ if TYPE_CHECKING:
     from traces.trace import Trace
 
 
-#: Of a trace that goes on, so many iterations of a kind are looked at, the first and the last ones: the first
-#: tell the warm-up, the last what is done now.
+#: Number of iterations of a variant that are examined in an unfinished trace, counted from its beginning and
+#: from its end: the first iterations show the warm-up, the last show the current behaviour.
 FIRST_WINDOWS, LAST_WINDOWS = 16, 1024
 BUT_RARE = Evidence(LEAST_EVIDENCE_BUT_RARE, LEAST_REPEATS_BUT_RARE)
 
-#: An odd number without a pattern: the golden ratio's fraction in 64 bits (Knuth, TAOCP, section 6.4).
+#: An odd number without a regular bit pattern: the golden ratio's fraction in 64 bits (Knuth, TAOCP, section
+#: 6.4).
 _BASE = 0x9E3779B97F4A7C15
 
-#: Marks that lie within an iteration, as recorders of training set them.
+#: Marks within an iteration, as recorders of training set them.
 _PHASES = ("forward", "backward", "optimizer")
 
 
@@ -50,20 +51,19 @@ class Windows:
         event: int64[m], the row of the trace.
         sequence: int32[m].
         stream: int64[m].
-        size: int64[m], bytes; of an envelope's windows as large as in any of them.
-        freed_before: int64[m], how many rows came before its free (m: after the last); -1 if it was not
-        freed.
-        shared: bool[m], used by another stream than its own.
-        marks: int64[k], how many rows came before each mark.
-        seen: how many windows there were.
-        bounds: int64[w, 2], first row and end of each window that was looked at.
-        alike: windows that agree, latest last; at least two, and of a trace that goes on not all.
-        groups: of the sequences that repeat: 0 for those whose common order is the same in every window,
-        then one
-            for each sequence that only keeps its own order. Sequences that are not here vary.
-        apart: of the others, those with iterations of their own, such as threads that nobody synchronises:
-            int64[iteration, position], rows.
-        least: int64[m], where this is an envelope: the bytes that are expected at least.
+        size: int64[m], bytes; in an envelope's windows the largest size among these windows.
+        freed_before: int64[m], number of rows before the free of each row (m: after the last row); -1 if not
+            freed.
+        shared: bool[m], used by a stream other than the allocating one.
+        marks: int64[k], number of rows before each mark.
+        seen: number of windows in the trace.
+        bounds: int64[w, 2], first row and end of each examined window.
+        alike: windows that agree, latest last; at least two, and in an unfinished trace not all.
+        groups: group of each repeating sequence: 0 for sequences whose common order is the same in every
+            window, then one group for each sequence that only keeps its own order. Missing sequences vary.
+        apart: among the missing sequences, those with iterations of their own, such as unsynchronised
+            threads: int64[iteration, position], rows.
+        least: int64[m], only for an envelope: the least bytes expected.
     """
 
     event: NDArray[np.int64]
@@ -81,7 +81,7 @@ class Windows:
     least: NDArray[np.int64] | None = None
 
     def since(self) -> dict[int, int]:
-        """For each sequence, how many of its rows came since its last iteration began."""
+        """Return for each sequence the number of rows since the sequence's last iteration began."""
         begin = int(self.bounds[self.alike[-1], 0])
         return {
             s: int((self.sequence[int(self.apart[s][-1, 0]) if s in self.apart else begin :] == s).sum())
@@ -97,16 +97,16 @@ def find_windows(
     enveloped: Collection[int] | None = None,
     found: bool = False,
 ) -> list[Windows]:
-    """Cut a trace into iterations, and sort them by what they do: the latest first, none that came only once.
+    """Cut a trace into iterations and group them by variant: the latest first, none that occurred only once.
 
     Args:
         trace: events in host order.
         small_bytes: allocations up to this size are left out.
-        anywhere: without marks, look for the longest stretch of iterations, rather than those that the trace
-            ends with.
-        enveloped: marked iterations of many kinds that differ in sizes only are one (`traces.envelope`), and
-            those with as many allocations as one of these however few they are; None: they are not.
-        found: marks that nobody set, of the name `FOUND`, count as marks.
+        anywhere: without marks, look for the longest run of iterations instead of the run at the trace's end.
+        enveloped: find envelopes of marked iterations whose many variants differ in sizes only
+            (`traces.envelope`). Two iterations with one of these allocation counts suffice for an envelope.
+            None: find no envelopes.
+        found: automatic marks, named `FOUND`, count as marks.
 
     Raises:
         TraceError: the trace contradicts itself.
@@ -123,18 +123,18 @@ def find_windows(
 
 
 def iteration_marks(trace: Trace, *, found: bool = False) -> NDArray[np.int64]:
-    """Rows of the marks that tell iterations apart, int64[k]; with those that nobody set, if ``found``."""
+    """Return the rows of the marks that separate iterations, int64[k]; with ``found``, `FOUND` marks too."""
     within = _PHASES if found else (*_PHASES, FOUND)
-    counts = np.array([*(name not in within for name in trace.names), True])  # the last one: of no name
+    counts = np.array([*(name not in within for name in trace.names), True])  # the last entry: no name
     marks = np.flatnonzero((trace.kind == Kind.MARK) & (trace.category < 0))
     rows: NDArray[np.int64] = marks[counts[trace.operation[marks]]]
     return rows
 
 
 def _without_rare(event: NDArray[np.int64], size: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """The allocations but those whose sizes come ever less rarely, as long as most stay.
+    """Yield the allocations without rare sizes, with a rising threshold, as long as most allocations stay.
 
-    Sizes that follow the data (a mask, what is unique) hide the iteration that they are in.
+    Data-dependent sizes (a mask, the result of unique) hide the iteration around them.
     """
     if len(event) < BUT_RARE.values:
         return
@@ -158,7 +158,7 @@ def _windows_of(
     anywhere: bool,
     enveloped: Collection[int] | None,
 ) -> list[Windows]:
-    """The windows of these allocations."""
+    """Return the windows of these allocations."""
     if len(event) == 0:
         return []
     births = trace.births
@@ -222,7 +222,7 @@ def _windows_of(
 def _kinds(
     alike: list[tuple[int, ...]], size: NDArray[np.int64], joined: list[Envelope]
 ) -> list[tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.int64] | None]]:
-    """The windows of each kind, the sizes in them, and for an envelope the least ones; the latest first."""
+    """Return for each variant the windows, all sizes and, for an envelope, least sizes; the latest first."""
     in_one = {window for envelope in joined for window in envelope.alike}
     kinds: list[tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.int64] | None]] = [
         (same, size, None) for same in alike if same[-1] not in in_one
@@ -234,10 +234,10 @@ def _kinds(
 def _worth_a_look(
     of_main: NDArray[np.bool_], size: NDArray[np.int64], bounds: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The windows without those that are neither among the first nor the last of their kind, in order.
+    """Return the windows that are among the first or the last of their variant, in order.
 
-    Of one kind is what has the same sizes of the main sequence in the same order, told by their sum and by
-    their polynomial fingerprint modulo 2**64 (Karp and Rabin, Efficient randomized pattern-matching
+    Windows of one variant have the same sizes of the main sequence in the same order, compared by their sum
+    and by their polynomial fingerprint modulo 2**64 (Karp and Rabin, Efficient randomized pattern-matching
     algorithms, 1987).
     """
     if len(bounds) <= FIRST_WINDOWS + LAST_WINDOWS:
@@ -258,7 +258,7 @@ def _worth_a_look(
 
 
 def _powers(base: int, most: int) -> NDArray[np.uint64]:
-    """uint64[most + 1], the powers of `base` from 0 on, modulo 2**64."""
+    """Return the powers of `base` from 0 to `most`, modulo 2**64, uint64[most + 1]."""
     return np.append(np.uint64(1), np.cumprod(np.full(most, base, np.uint64)))
 
 
@@ -268,7 +268,7 @@ def _mark_name(trace: Trace, event: int) -> str:
 
 
 def _marked(trace: Trace, marks: NDArray[np.int64], event: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Windows from one mark to the next; from begin to end where regions are marked."""
+    """Return windows from one mark to the next; from begin to end where regions are marked."""
     bounds = []
     for here, there in itertools.pairwise(marks):
         if _mark_name(trace, int(here)) != "end":
@@ -277,14 +277,14 @@ def _marked(trace: Trace, marks: NDArray[np.int64], event: NDArray[np.int64]) ->
 
 
 def _detected(cycle: Cycle | None) -> NDArray[np.int64]:
-    """Windows from one beginning of an iteration to the next."""
+    """Return windows from one beginning of an iteration to the next."""
     if cycle is None:
         return np.zeros((0, 2), np.int64)
     return np.stack([cycle.starts[:-1], cycle.starts[1:]], axis=1)
 
 
 def _apart(windows: Windows, *, anywhere: bool) -> dict[int, NDArray[np.int64]]:
-    """See `Windows.apart`. A sequence that has long made no allocation is over."""
+    """Find the separate sequences: see `Windows.apart`. A sequence without recent allocations has ended."""
     w, found = windows, {}
     for s in distinct(w.sequence[len(w.sequence) // 2 :]).tolist():
         if s in w.groups:
@@ -298,7 +298,7 @@ def _apart(windows: Windows, *, anywhere: bool) -> dict[int, NDArray[np.int64]]:
 def _alike(
     sequence: NDArray[np.int32], size: NDArray[np.int64], bounds: NDArray[np.int64], main: int
 ) -> list[tuple[int, ...]]:
-    """Windows in which the main sequence does the same; the set with the latest window first."""
+    """Return sets of windows in which the main sequence is the same; the set with the latest window first."""
     twins: dict[bytes, list[int]] = {}
     for window, (first, end) in enumerate(bounds):
         if key := size[first:end][sequence[first:end] == main].tobytes():
@@ -314,7 +314,7 @@ def _groups(
     alike: tuple[int, ...],
     main: int,
 ) -> dict[int, int]:
-    """See `Windows.groups`."""
+    """Return the group of each repeating sequence: see `Windows.groups`."""
     last = slice(*bounds[alike[-1]])
     present = distinct(sequence[last])
     weight = {int(s): float(size[last][sequence[last] == s].sum()) for s in present}

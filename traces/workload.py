@@ -1,10 +1,11 @@
-"""Synthetic workloads in the shape of training, from a hundred to a million buffers an iteration.
+"""Synthetic workloads in the shape of training, from a hundred to a million buffers per iteration.
 
 A network of layers runs forward, backward and through an optimizer. Each layer keeps one activation, freed in
-reverse order on the way back, passes one gradient to the layer below, leaves one weight gradient that the
-next iteration frees, and takes two temporaries in the optimizer; what remains are short temporaries, spread
-at random over both passes. Weights and two optimizer states a layer are persistent; the states are made in
-the middle of the first step. Sizes are those of float32 tensors, alike within blocks of layers.
+reverse order in the backward pass, passes one gradient to the layer below, leaves one weight gradient that
+the next iteration frees, and takes two temporaries in the optimizer; the remaining buffers are short
+temporaries, spread at random over both passes. Weights and two optimizer states per layer are persistent; the
+states are made in the middle of the first step. Sizes are those of float32 tensors, alike within blocks of
+layers.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 _NAMES = ("iteration", "parameters", "forward", "backward", "optimizer")
-_BUFFERS_A_LAYER = 9  # five of a fixed role, the others short temporaries
+_BUFFERS_A_LAYER = 9  # five with a fixed role, the others short temporaries
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One iteration. Time runs from 0: a unit a layer forward, then as many backward, then for the optimizer.
+    """One iteration. Time runs from 0: a unit per layer forward, as many backward, then for the optimizer.
 
     `birth` and `death` are float64[n]; a death beyond `length` is in the next iteration. `size` is int64[n],
     `weight` the bytes of each layer's weight, int64[layers].
@@ -48,17 +49,17 @@ class _Step:
 def generate(
     n_buffers: int, seed: int = 0, *, iterations: int = 3, replaced: float = 0.0, accesses: bool = False
 ) -> Trace:
-    """A trace of whole iterations, each begun by a mark, and a last mark.
+    """Return a trace of whole iterations, each begun by a mark, and a last mark.
 
-    The first iteration differs: no gradients to free, optimizer states to make. What is alive at the end
-    stays alive.
+    The first iteration differs: no gradients to free, optimizer states to make. Buffers alive at the end are
+    never freed.
 
     Args:
-        n_buffers: buffers allocated in each iteration, persistent ones apart; at least 9.
+        n_buffers: buffers allocated in each iteration, besides the persistent ones; at least 9.
         seed: the same seed gives the same trace.
         iterations: at least 1.
-        replaced: share of the weight gradients that are freed only when their successor exists, so that
-            they live longer than an iteration.
+        replaced: share of the weight gradients that are freed only after their successor is allocated, so
+            that they live longer than an iteration.
         accesses: also record a write after each alloc and a read before each free.
 
     Raises:
@@ -81,9 +82,9 @@ def generate(
 
 
 def buffers(n_buffers: int, seed: int = 0, *, replaced: float = 0.0) -> Buffers:
-    """The buffers of one steady iteration on a circle of ``2 * n_buffers`` events, persistent ones last.
+    """Return the buffers of one steady iteration on a circle of ``2 * n_buffers`` events, persistent last.
 
-    The same as what `generate` repeats, without accesses and marks.
+    The buffers are those of the repeating part of `generate`, without accesses and marks.
 
     Raises:
         ValueError: too few buffers.
@@ -113,7 +114,7 @@ def _step(n_buffers: int, rng: np.random.Generator, replaced: float) -> _Step:
     forward = np.arange(layers, dtype=np.float64)
     backward = 2 * layers - 1 - forward
     optimizer = 2 * layers + forward
-    # A successor is made 0.6 into the backward step; most gradients are dropped before the forward pass.
+    # A successor is made 0.6 into the backward step; most gradients are freed before the forward pass.
     late = rng.random(layers) < replaced
     dropped = np.where(late, backward + 0.7, forward / layers * 0.01) + 3 * layers
     temporaries = n_buffers - 5 * layers
@@ -137,7 +138,7 @@ def _step(n_buffers: int, rng: np.random.Generator, replaced: float) -> _Step:
 
 
 def _sizes(layers: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Bytes of each layer's activation and weight; one to six layers in a row are alike."""
+    """Return bytes of each layer's activation and weight; one to six layers in a row are alike."""
     block = np.repeat(np.arange(layers), rng.integers(1, 7, layers))[:layers]
     batch = 4 * int(rng.choice([8, 16, 32, 64]))
     width = 2 ** rng.integers(4, 12, layers) * rng.choice([1, 2, 3], layers)
@@ -149,7 +150,7 @@ def _sizes(layers: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], ND
 
 
 def _events(step: _Step) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.float64]]:
-    """Kind, row of the buffer and time of the steady iteration's allocs and frees, in their order."""
+    """Return kind, row of the buffer and time of the steady iteration's allocs and frees, in their order."""
     n = len(step.size)
     death = np.where(step.death >= step.length, step.death - step.length, step.death)
     time = np.concatenate([step.birth, death])
@@ -159,19 +160,19 @@ def _events(step: _Step) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[
 
 
 def _table(kind: ArrayLike, ids: ArrayLike, size: ArrayLike, operation: ArrayLike) -> NDArray[np.int64]:
-    """Events as int64[4, n]: kind, buffer, size and operation."""
+    """Return events as int64[4, n]: kind, buffer, size and operation."""
     return np.stack(np.broadcast_arrays(kind, ids, size, operation)).astype(np.int64)
 
 
 def _iterations(step: _Step, iterations: int) -> Iterator[NDArray[np.int64]]:
-    """The events of each iteration; ids count up, the persistent ones come first."""
+    """Yield the events of each iteration; ids count up, the persistent ones come first."""
     kind, row, time = _events(step)
     n, layers = len(step.size), step.layers
     phase = np.searchsorted([layers, 2 * layers], time, side="right") + _NAMES.index("forward")
     ids = 3 * layers + row
     wraps = (kind == Kind.FREE) & (step.death[row] >= step.length)
     table = _table(kind, ids - n * wraps, np.where(kind == Kind.ALLOC, step.size[row], 0), phase)
-    # Two optimizer states are made when the optimizer first comes to a layer.
+    # Two optimizer states are made when the optimizer first reaches a layer.
     made = np.searchsorted(time, 2 * layers + np.repeat(np.arange(layers), 2) + 0.1)
     state = _table(
         Kind.ALLOC, np.arange(layers, 3 * layers), np.repeat(step.weight, 2), _NAMES.index("optimizer")
@@ -184,7 +185,7 @@ def _iterations(step: _Step, iterations: int) -> Iterator[NDArray[np.int64]]:
 
 
 def _with_accesses(events: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A write after each alloc, a read before each free."""
+    """Add a write after each alloc and a read before each free."""
     alloc, free = events[0] == Kind.ALLOC, events[0] == Kind.FREE
     count = 1 + (alloc | free)
     result = np.repeat(events, count, axis=1)
