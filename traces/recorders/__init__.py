@@ -1,1 +1,1 @@
-"""What records traces where no pool serves: one module a framework, which it imports."""
+"""Recorders of traces for programs without a pool: one module per framework, which that module imports."""

@@ -1,4 +1,4 @@
-"""What operations of NumPy and CuPy read and write.
+"""Recorder of the reads and writes of operations of NumPy and CuPy.
 
     with ArrayRecorder() as recorder:
         x = recorder.watch(x)
@@ -6,10 +6,10 @@
         recorder.step()
     trace = recorder.trace()
 
-A watched array is an array of a subclass, which NumPy's protocols and its own methods tell of what is done
-with it. What is made of watched arrays is watched. An access by someone who took a plain view of the memory
-is not seen; `ArrayRecorder.escaped` counts the arrays of which that is known to have been possible, and
-`ArrayRecorder.touch` and `ArrayRecorder.calls` declare what was done.
+A watched array is an array of a subclass, whose operations reach the recorder through NumPy's protocols and
+the array's own methods. Results of operations on watched arrays are watched. Accesses through a plain view of
+the memory are not recorded; `ArrayRecorder.escaped` counts the buffers for which a plain view is known to
+have been taken, and `ArrayRecorder.touch` and `ArrayRecorder.calls` declare such accesses.
 """
 
 from traces.recorders.arrays.recorder import ArrayRecorder

@@ -1,4 +1,4 @@
-"""NumPy's functions that make plain arrays of whatever they are given: what is watched escapes there."""
+"""Patches of NumPy's functions that convert any input to a plain array: watched arrays escape there."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from traces.recorders.arrays.operands import WATCHED, Operands
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: No protocol of NumPy tells of these.
+#: Functions that none of NumPy's protocols intercepts.
 NAMES = ("array", "asarray", "ascontiguousarray", "asfortranarray", "asarray_chkfinite", "require")
 
 
 class Conversions:
-    """While it has begun, these functions tell the recorder of watched arrays; what they give is the same.
+    """Patches by which these functions report watched arrays to the recorder; results stay the same.
 
-    What somebody imported by name before is not reached, nor is what C code does.
+    Functions that a module imported by name earlier are not patched, nor are calls from C code.
     """
 
     def __init__(self) -> None:
         self._before: dict[str, Callable[..., Any]] = {}
 
     def begin(self) -> None:
-        """Take the place of NumPy's functions."""
+        """Replace NumPy's functions by the reporting ones."""
         for name in NAMES:
             self._before[name] = getattr(np, name)
             setattr(np, name, _telling(self._before[name], name))
 
     def end(self) -> None:
-        """Put them back, but for what somebody else has put there meanwhile."""
+        """Restore NumPy's functions, except those that other code has replaced in the meantime."""
         for name, before in self._before.items():
             if getattr(getattr(np, name), "__wrapped__", None) is before:
                 setattr(np, name, before)
@@ -52,7 +52,7 @@ def _telling(plain: Callable[..., Any], name: str) -> Callable[..., Any]:
         result = plain(*args, **kwargs)
         original = operands.original(result)
         if original is not result and "subok" in kwargs:
-            return original  # as `numpy.asanyarray`
+            return original  # as `numpy.asanyarray` does
         if any(root_of(result) is root_of(one) for one in operands.arrays):
             recorder.escape(result)
             return result

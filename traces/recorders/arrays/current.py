@@ -1,4 +1,4 @@
-"""The recorder that records, and what watched arrays do without one."""
+"""The active recorder, and the behaviour of watched arrays without a recorder."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from traces.recorders.arrays.rules import Rule
 
 _lock = threading.Lock()
-#: The one that records now: one in a process, whatever the thread.
+#: The active recorder: at most one in a process, for all threads.
 recorder: ArrayRecorder | None = None
 
 
 def enter(new: ArrayRecorder) -> None:
-    """Begin to record.
+    """Activate a recorder.
 
     Raises:
-        TraceError: somebody does already.
+        TraceError: another recorder is active.
     """
     global recorder
     with _lock:
@@ -34,7 +34,7 @@ def enter(new: ArrayRecorder) -> None:
 
 
 def leave() -> None:
-    """Record no more."""
+    """Deactivate the recorder."""
     global recorder
     with _lock:
         recorder = None
@@ -59,7 +59,7 @@ def operate(
     rule: Rule,
     also: frozenset[int] | None = frozenset(),
 ) -> Any:
-    """Do an operation, recorded if anybody records: see `ArrayRecorder.operation`."""
+    """Perform an operation, recorded if a recorder is active: see `ArrayRecorder.operation`."""
     now = recorder
     if now is not None:
         return now.operation(name, call, args, kwargs, rule, also)

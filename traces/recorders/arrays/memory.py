@@ -1,4 +1,4 @@
-"""Which memory an array lies in, and how long that lives."""
+"""The memory behind an array, and the object that keeps this memory alive."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import numpy as np
 
 
 class Memory(NamedTuple):
-    """The memory of an array and of all its views.
+    """The memory of an array and of all views.
 
     Attributes:
         key: the same number for all arrays in this memory, while one of them is alive.
-        root: what lives as long as the memory, or the last array on the way to it; has weak references.
+        root: the object that lives as long as the memory, or the last array on the way to that object;
+            supports weak references.
         size: bytes.
     """
 
@@ -22,7 +23,7 @@ class Memory(NamedTuple):
 
 
 def root_of(array: Any) -> Any:
-    """The array that owns the memory, or what does where that is no array: a memory map, or its bytes."""
+    """Return the array that owns the memory, or the owner that is no array: a memory map, or bytes."""
     base = array.base
     while base is not None:
         array, base = base, _beneath(base)
@@ -30,12 +31,12 @@ def root_of(array: Any) -> Any:
 
 
 def _beneath(thing: Any) -> Any:
-    """What keeps the memory of a thing; None if it does itself."""
+    """Return the object that keeps the memory of ``thing``; None if ``thing`` keeps the memory itself."""
     return thing.obj if type(thing) is memoryview else getattr(thing, "base", None)
 
 
 def memory_of(array: Any) -> Memory:
-    """The memory of an array of NumPy or CuPy."""
+    """Return the memory of an array of NumPy or CuPy."""
     holder = root_of(array)
     if isinstance(holder, np.ndarray):
         return Memory(id(holder), holder, holder.nbytes)
@@ -49,21 +50,21 @@ def memory_of(array: Any) -> Memory:
 
 
 def address_of(array: Any) -> int:
-    """Where the memory of an array begins."""
+    """Return the address at which the memory of an array begins."""
     if isinstance(array, np.ndarray):
         return int(np.ndarray.__array_interface__.__get__(_last_array(array))["data"][0])
     return int(_pointer(root_of(array)).mem.ptr)
 
 
 def _last_array(array: Any) -> Any:
-    """The array around memory that is no array's."""
+    """Return the array around memory whose owner is no array."""
     while isinstance(base := _beneath(array), np.ndarray):
         array = base
     return array
 
 
 def _size(holder: Any, array: Any) -> int:
-    """Bytes of what is no array; of the array around it, if it does not say."""
+    """Return the bytes of an owner that is no array; those of the array around the memory if unknown."""
     try:
         return memoryview(holder).nbytes
     except TypeError:
@@ -71,11 +72,11 @@ def _size(holder: Any, array: Any) -> int:
 
 
 def _pointer(array: Any) -> Any:
-    """Of CuPy's array; a watched one's own `data` counts as an escape."""
+    """Return the memory pointer of CuPy's array, without the escape that a watched array's `data` reports."""
     library: Any = getattr(type(array), "plain_class", type(array))
     return library.data.__get__(array)
 
 
 def device_of(array: Any) -> int:
-    """Index of its device; 0 for NumPy's."""
+    """Return the index of the array's device; 0 for NumPy's arrays."""
     return 0 if isinstance(array, np.ndarray) else int(array.device.id)

@@ -1,4 +1,4 @@
-"""Modules of arrays whose functions are recorded, whatever they are given."""
+"""Array modules whose functions are recorded, whatever their arguments are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GENERATORS = ("Generator", "RandomState")
 
 
 class Module:
-    """A module as it is, but for its functions."""
+    """A module whose functions are recorded; all other attributes are unchanged."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -35,7 +35,7 @@ class Module:
 
 
 class Function:
-    """A function, a ufunc with its methods, or a kernel: recorded."""
+    """A recorded function, ufunc with methods, or kernel."""
 
     def __init__(
         self, function: Any, name: str = "", rule: Rule = PLAIN, also: frozenset[int] | None = frozenset()
@@ -45,7 +45,7 @@ class Function:
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it, with plain arrays in place of watched ones."""
+        """Call the function, with plain arrays in place of watched ones."""
         result = current.operate(self.__name__, self._function, args, kwargs, self._rule, self._also)
         return Random(result) if type(result).__name__ in _GENERATORS else result
 
@@ -58,7 +58,7 @@ class Function:
 
 
 class Random:
-    """A generator of random numbers, which are watched."""
+    """A generator of random numbers, whose arrays are watched."""
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator

@@ -1,4 +1,4 @@
-"""CuPy's arrays, watched."""
+"""Watched arrays of CuPy."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from traces.recorders.arrays.rules import Rule, rule_of
 
 
 class RecordedArray(cupy.ndarray):  # type: ignore[misc, unused-ignore]
-    """An array of CuPy that tells the recorder what is done with it.
+    """An array of CuPy that reports operations to the recorder.
 
-    Elementwise kernels and ufuncs ask it, whatever calls them; reductions, products and other functions of
-    CuPy do where they are its methods, or are called by NumPy's name or through `ArrayRecorder.module`.
+    Elementwise kernels and ufuncs call the array's override in every case; reductions, products and other
+    functions of CuPy are recorded if called as methods, by NumPy's name or through `ArrayRecorder.module`.
     """
 
     plain_class = cupy.ndarray
 
     def __cupy_override_elementwise_kernel__(self, kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        # What follows the inputs among the arguments is written.
+        # The arguments behind the inputs are written.
         outputs = Rule(writes=tuple((at, "") for at in range(kernel.nin, len(args))))
         return current.operate(name_of(kernel).removeprefix("cupy_"), kernel, args, kwargs, outputs)
 
@@ -31,20 +31,20 @@ class RecordedArray(cupy.ndarray):  # type: ignore[misc, unused-ignore]
         return current.operate(name, func, args, kwargs, rule_of(name))
 
     def view(self, *args: Any, **kwargs: Any) -> Any:
-        """As CuPy's; a view of another class is not watched."""
+        """Return a view as CuPy does; a view of another class is not watched."""
         result = cupy.ndarray.view(self, *args, **kwargs)
         if not isinstance(result, RecordedArray):
             escape(self)
         return result
 
 
-#: Methods that are operations, beside those with plain names; other operators are kernels.
+#: Methods that are operations, besides those with plain names; other operators are kernels.
 _SPECIAL = (
     "__bool__", "__complex__", "__contains__", "__copy__", "__deepcopy__", "__float__", "__format__",
     "__getitem__", "__imatmul__", "__index__", "__int__", "__matmul__", "__reduce__", "__repr__",
     "__rmatmul__", "__setitem__", "__str__",
 )  # fmt: skip
-#: Attributes that give the memory itself away.
+#: Attributes that expose the raw memory.
 _RAW = ("data", "flat", "cstruct", "__cuda_array_interface__")
 
 

@@ -1,4 +1,4 @@
-"""NumPy's arrays, watched."""
+"""Watched arrays of NumPy."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 class RecordedArray(np.ndarray[Any, Any]):
-    """An array of NumPy that tells the recorder what is done with it, and gives the same results.
+    """An array of NumPy that reports operations to the recorder, and gives the same results.
 
-    What is made of it while it is recorded is of this class too, afterwards of NumPy's own.
+    Results of operations are of this class too while the recorder is active, afterwards of NumPy's own
+    class.
     """
 
     plain_class = np.ndarray
@@ -43,12 +44,12 @@ class RecordedArray(np.ndarray[Any, Any]):
     def __setitem__(self, key: Any, value: Any) -> None:
         call: Callable[..., Any] = np.ndarray.__setitem__
         given: tuple[Any, ...] = (self, key, value)
-        if self.dtype.hasobject:  # which keeps the very array that it is given
+        if self.dtype.hasobject:  # which stores the given object itself
             call, given = (lambda array, at: np.ndarray.__setitem__(array, at, value)), (self, key)
         current.operate("__setitem__", call, given, {}, METHODS["__setitem__"])
 
     def view(self, *args: Any, **kwargs: Any) -> Any:
-        """As NumPy's; a view of another class is not watched."""
+        """Return a view as NumPy does; a view of another class is not watched."""
         result = np.ndarray.view(self, *args, **kwargs)
         if not isinstance(result, RecordedArray):
             escape(self)
@@ -59,31 +60,31 @@ class RecordedArray(np.ndarray[Any, Any]):
         return np.ndarray.__array__(self.view(np.ndarray), *args, **kwargs)
 
 
-#: Methods that are operations, beside those with plain names.
+#: Methods that are operations, besides those with plain names.
 _SPECIAL = (
     "__bool__", "__complex__", "__contains__", "__copy__", "__deepcopy__", "__float__", "__format__",
     "__index__", "__int__", "__reduce__", "__reduce_ex__", "__repr__", "__str__",
 )  # fmt: skip
-#: Attributes that give the memory itself away.
+#: Attributes that expose the raw memory.
 _RAW = ("data", "ctypes", "flat", "__array_interface__", "__array_struct__")
 _NOT_RECORDED = ("setflags", "view")
 
 
 def escape(array: Any) -> None:
-    """Somebody takes the memory itself."""
+    """Report to the recorder that the raw memory of an array is exposed."""
     if current.recorder is not None:
         current.recorder.escape(array)
 
 
 def watch_masked(array: Any, watch: Callable[[Any], Any]) -> Any:
-    """A masked array over watched data and the same mask."""
+    """Return a masked array over watched data and the same mask."""
     return np.ma.MaskedArray(
         watch(array.data), mask=array.mask, fill_value=array.fill_value, hard_mask=array.hardmask, copy=False
     )
 
 
 def method(plain: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A method of arrays, recorded."""
+    """Return a recorded version of an array method."""
     rule = METHODS.get(name, PLAIN)
 
     @functools.wraps(plain)
@@ -94,7 +95,7 @@ def method(plain: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def raw(library: type, name: str) -> property:
-    """An attribute of a library's arrays that gives the memory itself away."""
+    """Return a property that reports an escape, for an attribute that exposes the raw memory."""
     plain: Any = getattr(library, name)
 
     def get(self: Any) -> Any:

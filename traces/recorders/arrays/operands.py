@@ -1,4 +1,4 @@
-"""The arrays among the arguments of a call, as plain ones; and what comes back."""
+"""Conversion of watched arrays among the arguments of a call to plain arrays, and back in the result."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Any
 
 import numpy as np
 
-#: The classes of watched arrays, with the library's own class; and the other way round.
+#: The classes of watched arrays mapped to the library's own class; and the reverse.
 WATCHED: dict[type, type] = {}
 CLASSES: dict[type, type] = {}
 #: The libraries' own classes, whose instances are arrays.
 _arrays: tuple[type, ...] = (np.ndarray,)
-_NUMBERS = (int, float, complex, str, bytes)  # a list of results that begins so holds no arrays
+_NUMBERS = (int, float, complex, str, bytes)  # a list of results with such a first element holds no arrays
 
 
 def enlist(watched: type, plain: type) -> None:
-    """A class of watched arrays, and the class of the library that it is of."""
+    """Register a class of watched arrays for a library's own class."""
     global _arrays
     WATCHED[watched], CLASSES[plain] = plain, watched
     _arrays = tuple(CLASSES)
 
 
 def is_array(thing: Any) -> bool:
-    """Whether it is an array of a library that is recorded."""
+    """Return true for an array of a recorded library."""
     return isinstance(thing, _arrays)
 
 
 class Operands:
-    """Of one call.
+    """The arrays among the arguments of one call.
 
     Attributes:
-        arrays: all that were found, as plain arrays, in their order.
+        arrays: all arrays found, as plain arrays, in their order.
     """
 
     __slots__ = ("_originals", "arrays")
@@ -41,13 +41,16 @@ class Operands:
         self._originals: dict[int, Any] = {}
 
     def plain(self, value: Any) -> Any:
-        """The same without watched arrays, in lists, tuples and dicts too, which are copied if need be."""
+        """Return the value with plain arrays for watched ones, also inside lists, tuples and dicts.
+
+        Containers are copied only if an element changes.
+        """
         kind = type(value)
         library = WATCHED.get(kind)
         if library is not None:
             result = library.view(value, library)  # type: ignore[attr-defined]
             self._originals[id(result)] = value
-            self.arrays.append(result)  # which keeps its id
+            self.arrays.append(result)  # keeps the object alive, and so its id unique
             return result
         if kind is tuple or kind is list:
             given = [self.plain(one) for one in value]
@@ -60,7 +63,7 @@ class Operands:
         return value
 
     def original(self, result: Any) -> Any:
-        """What the caller gave, where the call gives just that back; in tuples and lists too."""
+        """Return the caller's array if the call returned that same object; in tuples too."""
         given = self._originals.get(id(result))
         if given is not None:
             return given
@@ -70,7 +73,7 @@ class Operands:
 
 
 def arrays_in(value: Any) -> list[Any]:
-    """The arrays of a result, or of arguments: itself, or in tuples, lists and dicts."""
+    """Return the arrays of a result or of arguments: the value, or those in tuples, lists and dicts."""
     if is_array(value):
         return [value]
     if isinstance(value, tuple) or (isinstance(value, list) and value and not isinstance(value[0], _NUMBERS)):
@@ -81,5 +84,5 @@ def arrays_in(value: Any) -> list[Any]:
 
 
 def name_of(function: Any) -> str:
-    """What a function, a ufunc or a kernel is called."""
+    """Return the name of a function, a ufunc or a kernel."""
     return str(getattr(function, "__name__", "") or getattr(function, "name", "") or type(function).__name__)

@@ -1,4 +1,4 @@
-"""Records what is done with the arrays that it watches."""
+"""Recorder of the operations on watched arrays."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ NONE: frozenset[int] = frozenset()
 
 
 class ArrayRecorder:
-    """Records one trace while its ``with`` block runs, of all threads; one recorder at a time.
+    """Recorder of one trace while the ``with`` block runs, for all threads; one recorder at a time.
 
-    A buffer is the memory of the array that owns it, and lives as long; views are of the same buffer. An
-    operation is a read or write of each buffer that it touches; what only makes views touches nothing. Events
-    come at the end of their operation: what it makes, what it reads, what it writes. All have one time, that
-    of its beginning.
+    A buffer is the memory of the array that owns this memory, and lives as long; views share the buffer. An
+    operation is a read or write of each buffer that it touches; an operation that only makes views touches
+    nothing. Events are added at the end of their operation: first allocs, then reads, then writes. All have
+    one time, the beginning of the operation.
     """
 
     def __init__(self, *, frames: bool = False) -> None:
-        """Nothing is recorded before the block begins.
+        """Make a recorder, which records nothing before the block begins.
 
         Args:
             frames: keep the program's source line of each event, which costs about a microsecond each.
@@ -45,7 +45,7 @@ class ArrayRecorder:
         self._conversions = Conversions()
         self._frameworks: set[str] = set()
 
-    # --- for people
+    # --- user interface
 
     def __enter__(self) -> Self:
         current.enter(self)
@@ -60,19 +60,19 @@ class ArrayRecorder:
         self._rows.close()
 
     def leave_to_the_parent(self) -> None:
-        """For a forked child, which records nothing."""
+        """Stop recording in a forked child."""
         self._conversions.end()
         self._rows.leave_to_the_parent()
 
     def watch(self, arrays: Any) -> Any:
-        """The same arrays, watched: views of a subclass of their own class.
+        """Return watched versions of the arrays: views of a subclass of their own class.
 
         Args:
-            arrays: an array of NumPy or CuPy, or a list, tuple or dict of such; anything else in there stays
-                as it is. Masked arrays are watched in their data and mask.
+            arrays: an array of NumPy or CuPy, or a list, tuple or dict of such; other values inside stay as
+                they are. Masked arrays are watched in their data and mask.
 
         Raises:
-            TypeError: an array of another subclass, which would lose what it can do.
+            TypeError: an array of another subclass, which would lose special methods.
         """
         if isinstance(arrays, (list, tuple)):
             watched = [self.watch(one) for one in arrays]
@@ -91,63 +91,64 @@ class ArrayRecorder:
         return library.view(arrays, CLASSES[library])
 
     def own(self, category: str, arrays: Any) -> None:
-        """Say what the buffers of some arrays are to the program, such as "parameters".
+        """Declare the role of some arrays' buffers in the program, such as "parameters".
 
         Args:
-            category: the word for it.
+            category: the role.
             arrays: an array, or a list, tuple or dict of arrays, watched or not.
         """
         for one in arrays_in(_listed(arrays)):
             self._categories[self._rows.buffer(one)] = category
 
     def mark(self, name: str) -> None:
-        """Say that a phase begins, such as "forward"."""
+        """Mark the beginning of a phase, such as "forward"."""
         self._rows.mark(name)
 
     def step(self) -> None:
-        """Say that one iteration ends and the next begins. With a pool, its own ``step`` does."""
+        """Mark the end of an iteration and the start of the next; with a pool, the pool's ``step`` does."""
         self._rows.mark("step")
 
     def touch(self, arrays: Any, *, read: bool = True, write: bool = False, name: str = "touch") -> None:
-        """Declare an access that cannot be seen, by C code or through a plain view.
+        """Declare an access that the recorder cannot observe, by C code or through a plain view.
 
         Args:
             arrays: one array or several, watched or not.
-            read: whether it was read.
-            write: whether it was written.
+            read: the arrays were read.
+            write: the arrays were written.
             name: of the operation.
         """
         found = arrays_in(_listed(arrays))
         self._note(name, time.monotonic_ns(), found if read else [], found if write else [], None, PLAIN)
 
     def calls(self, function: Callable[..., Any], writes: Iterable[int] | None = None) -> Callable[..., Any]:
-        """A function that looks at plain arrays itself, such as one in C, or a kernel of CuPy: recorded.
+        """Return a recorded version of a function that accesses plain arrays: C code or a CuPy kernel.
 
         Args:
-            function: is called with plain arrays in place of watched ones; arrays in its result are watched.
-            writes: which arrays among its arguments it writes, counted from 0; None: it may write all.
+            function: is called with plain arrays in place of watched ones; arrays in the result are watched.
+            writes: positions of the written arrays among all array arguments, counted from 0; None: all may
+                be written.
 
         Returns:
-            A function that reads all arrays among its arguments.
+            A function that reads all array arguments.
         """
         return Function(function, also=None if writes is None else frozenset(writes))
 
     def module(self, module: ModuleType) -> Any:
-        """NumPy, CuPy, or a module like them, whose functions are recorded whatever arrays they are given.
+        """Return NumPy, CuPy or a similar module with recorded functions, whatever arrays they get.
 
-        What they make is watched, random numbers too. For programs that take their array module as a value,
-        ``xp``, and for CuPy, many of whose functions do not tell of themselves otherwise.
+        Arrays made by these functions are watched, random numbers too. For programs that take their array
+        module as a value, ``xp``, and for CuPy, many of whose functions report no calls otherwise.
         """
         self._know_library_of(getattr(module, "ndarray", None))
         return Module(module)
 
     @property
     def escaped(self) -> int:
-        """Buffers of watched arrays of which somebody is known to have taken a plain view."""
+        """Number of buffers of watched arrays of which a plain view is known to have been taken."""
         return len(self._escaped)
 
     def trace(self) -> Trace:
-        """What was recorded so far."""
+        """Return the trace recorded so far."""
         return self._trace(self._table())
 
     # --- for watched arrays
@@ -155,15 +156,16 @@ class ArrayRecorder:
     def operation(
         self, name: str, call: Callable[..., Any], args: Any, kwargs: Any, rule: Rule, also: Also = NONE
     ) -> Any:
-        """Do an operation on plain arrays, note it, and give its result with watched arrays.
+        """Perform an operation on plain arrays, record the call, and return the result with watched arrays.
 
         Args:
             name: of the operation.
-            call: it.
-            args: its arguments.
-            kwargs: by name.
-            rule: how it differs from most.
-            also: which of the arrays among them it writes, counted from 0; None: all.
+            call: the operation's function.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            rule: the operation's difference from the default.
+            also: positions of further written arrays among the arrays in the arguments, counted from 0; None:
+                all.
         """
         operands = Operands()
         args, kwargs = operands.plain(args), operands.plain(kwargs)
@@ -176,9 +178,9 @@ class ArrayRecorder:
         began, result, writes = time.monotonic_ns(), None, []
         try:
             result = call(*args, **kwargs)
-        finally:  # what raises may have written as well
+        finally:  # an operation that raises may have written as well
             if _is_array_of(result, args) and not any(result is one for one in arrays_in(unread)):
-                written.append(result)  # `out` by its place
+                written.append(result)  # `out` passed by position
                 unread.append(result)
             reads = [] if rule.metadata else _without(operands.arrays, unread)
             writes = arrays_in(written)
@@ -186,7 +188,7 @@ class ArrayRecorder:
         return self.watched(operands, result, writes)
 
     def escape(self, array: Any) -> None:
-        """Somebody takes a plain view of a watched array: what is done there is not seen."""
+        """Record a plain view of a watched array: accesses through this view are not recorded."""
         buffer = self._rows.buffer(array)
         self._escaped.add(buffer)
         now = time.monotonic_ns()
@@ -195,11 +197,11 @@ class ArrayRecorder:
     def _note(
         self, name: str, began: int, reads: list[Any], writes: list[Any], result: Any, rule: Rule
     ) -> None:
-        """The events of an operation."""
+        """Add the events of an operation."""
         rows, now = self._rows, time.monotonic_ns()
         operation = rows.name(name)
         made = arrays_in(result)
-        # What is written or made is held by the caller, so nothing of it can die here.
+        # The caller holds all arrays that are written or made, so none of them can die here.
         read = {self._operand(one): None for one in reads}
         written = {self._operand(one): None for one in writes}
         new: dict[int, None] = {}
@@ -207,11 +209,11 @@ class ArrayRecorder:
             if rows.known(one) is None:
                 new[rows.begin(one, operation, began, now)] = None
         if made and not (new or written or rule.looks) and all(rows.known(one) in read for one in made):
-            return  # views
+            return  # only views were made
         rows.accesses(read, written | new if rule.fills else written, operation, began, now)
 
     def note(self, name: str, reads: list[Any], result: Any) -> None:
-        """An operation is over that has read some arrays and made another or none."""
+        """Record a finished operation that has read some arrays and made at most one result."""
         self._note(name, time.monotonic_ns(), reads, [], result, PLAIN)
 
     def _operand(self, array: Any) -> int:
@@ -222,7 +224,7 @@ class ArrayRecorder:
         return buffer
 
     def watched(self, operands: Operands, result: Any, writes: list[Any]) -> Any:
-        """A result with watched arrays for plain ones; what was given, and written, comes back as it was."""
+        """Return a result with watched arrays for plain ones; given or written arrays stay as they were."""
         library = CLASSES.get(type(result))
         if library is not None:
             given = operands.original(result)
@@ -263,7 +265,7 @@ class ArrayRecorder:
         return {
             "framework": "+".join(sorted(self._frameworks)) or "numpy",
             "alignment": "512" if cupy else "64",
-            "time": "operation",  # all events of one have the time of its beginning
+            "time": "operation",  # the events of an operation share the time of its beginning
             "accesses": "partial" if self._escaped else "watched",
             "escaped_buffers": str(len(self._escaped)),
             "late_buffers": str(self._rows.late),
@@ -271,19 +273,19 @@ class ArrayRecorder:
 
 
 def _listed(arrays: Any) -> Any:
-    """Iterables that are no arrays, as lists."""
+    """Return iterables that are no arrays as lists."""
     if is_array(arrays) or isinstance(arrays, (tuple, list, dict)) or not hasattr(arrays, "__iter__"):
         return arrays
     return list(arrays)
 
 
 def _is_array_of(result: Any, args: Any) -> bool:
-    """Whether a result is one of the later arguments: functions give their ``out`` back."""
+    """Return true if a result is one of the later arguments: functions return their ``out``."""
     return type(result) in CLASSES and any(result is one for one in args[1:])
 
 
 def _without(arrays: list[Any], others: list[Any]) -> list[Any]:
-    """Arrays without some of them; what is there twice stays once."""
+    """Return arrays without some of them, removing one occurrence each."""
     left = arrays
     for other in arrays_in(others) if others else ():
         last = next((at for at in range(len(left) - 1, -1, -1) if left[at] is other), None)

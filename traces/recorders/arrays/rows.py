@@ -1,4 +1,4 @@
-"""The events of a recording, as they come, and the buffers that live."""
+"""The events of a recording in their order, and the living buffers."""
 
 from __future__ import annotations
 
@@ -23,42 +23,43 @@ if TYPE_CHECKING:
 
     from traces.recorders.arrays.memory import Memory
 
-#: What is kept of an event, int64 each; ``began`` is when its operation did, in ns.
+#: Fields of an event, int64 each; ``began`` is the time in ns at which the event's operation began.
 FIELDS = ("kind", "buffer", "size", "time_ns", "began", "operation", "address", "device", "thread", "frame")
-#: Ours, whose lines are not the program's.
+#: Folders of this package and NumPy, whose source lines are not the program's.
 _FOLDERS = (str(Path(__file__).parent), str(Path(np.__file__).parent))
 
 _ALLOC, _FREE, _READ, _WRITE, _MARK = map(int, (Kind.ALLOC, Kind.FREE, Kind.READ, Kind.WRITE, Kind.MARK))
 
 
-_PACK = struct.Struct(f"{len(FIELDS)}q").pack  # of the ways to keep a row the fastest small one
+_PACK = struct.Struct(f"{len(FIELDS)}q").pack  # the fastest compact way found to store a row
 
 
 class _Root(weakref.ref[Any]):
-    """A weak reference to what keeps a buffer's memory."""
+    """A weak reference to the object that keeps a buffer's memory alive."""
 
     __slots__ = ("buffer", "key", "memory")
     buffer: int
-    key: int  #: identity of what it refers to
-    memory: int  #: key of its memory
+    key: int  #: identity of the referenced object
+    memory: int  #: key of the object's memory
 
 
 class Rows:
-    """Events in their order. All methods may be called by any thread: a row is added in one piece.
+    """Events in their order. All methods may be called by any thread: each row is added atomically.
 
     Attributes:
-        addresses: whether to keep where buffers lie, which takes a moment for each.
-        late: arrays that were operands before anything was known of them: when they were made is not known.
+        addresses: record the addresses of buffers, at a small cost for each.
+        late: number of arrays that were operands before they were known, so that their time of creation is
+            unknown.
     """
 
     def __init__(self, *, frames: bool) -> None:
         self._values = array("q")
-        self._roots: dict[int, _Root] = {}  # of what lives, by identity
-        self._buffers: dict[int, list[int]] = {}  # by the memory's key: buffer, and how many roots it has
+        self._roots: dict[int, _Root] = {}  # living roots, by identity
+        self._buffers: dict[int, list[int]] = {}  # by the memory's key: buffer, and number of its roots
         self._names: dict[str, int] = {}
         self._threads: dict[int, int] = {}
         self._count = 0
-        self._lock = threading.RLock()  # something may die, and be an event, while it is held
+        self._lock = threading.RLock()  # reentrant: under the lock an object may die, and add a row
         self._frames = frames
         self._open = True
         self.addresses = False
@@ -66,11 +67,11 @@ class Rows:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The strings that operations and frames are indices of."""
+        """The strings behind the indices of operations and frames."""
         return tuple(self._names)
 
     def name(self, text: str) -> int:
-        """The index of a string."""
+        """Return the index of a string."""
         found = self._names.get(text)
         if found is None:
             with self._lock:
@@ -78,24 +79,24 @@ class Rows:
         return found
 
     def table(self) -> NDArray[np.int64]:
-        """What has come so far, int64[n, fields]."""
+        """Return the events so far, int64[n, fields]."""
         return np.array(self._values, np.int64).reshape(-1, len(FIELDS))
 
     def close(self) -> None:
-        """Nothing that dies from now on is an event."""
+        """Stop recording frees: later deaths of arrays add no event."""
         self._open = False
 
     def leave_to_the_parent(self) -> None:
-        """For a forked child, where nobody is left who could give the lock back."""
+        """Reset the lock in a forked child, where the thread that could release the lock does not exist."""
         self._lock, self._open = threading.RLock(), False
 
     def known(self, thing: Any) -> int | None:
-        """The buffer of an array, None if nothing is known of it."""
+        """Return the buffer of an array, None if the array is unknown."""
         holder = root_of(thing)
         root = self._roots.get(id(holder))
         if root is not None:
             return root.buffer
-        if type(holder) is np.ndarray:  # all its views lead here
+        if type(holder) is np.ndarray:  # the owner of all its views
             return None
         memory = memory_of(thing)
         with self._lock:
@@ -103,18 +104,18 @@ class Rows:
             return None if shared is None else self._join(memory, shared)
 
     def buffer(self, thing: Any) -> int:
-        """The buffer of an array, which is an event if it is new."""
+        """Return the buffer of an array, adding an alloc event if the buffer is new."""
         found = self.known(thing)
         return self.begin(thing) if found is None else found
 
     def begin(self, thing: Any, operation: int = -1, began: int = -1, now: int = 0) -> int:
-        """A buffer that was not known, of an array."""
+        """Add the buffer of an unknown array, and return the buffer."""
         memory = memory_of(thing)
         address = address_of(thing) if self.addresses else -1
         now = now or time.monotonic_ns()
         with self._lock:
             shared = self._buffers.get(memory.key)
-            if shared is None:  # another thread may have been faster
+            if shared is None:  # else another thread was faster
                 shared = self._buffers[memory.key] = [self._count, 0]
                 self._count += 1
                 self._add((_ALLOC, shared[0], memory.size, now, began, operation, address, device_of(thing)))
@@ -142,18 +143,18 @@ class Rows:
     def accesses(
         self, reads: Iterable[int], writes: Iterable[int], operation: int, began: int, now: int
     ) -> None:
-        """Buffers are read and written."""
+        """Add events for buffers that are read and written."""
         rest = (0, now, began, operation, -1, 0)
         events = [(_READ, buffer, *rest) for buffer in reads]
         events += [(_WRITE, buffer, *rest) for buffer in writes]
         self._add(*events)
 
     def mark(self, name: str) -> None:
-        """A phase begins, or an iteration ends."""
+        """Add a mark: a phase begins, or an iteration ends."""
         self._add((_MARK, -1, 0, time.monotonic_ns(), -1, self.name(name), -1, 0))
 
     def _add(self, *events: tuple[int, ...]) -> None:
-        """Events: see `FIELDS`."""
+        """Add events with the fields of `FIELDS`, of the calling thread."""
         me = threading.get_ident()
         thread = self._threads.get(me)
         if thread is None:

@@ -1,6 +1,6 @@
-"""What operations do with their operands, where that is not what most do.
+"""Rules for operations whose accesses differ from the default.
 
-Most read all arrays that they are given, and write what they make and what is given as ``out``.
+By default an operation reads all array arguments, and writes the result and the array given as ``out``.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: An operand: its place among the arguments, and its name.
+#: An operand: its position among the arguments, and its name.
 Operand = tuple[int, str]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How an operation differs from most.
+    """The difference of an operation from the default.
 
     Attributes:
         writes: operands that are written and not read.
         updates: operands that are read and written.
         ignores: operands whose elements are neither read nor written.
-        metadata: whether it reads no array at all, as `numpy.shape`.
-        fills: whether it writes the array that it makes; `numpy.empty_like` does not.
-        looks: whether it reads its operands although its result is a view, as `numpy.trim_zeros`.
-        if_given: an argument, and what it must be for ``updates`` to hold; its default is the other.
+        metadata: the operation reads no array at all, as `numpy.shape`.
+        fills: the operation writes the new array; `numpy.empty_like` does not.
+        looks: the operation reads the operands although the result is a view, as `numpy.trim_zeros`.
+        if_given: an argument, and the truth value at which ``updates`` applies; the argument's default is the
+            opposite.
     """
 
     writes: tuple[Operand, ...] = ()
@@ -38,7 +39,7 @@ class Rule:
     if_given: tuple[Operand, bool] | None = None
 
     def written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-        """The operands that are written, and of these, with those that are ignored, what is not read."""
+        """Return the operands that are written, and the operands that are not read."""
         if not (self.writes or self.updates or self.ignores):
             return [], []
         unread = [
@@ -65,7 +66,7 @@ _MADE_LIKE = Rule(ignores=((0, "a"),))
 _SELF_UPDATED = Rule(updates=((0, "self"),))
 _SELF_WRITTEN = Rule(writes=((0, "self"),))
 
-#: Functions, by name.
+#: Rules of functions, by name.
 FUNCTIONS: Mapping[str, Rule] = {
     "copyto": Rule(writes=((0, "dst"),)),
     "put": Rule(writes=((0, "a"),)),
@@ -93,7 +94,7 @@ FUNCTIONS: Mapping[str, Rule] = {
     ),
 }  # fmt: skip
 
-#: Methods of arrays, by name; the array is the first operand.
+#: Rules of array methods, by name; the array is the first operand.
 METHODS: Mapping[str, Rule] = {
     "__setitem__": _SELF_WRITTEN,
     "fill": _SELF_WRITTEN,
@@ -112,5 +113,5 @@ METHODS: Mapping[str, Rule] = {
 
 
 def rule_of(name: str) -> Rule:
-    """How a function differs from most."""
+    """Return the rule of a function, the default rule if no other applies."""
     return FUNCTIONS.get(name, PLAIN)

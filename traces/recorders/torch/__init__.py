@@ -1,4 +1,4 @@
-"""What PyTorch's operations allocate, read, write and let go, real tensors or fake ones."""
+"""Recorder of the allocations, accesses and frees of PyTorch's operations, on real or fake tensors."""
 
 from traces.recorders.torch.recorder import AccessRecorder
 

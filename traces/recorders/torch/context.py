@@ -1,4 +1,4 @@
-"""Where in the program an operation is: its thread, module and phase."""
+"""The place of an operation in the program: thread, module and phase."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
     from traces.recorders.torch.ledger import Ledger
 
-#: Phases of a row. RECOMPUTE is what a checkpoint computes again: to the program, the backward.
+#: Phases of a row. RECOMPUTE is the recomputation of a checkpoint, part of the backward to the program.
 NONE, FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = range(5)
 
-#: So many bounds of modules are remembered at most, those of some thousand steps; then the first half goes.
+#: Most module bounds that are remembered, those of some thousand steps; beyond that the first half is
+#: dropped.
 MOST_BOUNDS = 1 << 20
 
 _task = torch._C._current_graph_task_id
@@ -36,10 +37,10 @@ class Here:
 
     Attributes:
         index: in the trace.
-        head: the part of a row's head that tells it.
-        place: that, and the module.
-        stack: numbers of the modules that it is in, the innermost last.
-        module: the last of them, or -1.
+        head: the thread's bits of a row's head.
+        place: the thread's and the module's bits.
+        stack: (identity, number) of the entered modules, the innermost last.
+        module: number of the innermost module, or -1.
     """
 
     __slots__ = ("head", "index", "module", "place", "stack")
@@ -52,12 +53,12 @@ class Here:
 
 
 class Context:
-    """Follows modules, optimizers and the backward by hooks, while it is entered.
+    """Tracker of modules, optimizers and the backward by hooks, while entered.
 
     Attributes:
-        threads: those that were seen, by their ident.
-        optimizers: of each step that runs, the graph task and the depth of modules in which it began.
-        told: the phase that the user said this is, until the next one; FORWARD where nobody did.
+        threads: the threads observed, by their ident.
+        optimizers: for each running step, the graph task and the depth of modules at which the step began.
+        told: the phase declared by the user, until the next declaration; FORWARD if there is none.
     """
 
     def __init__(self, ledger: Ledger, step: Callable[[], None]) -> None:
@@ -70,7 +71,8 @@ class Context:
         self._hooked: dict[int, weakref.ref[Any]] = {}
         self._handles: list[Any] = []
         self._watched: weakref.ref[Any] | None = None
-        # Autograd numbers its nodes in the order of the forward: where a module begins and ends among them.
+        # Autograd numbers its nodes in the order of the forward: the node numbers at which modules begin and
+        # end.
         self._bounds: list[int] = [0]
         self._modules_at: list[int] = [-1]
         self._owners: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -83,10 +85,10 @@ class Context:
         """Paths of the modules, by number."""
         return list(self._names)
 
-    # --- what the program holds
+    # --- tensors that the program holds
 
     def add_module(self, root: torch.nn.Module, path: str | None = None) -> None:
-        """Own what a module and those in it hold, and know their paths."""
+        """Claim the tensors of a module and all submodules, and register their paths."""
         top = type(root).__name__ if path is None else path
         for name, module in root.named_modules():
             if module not in self._paths:
@@ -95,7 +97,7 @@ class Context:
         self.own_module(root)
 
     def own_module(self, root: torch.nn.Module) -> None:
-        """Own what a module and those in it hold now."""
+        """Claim the current tensors of a module and all submodules."""
         for module in root.modules():
             number = self._paths.get(module, -1)
             for parameter in module._parameters.values():
@@ -123,7 +125,7 @@ class Context:
         self._ledger.own_one("gradients", parameter.grad, self._owner(parameter))
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Own what an optimizer holds; its steps end the iterations."""
+        """Claim an optimizer's tensors; the optimizer's steps end the iterations."""
         self._watched = weakref.ref(hooked_optimizer(optimizer) or optimizer)
         self._own_parameters(optimizer)
         self._own_state(optimizer)
@@ -142,7 +144,7 @@ class Context:
     # --- hooks
 
     def enter(self, modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Begin to follow, and own what is there."""
+        """Install the hooks, and claim the existing tensors."""
         for module in modules:
             self.add_module(module)
             self._watch_inputs(module)
@@ -157,7 +159,7 @@ class Context:
         ]
 
     def leave(self) -> None:
-        """Take all hooks away."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -183,10 +185,10 @@ class Context:
         else:
             self.add_module(module)
         if self._watch_inputs(module):
-            self._own_inputs(args)  # this call has begun without the hook
+            self._own_inputs(args)  # this call began before the hook was installed
 
     def _watch_inputs(self, module: torch.nn.Module) -> bool:
-        """Own what the module is called with, also by keyword, from its next call on; False: it is so."""
+        """Claim the module's inputs, also by keyword, from the next call on; return false if done before."""
         if module in self._roots:
             return False
         self._roots.add(module)
@@ -219,7 +221,7 @@ class Context:
                 del self._bounds[1 : MOST_BOUNDS // 2], self._modules_at[1 : MOST_BOUNDS // 2]
 
     def _is_stepping(self) -> bool:
-        """Whether this thread is in an optimizer's step: of one that raised, no hook says that it ended."""
+        """Return true if this thread is in an optimizer's step, which may have raised without an end hook."""
         frame: Any = sys._getframe()
         while frame is not None and frame.f_code is not self._stepping:
             frame = frame.f_back
@@ -239,16 +241,16 @@ class Context:
         if self._watched() is optimizer:
             self._step()
 
-    # --- where an operation is
+    # --- place of an operation
 
     def here(self) -> Here:
-        """The calling thread."""
+        """Return the calling thread."""
         ident = threading.get_ident()
         found = self.threads.get(ident)
         return found or self.threads.setdefault(ident, Here(min(len(self.threads), 1000)))
 
     def phase_and_module(self, here: Here) -> tuple[int, int]:
-        """Of the operation that this thread does."""
+        """Return phase and module of the thread's current operation."""
         task = _task()
         if self.optimizers:
             began, depth = self.optimizers[-1]
@@ -265,6 +267,6 @@ class Context:
         if node is None:
             return -1
         number = node._sequence_nr()
-        if number >= 1 << 63:  # an AccumulateGrad
+        if number >= 1 << 63:  # an AccumulateGrad node
             return self._owner(node.variable)
         return self._modules_at[bisect_right(self._bounds, number) - 1]

@@ -1,4 +1,4 @@
-"""Which buffer a storage is, while it lives, and what it is to the program."""
+"""The buffer of each living storage, and the buffer's role in the program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _NOTHING = 99, ""
-#: What a buffer can be by what holds it, the strongest claim first.
+#: Roles of a buffer by its holder, the strongest claim first.
 OWNED = ("parameters", "module_buffers", "gradients", "optimizer_state", "inputs")
 
 
@@ -29,12 +29,12 @@ class Known(weakref.ref[Any]):
     """A living storage.
 
     Attributes:
-        key: its ``id``, which another may have when this one is gone.
-        buffer: its number in the trace.
+        key: the storage's ``id``, which another storage may get after this one's end.
+        buffer: the number in the trace.
         size: bytes.
         device: number of the device.
-        inside: whether it was made inside a module.
-        pointer: where its memory is, if no operation made it; else 0.
+        inside: true if made inside a module.
+        pointer: address of the memory, if no operation made the storage; else 0.
     """
 
     __slots__ = ("buffer", "device", "inside", "key", "pointer", "size")
@@ -48,18 +48,19 @@ class Known(weakref.ref[Any]):
 
 
 class Ledger:
-    """The storages that were met and are alive, by identity.
+    """The living storages met so far, by identity.
 
-    A storage's Python object lives as long as the storage, so that a weak reference to it tells of its end;
-    that may come at any moment, in any thread, and only appends a row.
+    A storage's Python object lives as long as the storage, so a weak reference to that object reports the
+    storage's end. The end may come at any moment, in any thread, and only appends a row.
 
     Attributes:
-        known: of the living storages, by ``id``.
-        devices: the devices that were met, in order.
-        categories: of a buffer, how strong the claim on it is, and its category.
-        mode: the fake mode whose tensors are memory; those of others, which DTensor asks for shapes, are not.
-        apart: whether any operation of a wrapper was taken apart, which may ask so.
-        modules: number of the module that a buffer belongs to, where its maker is not what tells it.
+        known: the living storages, by ``id``.
+        devices: the devices met so far, in order.
+        categories: for each buffer, the strength of the claim, and the category.
+        mode: the fake mode whose tensors count as memory; tensors of other fake modes, which DTensor uses to
+            infer shapes, do not.
+        apart: true once an operation of a wrapper was decomposed, which may infer shapes so.
+        modules: number of the module that owns a buffer, if other than the module that made the buffer.
     """
 
     def __init__(self, rows: Rows, now: Callable[[], int], *, places: bool = False) -> None:
@@ -72,20 +73,20 @@ class Ledger:
         self.modules: dict[int, int] = {}
         self.mode: Any = None
         self.apart = False
-        self._outside: dict[int, Known] = {}  # what no operation made, by where its memory is
-        self._others: dict[int, list[int]] = {}  # of a buffer with several storages, an entry for all but one
+        self._outside: dict[int, Known] = {}  # storages that no operation made, by address
+        self._others: dict[int, list[int]] = {}  # an entry for each storage of a buffer beyond the first
 
     def meet(
         self, tensor: torch.Tensor, storage: Any, head: int, time_ns: int, *, made: bool
     ) -> Known | None:
-        """A storage that is seen for the first time; None where it is no memory.
+        """Register a storage at the first appearance; return None if the storage is no memory.
 
         Args:
-            tensor: one that lies in it.
-            storage: it.
+            tensor: a tensor in the storage.
+            storage: the storage.
             head: of the rows of the operation.
-            time_ns: when that began.
-            made: whether the operation made it; if not it was there before, and is an input.
+            time_ns: time at which the operation began.
+            made: true if the operation made the storage; else the storage is older, and an input.
         """
         device = tensor.device
         if device.type == "meta" or (isinstance(tensor, FakeTensor) and not self._is_memory(tensor)):
@@ -121,7 +122,7 @@ class Ledger:
             self._rows.extend(place)
 
     def _is_there(self, known: Known) -> bool:
-        """Whether another storage is known in the same memory, such as NumPy's: then they are one buffer."""
+        """Return true if another storage shares this memory, such as NumPy's; both then are one buffer."""
         twin = self._outside.setdefault(known.pointer, known)
         if twin is known or twin() is None or twin.size != known.size:
             self._outside[known.pointer] = known
@@ -131,7 +132,7 @@ class Ledger:
         return True
 
     def resized(self, known: Known, storage: Any, head: int, time_ns: int) -> None:
-        """A storage that has another size than before: for the trace, another buffer in its place."""
+        """Handle a storage with a new size: in the trace, another buffer in place of the old one."""
         with self._lock:
             size = _size(storage)
             if size == known.size:
@@ -155,12 +156,12 @@ class Ledger:
         self._rows.extend((FREE, known.buffer, self._now()))
 
     def claim(self, buffer: int, category: str, strength: int) -> None:
-        """Say what a buffer is, unless a stronger claim was made; the lowest number is the strongest."""
+        """Claim a buffer for a category, unless a stronger claim exists; lower numbers are stronger."""
         if self.categories.get(buffer, _NOTHING)[0] > strength:
             self.categories[buffer] = strength, category
 
     def own_input(self, tensor: torch.Tensor) -> None:
-        """Say that a tensor is given to the program's outermost module, if none made it."""
+        """Claim a tensor passed to the program's outermost module as an input, unless made in a module."""
         for plain in plain_tensors(tensor):
             storage = plain.untyped_storage()
             known = self.known.get(id(storage)) or self.meet(plain, storage, 0, self._now(), made=False)
@@ -168,25 +169,25 @@ class Ledger:
                 self.claim(known.buffer, "inputs", len(OWNED) - 1)
 
     def own(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Say what the storages of some tensors are, as the user does, who knows best."""
+        """Claim the storages of some tensors by the user's word, the strongest claim."""
         for tensor in tensors:
             self.own_one(category, tensor, -1, strength=-1)
 
     def own_one(
         self, category: str, tensor: torch.Tensor | None, module: int, strength: int | None = None
     ) -> None:
-        """Say what the storages of a tensor are.
+        """Claim the storages of a tensor.
 
         Args:
-            category: what.
-            tensor: whose storages; None: of none.
-            module: number of the module that they belong to; -1: not said.
+            category: the category.
+            tensor: owner of the storages; None: no storages.
+            module: number of the module that owns the storages; -1: unknown.
             strength: of the claim; by default that of the category.
         """
         for plain, storage in () if tensor is None else storages_in(tensor):
             known = self.known.get(id(storage))
             if known is not None and self.categories.get(known.buffer, _NOTHING)[1] is category:
-                continue  # as has been said before
+                continue  # claimed so before
             known = known or self.meet(plain, storage, 0, self._now(), made=True)
             if known is not None:
                 self.claim(known.buffer, category, OWNED.index(category) if strength is None else strength)
@@ -195,7 +196,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """See storages that are resized past all operations, as FSDP does."""
+        """Follow storages that are resized outside of operations, as FSDP does."""
         before = torch.UntypedStorage.resize_
 
         @functools.wraps(before)
@@ -213,16 +214,16 @@ class Ledger:
 
 
 def head_of(thread: int, name: int, module: int) -> int:
-    """The head of a row, without its kind and phase."""
+    """Return the head of a row, without kind and phase."""
     return (thread + 1) << THREAD | (name + 1) << NAME | (module + 1) << MODULE
 
 
 def _address(storage: Any) -> int:
-    return 0 if storage.device.type == "meta" else int(storage.data_ptr())  # as a fake one's is
+    return 0 if storage.device.type == "meta" else int(storage.data_ptr())  # also 0 for fake storages
 
 
 def _size(storage: Any) -> int:
     try:
         return int(storage.nbytes())
-    except Exception as error:  # torch's own are not public
+    except Exception as error:  # torch's error classes are not public
         raise TraceError(f"a tensor's size depends on data: {str(error).splitlines()[0][:200]}") from error

@@ -1,4 +1,4 @@
-"""What the schema of an operation says of its arguments, asked once for each operation."""
+"""Memory behaviour of operations according to their schema, computed once per operation."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any, NamedTuple
 import torch
 
 _BY_KEYWORD = 1 << 30
-#: What FakeTensor and the dispatcher ask of a tensor: no bytes are touched.
+#: Queries of a tensor by FakeTensor and the dispatcher, which touch no bytes.
 _ASKS = ("prim::", "aten::sym_", "aten::is_", "aten::size", "aten::stride", "aten::numel", "aten::dim")
 
-#: What kernels update although the schema does not say so (``native_batch_norm``, ``cudnn_batch_norm``,
-#: ``_cudnn_rnn``), except in those that only read it.
+#: Arguments that kernels update although the schema does not declare so (``native_batch_norm``,
+#: ``cudnn_batch_norm``, ``_cudnn_rnn``), except in operations that only read them.
 _UNSAID = frozenset(("running_mean", "running_var", "dropout_state"))
 _ONLY_READ = ("backward", "functional", "no_training", "no_update")
 _UNSAID_OF = frozenset((("aten::mkldnn_rnn_layer_backward", "workspace"),))
 
 
 class Argument(NamedTuple):
-    """One argument that holds tensors, or may."""
+    """One argument that holds or may hold tensors."""
 
-    position: int  #: among the positional ones; beyond them all if it is given by keyword only
+    position: int  #: among the positional arguments; beyond all of them if keyword-only
     name: str
     written: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What an operation does with memory, as far as its schema tells.
+    """The memory behaviour of an operation, as far as the schema shows.
 
     Attributes:
         name: such as ``aten::add.Tensor``.
-        asks: it is a question about a tensor, and touches nothing.
-        views: whatever it returns is one of its arguments, or a view of one, and it writes nothing. It may
-            change what an argument is a view of (``t_``, ``set_``, ``resize_``).
-        makes: it may return new tensors, not only what it was given.
-        fills: what it makes it also writes, unlike ``empty``.
-        arguments: those that may hold tensors. What is asked for its shape only, as by
-            ``zeros_like``, is not among them.
-        whole: it has no schema; all it is given together is its one argument.
+        asks: a query of a tensor, which touches nothing.
+        views: each result is an argument or a view of an argument, and nothing is written. The operation may
+            rebind an argument to other memory (``t_``, ``set_``, ``resize_``).
+        makes: results may be new tensors, not only arguments.
+        fills: new results are also written, unlike those of ``empty``.
+        arguments: arguments that may hold tensors, without those used for their shape only, as by
+            ``zeros_like``.
+        whole: no schema exists; all arguments together count as one argument.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Operation:
 
 @functools.cache
 def learn(function: Any) -> Operation:
-    """What an operation of the dispatcher does; one without a schema reads all it is given."""
+    """Return the behaviour of a dispatcher operation; one without a schema reads all arguments."""
     schema = getattr(function, "_schema", None)
     if schema is None:
         named = getattr(function, "name", None)

@@ -1,4 +1,4 @@
-"""A dispatch mode that writes down what each operation does with memory."""
+"""Dispatch mode that records the memory accesses of each operation."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _PHASES = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 
 class AccessRecorder(TorchDispatchMode):
-    """Records one trace while its ``with`` block runs.
+    """Recorder of one trace while the ``with`` block runs.
 
         with AccessRecorder([model], [optimizer]) as recorder:
             for batch in batches:
                 train(batch)
         trace = recorder.trace()
 
-    A storage is a buffer. An operation is an event of each storage that it reads or writes, by its schema;
-    what is written may be read too. Views touch nothing. All events of an operation have the time at which it
-    began.
+    A storage is a buffer. An operation is an event of each storage read or written according to the schema;
+    written storages may be read too. Views touch nothing. All events of an operation have the time at which
+    the operation began.
     """
 
     supports_higher_order_operators = True
@@ -60,14 +60,15 @@ class AccessRecorder(TorchDispatchMode):
         """Make a recorder.
 
         Args:
-            modules: whose parameters and buffers are there from the beginning. Others are found when called.
-            optimizers: likewise; the steps of the last one end iterations. Without any, those of the first
-                that steps do.
-            limit: most events to keep, 24 bytes each; then recording ends with a warning, and the trace's
-                metadata says ``truncated``.
-            places: keep where each buffer lies and when each operation ran, too: see `table`.
-            clock: what tells the nanoseconds that an operation takes, by the operation, its arguments, its
-                keyword arguments and its result; times are then sums of these; else the host's.
+            modules: modules whose parameters and buffers exist from the beginning. Others are found when
+                called.
+            optimizers: likewise; the steps of the last optimizer end iterations. Without any, the steps of
+                the first optimizer that steps do.
+            limit: most events to keep, 24 bytes each; beyond that, recording ends with a warning, and the
+                trace's metadata says ``truncated``.
+            places: also keep the address of each buffer and the time span of each operation: see `table`.
+            clock: function that returns the nanoseconds of an operation, from the operation, the arguments,
+                keyword arguments and the result; times are then sums of these, else the host's.
         """
         super().__init__()
         self._given = list(modules), list(optimizers)
@@ -86,10 +87,10 @@ class AccessRecorder(TorchDispatchMode):
         return self._modelled_ns
 
     def __enter__(self) -> Self:
-        """Begin.
+        """Begin recording.
 
         Raises:
-            TraceError: it has recorded already, or another recorder is active.
+            TraceError: this recorder has recorded already, or another recorder is active.
         """
         if self._entered or any(mode in _active and not mode._rows.full for mode in _modes()):
             raise TraceError("a recorder records once, and not inside another")
@@ -112,17 +113,21 @@ class AccessRecorder(TorchDispatchMode):
         _active.discard(self)
 
     def own(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Say what the storages of some tensors are to the program."""
+        """Declare the role of some tensors' storages in the program."""
         self._ledger.own(category, tensors)
 
     def mark(self, name: str) -> None:
-        """Say that something begins; "forward", "backward", "optimizer" until the next mark or step."""
+        """Mark the beginning of a phase.
+
+        "forward", "backward" and "optimizer" set the phase of operations until the next mark or step; any
+        other name adds a mark of that name and returns to the forward.
+        """
         self._context.told = _PHASES.get(name, FORWARD)
         if name not in _PHASES:
             self._mark(name)
 
     def step(self) -> None:
-        """Say that an iteration has ended: then optimizers no longer say it."""
+        """Mark the end of an iteration: from then on optimizer steps no longer end iterations."""
         self._context.told = FORWARD
         self._mark(STEP)
 
@@ -134,16 +139,16 @@ class AccessRecorder(TorchDispatchMode):
         self._rows.extend((head_of(self._context.here().index, number, -1) | MARK, -1, self._now()))
 
     def table(self) -> Table:
-        """What was recorded so far, before it becomes a trace."""
+        """Return the rows recorded so far, as a table."""
         return self._rows.table()
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """Operations and modules, by the numbers in a table."""
+        """Names of operations and paths of modules, by the numbers in a table."""
         return list(self._names), self._context.names
 
     def trace(self, table: Table | None = None) -> Trace:
-        """What was recorded so far, or until a table was made of it."""
+        """Return the trace recorded so far, or the trace of the given table."""
         return as_trace(
             self.table() if table is None else table,
             self._ledger,
@@ -154,15 +159,15 @@ class AccessRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:
-            return args[0].fake_device  # as its mode would say, which is asked some times in each operation
+            return args[0].fake_device  # the mode's answer, needed several times per operation
         if _function_modes() == 0:
             return self._see(func, types, args, kwargs)
-        with torch._C.DisableTorchFunction():  # they would hear of what only the recorder asks
+        with torch._C.DisableTorchFunction():  # function modes must not intercept the recorder's own calls
             return self._see(func, types, args, kwargs)
 
     def _see(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if types and self._any_wraps(types):
-            return NotImplemented  # it takes the operation apart, and we see the parts
+            return NotImplemented  # the wrapper decomposes the operation, and the recorder gets the parts
         if self._rows.full:
             return func(*args, **(kwargs or {}))
         began = self._now()
@@ -201,7 +206,7 @@ class AccessRecorder(TorchDispatchMode):
         return found
 
     def _head(self, name: int) -> int:
-        """What all rows of an operation begin with, here and now."""
+        """Return the head common to all rows of an operation of this thread now."""
         context = self._context
         here = context.threads.get(get_ident()) or context.here()
         if _task() == -1 and not context.optimizers:
@@ -216,7 +221,7 @@ class AccessRecorder(TorchDispatchMode):
         if operation.makes:
             returned, made = self._returned(result, head, began)
             if returned and not made and not written:
-                return  # what it returns is a view, though its schema does not say it
+                return  # the result is a view, though the schema does not declare so
             if operation.fills:
                 written.update(made)
         rows: list[int] = []
@@ -233,7 +238,7 @@ class AccessRecorder(TorchDispatchMode):
     def _given_to(
         self, operation: Operation, args: Any, kwargs: Any, head: int, began: int
     ) -> tuple[dict[int, Known], dict[int, Known]]:
-        """What is read, and what is written."""
+        """Return the storages that are read, and those that are written."""
         read: dict[int, Known] = {}
         written: dict[int, Known] = {}
         given = len(args)
@@ -258,7 +263,7 @@ class AccessRecorder(TorchDispatchMode):
         return read, written
 
     def _returned(self, result: Any, head: int, began: int) -> tuple[bool, dict[int, Known]]:
-        """Whether any tensor was returned, and what was made."""
+        """Return true if any tensor was returned, and the storages that were made."""
         made: dict[int, Known] = {}
         returned = False
         for plain, storage in storages_in(result):
@@ -270,7 +275,7 @@ class AccessRecorder(TorchDispatchMode):
         return returned, made
 
 
-#: Those that are entered; of a forked child none records, which has only part of the program.
+#: The entered recorders. In a forked child, which has only part of the program, none records.
 _active: weakref.WeakSet[AccessRecorder] = weakref.WeakSet()
 
 

@@ -1,4 +1,4 @@
-"""Events as they come, three integers each, and what they are as a trace."""
+"""Rows of a recording, three integers each, and their conversion to columns."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Kinds of rows that are no events. POINTER: the third number is where the buffer lies; with a phase, when
-# that was seen. SPAN: an operation's end and beginning. SIZE: the buffer's size; the thread is its device.
+# Row kinds besides events. POINTER: the third number is the buffer's address or, with a phase, the time of
+# that observation. SPAN: an operation's end and beginning. SIZE: the buffer's size; the thread field holds
+# its device.
 POINTER, SPAN, SIZE = 5, 6, 7
-#: Kinds of events, as plain numbers: a row takes less than a look at an enumeration.
+#: Event kinds as plain numbers: adding a row takes less time than an enumeration lookup.
 ALLOC, FREE, READ, WRITE, MARK = (
     int(kind) for kind in (Kind.ALLOC, Kind.FREE, Kind.READ, Kind.WRITE, Kind.MARK)
 )
 
-#: So many are kept by default: 0.8 GB.
+#: Default limit on rows: 0.8 GB.
 LIMIT = 1 << 25
 
-# A head is kind, phase, thread + 1, name + 1, module + 1; from the lowest bit up.
+# A head holds kind, phase, thread + 1, name + 1, module + 1, from the lowest bit up.
 PHASE, THREAD, NAME, MODULE = 3, 6, 16, 38
 _WIDTHS = {
     "kind": (0, 3),
@@ -39,14 +40,14 @@ _WIDTHS = {
 
 
 class Rows:
-    """A table that only grows, at its end and by whole rows, whoever interrupts whom.
+    """A table that only grows, at the end and by whole rows, under any interruption.
 
-    `array.extend` runs no Python code, so that a finaliser or another thread comes before it or after it.
+    `array.extend` runs no Python code, so that a finaliser or another thread runs before or after the call.
 
     Attributes:
-        limit: how many are kept.
-        full: whether nothing is added any more.
-        truncated: whether that is because there were so many.
+        limit: most rows that are kept.
+        full: true if no more rows are added.
+        truncated: true if the limit was the reason.
     """
 
     def __init__(self, limit: int) -> None:
@@ -58,18 +59,18 @@ class Rows:
         return len(self._numbers) // 3
 
     def forget(self) -> None:
-        """Add nothing more."""
+        """Add no more rows."""
         self.full, self.extend = True, _forget
 
     def end(self) -> None:
-        """Add nothing more, and say so."""
+        """Add no more rows, and warn that the limit was reached."""
         if not self.full:
             self.forget()
             self.truncated = True
             warnings.warn(f"recording has ended after {self.limit:,} events", RuntimeWarning, stacklevel=2)
 
     def table(self) -> Table:
-        """What is in it so far."""
+        """Return the rows so far as columns."""
         numbers = np.array(self._numbers, np.int64).reshape(-1, 3)
         head = numbers[:, 0]
         parts = {name: (head >> low) & ((1 << width) - 1) for name, (low, width) in _WIDTHS.items()}
@@ -104,15 +105,15 @@ def _forget(_: Iterable[int]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of n events, and of m buffers; the last three empty or 0 unless they were asked for.
+    """Columns of n events, and of m buffers; the last three empty or 0 unless they were requested.
 
     Attributes:
         kind, buffer, time_ns, phase, thread, name, module: int64[n]; name and module -1 where unknown.
         size: int64[m], bytes.
-        device: int64[m], number of the device in the order in which they were met.
-        pointer: int64[m], where it lies.
-        seen: int64[m], a time at which it lay there, in ns.
-        spans: when each operation ran.
+        device: int64[m], number of the device in order of first appearance.
+        pointer: int64[m], address.
+        seen: int64[m], a time at which the buffer lay there, in ns.
+        spans: time span of each operation.
     """
 
     kind: NDArray[np.int64]
@@ -131,7 +132,7 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """When operations ran, in the order of their ends: int64[k] each; module is -1 where unknown."""
+    """Time spans of operations, in the order of their ends: int64[k] each; module is -1 where unknown."""
 
     begin_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]

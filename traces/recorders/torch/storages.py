@@ -1,4 +1,4 @@
-"""The storages behind a tensor, whatever kind of tensor it is."""
+"""The storages behind a tensor, for any type of tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMPRESSED = {
 
 
 def is_wrapper(kind: Any) -> bool:
-    """Whether tensors of this class keep their memory in other tensors, as DTensor does."""
+    """Return true if tensors of this class keep their memory in other tensors, as DTensor does."""
     return (
         issubclass(kind, torch.Tensor)
         and not issubclass(kind, FakeTensor)
@@ -29,7 +29,7 @@ def is_wrapper(kind: Any) -> bool:
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that hold the memory of one: itself, its parts, or none where that is not known."""
+    """Yield the tensors that hold the memory of a tensor: itself, its parts, or none if unknown."""
     if hasattr(tensor, "__tensor_flatten__") and not isinstance(tensor, FakeTensor):
         for name in tensor.__tensor_flatten__()[0]:
             if isinstance(part := getattr(tensor, name), torch.Tensor):
@@ -43,7 +43,7 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested lists, tuples and dicts."""
+    """Yield the tensors in nested lists, tuples and dicts."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -55,15 +55,15 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def storages_in(value: Any) -> Sequence[tuple[torch.Tensor, Any]]:
-    """The storages of an argument or result of an operation, each with a tensor that lies in it."""
+    """Return the storages of an argument or result of an operation, each with a tensor inside."""
     kind = type(value)
     if kind in _PLAIN:
         try:
             return ((value, value.untyped_storage()),)
-        except (NotImplementedError, RuntimeError):  # a sparse one, or one of an opaque kind
+        except (NotImplementedError, RuntimeError):  # a sparse tensor, or an opaque one
             return [(plain, plain.untyped_storage()) for plain in plain_tensors(value)]
     if kind is list or kind is tuple:
-        if _PLAIN.issuperset(map(type, value)):  # the lists of foreach operations, which are long
+        if _PLAIN.issuperset(map(type, value)):  # the long lists of foreach operations
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 return [(entry, entry.untyped_storage()) for entry in value]
         return [pair for entry in value if entry is not None for pair in storages_in(entry)]

@@ -1,4 +1,4 @@
-"""From a recorder's rows to a trace: phases become marks, and what nobody claimed gets its category."""
+"""Conversion of a recorder's rows to a trace: phases become marks, and unclaimed buffers get a category."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 _MARKS = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
-#: The mark of an iteration's end, told by the user, and found by the optimizer's step.
+#: Names of the marks that end iterations: set by the user, and found by the optimizer's step.
 STEP, FOUND_STEP = "step", "(step)"
 
 
 def as_trace(
     table: Table, ledger: Ledger, operations: list[str], modules: list[str], more: dict[str, str]
 ) -> Trace:
-    """The trace of what was recorded.
+    """Return the recorded trace.
 
     Args:
         table: the rows.
-        ledger: what is known of the buffers.
+        ledger: the buffers' claims and devices.
         operations: names of operations and marks, by number.
         modules: paths of modules, by number.
         more: metadata.
@@ -65,7 +65,7 @@ def as_trace(
 
 
 def named_only(columns: dict[str, Ints], names: list[str]) -> dict[str, Any]:
-    """The columns with those of the names that are used."""
+    """Return the columns with only the names that are used."""
     used = np.zeros(len(names) + 1, np.bool_)
     for column in NAMED:
         used[columns.get(column, np.empty(0, np.int64))] = True
@@ -80,7 +80,7 @@ def named_only(columns: dict[str, Ints], names: list[str]) -> dict[str, Any]:
 
 
 def _of(values: Ints, index: Ints, unknown: int = 0) -> Ints:
-    """The value of each index, where that is not negative."""
+    """Return the value at each index, or ``unknown`` for negative indices."""
     return np.append(values, unknown)[np.where(index < 0, len(values), index)]
 
 
@@ -95,20 +95,20 @@ def _found(table: Table, operations: list[str]) -> NDArray[np.bool_]:
 
 
 def _steps(table: Table, operations: list[str]) -> NDArray[np.bool_]:
-    """Marks that end iterations: those that were told, or if there are none, those that were found."""
+    """Return a mask of the marks that end iterations: the user's or, if there are none, those found."""
     told = _named(table, operations, STEP)
     return told if told.any() else _found(table, operations)
 
 
 def _phases(table: Table) -> Ints:
-    """Phase of each row; a free, which knows none, has that of the row before."""
+    """Return the phase of each row; a free, which has none, gets that of the row before."""
     rows = np.arange(len(table.phase))
     last = np.maximum.accumulate(np.where(table.phase > 0, rows, 0))
     return table.phase[last] if len(last) else table.phase
 
 
 def _runs(phase: Ints, step: NDArray[np.bool_]) -> Ints:
-    """Row at which the phase that each row is in has ended, for each row; negative outside of the forward."""
+    """Return for each row the row at which the row's forward phase ends; negative outside of the forward."""
     if not len(phase):
         return phase
     begins = np.ones(len(phase), np.bool_)
@@ -119,7 +119,7 @@ def _runs(phase: Ints, step: NDArray[np.bool_]) -> Ints:
 
 
 def _categories(table: Table, ledger: Ledger, end: Ints) -> list[str]:
-    """What each buffer is: as claimed, an activation if it outlives the forward that made it, or passing."""
+    """Return each buffer's category: as claimed, else activation (alive after the forward) or temporary."""
     length = len(table.kind)
     alloc, free = np.flatnonzero(table.kind == Kind.ALLOC), np.flatnonzero(table.kind == Kind.FREE)
     born, dies = np.zeros(len(table.size), np.int64), np.full(len(table.size), length)
@@ -134,7 +134,7 @@ def _categories(table: Table, ledger: Ledger, end: Ints) -> list[str]:
 
 
 def _device_numbers(table: Table, ledger: Ledger) -> Ints:
-    """Number in the trace of each buffer's device: accelerators have their own, the host comes after them."""
+    """Return each buffer's device in the trace: accelerators keep their index, the host comes after them."""
     devices = list(ledger.devices)
     numbers = [device.index or 0 if device.type != "cpu" else -1 for device in devices]
     host = max(numbers, default=-1) + 1
@@ -156,7 +156,7 @@ def _metadata(ledger: Ledger) -> dict[str, str]:
 def _with_marks(
     columns: dict[str, Ints], phase: Ints, number: dict[str, int], keep: NDArray[np.bool_]
 ) -> dict[str, Ints]:
-    """The columns with a mark where a phase begins, and without the rows that are not kept."""
+    """Return the columns with a mark at each beginning of a phase, and without dropped rows."""
     shown = np.where(phase == RECOMPUTE, BACKWARD, phase)
     before = np.append(0, shown[:-1])
     begins = np.flatnonzero((shown != before) & (shown > 0))
