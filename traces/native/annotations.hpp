@@ -1,4 +1,4 @@
-// Named ranges of the recorded program, as `record_function` and optimizers write them, as marks of a device's rows.
+// Conversion of named ranges, written by `record_function` and optimizers, to marks of a device's rows.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,8 @@ class Annotations {
  public:
   Annotations(Texts& texts, std::deque<DeviceRows>& devices) : texts_(texts), devices_(devices), marks_(devices.size()) {}
 
-  // `stage`: START or END. PyTorch writes each range once for every device; steps divide the iterations of all of them.
+  // `stage`: START or END. PyTorch writes each range once per device. A step divides the iterations of all devices, so
+  // only the lowest device with annotations adds one.
   void add(size_t device, int64_t time_us, const std::string& given, std::string_view stage) {
     if (device >= marks_.size()) throw Fault("an annotation of no device");
     const bool begins = stage == "START";
@@ -35,7 +36,7 @@ class Annotations {
       mark(device, time_us, static_cast<int32_t>(texts_.id(kOptimizerStep)), Row::kNoRange);
   }
 
-  // Gives the devices their marks in the order of their times.
+  // Hands the marks to the devices, sorted by time.
   void sort() {
     for (size_t device = 0; device < marks_.size(); ++device) {
       std::stable_sort(marks_[device].begin(), marks_[device].end(),
@@ -65,7 +66,7 @@ class Annotations {
   Texts& texts_;
   std::deque<DeviceRows>& devices_;
   std::vector<std::vector<Row>> marks_;
-  size_t first_ = SIZE_MAX;  // the first device that has any
+  size_t first_ = SIZE_MAX;  // the first device with annotations
 };
 
 }  // namespace traces

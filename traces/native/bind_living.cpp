@@ -1,4 +1,4 @@
-// Binding of what knows which buffers are alive.
+// Binding of the table of living buffers.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -12,7 +12,7 @@ using namespace traces;
 
 namespace {
 
-// The kind alone: who asks knows the address.
+// Reports the kind of fault only: the caller knows the address.
 template <class Work>
 auto refusing(const Work& work) {
   try {

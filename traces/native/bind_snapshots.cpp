@@ -21,7 +21,7 @@ using namespace traces;
 
 namespace {
 
-// A file by its descriptor; says now and then how much has been read, and lets Ctrl-C through.
+// A file by its descriptor; reports progress now and then, and lets Ctrl-C interrupt.
 class Input {
  public:
   Input(int descriptor, uint64_t total, nb::object progress)
@@ -35,7 +35,7 @@ class Input {
     }
     done_ += static_cast<uint64_t>(found);
     budget.read(done_);
-    if (done_ >= next_tick_ || static_cast<size_t>(found) < most) {  // the next may have to wait
+    if (done_ >= next_tick_ || static_cast<size_t>(found) < most) {  // the next read may have to wait
       next_tick_ = done_ + kTick;
       tick();
     }
@@ -68,7 +68,7 @@ nb::str text_of(std::string_view text) {
   return nb::steal<nb::str>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
-// Settings as Python's values; what is nested deeper, or larger, is None.
+// Converts settings to Python values; deeper nested or larger values become None.
 nb::object plain(const Records& records, const Pickle& pickle, Value value, int depth) {
   constexpr size_t most = 256;
   switch (value.kind()) {
@@ -123,14 +123,15 @@ void take(Read& to, Columns columns) {
   for (const std::string& name : columns.names) to.names.append(text_of(name));
 }
 
-// Of the list that `torch.cuda.memory_snapshot` returns.
+// True for the list that `torch.cuda.memory_snapshot` returns.
 bool is_segments(const Records& records, Value root) {
   if (!records.has_shape(root, Records::kList) || records.items(root).count == 0) return false;
   const Value first = *records.items(root).begin();
   return records.has_shape(first, Records::kDict) && !records.fields(first)[kTotalSize].is(Value::kMissing);
 }
 
-// Of the whole; where it is read leniently, of what came before the end of a truncated file, if events did.
+// Returns the fields of the whole snapshot; in lenient mode, of the part before the end of a truncated file,
+// if that contains events.
 Fields fields_of(const Records& records, Pickle& pickle, bool lenient) {
   Value root;
   try {
@@ -182,7 +183,7 @@ Read read_snapshot(int descriptor, uint64_t total, bool lenient, bool paths, nb:
   return result;
 }
 
-// Texts as they are in a file, as Python's, of which two may be the same.
+// Converts counts by file text to counts by Python text; two file texts may become the same.
 nb::dict counts_of(const std::map<std::string, int64_t>& counts) {
   nb::dict result;
   for (const auto& [name, count] : counts) result[text_of(name)] = count;

@@ -1,4 +1,4 @@
-// The bytes of a file one after the other, in bounded memory.
+// Sequential reader of the bytes of a file, in bounded memory.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace traces {
 
-struct Truncated {};  // the file ends within what was asked for
+struct Truncated {};  // the file ends within the requested bytes
 
 class ByteReader {
  public:
-  static constexpr size_t kBuffer = size_t{1} << 18;  // nothing longer can be taken at once
-  // Puts up to so many bytes there and says how many; 0: the end. What it throws goes through.
+  static constexpr size_t kBuffer = size_t{1} << 18;  // upper bound of one `take`
+  // Writes up to the given number of bytes and returns their number; 0: the end. Exceptions pass through.
   using Source = std::function<size_t(char*, size_t)>;
 
   explicit ByteReader(Source source) : source_(std::move(source)), buffer_(new char[kBuffer]), at_(buffer_.get()), end_(at_) {}
@@ -43,7 +43,7 @@ class ByteReader {
     at_ += count;
   }
 
-  // A number of `Number`'s size, little end first, as the machine has it.
+  // Reads a number of `Number`'s size in little-endian order, which must be the machine's.
   template <class Number>
   Number number() {
     Number value;

@@ -1,4 +1,4 @@
-// A table that only grows, and never needs twice its size to do so.
+// A table that only grows, in chunks, so that growing never needs twice its size.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The rows of a trace that one device's events make, and what was there before them.
+// The trace rows of one device's events, and of the memory from before these events.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@ class DeviceRows {
  public:
   explicit DeviceRows(Budget& budget) : rows(budget), before(budget), marks(budget) {}
 
-  Chunked<Row> rows, before;  // `before`: allocs of what was there already
-  Chunked<Row> marks;         // of the program's ranges and steps, in the order of their times
+  Chunked<Row> rows, before;  // `before`: allocs from before the recording
+  Chunked<Row> marks;         // of the program's ranges and steps, sorted by time
   Held held;                  // segments, at the end
   int64_t buffers = 0;
 
@@ -36,7 +36,8 @@ class DeviceRows {
     row.kind = kAlloc;
     rows.push(row);
   }
-  // What was never seen was there before, with what the free says of it.
+  // Frees a buffer. A buffer without an alloc is older than the recording, with the size and stream of its
+  // free.
   void free(Row row) {
     row.buffer = living_.free(row.address, row.size, buffers);
     row.place = {};
@@ -49,19 +50,21 @@ class DeviceRows {
     row.address = -1;
     rows.push(row);
   }
-  // Of no buffer: a segment or a refused request.
+  // Adds a row of no buffer: a segment or a refused request.
   void other(Row row) {
     row.buffer = -1;
     rows.push(row);
   }
-  // Alive at the end; was there before unless an event allocated it.
+  // Registers a buffer that is alive at the end; older than the recording unless an event allocated the
+  // buffer.
   void alive(Row row) {
     if (!living_.alive(row.address, row.size, buffers)) return;
     row.buffer = buffers++;
     row.kind = kAlloc;
     before.push(row);
   }
-  // The pools of all buffers and segments by what is held at the end: events of earlier releases do not tell theirs.
+  // Sets the pools of all buffers and segments from the segments held at the end: events of earlier releases
+  // lack pools.
   void place_in_pools() {
     for (auto* const table : {&before, &rows})
       for (size_t i = 0; i < table->size(); ++i) {
@@ -69,8 +72,8 @@ class DeviceRows {
         if (row.kind == kAlloc || row.kind == kReserve || row.kind == kRelease) row.pool = held.pool_at(row.address);
       }
   }
-  // The segments that were there when the recording began, told from the end backwards. What was reserved and is not
-  // held at the end is passed over.
+  // Returns the segments held when the recording began, reconstructed backwards from the end. Segments that
+  // were reserved and are not held at the end are ignored.
   Held segments_before() const {
     Held result = held;
     for (size_t i = rows.size(); i > 0; --i) {
@@ -81,7 +84,7 @@ class DeviceRows {
     }
     return result;
   }
-  // The earliest time of an event.
+  // Returns the earliest time of an event.
   int64_t begin_us() const {
     int64_t begin = rows.size() == 0 ? 0 : rows[0].time_us;
     for (size_t i = 0; i < rows.size(); ++i) begin = std::min(begin, rows[i].time_us);

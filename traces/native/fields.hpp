@@ -1,4 +1,4 @@
-// What a field of a memory snapshot must be, and how one that is not is told.
+// Validation of the fields of a memory snapshot, and the faults of invalid fields.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,15 @@
 
 namespace traces {
 
-// An event or a segment that cannot be: the kind, of which there are few, and the reason, which tells the values too.
+// An invalid event or segment: the kind of fault, of which there are few, and the reason, which includes the
+// values.
 struct Fault {
   std::string kind, reason;
   explicit Fault(std::string kind) : kind(kind), reason(std::move(kind)) {}
   Fault(std::string kind, std::string reason) : kind(std::move(kind)), reason(std::move(reason)) {}
 };
 
-// As traces.columns.LARGEST // 1024: times are multiplied by 1000.
+// Equals traces.columns.LARGEST // 1024: times are multiplied by 1000.
 constexpr int64_t kLargestField = int64_t{1} << 52;
 
 inline const char* type_of(const Records& records, Value value) {
@@ -41,7 +42,7 @@ inline std::string shown(std::string_view text) {
   return result;
 }
 
-// An address, a size, a time or a stream.
+// Returns an address, a size, a time or a stream.
 inline int64_t number_of(const Records& records, Value value, const std::string& name) {
   if (value.is(Value::kMissing)) throw Fault(name + " is missing");
   if (value.is(Value::kText)) {

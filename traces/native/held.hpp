@@ -1,4 +1,4 @@
-// Ranges that do not overlap, by their addresses.
+// Ranges of addresses that do not overlap.
 #pragma once
 
 #include <cstdint>
@@ -14,29 +14,29 @@ class Held {
     int32_t pool = 0;
   };
 
-  // Whether it would overlap none; what has no bytes overlaps nothing.
+  // True if the range would overlap no other; an empty range overlaps nothing.
   bool fits(int64_t address, int64_t size) const {
     if (size == 0) return true;
     const auto next = ranges_.lower_bound(address);
     if (next != ranges_.end() && next->first - address < size) return false;
     return next == ranges_.begin() || address - std::prev(next)->first >= std::prev(next)->second.size;
   }
-  // False where it would overlap another.
+  // Adds a range; false if it would overlap another.
   bool add(int64_t address, int64_t size, int64_t stream, int32_t pool = 0) {
     if (!fits(address, size)) return false;
     if (size > 0) ranges_[address] = {size, stream, pool};
     return true;
   }
-  // Pool of the range that holds an address, 0 where none does.
+  // Returns the pool of the range that contains an address, 0 if there is none.
   int32_t pool_at(int64_t address) const {
     const auto next = ranges_.upper_bound(address);
     if (next == ranges_.begin()) return 0;
     const auto& [begin, range] = *std::prev(next);
     return address - begin < range.size ? range.pool : 0;
   }
-  // The range that begins there, if one does.
+  // Removes the range that begins at the address, if there is one.
   void remove(int64_t address) { ranges_.erase(address); }
-  // Takes a range out of whatever it overlaps: an expandable segment grows and shrinks at both ends.
+  // Removes a range from all ranges that it overlaps: an expandable segment grows and shrinks at both ends.
   void cut(int64_t address, int64_t size) {
     if (size == 0) return;
     auto at = ranges_.upper_bound(address);

@@ -1,4 +1,4 @@
-// All devices' rows as the columns of one trace, in the order of their clock, what was there before first.
+// Merge of all devices' rows into the columns of one trace, ordered by clock, with older memory first.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +19,13 @@ struct Columns {
   std::vector<uint8_t> kind;
   std::vector<int64_t> buffer, size, stream, time_ns, address;
   std::vector<int32_t> device, operation, frame, module, category, stack, pool;
-  std::vector<std::string> names;  // those that rows have, in the order in which they first do
+  std::vector<std::string> names;  // used names, in order of first use
   int64_t alive_before = 0;        // buffers
   struct Known {
     int64_t events = 0, live_before = 0, reserved_before = 0;  // bytes before the first event
   };
   std::vector<Known> known;          // of each device
-  std::vector<int64_t> device_free;  // of each refused request, bytes; -1 where unknown
+  std::vector<int64_t> device_free;  // of each refused request, in bytes; -1 where unknown
 };
 
 class JoinedRows {
@@ -94,7 +94,7 @@ class JoinedRows {
     to_.pool.push_back(row.pool);
   }
 
-  // traces.trace.RANGE_BEGIN and RANGE_END, which may be no texts of the file.
+  // Index of traces.trace.RANGE_BEGIN or RANGE_END, which may be missing from the file's texts.
   int32_t range_name(Row::Range range) {
     int32_t& number = ranges_[range == Row::kEnds];
     if (number < 0) {
@@ -114,7 +114,8 @@ class JoinedRows {
     return number;
   }
 
-  // A clock that goes back is taken to stand, so that each device's events keep their order.
+  // Merges events and marks. A clock that goes back is treated as standing still, so that each device's
+  // events keep their order.
   void merge() {
     struct Next {
       int64_t clock;
@@ -148,7 +149,7 @@ class JoinedRows {
   std::function<void()> tick_;
   Columns to_;
   std::vector<int64_t> first_buffer_;  // of each device
-  std::vector<int32_t> numbers_;       // of texts, among the names
+  std::vector<int32_t> numbers_;       // of texts, index among the names
   int32_t ranges_[2] = {-1, -1};
 };
 

@@ -1,4 +1,4 @@
-// What an event of a trace is: traces.trace.Kind.
+// Event types of a trace: traces.trace.Kind.
 #pragma once
 
 #include <cstdint>

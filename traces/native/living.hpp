@@ -1,4 +1,4 @@
-// Which buffer lives at which address of a device, while its events are read.
+// The living buffer at each address of a device, while its events are read.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace traces {
 
-// Addresses and sizes are from 0 to 2^62. What is refused is not alive, and not taken for what was there before when it
-// is freed.
+// Addresses and sizes are from 0 to 2^62. A refused buffer is not alive, and its free does not make it a
+// buffer from before the recording.
 class Living {
  public:
   void alloc(int64_t address, int64_t size, int64_t buffer) {
@@ -21,7 +21,8 @@ class Living {
     if (!ranges_.add(address, size, 0)) fault(address, "allocated over a buffer that is alive");
     here = buffer;
   }
-  // The buffer that is freed; `unknown`, of so many bytes, where none was ever seen: it was there before.
+  // Returns the freed buffer; `unknown`, a buffer of `size` bytes from before the recording, if the address
+  // is new.
   int64_t free(int64_t address, int64_t size, int64_t unknown) {
     const auto [found, before] = buffers_.try_emplace(address, kGone);
     if (before) {
@@ -32,7 +33,8 @@ class Living {
     ranges_.remove(address);
     return std::exchange(found->second, kGone);
   }
-  // Whether what is alive at the end was never seen: it was there before.
+  // Registers a buffer alive at the end; returns true if the address is new: the buffer is older than the
+  // recording.
   bool alive(int64_t address, int64_t size, int64_t buffer) {
     const auto [found, before] = buffers_.try_emplace(address, kGone);
     if (!before && found->second == kGone) fault(address, "freed, and alive at the end");
@@ -52,9 +54,9 @@ class Living {
     throw Fault(kind, "address 0x" + hex + " is " + kind);
   }
 
-  // Of each address that was seen the buffer there, or kGone; ordered, so that no choice of addresses is slow.
+  // The buffer at each known address, or kGone; ordered, so that no choice of addresses is slow.
   std::map<int64_t, int64_t> buffers_;
-  Held ranges_;  // of what is alive
+  Held ranges_;  // of the living buffers
 };
 
 }  // namespace traces

@@ -1,5 +1,5 @@
-// What a pickle refers to again, by the number that it gave it: half a word each, since nearly all of it is texts, lists
-// and dicts, which have numbers of their own.
+// The memo of a pickle, by the numbers that the pickle gives: half a word per entry, since nearly all entries
+// are texts, lists and dicts, which have numbers of their own.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class Memo {
 
   size_t size() const { return entries_.size(); }
 
-  // Writers number from 0 on, without gaps.
+  // Writers number entries from 0 on, without gaps.
   void put(size_t index, Value value) {
     const uint32_t entry = entry_of(value);
     if (index > entries_.size()) throw Damaged{};

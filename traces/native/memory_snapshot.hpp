@@ -1,4 +1,4 @@
-// What a memory snapshot of PyTorch says, as rows of each of its devices; see traces/snapshot.py.
+// Conversion of a PyTorch memory snapshot to rows of each of its devices; see traces/snapshot.py.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +21,16 @@ class MemorySnapshot {
   // Called now and then; may throw.
   using Tick = std::function<void()>;
 
-  // `skipped`: whether events that cannot be are counted there rather than refused.
+  // `lenient`: invalid events and segments are counted in `skipped` instead of refused.
   MemorySnapshot(Budget& budget, Records& records, uint64_t file_bytes, bool lenient, Tick tick)
       : budget_(budget), records_(records), visits_left_(kVisits + file_bytes), lenient_(lenient), tick_(std::move(tick)) {}
 
-  std::map<std::string, int64_t> actions, skipped;  // how often: what is not kept, what cannot be
+  std::map<std::string, int64_t> actions, skipped;  // counts of the actions that are not kept, and of the invalid events
   bool expandable = false;
   std::deque<DeviceRows> devices;
 
-  // `end`: whether the events are all there were, so that the segments at the end tell of them. Without events, as
-  // `torch.cuda.memory_snapshot` returns them, segments name their devices.
+  // `end`: the events are complete, so that the segments show the state after the last event. Without events,
+  // as `torch.cuda.memory_snapshot` returns them, segments name their devices.
   void read(const Fields& root, bool end) {
     const bool listed = root[kDeviceTraces].is(Value::kMissing);
     const auto traces = listed ? Records::Items{} : list_at("device_traces", root[kDeviceTraces]);
@@ -68,7 +68,7 @@ class MemorySnapshot {
     const Event event = event_of(value);
     const uint8_t kind = kind_of(event.action);
     if (kind == kOther) return;
-    const bool refused = kind == kRefused;  // it has no address, and may tell how much was free on the device
+    const bool refused = kind == kRefused;  // such an event has no address, and may hold the device's free bytes
     const int64_t address = refused ? free_of(event.device_free) : number_of(records_, event.addr, "addr"),
                   size = number_of(records_, event.size, "size"), stream = number_of(records_, event.stream, "stream"),
                   time = event.time.is(Value::kMissing) ? 0 : number_of(records_, event.time, "time_us");
@@ -89,13 +89,14 @@ class MemorySnapshot {
     return value.is(Value::kNumber) && value.payload() >= 0 && value.payload() <= kLargestField ? value.payload() : -1;
   }
 
-  // Number of a private pool, from 1 on; 0 of the common one, which PyTorch calls (0, 0), and where none is told.
+  // Returns the number of a private pool, from 1 on; 0 for the common pool, PyTorch's (0, 0), and if unknown.
   int32_t pool_of(Value id) {
     if (!id.is(Value::kTuple) || id.payload() <= 1) return 0;
     return pools_.try_emplace(id.payload(), static_cast<int32_t>(pools_.size())).first->second;
   }
 
-  // Of what the program said about an alloc (`torch.cuda.memory._set_memory_metadata`).
+  // Returns the text that the program attached to an alloc (`torch.cuda.memory._set_memory_metadata`), -1 if
+  // none.
   int32_t module_of(Value text) const {
     if (!text.is(Value::kText) || records_.texts[static_cast<size_t>(text.payload())].empty()) return -1;
     return static_cast<int32_t>(text.payload());
@@ -108,7 +109,7 @@ class MemorySnapshot {
     for (const Value row : rows) try {
         add_annotation(annotations, row);
       } catch (const Fault&) {
-        ++actions["annotation"];  // it says nothing of memory, so it may be passed over
+        ++actions["annotation"];  // annotations do not affect memory, so invalid ones are only counted
       }
     annotations.sort();
   }
@@ -128,7 +129,7 @@ class MemorySnapshot {
     return Event::of(fields_of(value));
   }
 
-  // Of a trace's events; kOther is counted.
+  // Returns the type of a trace's event; kOther is counted.
   uint8_t kind_of(Value action) {
     std::string_view name = type_of(records_, action);
     std::string digits;
@@ -144,7 +145,7 @@ class MemorySnapshot {
     return kOther;
   }
 
-  // Of an alloc's frames, the innermost first.
+  // Returns the place of an alloc's frames, the innermost first.
   Place place_of(Value frames) {
     if (frames.is(Value::kMissing)) return {};
     if (records_.has_shape(frames, Records::kStack)) return records_.place(frames);
@@ -157,7 +158,7 @@ class MemorySnapshot {
 
   uint32_t frame_of(Value value) {
     if (records_.has_shape(value, Records::kFrame)) return records_.frame(value);
-    if (records_.has_shape(value, Records::kEvent)) return records_.places.frame(-1, -1, 0);  // it has no file's name
+    if (records_.has_shape(value, Records::kEvent)) return records_.places.frame(-1, -1, 0);  // no file name
     const Fields fields = fields_of(value);
     const auto text = [](Value field) { return field.is(Value::kText) ? field.payload() : -1; };
     const Value line = fields[kLine];
@@ -189,8 +190,8 @@ class MemorySnapshot {
     }
   }
 
-  // Where they end; address, requested size and place of those that are alive. A block lies behind the one before it
-  // where it does not say (PyTorch before 2.1).
+  // Returns the end of a segment's blocks, and adds address, requested size and place of the active ones. A
+  // block without an address follows the block before (PyTorch before 2.1).
   int64_t blocks_of(Value value, int64_t address, std::vector<Row>& alive) {
     if (value.is(Value::kMissing)) return address;
     const auto blocks = list_of(records_, value);
@@ -207,7 +208,7 @@ class MemorySnapshot {
     return address;
   }
 
-  // Of a block's alloc; PyTorch before 2.1 keeps them in a history, the latest first.
+  // Returns the frames of a block's alloc; PyTorch before 2.1 keeps them in a history, the latest first.
   Value frames_of(const Fields& block) {
     if (!block[kFrames].is(Value::kMissing) || !records_.has_shape(block[kHistory], Records::kList))
       return block[kFrames];
@@ -226,7 +227,8 @@ class MemorySnapshot {
     return dict_of(records_, dict);
   }
 
-  // What is shared may be asked for often; what is written once, once for each of its bytes.
+  // Limits the visited values to kVisits plus one per byte of the file: shared objects could otherwise be visited
+  // arbitrarily often, while every unshared value takes a byte.
   void visit(uint64_t count) {
     if (count > visits_left_) throw Refused("it refers to the same things again and again");
     visits_left_ -= count;
@@ -257,7 +259,7 @@ class MemorySnapshot {
   Records& records_;
   uint64_t visits_left_;
   size_t most_devices_ = 0;
-  std::map<int64_t, int32_t> pools_{{1, 0}};  // numbers of pools by the payloads of their ids
+  std::map<int64_t, int32_t> pools_{{1, 0}};  // pool numbers by the payloads of their ids
   bool pools_told_ = false, lenient_;
   Tick tick_;
 };

@@ -1,4 +1,4 @@
-// Binding of traces' native code.
+// Bindings of traces' native code.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>

@@ -1,4 +1,5 @@
-// The longest periodic tail of a sequence, and whether sequences that ran beside each other have one, in linear time.
+// The longest periodic tail of a sequence, and the start of the iterations of interleaved sequences, in
+// linear time.
 #pragma once
 
 #include <algorithm>
@@ -10,18 +11,18 @@
 
 namespace traces {
 
-// A tail of `length` values that equal the value `period` places before, as far as that lies in the tail.
-// {0, 0} is none. length >= repeats * period, for the number of repeats that was asked for.
+// A tail of `length` values, each equal to the value `period` places before within the tail. {0, 0} means no
+// tail. length >= repeats * period, for the requested number of repeats.
 struct Tail {
   std::int64_t period = 0;
   std::int64_t length = 0;
 };
 
-// Of all tails that repeat a period at least `repeats` times the longest, and of its periods the smallest.
+// Returns the longest tail that repeats a period at least `repeats` times, with the smallest period.
 //
-// Read backwards, a tail is a prefix, and the smallest period of the prefix of length l is l minus its longest
-// border: the prefix function of Knuth, Morris and Pratt (1977) gives all of them in at most 2 n comparisons.
-// `border` is scratch memory, kept by the caller so that repeated calls allocate nothing.
+// Read backwards, a tail is a prefix, and the smallest period of the prefix of length l is l minus its
+// longest border: the prefix function of Knuth, Morris and Pratt (1977) gives all of them in at most 2 n
+// comparisons. `border` is scratch memory, kept by the caller so that repeated calls allocate nothing.
 inline Tail tail_period(const std::int64_t* values, std::size_t n, std::int64_t repeats,
                         std::vector<std::int64_t>& border) {
   Tail best;
@@ -36,24 +37,24 @@ inline Tail tail_period(const std::int64_t* values, std::size_t n, std::int64_t 
     if (*(last - k) == value) ++k;
     border[i] = k;
     const std::int64_t length = i + 1, period = length - k;
-    if (length / repeats >= period) best = {period, length};  // longer ones come later
+    if (length / repeats >= period) best = {period, length};  // longer tails come later
   }
   return best;
 }
 
-// What a tail must show before it counts as iterations.
+// The least evidence for a tail to count as iterations.
 struct Evidence {
-  std::int64_t values;   // in all, whatever the period
+  std::int64_t values;   // total length, whatever the period
   std::int64_t repeats;
   bool shown_by(const Tail& tail) const noexcept {
     return tail.period != 0 && tail.length >= values && tail.length >= repeats * tail.period;
   }
 };
 
-// Of iterations.
+// Evidence for iterations.
 constexpr Evidence kIterations{24, 3};
 
-// The sequence that allocates most bytes in n allocations, of several the lowest; n >= 1.
+// Returns the sequence that allocates most bytes in n allocations, the lowest of several; n >= 1.
 template <class Sequence, class Size>
 Sequence heaviest(const Sequence* sequence, const Size* size, std::size_t n) {
   std::map<Sequence, double> bytes;
@@ -61,8 +62,9 @@ Sequence heaviest(const Sequence* sequence, const Size* size, std::size_t n) {
   return std::max_element(bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; })->first;
 }
 
-// Before which of n allocations, of sequences mixed as they came, nothing is said of the iterations they end with: the
-// earliest beginning of any. -1: the main one, which allocates most bytes in the second half, does not repeat.
+// Returns the earliest beginning of the iterations at the end of any of the interleaved sequences, as an
+// index among the n allocations; -1 if the main sequence, which allocates most bytes in the second half, does
+// not repeat.
 inline std::int64_t iterations_begin(const std::uint32_t* sequence, const std::uint64_t* size, std::size_t n,
                                      const Evidence& evidence) {
   struct Own {
@@ -94,18 +96,19 @@ inline std::int64_t iterations_begin(const std::uint32_t* sequence, const std::u
   return begin;
 }
 
-// Sizes that follow the data (a mask, what is unique) hide the iteration that they are in. They come rarely: without those
-// that come less often than so many times the rest may repeat. At least as much of it must stay.
-constexpr std::int64_t kLeastRare = 2, kMostRare = 32;  // each twice the one before
-constexpr std::int64_t kLeastKept = 9, kLeastKeptOf = 10;  // so that places are told by several sizes in a row
+// Data-dependent sizes (a mask, the result of unique) hide the iteration around them, but occur rarely:
+// without the sizes that occur less often than a threshold, the rest may repeat, if at least this share of
+// the allocations remains.
+constexpr std::int64_t kLeastRare = 2, kMostRare = 32;  // each threshold is twice the one before
+constexpr std::int64_t kLeastKept = 9, kLeastKeptOf = 10;  // so that several sizes in a row identify a position
 constexpr Evidence kRareLeftOut{256, 4};
 
-// The same for the allocations whose sizes do not vary; the row is one of all allocations.
+// Same, without rare sizes; returns a row among all allocations.
 inline std::int64_t iterations_begin_but_rare(const std::uint32_t* sequence, const std::uint64_t* size, std::size_t n) {
   if (n < static_cast<std::size_t>(kRareLeftOut.values)) return -1;
   std::vector<std::uint64_t> sorted(size, size + n);
   std::sort(sorted.begin(), sorted.end());
-  std::vector<std::int64_t> count(n);  // of the allocation's size
+  std::vector<std::int64_t> count(n);  // of each allocation's size
   for (std::size_t i = 0; i < n; ++i) {
     const auto [first, last] = std::equal_range(sorted.begin(), sorted.end(), size[i]);
     count[i] = last - first;

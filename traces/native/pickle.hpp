@@ -1,5 +1,5 @@
-// Reads the opcodes of a pickle that plain data need (CPython's Lib/pickletools.py), protocols 2 to 5. There is no code
-// here that could name or call anything.
+// Reader of the opcodes of a pickle that plain data need (CPython's Lib/pickletools.py), protocols 2 to 5. No
+// code here can name or call anything.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ class Pickle {
   Pickle(Budget& budget, ByteReader& bytes, Records& records)
       : budget_(budget), bytes_(bytes), records_(records), memo_(budget), reals_(budget) {}
 
-  // The value of the pickle. Refused: truncated, damaged, or an opcode for anything but plain data.
+  // Returns the value of the pickle. Refused: truncated, damaged, or an opcode for anything but plain data.
   Value read() {
     try {
       while (step()) {}
@@ -37,12 +37,12 @@ class Pickle {
   }
   bool truncated() const { return truncated_; }
 
-  // Of a dict that a truncated file holds what came before the end: each list as far as it came, and whole dicts.
-  // None where that is not to be told.
+  // Returns the part of a truncated file's dict before the end: each list as far as it was read, and whole
+  // dicts. None if that part cannot be determined.
   Value begun() {
     try {
-      if (marks_.empty()) return pop();  // it is whole, and the file ends just after it
-      if (stack_.size() > marks_.back() && records_.has_shape(stack_.back(), Records::kDict)) pop();  // more of it may have been to come
+      if (marks_.empty()) return pop();  // the value is whole, and the file ends just after
+      if (stack_.size() > marks_.back() && records_.has_shape(stack_.back(), Records::kDict)) pop();  // maybe incomplete
       while (marks_.size() > 1) {
         const size_t first = above_mark();
         if (first > marks_.back() && records_.has_shape(stack_[first - 1], Records::kList))
@@ -53,7 +53,7 @@ class Pickle {
       const size_t first = above_mark(), count = stack_.size() - first;
       const auto is_list = [&](size_t at) { return records_.has_shape(stack_[at], Records::kList); };
       if (count % 2 == 1 && count > 2 && is_list(stack_.size() - 1) && is_list(stack_.size() - 2))
-        extend(stack_.size() - 1);  // the only one of a list
+        extend(stack_.size() - 1);  // the element of a list with a single element
       else if (count % 2 == 1)
         stack_.pop_back();
       set_items(first);
@@ -63,18 +63,18 @@ class Pickle {
     }
   }
   double real(Value value) const { return reals_[static_cast<size_t>(value.payload())]; }
-  // What `read` returned does not need it.
+  // Releases the memo and the stack, which the result of `read` does not need.
   void forget() { memo_.clear(), std::vector<Value>().swap(stack_); }
 
  private:
-  // Whether there are more opcodes.
+  // Executes an opcode; returns false at the end.
   bool step() {
     begin_ = bytes_.position();
     const uint8_t opcode = bytes_.byte();
     switch (opcode) {
       case '.': return false;
       case 0x80: bytes_.byte(); break;  // the protocol
-      case 0x95: bytes_.take(8); break;  // the length of a frame, which says nothing of the value
+      case 0x95: bytes_.take(8); break;  // the length of a frame, irrelevant to the value
       case '(': mark(); break;
       case '}': push(records_.dict()); break;
       case ']': push(records_.list()); break;
@@ -138,7 +138,7 @@ class Pickle {
     items.reserve(before + more);
   }
 
-  // That so many lie above the last mark.
+  // Checks that at least `count` values lie above the last mark.
   void need(size_t count) const {
     if (stack_.size() - (marks_.empty() ? 0 : marks_.back()) < count) throw Damaged{};
   }
@@ -148,7 +148,7 @@ class Pickle {
     stack_.pop_back();
     return value;
   }
-  // The first that lies above the last mark, which goes.
+  // Removes the last mark; returns the index of the first value above.
   size_t above_mark() {
     if (marks_.empty()) throw Damaged{};
     const size_t first = marks_.back();
@@ -168,7 +168,7 @@ class Pickle {
     records_.extend(stack_[first - 1], stack_.data() + first, count);
     stack_.resize(first);
   }
-  // Elements of a tuple or a set are whole: nothing but a pair of small numbers is asked for later.
+  // Elements of a tuple or a set are completed and dropped: only a pair of small numbers is needed later.
   void drop(size_t first) {
     for (size_t i = first; i < stack_.size(); ++i) records_.whole(stack_[i], false);
     stack_.resize(first);
@@ -236,10 +236,10 @@ class Pickle {
   Budget& budget_;
   ByteReader& bytes_;
   Records& records_;
-  uint64_t begin_ = 0;  // where the current opcode stands
+  uint64_t begin_ = 0;  // position of the current opcode
   bool truncated_ = false;
   std::vector<Value> stack_;
-  std::vector<size_t> marks_;  // how many lay below each
+  std::vector<size_t> marks_;  // number of values below each mark
   Memo memo_;
   Chunked<double> reals_;
 };

@@ -13,12 +13,12 @@
 
 namespace traces {
 
-// Numbers of texts, each -1 where unknown. `stack`: the Python frames, innermost first, a line each.
+// Numbers of texts, each -1 where unknown. `stack`: the Python frames, innermost first, one per line.
 struct Place {
   int32_t operation = -1, line = -1, stack = -1;
 };
 
-// The NAME of `at::_ops::NAME::`, with which a function's name begins; empty if it does not.
+// Returns NAME from a function's name that begins with `at::_ops::NAME::`; else an empty text.
 inline std::string_view operation_in(std::string_view name) {
   constexpr std::string_view before = "at::_ops::";
   if (name.substr(0, before.size()) != before) return {};
@@ -35,7 +35,7 @@ class Places {
  public:
   Places(Budget& budget, Texts& texts, bool paths) : budget_(budget), texts_(texts), paths_(paths), frames_(budget) {}
 
-  // Number of a frame: the numbers of its two texts, -1 for none, and its line.
+  // Returns the number of a frame with these two texts (-1 for none) and this line.
   uint32_t frame(int64_t name, int64_t file, int64_t line) {
     const auto [found, fresh] = known_.try_emplace({name, file, line}, static_cast<uint32_t>(frames_.size()));
     if (fresh) {
@@ -45,7 +45,7 @@ class Places {
     return found->second;
   }
 
-  // Collects the frames of one stack, the innermost first.
+  // Collector of the frames of one stack, the innermost first.
   class Stack {
    public:
     explicit Stack(Places& places) : places_(places) {}
@@ -60,7 +60,8 @@ class Places {
       if (frames_++ > 0) text_ += '\n';
       text_ += places_.texts_[static_cast<size_t>(frame.text)];
     }
-    // Without names of operators, as in stacks of Python frames alone, a function of PyTorch tells the operation.
+    // Without operator names, as in stacks of Python frames alone, the innermost PyTorch function is the
+    // operation.
     Place place() {
       const auto stack = text_.empty() ? -1 : static_cast<int32_t>(places_.texts_.id(text_));
       return {operation_ >= 0 ? operation_ : inner_, line_ >= 0 ? line_ : outside_pytorch_, stack};
@@ -76,7 +77,7 @@ class Places {
   };
 
  private:
-  // Numbers of texts, -1 for none. `function`: of PyTorch's files, "functional.einsum".
+  // Numbers of texts, -1 for none. `function`: for PyTorch's files, such as "functional.einsum".
   struct Frame {
     int32_t operation = -1, line = -1, text = -1, function = -1;
     bool library = false, pytorch = false;

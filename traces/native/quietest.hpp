@@ -1,4 +1,5 @@
-// Where in a period least of what comes and goes is alive: the best place to begin an iteration.
+// Search for the position in a period with the fewest temporary bytes alive: the best place to begin an
+// iteration.
 #pragma once
 
 #include <algorithm>
@@ -8,12 +9,13 @@
 
 namespace traces {
 
-// Of n allocations in order: `row` as counted by `freed_before`, which says how many came before each one's free, or -1: those go
-// as soon as they come, so that they do not count, nor do those before `start`, where the periods begin. By the (lower) median over
-// the periods, so that what one of them leaves behind does not count either.
+// For n allocations in order. `row` numbers them as `freed_before` does, which holds the number of
+// allocations before each one's free, or -1. Buffers that are never freed count as freed at once, so that
+// they do not matter; neither do allocations before `start`, where the periods begin. The result uses the
+// (lower) median over the periods, so that leftovers of a single period do not matter either.
 inline std::int64_t quietest(const std::int64_t* row, const std::int64_t* size, const std::int64_t* freed_before, std::size_t n,
                              std::size_t start, std::size_t period) {
-  std::vector<std::uint64_t> load(n + 1);  // before each, and at the end
+  std::vector<std::uint64_t> load(n + 1);  // before each allocation, and at the end
   for (std::size_t i = start; i < n; ++i) {
     const auto gone = static_cast<std::size_t>(std::lower_bound(row, row + n, freed_before[i]) - row);
     load[i + 1] += static_cast<std::uint64_t>(size[i]);

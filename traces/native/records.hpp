@@ -1,9 +1,11 @@
-// The lists and dicts of a memory snapshot while its pickle is read, as little of each as can be asked for later.
+// The lists and dicts of a memory snapshot while its pickle is read, reduced to the parts that are needed
+// later.
 //
-// A list or dict grows while it is on the stack only. Once it is part of another it is whole, and must not change: no
-// writer of snapshots does that, since none holds itself. What is whole is made small: a dict that becomes an element
-// of a list and has a file's name is a frame, kept by its number; a list of frames is a stack, of which the place is
-// kept; a dict with an action is an event. All else stays as it is.
+// A list or dict grows only while it is on the stack. Once it is an element of another list or dict, it is
+// complete and must not change: no writer of snapshots does that, since no snapshot contains itself. Complete
+// objects are compacted: a dict that becomes an element of a list and has a file's name is a frame, kept by
+// its number; a list of frames is a stack, of which the place is kept; a dict with an action is an event. All
+// other objects stay as they are.
 #pragma once
 
 #include <array>
@@ -17,7 +19,7 @@
 
 namespace traces {
 
-// Keys that mean something: the numbers of their texts.
+// Known keys: the numbers of their texts.
 enum Key : uint32_t {
   kAction, kAddr, kSize, kStream, kTime, kFrames, kFilename, kName, kLine, kDevice, kAddress, kBlocks, kState,
   kRequestedSize, kTotalSize, kIsExpandable, kSegments, kDeviceTraces, kSettings, kDeviceFree, kPool, kSegmentPool,
@@ -63,16 +65,16 @@ class Records {
     for (size_t i = 0; i < count; ++i) whole(first[i], true);
     append(growing(list, kList), first, count);
   }
-  // Keys and values in turn.
+  // Adds items to a dict; keys and values alternate.
   void set(Value dict, const Value* first, size_t count) {
     if (count % 2 != 0) throw Damaged{};
     for (size_t i = 0; i < count; i += 2) {
-      if (first[i].is(Value::kObject) || first[i].is(Value::kSet)) throw Damaged{};  // no key
+      if (first[i].is(Value::kObject) || first[i].is(Value::kSet)) throw Damaged{};  // no valid key
       whole(first[i + 1], false);
     }
     append(growing(dict, kDict), first, count);
   }
-  // It has become part of something: of a list, or of something else.
+  // Completes a value that has become part of a list (`of_list`) or of another object.
   void whole(Value value, bool of_list) {
     if (!value.is(Value::kObject)) return;
     Object& object = objects_[static_cast<size_t>(value.payload())];
@@ -85,18 +87,18 @@ class Records {
   bool has_shape(Value value, Shape shape) const {
     return value.is(Value::kObject) && objects_[static_cast<size_t>(value.payload())].shape == shape;
   }
-  // Of a list or, keys and values in turn, of a dict as it is.
+  // The elements of a list or, as alternating keys and values, of a dict that was not compacted.
   Items items(Value value) const {
     const auto& slot = slots_[objects_[static_cast<size_t>(value.payload())].at];
     return {slot.data(), slot.size()};
   }
-  // What a dict has under the keys that mean something.
+  // The values of a dict under the known keys.
   Fields fields(Value dict) const { return fields_of(items(dict)); }
   const Event& event(Value value) const { return events_[objects_[static_cast<size_t>(value.payload())].at]; }
   uint32_t frame(Value frame) const {
     return static_cast<uint32_t>(objects_[static_cast<size_t>(frame.payload())].at);
   }
-  // Of a stack.
+  // The place of a stack.
   Place place(Value value) const {
     const uint64_t at = objects_[static_cast<size_t>(value.payload())].at;
     return at == kEmpty ? Place{} : stacks_[at];
@@ -105,7 +107,7 @@ class Records {
     return has_shape(value, kStack) && objects_[static_cast<size_t>(value.payload())].at == kEmpty;
   }
 
-  // All but the texts.
+  // Releases all records except the texts.
   void forget() { objects_.clear(), events_.clear(), stacks_.clear(), std::vector<std::vector<Value>>().swap(slots_); }
 
  private:
@@ -113,7 +115,7 @@ class Records {
     uint64_t shape : 3, whole : 1, at : 60;  // `at`: a slot, an event, a frame or a stack
   };
   static constexpr uint64_t kEmpty = uint64_t{1} << 59;
-  static constexpr size_t kKeptCapacity = 1 << 12;  // of a slot that is used again
+  static constexpr size_t kKeptCapacity = 1 << 12;  // of a reused slot
 
   Value open(Shape shape) {
     if (free_.empty()) {
@@ -163,7 +165,7 @@ class Records {
     const auto& slot = slots_[object.at];
     const Fields fields = fields_of({slot.data(), slot.size()});
     const bool file = !fields[kFilename].is(Value::kMissing), action = !fields[kAction].is(Value::kMissing);
-    if (file == action) return;  // who has both is asked for both
+    if (file == action) return;  // a dict with both is kept whole
     if (file && !fields[kLine].is(Value::kNumber)) return;
     release(object.at);
     if (file) {
@@ -194,8 +196,8 @@ class Records {
   Chunked<Object> objects_;
   Chunked<Event> events_;
   Chunked<Place> stacks_;
-  std::vector<std::vector<Value>> slots_;  // what is in lists, and keys and values of dicts
-  std::vector<size_t> free_;               // slots
+  std::vector<std::vector<Value>> slots_;  // elements of lists, and keys and values of dicts
+  std::vector<size_t> free_;               // free slots
 };
 
 }  // namespace traces

@@ -1,4 +1,4 @@
-// What is wrong with a file, in one line, and how much memory its content may take.
+// The error for an unusable file, in one line, and the budget for memory taken by a file's content.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@ namespace traces {
 struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-struct Damaged {};  // the same of opcodes that do not fit each other; who reads them knows the place
+struct Damaged {};  // thrown for inconsistent opcodes; the reader of the pickle adds the position
 
-// Of what is kept of a file, against files that unfold: so much, and so many times the bytes that were read.
+// Limits on memory kept for a file, against files that unfold: free bytes, plus a multiple of the bytes read.
 constexpr uint64_t kFreeBytes = uint64_t{256} << 20, kTimesRead = 4;
 
 class Budget {

@@ -1,4 +1,5 @@
-// Source files by their paths: a user's program, PyTorch, other libraries. Paths of Windows count like those of Linux.
+// Classification of source files by path: user program, PyTorch, other libraries. Windows paths are expected after
+// `with_slashes`.
 #pragma once
 
 #include <algorithm>
@@ -19,15 +20,16 @@ inline bool is_python_file(std::string_view path) {
   return path.size() >= 3 && path.substr(path.size() - 3) == ".py";
 }
 
-// PyTorch as it is installed or without the folders before it, with the kernels that its compiler generates. A folder
-// of the user's may be called torch, too.
+// True for PyTorch as installed or without the folders before it, and for the kernels that its compiler
+// generates. A folder of the user's may be called torch, too.
 inline bool is_pytorch_file(std::string_view path) {
   return path.substr(0, 6) == "torch/" || contains(path, "site-packages/torch/") ||
          contains(path, "dist-packages/torch/") || contains(path, "/torchinductor_");
 }
 
-// Installed packages and Python's own modules. A library's model definitions count as the user's program: their lines
-// tell the layer, where the line of the user's file is one call for the whole training.
+// True for installed packages and Python's own modules. A library's model definitions count as the user's
+// program: their lines identify the layer, while the line of the user's file is one call for the whole
+// training.
 inline bool is_library_file(std::string_view path) {
   if (is_pytorch_file(path)) return true;
   const std::string_view name = path.substr(path.rfind('/') + 1);

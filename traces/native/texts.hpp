@@ -1,4 +1,4 @@
-// Texts, each kept once and known by a number from 0.
+// Interned texts, numbered from 0.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@
 
 namespace traces {
 
-// Whether bytes are UTF-8, single surrogates included, which Python writes for names of files that are not.
+// True if bytes are UTF-8, including single surrogates, which Python writes for file names that are not
+// UTF-8.
 inline bool is_utf8(std::string_view text) {
   const auto* at = reinterpret_cast<const uint8_t*>(text.data());
   const auto* const end = at + text.size();
@@ -41,7 +42,7 @@ class Texts {
   size_t size() const { return views_.size(); }
   std::string_view operator[](size_t id) const { return views_[id]; }
 
-  // The number of a text; -1 of one that is not UTF-8. In an ordered map, which no choice of texts makes slow.
+  // Returns the number of a text; -1 if not UTF-8. The map is ordered, so that no choice of texts is slow.
   int64_t id(std::string_view text) {
     const auto found = ids_.lower_bound(text);
     if (found != ids_.end() && found->first == text) return found->second;
@@ -58,7 +59,7 @@ class Texts {
   }
 
  private:
-  static constexpr size_t kNode = 96;  // what the map and the heap take for each, about
+  static constexpr size_t kNode = 96;  // approximate bytes of map and heap per text
   Budget& budget_;
   Chunked<std::string_view> views_;
   std::vector<std::unique_ptr<char[]>> storage_;

@@ -1,4 +1,4 @@
-// What an opcode of a pickle makes, in one word.
+// The value made by a pickle opcode, in one word.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,16 @@ namespace traces {
 class Value {
  public:
   enum Kind : uint64_t {
-    kMissing,   // a key that a dict has not
+    kMissing,   // a key missing from a dict
     kNone,
     kBool,
     kNumber,    // from -2^59 to 2^59 - 1
     kLarge,     // any other whole number
     kFloat,     // index into the reals
-    kText,      // its number among the texts
-    kLongText,  // too long to say anything
+    kText,      // index into the texts
+    kLongText,  // too long to be a known key or name
     kBytes,
-    kTuple,     // a pair of small numbers has a payload, all others none; of a set nothing is kept
+    kTuple,     // a pair of small numbers has a payload, other tuples none; the elements of a set are not kept
     kSet,
     kObject,    // index of a list or a dict
   };
@@ -29,7 +29,7 @@ class Value {
     return value.payload() == number ? value : Value(kLarge);
   }
 
-  // A tuple of two values: of whole numbers below 2^29 each pair has a payload of its own, from 1 on.
+  // Returns a tuple of two values: each pair of whole numbers below 2^29 has a unique payload, from 1 on.
   static constexpr Value pair(Value first, Value second) {
     constexpr int64_t most = int64_t{1} << 29;
     const auto small = [](Value value) { return value.is(kNumber) && value.payload() >= 0 && value.payload() < most; };
