@@ -1,4 +1,4 @@
-"""What is recorded of NumPy's arrays: each buffer that is touched, while it lives, and no bit is changed."""
+"""Recording of NumPy's arrays: accesses and lifetimes of buffers, without changing any result."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def watch(recorder: ArrayRecorder, *sizes: int) -> list[Any]:
 
 class TestAgainstTheModel:
     @given(array_programs.programs())
-    def test_any_program_reads_and_writes_what_the_model_says(self, program: list[Any]) -> None:
+    def test_accesses_of_random_programs_match_the_model(self, program: list[Any]) -> None:
         """Ufuncs, views, slices, in-place operations, reductions: the same events, in the same order."""
         model = array_programs.Model(array_programs.start())
         model.run(program)
@@ -65,8 +65,8 @@ class TestAgainstTheModel:
 
 
 class TestOutputs:
-    def test_an_output_by_its_place_is_written_and_not_read(self) -> None:
-        """Of functions, of ufuncs, and where it is an operand too, watched or plain."""
+    def test_positional_output_is_written_and_not_read(self) -> None:
+        """Covers functions, ufuncs, and outputs that are also operands, watched or plain."""
 
         def work(recorder: ArrayRecorder) -> None:
             one, out = watch(recorder, 2, 2)
@@ -85,7 +85,7 @@ class TestOutputs:
 
 
 class TestBuffers:
-    def test_a_view_keeps_the_buffer_and_the_last_one_frees_it(self) -> None:
+    def test_last_view_frees_the_buffer(self) -> None:
         with ArrayRecorder() as recorder:
             (given,) = watch(recorder, 8)
             made = given + 1
@@ -95,14 +95,14 @@ class TestBuffers:
             del view
             assert events(recorder.trace())[-1] == ("F", 1, "")
 
-    def test_sizes_are_those_of_the_owner(self) -> None:
+    def test_buffer_size_is_the_size_of_the_owner(self) -> None:
         with ArrayRecorder() as recorder:
             whole = np.zeros((4, 1000))
             part = recorder.watch(whole[1, :10])
             assert recorder.trace().size.tolist() == [32000]
             assert part.base is not None
 
-    def test_two_watched_views_are_of_one_buffer(self) -> None:
+    def test_watched_views_share_a_buffer(self) -> None:
         def work(recorder: ArrayRecorder) -> object:
             whole = np.zeros(10)
             return np.add(recorder.watch(whole[:5]), 1, out=recorder.watch(whole[5:]))
@@ -110,8 +110,8 @@ class TestBuffers:
         assert recorded(work)[1:] == [("R", 0, "add"), ("W", 0, "add")]
 
     @pytest.mark.parametrize("make", [lambda: mmap.mmap(-1, 64), lambda: bytearray(64), lambda: bytes(64)])
-    def test_memory_that_is_no_array_is_one_buffer(self, make: Callable[[], Any]) -> None:
-        """While an array lies in it; what is made of it is another's."""
+    def test_memory_of_other_objects_is_a_single_buffer(self, make: Callable[[], Any]) -> None:
+        """The buffer lives while an array lies in this memory; results are in other buffers."""
         with ArrayRecorder() as recorder:
             memory = make()
             one, other = (recorder.watch(np.frombuffer(memory, "f8", 4, at)) for at in (0, 32))
@@ -122,7 +122,7 @@ class TestBuffers:
                 ("R", 0, "add"),
                 ("W", 1, "add"),
             ]
-            assert recorder.trace().size[0] in (32, 64)  # what is never told is that of the first array
+            assert recorder.trace().size[0] in (32, 64)  # an owner of unknown size: that of the first array
             del one, other, memory, made
         assert {event[1] for event in events(recorder.trace()) if event[0] == "F"} == {0, 1}
 
@@ -137,7 +137,7 @@ class TestBuffers:
         assert [event[2] for event in recorded(work)] == ["", "__setitem__", "sum"]
         assert mapped[2] == 5
 
-    def test_masked_arrays_are_watched_in_their_data(self) -> None:
+    def test_data_of_masked_arrays_is_watched(self) -> None:
         with ArrayRecorder() as recorder:
             masked = recorder.watch(np.ma.array([1.0, 2, 3], mask=[0, 1, 0], fill_value=7))
             made = masked * 2
@@ -156,7 +156,7 @@ class TestBuffers:
         assert watched["a"][1] == 5
         assert type(watched["b"][0]) is RecordedArray
 
-    def test_object_arrays_keep_the_very_objects(self) -> None:
+    def test_object_arrays_store_identical_objects(self) -> None:
         with ArrayRecorder() as recorder:
             holder, inner = recorder.watch(np.empty(2, "O")), recorder.watch(np.ones(3))
             holder[0] = inner
@@ -196,7 +196,7 @@ class TestHonesty:
             lambda a: a.flat,
         ],
     )
-    def test_a_plain_view_is_counted_and_is_a_read(self, take: Callable[[Any], Any]) -> None:
+    def test_plain_view_counts_as_escape_and_read(self, take: Callable[[Any], Any]) -> None:
         with ArrayRecorder() as recorder:
             (watched,) = watch(recorder, 4)
             take(watched)
@@ -220,19 +220,19 @@ class TestHonesty:
             assert {type(one) for one in copies} == {RecordedArray}
         assert recorder.trace().metadata["accesses"] == "watched"
 
-    def test_numpy_has_its_functions_back(self) -> None:
+    def test_numpy_functions_are_restored(self) -> None:
         before = [getattr(np, name) for name in ("array", "asarray", "require")]
         with pytest.raises(KeyError), ArrayRecorder():
             raise KeyError
         assert [getattr(np, name) for name in ("array", "asarray", "require")] == before
 
-    def test_arrays_that_nobody_saw_being_made_are_counted(self) -> None:
+    def test_arrays_of_unknown_origin_are_counted_as_late(self) -> None:
         with ArrayRecorder() as recorder:
             (watched,) = watch(recorder, 3)
             watched + np.ones(3)
         assert recorder.trace().metadata["late_buffers"] == "1"
 
-    def test_declared_accesses(self) -> None:
+    def test_declared_accesses_are_recorded(self) -> None:
         def work(recorder: ArrayRecorder) -> None:
             one, other = watch(recorder, 3, 4)
             recorder.touch(one, write=True, name="solve")
@@ -245,7 +245,7 @@ class TestHonesty:
             ("W", 1, "touch"),
         ]
 
-    def test_a_function_that_is_declared_gets_plain_arrays(self) -> None:
+    def test_declared_function_gets_plain_arrays(self) -> None:
         def outside(one: Any, other: Any) -> Any:
             assert type(one) is type(other) is np.ndarray
             other[:] = one
@@ -262,7 +262,7 @@ class TestHonesty:
         assert [buffer for kind, buffer in accesses if kind == "R"] == [0, 1, 0, 1]
         assert [buffer for kind, buffer in accesses if kind == "W"] == [1, 2, 0, 1, 3]
 
-    def test_what_raises_may_have_written(self) -> None:
+    def test_failed_operation_counts_as_a_write(self) -> None:
         def work(recorder: ArrayRecorder) -> None:
             (watched,) = watch(recorder, 3)
             with np.errstate(all="raise"), pytest.raises(FloatingPointError):
@@ -272,7 +272,7 @@ class TestHonesty:
 
 
 class TestWhatPeopleSay:
-    def test_marks_steps_and_categories(self) -> None:
+    def test_marks_steps_and_categories_are_recorded(self) -> None:
         with ArrayRecorder() as recorder:
             weights = watch(recorder, 3, 4)
             recorder.own("parameters", weights)
@@ -282,8 +282,8 @@ class TestWhatPeopleSay:
         assert [trace.names[at] for at in trace.category[:2]] == ["parameters"] * 2
         assert [event[2] for event in events(trace) if event[0] == "M"] == ["forward", "step"]
 
-    def test_events_of_one_operation_have_its_time(self) -> None:
-        """And of the next one a later time: a trace can be cut into operations."""
+    def test_events_of_an_operation_share_a_time(self) -> None:
+        """The next operation has a later time: a trace can be cut into operations."""
         with ArrayRecorder() as recorder:
             (given,) = watch(recorder, 1000)
             kept = [given + 1, given * 2]
@@ -293,7 +293,7 @@ class TestWhatPeopleSay:
         assert times[0] < times[3]
         assert len(kept) == 2
 
-    def test_source_lines_are_the_programs_and_only_on_demand(self) -> None:
+    def test_source_lines_of_the_program_are_recorded_on_demand(self) -> None:
         lines = []
         for frames in (False, True):
             with ArrayRecorder(frames=frames) as recorder:
@@ -303,14 +303,14 @@ class TestWhatPeopleSay:
         assert set(lines[0]) == {""}
         assert all(__file__ in line for line in lines[1])
 
-    def test_one_recorder_at_a_time(self) -> None:
+    def test_second_active_recorder_is_refused(self) -> None:
         with ArrayRecorder(), pytest.raises(TraceError, match="already"):
             ArrayRecorder().__enter__()
         with ArrayRecorder():
             pass
 
-    def test_threads_are_told_apart(self) -> None:
-        """And no event of one is lost or torn by another."""
+    def test_threads_are_recorded_separately(self) -> None:
+        """No event of a thread is lost or torn by another thread."""
         together = threading.Barrier(4)
 
         def work(mine: Any) -> None:
@@ -344,8 +344,8 @@ class TestWhatPeopleSay:
 
 
 class TestAModule:
-    def test_everything_is_seen_of_a_program_over_its_module(self) -> None:
-        """The network of the demo: the same bits, every buffer known from its beginning, what repeats."""
+    def test_program_over_a_recorded_module_is_recorded_completely(self) -> None:
+        """The demo's network: same bits, every buffer known from the beginning, and a repeating pattern."""
 
         def train(xp: Any, step: Callable[[], None]) -> list[Any]:
             network, data = Network(xp, layers=(784, 20, 10)), Data(xp)
@@ -379,7 +379,7 @@ class TestAModule:
         names = "standard_normal", "standard_normal", "shuffle", "shuffle"
         assert recorded(work) == [(kind, 0, name) for kind, name in zip("AWRW", names, strict=True)]
 
-    def test_a_module_is_as_it_was(self) -> None:
+    def test_recorded_module_behaves_as_the_original(self) -> None:
         with ArrayRecorder() as recorder:
             module = recorder.module(np)
             assert (module.__name__, module.float32, module.pi) == ("numpy", np.float32, np.pi)

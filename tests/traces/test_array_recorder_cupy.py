@@ -1,4 +1,4 @@
-"""What is recorded of CuPy's arrays: its real classes on addresses without memory, kernels by a stand-in."""
+"""Recording of CuPy's arrays: real classes of CuPy on addresses without memory, and stand-in kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LETTERS = {Kind.ALLOC: "A", Kind.FREE: "F", Kind.READ: "R", Kind.WRITE: "W"}
 
 
 class Fake(cupy.cuda.memory.BaseMemory):
-    """Addresses of nothing."""
+    """Memory with an address and without bytes."""
 
     addresses = itertools.count(1 << 40, 1 << 20)
 
@@ -38,7 +38,7 @@ def _on_no_device() -> Iterator[None]:
 
 
 class Standing(ArrayRecorder):
-    """Where a GPU would compute: an output that is given, a view, or something new of the operands' shape."""
+    """Stand-in for a GPU: returns a given output, a view, or a new array of the operands' shape."""
 
     def operation(
         self, name: str, call: Any, args: Any, kwargs: Any, rule: Any, also: Any = frozenset()
@@ -72,7 +72,7 @@ def arrays(recorder: ArrayRecorder, count: int = 1) -> list[Any]:
 
 
 def after(work: Any, count: int = 2) -> list[tuple[str, int, str]]:
-    """What is recorded of some work on so many arrays, but for their beginning."""
+    """Return the events recorded of some work on a number of arrays, without their first events."""
     with Standing() as recorder:
         given = arrays(recorder, count)
         kept = work(recorder, *given)
@@ -94,23 +94,23 @@ MAKES = [("A", 2, "add"), ("R", 0, "add"), ("R", 1, "add"), ("W", 2, "add")]
         lambda recorder, x, y: recorder.module(cupy).add(x, y),
     ],
 )
-def test_however_a_ufunc_is_called(work: Any) -> None:
+def test_ufuncs_are_recorded_however_called(work: Any) -> None:
     assert [event for event in after(work) if event[2] != "escape"] == MAKES
 
 
-def test_in_place_and_out_are_writes() -> None:
+def test_in_place_and_out_operands_are_writes() -> None:
     assert after(lambda _, x, y: x.__iadd__(y)) == [("R", 0, "add"), ("R", 1, "add"), ("W", 0, "add")]
     assert after(lambda _, x, y: cupy.exp(x, out=y))[:2] == [("R", 0, "exp"), ("W", 1, "exp")]
     assert after(lambda _, x, y: cupy.exp(x, y))[:2] == [("R", 0, "exp"), ("W", 1, "exp")]
 
 
-def test_kernels_of_the_program_are_seen_by_what_they_are_given() -> None:
+def test_elementwise_kernels_are_recorded_by_their_arguments() -> None:
     kernel = cupy.ElementwiseKernel("T x", "T y", "y = x", "twice")
     assert after(lambda _, x, y: kernel(x, y))[:2] == [("R", 0, "twice"), ("W", 1, "twice")]
     assert [event[0] for event in after(lambda _, x, y: kernel(x))] == ["A", "R", "W"]
 
 
-def test_a_raw_kernel_is_seen_where_it_is_declared() -> None:
+def test_declared_raw_kernel_is_recorded() -> None:
     def kernel(grid: Any, block: Any, given: Any) -> None:
         assert all(type(one) is cupy.ndarray for one in given)
 
@@ -120,7 +120,7 @@ def test_a_raw_kernel_is_seen_where_it_is_declared() -> None:
     assert after(work) == [("R", 0, "kernel"), ("R", 1, "kernel"), ("W", 1, "kernel")]
 
 
-def test_methods_and_functions_that_are_methods() -> None:
+def test_methods_and_functions_calling_methods_are_recorded() -> None:
     for work in (lambda _, x: x.sum(), lambda _, x: cupy.sum(x), lambda _, x: np.sum(x)):
         assert after(work, 1)[1:] == [("R", 0, "sum"), ("W", 1, "sum")]
     assert after(lambda _, x, y: x @ y) == [(kind, at, "__matmul__") for kind, at, _ in MAKES]
@@ -128,13 +128,13 @@ def test_methods_and_functions_that_are_methods() -> None:
     assert after(lambda _, x: x.__setitem__(0, 1), 1) == [("W", 0, "__setitem__")]
 
 
-def test_functions_through_the_module() -> None:
+def test_functions_of_a_recorded_module_are_recorded() -> None:
     found = after(lambda recorder, x, y: recorder.module(cupy).concatenate([x, y], out=None) is None)
     assert [event[:2] for event in found if event[0] == "R"] == [("R", 0), ("R", 1)]
     assert after(lambda recorder: recorder.module(cupy).empty((2, 2)), 0) == [("A", 0, "empty")]
 
 
-def test_views_are_of_their_buffer_and_touch_nothing() -> None:
+def test_views_share_the_buffer_and_touch_nothing() -> None:
     with Standing() as recorder:
         (x,) = arrays(recorder)
         views = x.T, x.reshape(2, 8), x.ravel()
@@ -145,7 +145,7 @@ def test_views_are_of_their_buffer_and_touch_nothing() -> None:
         assert events(recorder.trace())[-1] == ("F", 0, "")
 
 
-def test_arrays_over_one_allocation_are_one_buffer() -> None:
+def test_arrays_over_a_common_allocation_share_a_buffer() -> None:
     with Standing() as recorder:
         plain = cupy.ndarray((8,), "f4")
         other = cupy.ndarray((4,), "f4", memptr=plain.data + 16)
@@ -160,7 +160,7 @@ def test_arrays_over_one_allocation_are_one_buffer() -> None:
     assert recorder.trace().alignment == 512
 
 
-def test_a_pointer_taken_is_an_escape() -> None:
+def test_taking_the_pointer_is_an_escape() -> None:
     with Standing() as recorder:
         (x,) = arrays(recorder)
         assert x.data.ptr >= 1 << 40

@@ -1,4 +1,4 @@
-"""Recorded or not, what people do with NumPy's arrays gives the same bits, types and errors."""
+"""Results of programs on watched arrays: same bits, types and errors as on plain arrays."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DTYPES = ("?", "i1", "u2", "i4", "i8", "f2", "f4", "f8", "g", "c8", "c16", "m8[s
 
 
 @given(array_programs.programs())
-def test_any_program_gives_the_same_bits(program: list[Any]) -> None:
-    """Plain and watched arrays end alike."""
+def test_random_programs_give_the_same_bits(program: list[Any]) -> None:
+    """Plain and watched arrays have equal final values."""
     plain = array_programs.run(program, array_programs.start())
     with ArrayRecorder() as recorder:
         watched = array_programs.run(program, [recorder.watch(one) for one in array_programs.start()])
@@ -29,8 +29,8 @@ def test_any_program_gives_the_same_bits(program: list[Any]) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_people_do_gives_the_same(dtype: str) -> None:
-    """Results, their types, what is written in place, and errors: with watched arrays as with plain ones."""
+def test_common_operations_give_the_same_results(dtype: str) -> None:
+    """Compare results, their types, arrays written in place, and errors."""
 
     def arrays() -> list[Any]:
         numbers = np.array([[3, 0, 1], [2, 5, 4]])

@@ -1,4 +1,4 @@
-"""Buffers hold lifetimes on a line or on a circle, and nothing that could not be placed."""
+"""Tables of buffers with lifetimes on a line or on a circle, and their validity."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def circular(draw: st.DrawFn) -> Buffers:
 
 
 def load_over_time(buffers: Buffers, periods: int) -> list[int]:
-    """Bytes alive at each time of ``periods`` steady iterations, counted instance by instance."""
+    """Return the bytes alive at each time of ``periods`` steady iterations, counted instance by instance."""
     assert buffers.period is not None
     total = periods * buffers.period
     load = np.zeros(total, np.int64)
@@ -41,7 +41,7 @@ def load_over_time(buffers: Buffers, periods: int) -> list[int]:
 
 
 @given(circular(), st.integers(1, 4))
-def test_unrolling_leaves_the_load_at_every_time_as_it_is(buffers: Buffers, k: int) -> None:
+def test_unrolling_preserves_the_load_at_every_time(buffers: Buffers, k: int) -> None:
     unrolled = buffers.unrolled(k)
     assert len(unrolled) == k * len(buffers)
     assert unrolled.period == k * buffers.period
@@ -50,12 +50,12 @@ def test_unrolling_leaves_the_load_at_every_time_as_it_is(buffers: Buffers, k: i
 
 
 @given(circular())
-def test_unrolling_by_the_instances_leaves_one_instance_of_each(buffers: Buffers) -> None:
+def test_unrolling_by_max_instances_leaves_a_single_instance_per_buffer(buffers: Buffers) -> None:
     assert buffers.unrolled(buffers.max_instances).max_instances == 1
 
 
 @given(circular(), st.data())
-def test_selecting_keeps_each_buffer_with_its_gaps_and_id(buffers: Buffers, data: st.DataObject) -> None:
+def test_select_keeps_gaps_and_ids_of_each_buffer(buffers: Buffers, data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(buffers))))[: data.draw(st.integers(0, len(buffers)))]
     chosen = buffers.select(np.array(order, np.int64))
     assert chosen.start.tolist() == [buffers.start[i] for i in order]
@@ -68,7 +68,7 @@ def test_selecting_keeps_each_buffer_with_its_gaps_and_id(buffers: Buffers, data
     assert buffers.select(mask).start.tolist() == buffers.start[mask].tolist()
 
 
-def test_persistent_and_wrap_around_buffers_are_told_apart() -> None:
+def test_persistent_and_wrap_around_buffers_are_distinguished() -> None:
     buffers = Buffers.of([0, 3, 8, 8], [10, 7, 12, 29], 64, period=10, persistent=[True, False, False, False])
     assert buffers.planned().start.tolist() == [3, 8, 8]
     assert buffers.wrap_around.tolist() == [False, False, True, True]
@@ -111,13 +111,13 @@ def test_buffers_on_a_line_do_not_unroll() -> None:
         ({"start": [0, 1], "end": [9], "size": 1}, None, "column end has 1 rows, not 2"),
     ],
 )
-def test_what_cannot_be_placed_is_named_with_its_row(columns: dict, row: int | None, reason: str) -> None:
+def test_impossible_buffer_is_reported_with_the_row(columns: dict, row: int | None, reason: str) -> None:
     with pytest.raises(TraceError, match=reason) as caught:
         Buffers.of(**columns)
     assert caught.value.row == row
 
 
-def test_columns_cannot_be_changed_not_even_in_a_copy() -> None:
+def test_columns_are_read_only_in_the_original_and_in_copies() -> None:
     buffers = Buffers.of([0, 1], [5, 6], 8, gaps=[(1, 2, 3)], ids=["a", "b"], period=7)
     for one in (buffers, copy.copy(buffers), pickle.loads(pickle.dumps(buffers))):
         assert one.period == 7

@@ -1,4 +1,4 @@
-"""A profiler's trace becomes a trace of memory: what was alive when, by whom it was allocated."""
+"""Traces of PyTorch's profiler as memory traces: lifetimes of buffers, and operations that allocated them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def names(trace: Trace, column: str) -> list[str | None]:
 
 
 def test_memory_events_become_buffers_in_the_order_of_their_times(tmp_path: Path) -> None:
-    """With the operator and the line of the program around them, on their own thread."""
+    """Check operator and source line around each event, on the event's own thread."""
     path = stored(
         tmp_path / "t.json",
         memory(30.5, 512, -100),
@@ -79,8 +79,8 @@ def test_memory_events_become_buffers_in_the_order_of_their_times(tmp_path: Path
     assert (trace.size[refused].tolist(), trace.time_ns[refused].tolist()) == ([9], [3_000])
 
 
-def test_early_releases_tell_source_lines_with_the_operators(tmp_path: Path) -> None:
-    """And threads as texts, times as whole numbers, other words for an operator."""
+def test_source_lines_of_early_releases_are_read_from_operators(tmp_path: Path) -> None:
+    """Early releases also write threads as texts, times as whole numbers, and other words for an operator."""
     stack = "torch/nn/functional.py(9): linear; model.py(31): forward;train.py(5): <module>"
     operator = span("Operator", "aten::empty", 10, 5) | {"args": {"Call stack": stack}, "tid": "456"}
     path = stored(tmp_path / "t.json", operator, memory(12, 512, 100) | {"tid": "456"})
@@ -92,14 +92,14 @@ def test_early_releases_tell_source_lines_with_the_operators(tmp_path: Path) -> 
     ("file", "own"),
     [("/x/dist-packages/torch/a.py", False), ("torch/a.py", False), ("/me/torch/a.py", True)],
 )
-def test_a_folder_of_ones_own_may_be_named_as_pytorch_is(file: str, own: bool, tmp_path: Path) -> None:
+def test_user_folder_may_have_the_name_of_pytorch(file: str, own: bool, tmp_path: Path) -> None:
     functions = [span("python_function", name, 1, 9) for name in ("b.py(5): g", f"{file}(3): f")]
     trace = read_chrome(stored(tmp_path / "t.json", *functions, memory(2, 512, 8)))
     assert names(trace, "frame") == ["a.py:3" if own else "b.py:5"]
 
 
-def test_devices_are_told_apart_and_the_host_from_them(tmp_path: Path) -> None:
-    """Each has addresses of its own; what is freed but was never allocated was there before."""
+def test_devices_and_host_are_separate(tmp_path: Path) -> None:
+    """Each device has separate addresses; a buffer freed without an alloc is older than the recording."""
     path = stored(
         tmp_path / "t.json",
         memory(1, 512, 100),
@@ -116,7 +116,7 @@ def test_devices_are_told_apart_and_the_host_from_them(tmp_path: Path) -> None:
     assert read_chrome(stored(path, memory(2, 512, 1024, kind=1, index=0))).alignment == 512
 
 
-def test_a_profilers_steps_are_marks(tmp_path: Path) -> None:
+def test_profiler_steps_become_marks(tmp_path: Path) -> None:
     trace = read_chrome(
         stored(
             tmp_path / "t.json",
@@ -129,8 +129,8 @@ def test_a_profilers_steps_are_marks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("category", "marks"), [("Operator", 1), ("cpu_op", 1), ("gpu_user_annotation", 0)])
-def test_a_step_is_a_mark_once(category: str, marks: int, tmp_path: Path) -> None:
-    """Early releases call it an operator; what a GPU did in it is told a second time, on the GPU's track."""
+def test_repeated_records_of_a_step_become_a_single_mark(category: str, marks: int, tmp_path: Path) -> None:
+    """Early releases call a step an operator; the GPU's track repeats the step for its own work."""
     steps = span(category, "ProfilerStep#1", 1, 5)
     trace = read_chrome(stored(tmp_path / "t.json", memory(2, 512, 8), steps))
     assert (trace.kind == Kind.MARK).sum() == marks
@@ -143,7 +143,7 @@ def test_a_step_is_a_mark_once(category: str, marks: int, tmp_path: Path) -> Non
     plain=st.booleans(),
 )
 @settings(max_examples=50, deadline=None)
-def test_what_was_written_is_read_whatever_its_order_in_the_file(
+def test_events_are_read_in_any_file_order(
     sizes: list[int], data: st.DataObject, packed: bool, plain: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     events, load, alive = [], [], {}
@@ -186,9 +186,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("event", "reason"), WRONG)
-def test_an_event_that_cannot_be_is_named_or_left_out_and_counted(
-    event: Any, reason: str, tmp_path: Path
-) -> None:
+def test_invalid_event_is_reported_or_skipped_and_counted(event: Any, reason: str, tmp_path: Path) -> None:
     path = stored(tmp_path / "t.json", memory(1, 64, 8), event, memory(3, 128, 16))
     with pytest.raises(TraceError, match=reason) as caught:
         read_chrome(path)
@@ -199,14 +197,14 @@ def test_an_event_that_cannot_be_is_named_or_left_out_and_counted(
 
 
 @pytest.mark.parametrize("length", [-1, 0, None, "x", float("nan"), 1e300, 10**400])
-def test_a_span_of_no_sane_length_is_no_error(length: Any, tmp_path: Path) -> None:
-    """Profilers write what had not ended when they stopped; one that lasts for ever holds what follows."""
+def test_span_with_an_absurd_length_is_no_error(length: Any, tmp_path: Path) -> None:
+    """Profilers write unfinished spans when they stop; an endless span holds all later events."""
     path = stored(tmp_path / "t.json", span("cpu_op", "odd", 1, length), memory(2, 64, 8))
     endless = isinstance(length, (int, float)) and length > 1
     assert names(read_chrome(path), "operation") == ["odd" if endless else None]
 
 
-def test_no_more_events_names_and_threads_are_held_than_a_trace_can_have(
+def test_limits_on_events_names_and_threads_are_enforced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans = [span("cpu_op", f"op{at}", at, 50 - 2 * at, tid=7) for at in range(9)]
@@ -223,35 +221,35 @@ def test_no_more_events_names_and_threads_are_held_than_a_trace_can_have(
             read_chrome(path, skipped=skipped)
 
 
-def test_events_at_one_time_keep_their_order_in_the_file(tmp_path: Path) -> None:
-    """Clocks are coarse: a buffer may be allocated and freed within one tick of theirs."""
+def test_events_of_equal_time_keep_the_file_order(tmp_path: Path) -> None:
+    """Clocks are coarse: a buffer may be allocated and freed within one tick."""
     ticks = [(at * 7919 % 5, size) for at in range(500) for size in (8, -8)]
     path = stored(tmp_path / "t.json", *(memory(tick, 64, size) for tick, size in ticks))
     assert read_chrome(path).load().tolist() == [8, 0] * 500
 
 
-def test_what_says_nothing_of_memory_may_be_anything(tmp_path: Path) -> None:
-    """Names of any type, texts with what JSON forbids in them."""
+def test_events_besides_memory_may_have_any_content(tmp_path: Path) -> None:
+    """Names may have any type, and texts may hold characters that JSON forbids."""
     path = stored(tmp_path / "t.json", {"ph": "X", "name": 5}, {}, {"name": "TAB"}, memory(2, 64, 8))
     path.write_text(path.read_text().replace("TAB", "a\tb"))
     assert len(read_chrome(path)) == 1
 
 
 def test_two_types_of_devices_are_refused(tmp_path: Path) -> None:
-    """They would share indices."""
+    """Their devices would share indices."""
     path = stored(tmp_path / "t.json", *(memory(1, 512, 8, kind=kind, index=0) for kind in (1, 12)))
     with pytest.raises(TraceError, match="more than one type of device: 12"):
         read_chrome(path)
 
 
-def test_a_file_without_memory_events_says_how_to_record_them(tmp_path: Path) -> None:
+def test_error_without_memory_events_names_the_profiler_option(tmp_path: Path) -> None:
     steps = span("user_annotation", "ProfilerStep#1", 1, 5)
     path = stored(tmp_path / "t.json", span("cpu_op", "aten::add", 1, 2), steps)
     with pytest.raises(TraceError, match=r"no memory events.*profile_memory=True"):
         read_chrome(path)
 
 
-def test_a_truncated_file_is_read_as_far_as_it_came_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_lenient_mode_reads_a_truncated_file_up_to_the_end(tmp_path: Path) -> None:
     path = stored(tmp_path / "t.json", memory(1, 64, 8), memory(2, 128, 8))
     path.write_text(path.read_text()[:-80])
     with pytest.raises(TraceError, match="row 1: truncated"):
@@ -280,8 +278,8 @@ with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shap
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
-def test_what_pytorch_itself_writes_is_read(name: str, tmp_path: Path) -> None:
-    """The load is what the profiler says is allocated, and operators and lines of the program are known."""
+def test_trace_written_by_pytorch_is_read(name: str, tmp_path: Path) -> None:
+    """The load equals the allocator's total, and operators and source lines are known."""
     pytest.importorskip("torch")
     program, path = tmp_path / "train.py", tmp_path / name
     program.write_text(RECORD)
@@ -296,7 +294,7 @@ def test_what_pytorch_itself_writes_is_read(name: str, tmp_path: Path) -> None:
     known = np.array([event["args"]["Total Allocated"] for event in told])
     load = trace.load()[buffers]
     assert (int(born), len(load)) == (0, len(told))
-    assert set((load - known).tolist()) == {int(load[0] - known[0])}  # what was there and is never freed
+    assert set((load - known).tolist()) == {int(load[0] - known[0])}  # older buffers that are never freed
     assert (trace.kind == Kind.MARK).sum() == 5
     assert "aten::addmm" in names(trace, "operation")
     assert any((name or "").startswith("train.py:") for name in names(trace, "frame"))
@@ -318,7 +316,7 @@ def on_gpu(ts: float, addr: int, size: int, allocated: int, reserved: int, order
 def test_totals_of_the_allocator_are_the_load_and_the_reservation(
     tmp_path_factory: pytest.TempPathFactory, base: int, cached: int, sizes: list[int], frees: set[int]
 ) -> None:
-    """Memory from before the recording counts, with and without a free of a part of it."""
+    """Memory from before the recording counts, with and without a free of a part of that memory."""
     path = tmp_path_factory.getbasetemp() / "t.json"
     allocated, reserved, told, events = base, base + cached, [], []
     freed_before = [size for at, size in enumerate(sizes) if at not in frees and size <= base][:1]
@@ -344,8 +342,8 @@ def test_totals_of_the_allocator_are_the_load_and_the_reservation(
     assert completeness(trace, 0).is_whole == (base == 0)
 
 
-def test_totals_of_threads_that_report_out_of_order_are_taken_on_the_whole(tmp_path: Path) -> None:
-    """One of many events tells a total that does not fit the others."""
+def test_baseline_tolerates_totals_reported_out_of_order(tmp_path: Path) -> None:
+    """One of many events has a total that does not fit the others."""
     events = [on_gpu(at + 1, 512 * (at + 1), 10, 100 + 10 * (at + 1), 500) for at in range(9)]
     events[4]["args"]["Total Allocated"] += 7
     assert read_chrome(stored(tmp_path / "t.json", *events)).load().max() == 190
@@ -360,7 +358,7 @@ LOST = {
 
 @pytest.mark.parametrize("name", LOST)
 def test_times_that_contradict_the_order_are_an_error_or_counted(name: str, tmp_path: Path) -> None:
-    """Counted, the order of the file stands."""
+    """If such events are counted, the order of the file decides."""
     times, order = LOST[name]
     moves = [(512, 8), (512, -8), (1024, 8), (1024, -8)]
     events = [on_gpu(ts, *move, 0, 0, index) for ts, move, index in zip(times, moves, order, strict=True)]
@@ -373,13 +371,13 @@ def test_times_that_contradict_the_order_are_an_error_or_counted(name: str, tmp_
 
 
 def test_host_memory_before_the_profiler_is_unknown(tmp_path: Path) -> None:
-    """The host's totals begin with the profiler; the device's tell of memory from before it."""
+    """The host's totals begin with the profiler; the device's include memory from before the profiler."""
     path = stored(tmp_path / "t.json", memory(1, 64, 8), on_gpu(2, 512, 8, 8, 16))
     trace = read_chrome(path)
     assert [completeness(trace, device).is_whole for device in (-1, 0)] == [False, True]
 
 
-def test_memory_before_the_recording_is_of_its_device(tmp_path: Path) -> None:
+def test_memory_before_the_recording_is_counted_per_device(tmp_path: Path) -> None:
     other = on_gpu(3, 512, 8, 8, 16)
     other["args"]["Device Id"] = 1
     trace = read_chrome(stored(tmp_path / "t.json", on_gpu(2, 512, 8, 108, 200), other))
@@ -387,7 +385,7 @@ def test_memory_before_the_recording_is_of_its_device(tmp_path: Path) -> None:
 
 
 def of_threads(times: list[float]) -> list[dict[str, Any]]:
-    """Two events of the backward pass's thread, which the profiler numbers first, and two of another."""
+    """Return two events of the backward pass's thread, numbered first by the profiler, and two others."""
     moves = [(1024, 8), (1024, -8), (512, 4), (512, -4)]
     events = [on_gpu(ts, *move, 0, 0, at) for at, (ts, move) in enumerate(zip(times, moves, strict=True))]
     for event in events[2:]:
@@ -396,13 +394,13 @@ def of_threads(times: list[float]) -> list[dict[str, Any]]:
 
 
 def test_indices_order_the_events_of_one_thread_only(tmp_path: Path) -> None:
-    """PyTorch's CUDA build runs the backward pass in a thread of its own, and numbers thread after thread."""
+    """PyTorch's CUDA build runs the backward pass in a separate thread, and numbers thread by thread."""
     trace = read_chrome(stored(tmp_path / "t.json", *of_threads([20, 40, 10, 30])))
     assert trace.load().tolist() == [4, 12, 8, 0]
     assert trace.time_ns.tolist() == [10_000, 20_000, 30_000, 40_000]
 
 
-def test_event_with_a_lost_time_happens_with_the_event_before_it_of_its_thread(tmp_path: Path) -> None:
+def test_event_with_a_lost_time_gets_the_time_of_the_previous_event_of_its_thread(tmp_path: Path) -> None:
     path = stored(tmp_path / "t.json", *of_threads([20, 40, 10, 5]))
     with pytest.raises(TraceError, match="row 3: a time that contradicts the order of the events"):
         read_chrome(path)
@@ -413,9 +411,7 @@ def test_event_with_a_lost_time_happens_with_the_event_before_it_of_its_thread(t
 
 
 @pytest.mark.parametrize("indices", [[1, 1, 1], [-1, -1, -1]])
-def test_order_of_the_file_says_nothing_where_events_have_no_indices(
-    indices: list[int], tmp_path: Path
-) -> None:
+def test_file_order_is_ignored_without_event_indices(indices: list[int], tmp_path: Path) -> None:
     events = [
         on_gpu(ts, addr, size, 0, 0, index)
         for (ts, addr, size), index in zip([(3, 64, -8), (1, 64, 8), (2, 128, 4)], indices, strict=True)
@@ -433,7 +429,7 @@ def test_order_of_the_file_says_nothing_where_events_have_no_indices(
         ("/x/lib/python3.12/site-packages/transformers/models/bert/modeling_bert.py", True),
     ],
 )
-def test_source_line_is_of_the_innermost_function_outside_of_libraries(
+def test_source_line_is_the_innermost_function_outside_of_libraries(
     file: str, own: bool, tmp_path: Path
 ) -> None:
     spans = [

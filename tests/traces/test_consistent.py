@@ -1,4 +1,4 @@
-"""Of a trace that contradicts itself, what can have happened is left."""
+"""Removal of contradictory events from a trace."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ EVENTS = st.lists(st.tuples(st.sampled_from([*Kind, 9]), st.integers(-1, 3), st.
 
 
 @given(EVENTS)
-def test_what_is_left_is_valid_and_the_rest_is_counted(events: list[tuple[int, int, int]]) -> None:
-    """As by one look at each event in turn: a buffer may be born once, used while it lives and freed."""
+def test_remaining_events_are_valid_and_removed_events_are_counted(
+    events: list[tuple[int, int, int]],
+) -> None:
+    """Compare with a loop over the events: a buffer may be born once, used while alive and freed."""
     kind, buffer, size = zip(*events, strict=True) if events else ((), (), ())
     trace = Trace.of(kind, buffer, size)
     skipped = Counter[str]()
@@ -42,12 +44,12 @@ def test_what_is_left_is_valid_and_the_rest_is_counted(events: list[tuple[int, i
     assert skipped.total() == len(events) - len(kept)
 
 
-def test_a_valid_trace_stays_what_it_is() -> None:
+def test_valid_trace_is_unchanged() -> None:
     trace = generate(50, 1, accesses=True)
     assert consistent(trace, Counter()) is trace
 
 
-def test_reasons_are_told_apart() -> None:
+def test_removed_events_are_counted_by_reason() -> None:
     trace = Trace.of(
         [Kind.FREE, Kind.ALLOC, Kind.ALLOC, Kind.FREE, Kind.READ], [0, 0, 0, 0, 0], [0, 1, 1, 0, 0]
     )

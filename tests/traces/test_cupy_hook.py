@@ -1,4 +1,4 @@
-"""What CuPy's DebugPrintHook prints becomes a trace, whatever the program prints between."""
+"""Output of CuPy's DebugPrintHook as traces, mixed with any output of the program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from traces import Kind, TraceError
 from traces.cupy_hook import read_cupy_hook
 from traces.files import sniff
 
-#: As CuPy's documentation shows it.
+#: Example of CuPy's documentation.
 PRINTED = """\
 {"hook":"alloc","device_id":0,"mem_size":512,"mem_ptr":150496608256}
 {"hook":"malloc","device_id":0,"size":24,"mem_size":512,"mem_ptr":150496608256,"pmem_id":"0x7f39200c5278"}
@@ -23,7 +23,7 @@ PRINTED = """\
 
 
 def test_lines_become_buffers_and_segments(tmp_path: Path) -> None:
-    """A buffer has the size that was asked for; what the pool took from the device is reserved."""
+    """A buffer has the requested size; memory that the pool took from the device is reserved."""
     path = tmp_path / "out"
     path.write_text(PRINTED)
     trace = read_cupy_hook(path)
@@ -33,8 +33,8 @@ def test_lines_become_buffers_and_segments(tmp_path: Path) -> None:
     assert (trace.alignment, trace.metadata["framework"]) == (512, "cupy")
 
 
-def test_what_the_program_prints_is_passed_over(tmp_path: Path) -> None:
-    """Lines of its own, of any length and in any encoding, and what stands before an event on its line."""
+def test_other_output_of_the_program_is_skipped(tmp_path: Path) -> None:
+    """Lines of any length and encoding are skipped, as is the text before an event on a line."""
     path = tmp_path / "out"
     first, second, third = PRINTED.splitlines()
     noise = [b"\xff\xfe epoch 1", b"x" * 300_000, b"", b'{"loss": 3}', b"50%|##  " + first.encode()]
@@ -43,7 +43,7 @@ def test_what_the_program_prints_is_passed_over(tmp_path: Path) -> None:
     assert len(read_cupy_hook(path)) == 3
 
 
-def test_each_device_has_addresses_of_its_own(tmp_path: Path) -> None:
+def test_devices_have_separate_addresses(tmp_path: Path) -> None:
     path = tmp_path / "out"
     line = '{"hook":"malloc","device_id":%d,"size":24,"mem_size":512,"mem_ptr":512,"pmem_id":"0x1"}\n'
     path.write_text(line % 0 + line % 1)
@@ -55,7 +55,7 @@ def test_each_device_has_addresses_of_its_own(tmp_path: Path) -> None:
 
 
 def test_requests_without_memory_are_refused_requests(tmp_path: Path) -> None:
-    """A request of the pool to the device may be tried again, and an empty one needs no memory."""
+    """A request of the pool to the device may be tried again, and an empty request needs no memory."""
     path = tmp_path / "out"
     path.write_text(
         '{"hook":"alloc","device_id":0,"mem_size":1024,"mem_ptr":0}\n'
@@ -86,7 +86,7 @@ def test_requests_without_memory_are_refused_requests(tmp_path: Path) -> None:
         ('{"hook":"' + "x" * 70_000, "a line longer than"),
     ],
 )
-def test_a_line_that_cannot_be_is_named(tmp_path: Path, line: str, reason: str) -> None:
+def test_invalid_line_is_reported(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "out"
     path.write_text(PRINTED + line + "\n")
     with pytest.raises(TraceError, match=reason) as caught:
@@ -94,15 +94,15 @@ def test_a_line_that_cannot_be_is_named(tmp_path: Path, line: str, reason: str) 
     assert (caught.value.file, caught.value.row) == (str(path), 4)
 
 
-def test_a_file_without_such_lines_is_refused(tmp_path: Path) -> None:
+def test_file_without_hook_lines_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("hello\n")
     with pytest.raises(TraceError, match="none of its lines is of CuPy's DebugPrintHook"):
         read_cupy_hook(path)
 
 
-def test_what_the_hook_itself_prints_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CuPy's own class, called as its pool calls it, where CuPy is installed."""
+def test_output_of_the_real_hook_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy's own class prints, called as CuPy's pool does, if CuPy is installed."""
     found = importlib.util.find_spec("cupy")
     if found is None or found.origin is None:
         pytest.skip("CuPy is not installed")

@@ -1,4 +1,4 @@
-"""What is told from sizes alone, against the same said plainly."""
+"""Detection of iterations from sizes alone, compared with plain brute-force versions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from traces.pattern import find_patterns
 
 
 def begins(sizes: list[int]) -> int | None:
-    """Where the longest tail begins that repeats a period often enough; each period tried at each place."""
+    """Return the start of the longest tail that repeats a period often enough, by brute force."""
     best = None
     for period in range(1, len(sizes) // 2 + 1):
         begin = len(sizes) - period
@@ -40,7 +40,7 @@ def begins(sizes: list[int]) -> int | None:
 
 
 def plainly(sequence: list[int], size: list[int]) -> int | None:
-    """As `iterations_begin`."""
+    """Compute `iterations_begin` by brute force."""
     late = sorted(set(sequence[len(size) // 2 :]))
     if not late:
         return None
@@ -64,10 +64,10 @@ SEQUENCES = st.lists(
 
 
 @given(SEQUENCES, st.randoms(use_true_random=False))
-def test_it_finds_what_trying_everything_finds(
+def test_iterations_begin_matches_brute_force(
     parts: list[tuple[list[int], list[int], int]], random: object
 ) -> None:
-    """Sequences that repeat after a beginning of their own, mixed in any order."""
+    """Sequences repeat after separate beginnings, and are interleaved in any order."""
     queues = [list(warm_up) + (period * 80)[:count] for warm_up, period, count in parts]
     sequence, size = [], []
     while any(queues):
@@ -79,8 +79,8 @@ def test_it_finds_what_trying_everything_finds(
     assert (None if found < 0 else found) == plainly(sequence, size)
 
 
-def test_columns_of_two_lengths_are_refused() -> None:
-    """Rather than read past the shorter one."""
+def test_columns_of_different_lengths_are_refused() -> None:
+    """The reader must not read past the shorter column."""
     with pytest.raises(ValueError, match="differ in length"):
         iterations_begin(np.zeros(3, np.uint32), np.zeros(2, np.uint64))
     with pytest.raises(ValueError, match="differ in length"):
@@ -88,8 +88,8 @@ def test_columns_of_two_lengths_are_refused() -> None:
 
 
 @pytest.mark.parametrize("varying", [1, 2])
-def test_what_varies_hides_no_iteration(varying: int) -> None:
-    """Found by the quick look and by the thorough one alike, from as much evidence."""
+def test_varying_sizes_do_not_hide_the_iteration(varying: int) -> None:
+    """The quick and the thorough search both find the iteration, from the same evidence."""
     rng = np.random.default_rng(varying)
     for iterations in (LEAST_REPEATS_BUT_RARE - 1, LEAST_REPEATS_BUT_RARE + 1, 40):
         size = np.tile(np.arange(24) * 1000 + 1000, iterations).reshape(iterations, 24)
@@ -108,7 +108,7 @@ def test_what_varies_hides_no_iteration(varying: int) -> None:
         assert [len(pattern.buffers) for pattern in patterns] == ([24 - varying] if enough else [])
 
 
-def test_where_most_varies_nothing_repeats() -> None:
+def test_no_iteration_is_found_if_most_sizes_vary() -> None:
     size = np.random.default_rng(0).integers(1000, 1 << 40, (40, 24))
     size[:, 3:] = np.arange(21)
     assert iterations_begin_but_rare(np.zeros(size.size, np.uint32), size.ravel().astype(np.uint64)) == -1
@@ -116,7 +116,7 @@ def test_where_most_varies_nothing_repeats() -> None:
 
 @st.composite
 def living(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], int, int]:
-    """Rows, sizes and frees of a sequence among others, where its periods begin, and a period."""
+    """Return rows, sizes and frees of a sequence among others, the beginning of its periods, and a period."""
     row = np.cumsum(draw(st.lists(st.integers(1, 3), min_size=1, max_size=24))).tolist()
     frees = [draw(st.just(-1) | st.integers(born + 1, row[-1] + 4)) for born in row]
     sizes = [draw(st.integers(0, 4) | st.just(2**57)) for _ in row]
@@ -125,11 +125,11 @@ def living(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], int, int]:
 
 
 @given(living())
-def test_an_iteration_begins_where_least_is_alive(
+def test_iteration_begins_at_the_lowest_load(
     case: tuple[list[int], list[int], list[int], int, int],
 ) -> None:
     row, size, freed_before, start, period = case
-    # Alive before the sequence's next allocation: born by then, and freed no earlier than at it.
+    # Alive before the sequence's next allocation: born before, and freed at that allocation or later.
     loads = [
         sum(
             size[i]
@@ -147,19 +147,19 @@ def test_an_iteration_begins_where_least_is_alive(
 
 
 def columns(*mixed: tuple[int, int]) -> tuple[Any, Any]:
-    """Sequence and size of each allocation."""
+    """Return sequence and size of each allocation."""
     sequence, size = np.array(mixed).T
     return sequence.astype(np.uint32), size.astype(np.uint64)
 
 
-def test_the_main_sequence_is_the_one_that_allocates_most_lately() -> None:
-    varied = [(0, 10_000 + n) for n in range(40)]  # more than all that comes later
+def test_main_sequence_allocates_most_in_the_second_half() -> None:
+    varied = [(0, 10_000 + n) for n in range(40)]  # more bytes than all later allocations
     periodic = [(1, 100 + n % 4) for n in range(40)]
     assert iterations_begin(*columns(*varied, *periodic)) == 40
     assert iterations_begin(*columns(*periodic, *varied)) == -1
 
 
-def test_of_two_that_allocate_as_much_the_first_is_the_main_one() -> None:
+def test_lowest_of_equal_sequences_is_the_main_sequence() -> None:
     periodic, varied = [1058 + n % 4 for n in range(80)], list(range(1000, 1080))
     assert sum(periodic[40:]) == sum(varied[40:])
     for main, other, begin in ((periodic, varied, 0), (varied, periodic, -1)):
@@ -168,13 +168,13 @@ def test_of_two_that_allocate_as_much_the_first_is_the_main_one() -> None:
         assert heaviest(*(c.astype(t) for c, t in zip(columns(*both[80:]), ("i4", "i8"), strict=True))) == 0
 
 
-def test_what_has_long_allocated_nothing_says_nothing_of_when_iterations_begin() -> None:
+def test_ended_sequences_do_not_affect_the_beginning_of_iterations() -> None:
     over, begun = [(1, 100 + n % 4) for n in range(40)], [(0, 1000 + n % 4) for n in range(60)]
     assert iterations_begin(*columns(*over, *begun)) == 40
     assert iterations_begin(*columns(*over, *begun[:30])) == 0
 
 
-def test_columns_that_do_not_fit_are_refused() -> None:
+def test_mismatched_columns_are_refused() -> None:
     rows = np.arange(4)
     for short in range(3):
         given = [rows[: 3 if short == n else 4] for n in range(3)]
@@ -190,7 +190,7 @@ def test_columns_that_do_not_fit_are_refused() -> None:
 
 
 @given(st.lists(st.integers(-3, 3) | st.integers(-(2**62), 2**62), max_size=12), st.sampled_from("il"))
-def test_values_are_numbered_in_their_order(values: list[int], kind: str) -> None:
+def test_numbered_ranks_values_in_ascending_order(values: list[int], kind: str) -> None:
     given = np.array(values, np.int64).astype(kind)
     for shaped in (given, np.stack([given, given[::-1]])):
         found, number = numbered(shaped)

@@ -1,4 +1,4 @@
-"""The period that explains the whole tail is found, exactly and in linear time."""
+"""Search for the period that explains the whole tail, exactly and in linear time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from traces.detect import Detector, Period, tail_period
 
 
 def by_hand(values: list[int], repeats: int) -> Period | None:
-    """Every tail and every period of it, longest tail first: cubic, and plainly right."""
+    """Try every tail and every period, longest tail first: cubic, and plainly right."""
     n = len(values)
     for length in range(n, 0, -1):
         tail = values[n - length :]
@@ -27,12 +27,12 @@ FEW = st.lists(st.integers(0, 2), max_size=24)
 
 
 @given(FEW, st.integers(2, 4))
-def test_it_finds_what_trying_every_tail_and_period_finds(values: list[int], repeats: int) -> None:
+def test_tail_period_matches_brute_force(values: list[int], repeats: int) -> None:
     assert tail_period(values, min_repeats=repeats) == by_hand(values, repeats)
 
 
 @given(FEW, st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(2, 5), st.integers(0, 5))
-def test_a_repetition_is_found_after_a_warm_up_and_with_a_partial_last_iteration(
+def test_repetition_is_found_despite_warm_up_and_partial_last_iteration(
     warm_up: list[int], unit: list[int], repeats: int, partial: int
 ) -> None:
     values = warm_up + unit * repeats + unit[: partial % len(unit)]
@@ -50,13 +50,13 @@ def test_gradient_accumulation_gives_way_from_the_nested_to_the_whole_period() -
     assert tail_period((a * 3 + b) * 2 + a * 2) == Period(11, 28, 0)
 
 
-def test_nothing_is_found_where_nothing_repeats() -> None:
+def test_no_period_is_found_without_repetition() -> None:
     assert tail_period(np.arange(1000)) is None
     assert tail_period([]) is None
     assert tail_period([5]) is None
 
 
-def test_arguments_that_make_no_sense_are_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="min_repeats"):
         tail_period([1, 1], min_repeats=1)
     with pytest.raises(TypeError, match="float64"):
@@ -67,11 +67,11 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
 
 
 @pytest.mark.parametrize("unit", [[0], [0, 1], [0] * 999 + [1], list(range(50_000))])
-def test_a_million_values_take_linear_time_whatever_they_are(unit: list[int]) -> None:
+def test_tail_period_of_a_million_values_takes_linear_time(unit: list[int]) -> None:
     values = np.tile(unit, 1_000_000 // len(unit))
     begin = time.thread_time()
     found = tail_period(values)
-    assert time.thread_time() - begin < 5  # hundredths where nothing else runs, and minutes in quadratic time
+    assert time.thread_time() - begin < 5  # seconds: hundredths on an idle machine, minutes in quadratic time
     assert found == Period(len(unit), len(values), 0)
 
 
@@ -82,7 +82,7 @@ def test_a_million_values_take_linear_time_whatever_they_are(unit: list[int]) ->
     st.integers(0, 12),
     st.data(),
 )
-def test_a_detector_does_not_depend_on_the_pieces(
+def test_detector_result_is_independent_of_the_pieces(
     warm_up: list[int], unit: list[int], repeats: int, data: st.DataObject
 ) -> None:
     values = warm_up + unit * repeats
@@ -97,7 +97,7 @@ def test_a_detector_does_not_depend_on_the_pieces(
 
 
 @given(st.lists(st.integers(0, 9), max_size=300), st.integers(1, 100), st.integers(1, 8))
-def test_a_detector_finds_a_repeating_unit_within_four_iterations_and_a_quarter_of_the_warm_up(
+def test_detector_finds_a_unit_within_four_iterations_and_a_quarter_of_the_warm_up(
     warm_up: list[int], size: int, seed: int
 ) -> None:
     unit = np.random.default_rng(seed).permutation(size) + 100
@@ -110,19 +110,19 @@ def test_a_detector_finds_a_repeating_unit_within_four_iterations_and_a_quarter_
     assert found.start in range(len(warm_up) + 1)
 
 
-def test_a_longer_period_replaces_a_nested_one_and_an_inner_loop_does_not_come_back() -> None:
+def test_longer_period_replaces_a_nested_period_for_good() -> None:
     inner, step = list(range(10)), list(range(100, 120))
     detector = Detector()
     assert detector.extend(inner * 10).period == 10
     for _ in range(8):
         detector.extend(step + inner * 10)
     assert detector.found.period == 120
-    for _ in range(20):  # a look may now fall anywhere within the iteration
+    for _ in range(20):  # a search may now run anywhere within the iteration
         detector.extend(step + inner * 10)
         assert detector.found.period == 120
 
 
-def test_a_detector_follows_a_program_that_changes_for_good() -> None:
+def test_detector_follows_a_lasting_change_of_the_program() -> None:
     detector = Detector(capacity=1000)
     detector.extend(np.resize(np.arange(40), 2000))
     assert detector.found.period == 40
@@ -134,7 +134,7 @@ def test_a_detector_follows_a_program_that_changes_for_good() -> None:
     assert detector.extend([1] * 32) == Period(1, 32, 0)
 
 
-def test_the_index_of_the_tail_counts_from_the_first_value_ever() -> None:
+def test_tail_index_counts_from_the_first_value_ever() -> None:
     detector = Detector(capacity=128)
     found = detector.extend(np.concatenate([np.arange(10_000), np.resize(np.arange(5), 10_000)]))
     assert found.period == 5

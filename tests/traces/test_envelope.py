@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Position(NamedTuple):
-    """Of one allocation: bytes whatever the batch's length, bytes for each, and when it is freed."""
+    """One allocation: fixed bytes, bytes per unit of the batch's length, and lifetime."""
 
     fixed: int
     each: int
@@ -38,7 +38,7 @@ programs = st.lists(
 
 
 def training(iterations: Sequence[tuple[Sequence[Position], int]]) -> Trace:
-    """Iterations of such programs on batches of such lengths, each after a mark."""
+    """Return a trace of iterations of the given programs and batch lengths, each after a mark."""
     rows: list[tuple[int, int, int]] = []
     due: list[tuple[int, int]] = []  # when, in allocations, and which buffer
     count = 0
@@ -59,7 +59,7 @@ lengths = st.lists(st.integers(10, 400), min_size=8, max_size=30)
 
 
 @given(programs, lengths)
-def test_it_has_the_largest_sizes_and_the_lifetimes_of_all(
+def test_envelope_has_the_largest_sizes_and_the_common_lifetimes(
     program: list[Position], batches: list[int]
 ) -> None:
     assume(any(position.each for position in program))
@@ -83,19 +83,19 @@ SHUFFLED = random.Random(0).sample(MANY, len(MANY))
 
 
 @pytest.mark.parametrize("count", [2, FEW_KINDS])
-def test_a_few_lengths_are_a_pattern_each(count: int) -> None:
+def test_few_variants_become_separate_patterns(count: int) -> None:
     some = [(PROGRAM, 40 + 10 * (number % count)) for number in range(20)]
     found = find_patterns(training(some), enveloped=())
     assert len(found) == count
     assert all(pattern.least is None for pattern in found)
 
 
-def test_so_are_those_that_most_iterations_are_of() -> None:
+def test_dominant_variant_becomes_a_separate_pattern() -> None:
     some = [(PROGRAM, 40)] * 40 + SHUFFLED[-12:]
     assert [pattern.least for pattern in find_patterns(training(some), enveloped=())] == [None]
 
 
-def test_of_a_known_one_are_also_a_few() -> None:
+def test_known_envelope_accepts_few_variants() -> None:
     some = training([(PROGRAM, 40 + 10 * (number % 2)) for number in range(9)])
     assert len(find_patterns(some, enveloped=())) == 2
     (found,) = find_patterns(some, enveloped=(len(PROGRAM),))
@@ -105,7 +105,7 @@ def test_of_a_known_one_are_also_a_few() -> None:
     assert find_patterns(once, enveloped=(len(PROGRAM),)) == []
 
 
-def test_it_is_found_only_where_it_is_asked_for_and_iterations_are_marked() -> None:
+def test_envelope_needs_the_option_and_marked_iterations() -> None:
     trace = training(SHUFFLED)
     assert find_patterns(trace) == []
     keep = trace.kind != Kind.MARK
@@ -113,8 +113,8 @@ def test_it_is_found_only_where_it_is_asked_for_and_iterations_are_marked() -> N
     assert find_patterns(unmarked, enveloped=()) == []
 
 
-def test_iterations_with_little_in_common_have_none() -> None:
-    """As many allocations, but what is large in one is small in the other: together it is twice as much."""
+def test_iterations_with_little_in_common_have_no_envelope() -> None:
+    """Large buffers of one are small in the other, so that the envelope is twice as large."""
     other = [Position(0, 2, 4), Position(0, 300, 4), Position(0, 1, 1), Position(0, 1, 1)]
     one = [Position(0, 300, 4), Position(0, 2, 4), Position(0, 1, 1), Position(0, 1, 1)]
     order = random.Random(0).sample(range(20), 20)
@@ -123,8 +123,8 @@ def test_iterations_with_little_in_common_have_none() -> None:
     assert len(find_patterns(training([(one, 200 + n) for n in order]), enveloped=())) == 1
 
 
-def test_others_are_found_beside_it() -> None:
-    """Of another count of allocations, such as an evaluation's."""
+def test_other_patterns_are_found_besides_the_envelope() -> None:
+    """The others have another count of allocations, such as an evaluation's."""
     evaluation = [Position(77, 0, 1), Position(3000, 0, 1)]
     mixed = [each for pair in zip(SHUFFLED, [(evaluation, 0)] * len(MANY), strict=True) for each in pair]
     one, other = sorted(find_patterns(training(mixed), enveloped=()), key=lambda one: len(one.buffers))
@@ -137,14 +137,14 @@ def test_others_are_found_beside_it() -> None:
 
 
 @pytest.mark.parametrize("known", [(), (len(PROGRAM),)])
-def test_what_grows_with_each_iteration_has_none(known: tuple[int, ...]) -> None:
-    """The next one would outgrow it, as a cache of keys and values does."""
+def test_growing_iterations_have_no_envelope(known: tuple[int, ...]) -> None:
+    """The next iteration would outgrow the envelope, as a cache of keys and values does."""
     assert find_patterns(training(MANY), enveloped=known) == []
     assert len(find_patterns(training(MANY[::-1]), enveloped=known)) == 1
     assert len(find_patterns(training([*MANY, *MANY]), enveloped=known)) == 1
 
 
-def test_its_key_is_its_own() -> None:
-    """A pattern of the largest sizes is another one."""
+def test_envelope_key_differs_from_the_key_of_a_plain_pattern() -> None:
+    """A pattern of the largest sizes has another key."""
     (found,) = find_patterns(training(SHUFFLED), enveloped=())
     assert found.key != dataclasses.replace(found, least=None).key

@@ -1,4 +1,4 @@
-"""A file is written whole or not at all, and is known by its content."""
+"""Atomic writing of files, and recognition of formats by content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from traces.files import atomic, sniff
 from traces.parquet import TraceWriter
 
 
-def test_a_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
+def test_file_appears_only_when_complete(tmp_path: Path) -> None:
     target = tmp_path / "x"
     target.write_text("old")
     with atomic(target) as beside:
@@ -26,7 +26,7 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_exception_leaves_the_old_file_and_nothing_beside(
+def test_exception_keeps_the_old_file_and_removes_the_temporary(
     tmp_path: Path, error: type[BaseException]
 ) -> None:
     target = tmp_path / "x"
@@ -63,8 +63,8 @@ def test_a_link_is_followed_and_permissions_are_kept(tmp_path: Path) -> None:
         (b"[ 12][00:00:00:000001][debug ] [A][Stream 0x0][Upstream 1024B]\n", "logging_resource_adaptor"),
     ],
 )
-def test_files_that_hold_no_events_name_the_remedy(content: bytes, remedy: str, tmp_path: Path) -> None:
-    """A snapshot that torch.save wrote, and RMM's debug log."""
+def test_error_for_files_without_events_names_the_remedy(content: bytes, remedy: str, tmp_path: Path) -> None:
+    """Such files are a snapshot written by torch.save, and RMM's debug log."""
     path = tmp_path / "x"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=remedy):
@@ -72,7 +72,7 @@ def test_files_that_hold_no_events_name_the_remedy(content: bytes, remedy: str, 
 
 
 def to_nobody(pipe: Path, kind: str) -> None:
-    """Write to a pipe whose reader has gone."""
+    """Write to a pipe without a reader."""
     reader = threading.Thread(target=lambda: pipe.open("rb").close())
     reader.start()
     if kind == "bytes":
@@ -86,8 +86,8 @@ def to_nobody(pipe: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bytes", "trace"])
-def test_a_write_that_fails_names_the_file_and_removes_no_pipe(tmp_path: Path, kind: str) -> None:
-    """Arrow removes by name what it cannot write to, a device as well."""
+def test_failed_write_names_the_file_and_keeps_a_pipe(tmp_path: Path, kind: str) -> None:
+    """On a failed write Arrow removes the path by name, even a device."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(BrokenPipeError) as raised:
@@ -96,7 +96,7 @@ def test_a_write_that_fails_names_the_file_and_removes_no_pipe(tmp_path: Path, k
     assert pipe.is_fifo()
 
 
-def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+def test_special_files_are_not_replaced(tmp_path: Path) -> None:
     with atomic(os.devnull) as path:
         path.write_text("gone")
     assert Path(os.devnull).is_char_device()
@@ -106,13 +106,13 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
         pass
 
 
-def test_a_csv_is_known_by_its_header(tmp_path: Path) -> None:
+def test_csv_is_recognised_by_the_header(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_text("\ufeffid, lower,upper,Size\n")
     assert sniff(path) == "csv"
 
 
-def test_formats_that_are_not_read_packed_are_refused_so(tmp_path: Path) -> None:
+def test_compressed_files_of_unsupported_formats_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv.gz"
     path.write_bytes(gzip.compress(b"id,lower,upper,size\n"))
     with pytest.raises(TraceError, match="neither"):
@@ -120,15 +120,15 @@ def test_formats_that_are_not_read_packed_are_refused_so(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"\xff" * 100 + b"PAR1", b"hello", b"\0" * 9])
-def test_a_file_that_is_nothing_of_ours_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_unknown_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=str(path)):
         sniff(path)
 
 
-def test_what_can_be_read_only_once_is_refused_so(tmp_path: Path) -> None:
-    """A pipe that nobody writes to, too: it is not opened. What a link leads to counts."""
+def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
+    """A pipe without a writer is refused too, without being opened. A link counts as the target."""
     pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
     link.symlink_to(pipe)
@@ -137,7 +137,7 @@ def test_what_can_be_read_only_once_is_refused_so(tmp_path: Path) -> None:
             sniff(path)
 
 
-def test_a_parquet_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_foreign_parquet_file_is_refused(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

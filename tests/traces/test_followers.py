@@ -1,4 +1,4 @@
-"""How far buffers reach into the iteration that follows."""
+"""Reach of buffers into the following iteration."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from traces import Kind, Trace
 from traces.followers import sequence_key
 from traces.pattern import find_patterns
 
-#: Sizes that each kind of iteration allocates; every one but the kept ones is freed at once.
+#: Sizes allocated by each variant of iteration; all buffers but the kept ones are freed at once.
 KINDS = {"a": [1000, 2000, 3000, 4000], "b": [1100, 2100, 3100], "c": [1200, 2200, 3200, 4200, 5200]}
 
 
 def program(order: list[str], kept: dict[str, int], frees: dict[tuple[str, str], int]) -> Trace:
-    """Iterations in this order; of each one buffer is kept until the next has made so many allocations."""
+    """Return iterations in this order, each keeping a buffer for some allocations of the next."""
     rows: list[tuple[int, int, int]] = []
     held: list[tuple[int, int]] = []  # buffer, allocations of this iteration before its free
     count = 0
@@ -39,7 +39,7 @@ def program(order: list[str], kept: dict[str, int], frees: dict[tuple[str, str],
 
 
 @given(seed=st.integers(0, 10**6))
-def test_it_is_what_the_program_does(seed: int) -> None:
+def test_reach_matches_the_frees_of_the_program(seed: int) -> None:
     chance = random.Random(seed)
     order = chance.choices(list(KINDS), k=60)
     kept = {kind: chance.randrange(len(sizes)) for kind, sizes in KINDS.items()}
@@ -64,7 +64,7 @@ def test_it_is_what_the_program_does(seed: int) -> None:
                 assert reach[keys[follower]].tolist() == expected.tolist()
 
 
-def test_without_marks_nobody_follows() -> None:
+def test_reach_is_empty_without_marks() -> None:
     trace = program(["a"] * 12, {"a": 0}, {("a", "a"): 2})
     rows = trace.kind != Kind.MARK
     found = find_patterns(Trace.of(trace.kind[rows], trace.buffer[rows], trace.size[rows]))
@@ -72,8 +72,8 @@ def test_without_marks_nobody_follows() -> None:
     assert not any(pattern.reach for pattern in found)
 
 
-def test_where_a_sequence_varies_nobody_knows() -> None:
-    """What comes before what in the next iteration is never the same then."""
+def test_reach_is_empty_if_a_sequence_varies() -> None:
+    """The order of events in the next iteration then varies, too."""
     rows: list[tuple[int, int, int, int]] = []
     count = 0
     for number in range(12):

@@ -1,4 +1,4 @@
-"""The named packing problems are what their names say, and the same for the same seed."""
+"""Properties of the named packing problems, and determinism per seed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def same(one: Buffers, other: Buffers) -> bool:
 
 @settings(max_examples=25)
 @given(st.sampled_from(list(GENERATORS)), st.integers(0, 40), st.integers(0, 10**9))
-def test_there_are_as_many_buffers_as_asked_and_the_same_for_the_same_seed(
-    name: str, n: int, seed: int
-) -> None:
+def test_buffer_count_is_exact_and_results_depend_on_the_seed_only(name: str, n: int, seed: int) -> None:
     buffers = GENERATORS[name](n, seed)
     assert len(buffers) == n
     assert same(buffers, GENERATORS[name](n, seed))
@@ -63,7 +61,7 @@ def test_alignments_differ_and_sizes_do_not_follow_them() -> None:
     assert sum((buffers.size % buffers.alignment != 0).sum() > 15 for buffers in many) > 0.6 * len(SEEDS)
 
 
-def test_arcs_cross_the_beginning_of_the_circle_and_some_are_longer_than_it() -> None:
+def test_arcs_cross_the_origin_and_some_exceed_the_circle() -> None:
     many = [circular(30, seed) for seed in SEEDS]
     assert sum(bool(buffers.wrap_around.any()) for buffers in many) > 0.9 * len(SEEDS)
     few = [circular(5, seed) for seed in range(400)]
@@ -71,7 +69,7 @@ def test_arcs_cross_the_beginning_of_the_circle_and_some_are_longer_than_it() ->
     assert all(buffers.max_instances <= 2 for buffers in few)
 
 
-def test_what_is_pinned_fits_and_the_even_ones_need_no_more_than_the_load() -> None:
+def test_pinned_buffers_fit_and_even_seeds_reach_the_load() -> None:
     both = 0
     for seed in SEEDS:
         buffers = pinned(12, seed)

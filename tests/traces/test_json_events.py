@@ -1,4 +1,4 @@
-"""Events of a Chrome trace come one by one, as the standard library reads the whole."""
+"""Streaming of Chrome trace events, compared with the standard library's reader of the whole."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VALUES = st.recursive(
     packed=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
-def test_events_are_those_of_the_standard_library(
+def test_events_match_the_standard_library(
     events: list[Any],
     before: dict[str, Any],
     indent: int | None,
@@ -45,7 +45,7 @@ def test_events_are_those_of_the_standard_library(
     packed: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Whatever stands before the list, however the text is spaced and in pieces of any size."""
+    """The keys before the list, the spacing of the text and the size of its pieces do not matter."""
     whole = events if plain else {**before, "traceEvents": events, "displayTimeUnit": "ms"}
     text = json.dumps(whole, indent=indent, ensure_ascii=False).encode()
     path = tmp_path_factory.getbasetemp() / "t.json"
@@ -55,11 +55,11 @@ def test_events_are_those_of_the_standard_library(
         assert list(trace_events(path)) == events
 
 
-def test_a_file_cut_anywhere_gives_what_came_before_and_an_error(tmp_path: Path) -> None:
+def test_truncated_file_yields_the_events_before_the_cut_and_an_error(tmp_path: Path) -> None:
     events = [{"name": "a\u00e9", "ts": 1.5}, {"args": {"x": [1, 2]}}, {}]
     text = json.dumps({"schemaVersion": 1, "traceEvents": events}, ensure_ascii=False).encode()
     path = tmp_path / "t.json"
-    for end in range(1, len(text) - 1):  # the last character closes what is not read
+    for end in range(1, len(text) - 1):  # the last character closes the unread outer object
         path.write_bytes(text[:end])
         found: list[Any] = []
         if end < len(text) - 1 and not text[:end].endswith(b"]"):
@@ -70,7 +70,7 @@ def test_a_file_cut_anywhere_gives_what_came_before_and_an_error(tmp_path: Path)
 
 @pytest.mark.parametrize("end", [b"", b"\n", b",", b" , \n"])
 def test_a_list_may_lack_its_end(end: bytes, tmp_path: Path) -> None:
-    """So the format has it, for programs that are killed; a list inside an object may not."""
+    """The format allows this for programs that are killed; a list inside an object must end."""
     path = tmp_path / "t.json"
     for events in ([], [{"ts": 1}], [{"ts": 1}, {"name": "\u00e9"}]):
         path.write_bytes(json.dumps(events, ensure_ascii=False)[:-1].encode() + (end if events else b""))
@@ -81,8 +81,8 @@ def test_a_list_may_lack_its_end(end: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"traceEvents": ['])
-def test_whole_events_before_the_end_are_kept_where_that_is_asked_for(opening: bytes, tmp_path: Path) -> None:
-    """Cut within an event, even within a character, it is truncated; what is no JSON stays an error."""
+def test_lenient_mode_keeps_whole_events_of_a_truncated_file(opening: bytes, tmp_path: Path) -> None:
+    """A cut within an event or a character counts as truncated; other invalid JSON stays an error."""
     path, begun = tmp_path / "t.json", opening + b'{"ts": 1},'
     event = '{"name": "\u00e9\\n}", "args": {"x": [1, null, -2.5e-7]}}'.encode()
     for end in range(1, len(event)):
@@ -122,7 +122,7 @@ def deep_before(path: Path) -> None:
 
 @pytest.mark.parametrize("write", [deep, endless_text, endless_space, deep_before])
 def test_hostile_files_are_refused_in_bounded_memory(write: Callable[[Path], None], tmp_path: Path) -> None:
-    """A million brackets, a text of 200 MB, spaces of 100 MB packed into some kilobytes."""
+    """Files: a million brackets, a text of 200 MB, spaces of 100 MB packed into some kilobytes."""
     path = tmp_path / "t.json"
     write(path)
     tracemalloc.start()
@@ -148,7 +148,9 @@ def test_hostile_files_are_refused_in_bounded_memory(write: Callable[[Path], Non
         (b'{"traceEvents": ["\xff"]}', "not UTF-8"),
     ],
 )
-def test_what_is_no_chrome_trace_is_named(text: bytes, reason: str, tmp_path: Path) -> None:
+def test_json_without_a_chrome_trace_is_refused_with_a_reason(
+    text: bytes, reason: str, tmp_path: Path
+) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(text)
     with pytest.raises(TraceError, match=reason) as caught:

@@ -1,4 +1,4 @@
-"""What is alive at which address is known as by a simple model, and what cannot be is refused as there."""
+"""The table of living buffers by address, compared with a simple model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENTS = st.lists(st.tuples(st.booleans(), NUMBERS, NUMBERS), max_size=40)
 
 
 def told(living: Living | Model, *, alloc: bool, address: int, size: int, buffer: int) -> str | int | None:
-    """What comes of an event: the buffer, or the reason why it cannot be."""
+    """Return the outcome of an event: the buffer, or the reason of the refusal."""
     try:
         return living.alloc(address, size, buffer) if alloc else living.free(address, size, buffer)
     except Refused as error:
@@ -27,15 +27,15 @@ def told(living: Living | Model, *, alloc: bool, address: int, size: int, buffer
 
 @given(events=EVENTS)
 @settings(max_examples=1000, deadline=None)
-def test_buffers_are_those_of_the_model(events: list[tuple[bool, int, int]]) -> None:
-    """Ranges touch, overlap, hold each other, have no bytes, and end at the last address there is."""
+def test_living_buffers_match_the_model(events: list[tuple[bool, int, int]]) -> None:
+    """Ranges touch, overlap, contain each other, are empty, and end at the last possible address."""
     living, model = Living(), Model()
     for buffer, (alloc, address, size) in enumerate(events):
         found = [told(one, alloc=alloc, address=address, size=size, buffer=buffer) for one in (living, model)]
         assert found[0] == found[1]
 
 
-def test_a_buffer_of_no_bytes_hides_none_that_it_lies_in() -> None:
+def test_empty_buffer_does_not_hide_the_surrounding_buffer() -> None:
     living = Living()
     living.alloc(0, 100, 0)
     living.alloc(10, 0, 1)

@@ -1,4 +1,4 @@
-"""Logs of lines become the events that were written, whole or in pieces, however they end."""
+"""Logs of lines as traces, whole or in pieces, complete or cut."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Events = list[tuple[bool, int, int]]
 
 @st.composite
 def events(draw: st.DrawFn) -> tuple[Events, Events]:
-    """What was there before a log begins, and its events, none of which contradicts another."""
+    """Return buffers from before a log and the log's events, none of which contradicts another."""
     before = {address * 512: address for address in draw(st.sets(st.integers(100, 104)))}
     alive, said = dict(before), []
     for address in draw(st.lists(st.integers(1, 104), max_size=30)):
@@ -72,7 +72,7 @@ def hook_line(new: bool, place: int, size: int) -> str:
 
 
 def told(trace: Trace) -> Events:
-    """The events as a log tells them."""
+    """Return the events as a log writes them."""
     born = trace.births
     return [
         (bool(trace.kind[row] == Kind.ALLOC), int(trace.address[born[row]]), int(trace.size[born[row]]))
@@ -88,8 +88,8 @@ def joined(pieces: list[Trace]) -> Trace:
 @pytest.mark.parametrize("kind", READERS)
 @given(data=events(), packed=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_what_was_written_is_read(kind: str, data: tuple[Events, Events], packed: bool) -> None:
-    """Events of a log come back in their order, what was there before first, from gzip too."""
+def test_written_events_are_read_back(kind: str, data: tuple[Events, Events], packed: bool) -> None:
+    """Events of a log keep their order, after the buffers from before the log, with and without gzip."""
     before, said = data
     path = Path(f"{kind}.log")
     text = "\n".join(text_of(kind, said)).encode()
@@ -101,8 +101,8 @@ def test_what_was_written_is_read(kind: str, data: tuple[Events, Events], packed
     assert trace.metadata["alive_before"] == str(len(before))
 
 
-def test_what_was_there_before_is_born_when_the_log_begins(tmp_path: Path) -> None:
-    """Not at the time of its free, which is all that the log tells of it."""
+def test_buffers_older_than_the_log_are_born_at_the_start(tmp_path: Path) -> None:
+    """The birth is not at the time of the free, which is the only event of the buffer in the log."""
     path = tmp_path / "log"
     path.write_text(f"{HEADER}\n1,00:00:01.5,allocate,0x200,8,0\n1,00:00:09.0,free,0x400,8,0\n")
     assert read_rmm_log(path).time_ns.tolist() == [1_500_000_000, 1_500_000_000, 9_000_000_000]
@@ -111,8 +111,8 @@ def test_what_was_there_before_is_born_when_the_log_begins(tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", READERS)
 @given(data=events(), size=st.integers(1, 5))
 @settings(max_examples=30, deadline=None)
-def test_pieces_are_the_whole(kind: str, data: tuple[Events, Events], size: int) -> None:
-    """However long pieces are, joined they are the trace that is read whole, and each has its metadata."""
+def test_pieces_join_to_the_whole_trace(kind: str, data: tuple[Events, Events], size: int) -> None:
+    """Pieces of any length join to the trace that is read whole, and each piece has its metadata."""
     path = Path(f"{kind}.log")
     path.write_text("\n".join(text_of(kind, data[1])))
     read, pieces_of = READERS[kind]
@@ -131,8 +131,8 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_a_log_cut_anywhere_is_read_up_to_there_or_refused(kind: str, tmp_path: Path) -> None:
-    """Cut after a line it is what came before; within a line it is that, or an error that names the line."""
+def test_truncated_log_is_read_up_to_the_cut_or_refused(kind: str, tmp_path: Path) -> None:
+    """A cut after a line keeps the lines before; within a line, an error may name the line instead."""
     said = [(True, 512, 8), (True, 1024, 16), (False, 512, 8), (True, 4096, 32)]
     text = "".join(f"{line}\n" for line in text_of(kind, said))
     first = text.index("\n")
@@ -156,7 +156,7 @@ def outcome(kind: str, path: Path) -> Events | TraceError:
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_what_cannot_be_is_left_out_and_counted_where_that_is_asked_for(kind: str, tmp_path: Path) -> None:
+def test_lenient_mode_skips_and_counts_invalid_lines(kind: str, tmp_path: Path) -> None:
     lines = text_of(kind, [(True, 512, 8), (True, 512, 16), (True, 1024, 2**63), (False, 512, 8)])
     path = tmp_path / "log"
     path.write_bytes("\n".join(lines).encode() + (b'\n{"hook": "\xff' if kind == "cupy" else b"\n\xff"))
@@ -190,10 +190,10 @@ MIB = 1 << 20
         ([(False, MIB, 8), (False, MIB, 8)], 3, {TWICE: 1}),
     ],
 )
-def test_two_buffers_in_the_same_place_are_a_contradiction(
+def test_overlapping_buffers_are_a_contradiction(
     kind: str, said: Events, row: int, skipped: dict[str, int], tmp_path: Path
 ) -> None:
-    """As is one that is freed twice. Leniently, a buffer that was refused is none from before the log."""
+    """A second free is one, too; in lenient mode, a refused buffer does not count as older."""
     path = tmp_path / "log"
     path.write_text("\n".join(text_of(kind, said)))
     with pytest.raises(TraceError, match=f"row {row}: {next(iter(skipped))}: address 0x[12]00000"):
@@ -208,8 +208,8 @@ def test_two_buffers_in_the_same_place_are_a_contradiction(
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_buffers_may_touch_and_take_each_others_place(kind: str, tmp_path: Path) -> None:
-    """Of no bytes they may lie anywhere, and what was there before may have lain where others were later."""
+def test_buffers_may_touch_and_reuse_addresses(kind: str, tmp_path: Path) -> None:
+    """Empty buffers may lie anywhere, and buffers from before the log may overlap later ones."""
     said = [(True, 512, 512), (True, 1024, 512), (True, 600, 0), (False, 1024, 512), (True, 1000, 0)]
     said += [(True, 1536, 8), (False, 1536, 8), (True, 1100, 4096), (False, 1100, 4096), (False, 1200, 64)]
     path = tmp_path / "log"
@@ -217,15 +217,15 @@ def test_buffers_may_touch_and_take_each_others_place(kind: str, tmp_path: Path)
     assert told(READERS[kind][0](path))[1:] == said
 
 
-def test_more_bytes_than_can_be_are_named_by_their_event(tmp_path: Path) -> None:
-    """Each size is possible, their sum is not: it is the trace's row that is named, not a line."""
+def test_overflow_of_the_load_is_reported_with_the_event(tmp_path: Path) -> None:
+    """Each size is possible, the sum is not: the error names the trace's row, not a line."""
     path = tmp_path / "log"
     path.write_text("\n".join(text_of("rmm", [(True, at * 2**62, 2**62) for at in range(2)])))
     with pytest.raises(TraceError, match=r"log: event 1: more than 2\*\*63 bytes are alive"):
         read_rmm_log(path)
 
 
-def test_more_events_than_are_held_at_once_are_refused_but_come_in_pieces(
+def test_event_limit_applies_to_whole_traces_but_not_to_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "log"
@@ -238,8 +238,8 @@ def test_more_events_than_are_held_at_once_are_refused_but_come_in_pieces(
 
 
 @pytest.mark.parametrize("lenient", [False, True])
-def test_one_endless_line_is_refused_in_bounded_memory(tmp_path: Path, lenient: bool) -> None:
-    """A line that never ends, from a pipe: the reader holds what a line may have, and no more."""
+def test_endless_line_is_refused_in_bounded_memory(tmp_path: Path, lenient: bool) -> None:
+    """For a line without end, from a pipe, the reader holds the longest possible line, and no more."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     size = 1 << 28
@@ -267,7 +267,7 @@ def test_one_endless_line_is_refused_in_bounded_memory(tmp_path: Path, lenient: 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10  # KiB
 
 
-def test_a_gzip_file_that_is_small_only_on_disk_is_refused_in_bounded_memory(tmp_path: Path) -> None:
+def test_gzip_bomb_is_refused_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "bomb.gz"
     with gzip.open(path, "wb") as file:
         file.write(HEADER.encode() + b"\n")
@@ -278,7 +278,7 @@ def test_a_gzip_file_that_is_small_only_on_disk_is_refused_in_bounded_memory(tmp
 
 
 @pytest.mark.parametrize("damage", [slice(0, -9), slice(0, 40)])
-def test_a_damaged_gzip_file_is_named(tmp_path: Path, damage: slice) -> None:
+def test_damaged_gzip_file_is_reported(tmp_path: Path, damage: slice) -> None:
     path = tmp_path / "log.gz"
     text = "\n".join(text_of("rmm", [(True, at * 512, 8) for at in range(1, 400)]))
     path.write_bytes(gzip.compress(text.encode())[damage])
@@ -298,8 +298,8 @@ print(sum(len(piece) for piece in iter_rmm_log(sys.argv[2])), peak() - before)
 
 
 @pytest.mark.full
-def test_a_log_larger_than_memory_comes_in_pieces(tmp_path: Path) -> None:
-    """A million and a half of events take no more memory than two hundred thousand do."""
+def test_large_log_streams_in_bounded_memory(tmp_path: Path) -> None:
+    """A million and a half events take no more memory than two hundred thousand."""
     paths = []
     for events in (200_000, 1_500_000):
         path = tmp_path / f"{events}.log"

@@ -1,4 +1,4 @@
-"""MiniMalloc CSV files are read and written as MiniMalloc does, and anything else is refused by line."""
+"""Reading and writing of MiniMalloc CSV files as MiniMalloc does, with errors that name the line."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def assert_same(one: Buffers, other: Buffers) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(lines())
-def test_buffers_come_back_as_they_were(tmp_path: Path, buffers: Buffers) -> None:
+def test_buffers_survive_a_round_trip(tmp_path: Path, buffers: Buffers) -> None:
     path = tmp_path / "x.csv"
     write_csv(buffers, path)
     assert_same(read_csv(path), buffers)
@@ -56,7 +56,7 @@ def test_buffers_come_back_as_they_were(tmp_path: Path, buffers: Buffers) -> Non
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(lines(), st.data())
-def test_the_order_of_columns_and_the_name_of_the_end_do_not_matter(
+def test_column_order_and_name_of_the_end_do_not_matter(
     tmp_path: Path, buffers: Buffers, data: st.DataObject
 ) -> None:
     table = {
@@ -84,7 +84,7 @@ def test_the_order_of_columns_and_the_name_of_the_end_do_not_matter(
     assert_same(read_csv(path), buffers)
 
 
-def test_a_file_reads_as_minimalloc_documents_it(tmp_path: Path) -> None:
+def test_documented_example_of_minimalloc_is_read(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("start,size,buffer,end,alignment,gaps\n6,18,1,11,2,7-8 \n5,15,0,13,1,9-10 12-13\n")
     buffers = read_csv(path)
@@ -134,7 +134,7 @@ HEAD = "id,lower,upper,size\n"
         ("id,lower,upper,size,offset\na,0,9,8,-2\n", 2, "negative offset"),
     ],
 )
-def test_a_bad_line_is_named_with_file_row_and_reason(
+def test_bad_line_is_reported_with_file_row_and_reason(
     tmp_path: Path, text: str, row: int, reason: str
 ) -> None:
     path = tmp_path / "x.csv"
@@ -145,7 +145,7 @@ def test_a_bad_line_is_named_with_file_row_and_reason(
     assert len(str(caught.value)) < len(str(path)) + 200
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_bytes_other_than_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_bytes(HEAD.encode() + b"\xff,0,1,8\n")
     with pytest.raises(TraceError, match=r"row 2: not UTF-8"):
@@ -181,14 +181,14 @@ def test_endless_lines_and_endless_files_are_refused_while_reading(
         {"ids": ["a", "\udcff"]},
     ],
 )
-def test_what_the_format_cannot_hold_is_refused_and_nothing_is_written(tmp_path: Path, columns: dict) -> None:
+def test_unsupported_buffers_are_refused_and_no_file_is_written(tmp_path: Path, columns: dict) -> None:
     with pytest.raises(TraceError):
         write_csv(Buffers.of([0, 1], [2, 3], 8, **columns), tmp_path / "x.csv")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not BENCH.is_dir(), reason="the shared instances are not here")
-def test_real_instances_come_back_line_by_line(tmp_path: Path) -> None:
+def test_real_instances_survive_a_round_trip_line_by_line(tmp_path: Path) -> None:
     for source in sorted(BENCH.glob("*.csv")):
         write_csv(read_csv(source), tmp_path / "x.csv")
         assert (tmp_path / "x.csv").read_text().split() == source.read_text().split()

@@ -1,4 +1,4 @@
-"""The innermost interval around a time is what a look at all of them finds."""
+"""The innermost interval around a time, compared with a search of all intervals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from traces.nesting import innermost
 
 @st.composite
 def nested(draw: st.DrawFn) -> list[tuple[int, int, int]]:
-    """Intervals of three groups that nest or are apart, in any order, some of no length."""
+    """Return intervals of three groups that nest or are disjoint, in any order, some of them empty."""
     found: list[tuple[int, int, int]] = []
 
     def within(start: int, end: int, group: int, depth: int) -> None:
@@ -27,7 +27,7 @@ def nested(draw: st.DrawFn) -> list[tuple[int, int, int]]:
 
 
 @given(spans=nested(), asked=st.lists(st.tuples(st.integers(-1, 31), st.integers(0, 3)), max_size=20))
-def test_the_innermost_is_the_shortest_that_holds_the_time(
+def test_innermost_interval_is_the_shortest_around_the_time(
     spans: list[tuple[int, int, int]], asked: list[tuple[int, int]]
 ) -> None:
     start, end, group = np.array(spans, np.int64).reshape(-1, 3).T
@@ -43,9 +43,7 @@ def test_the_innermost_is_the_shortest_that_holds_the_time(
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=12), st.integers(0, 21))
-def test_what_overlaps_without_nesting_is_never_answered_wrongly(
-    spans: list[tuple[int, int]], moment: int
-) -> None:
+def test_overlapping_intervals_never_give_a_wrong_result(spans: list[tuple[int, int]], moment: int) -> None:
     start, end = np.array([sorted(span) for span in spans], np.int64).reshape(-1, 2).T
     zero = np.zeros(len(start), np.int64)
     (row,) = innermost(start, end, zero, np.array([moment]), np.array([0]))

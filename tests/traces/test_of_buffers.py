@@ -1,4 +1,4 @@
-"""Buffers become the events that they may have been made from: same lifetimes, same load."""
+"""Conversion of buffers to events with the same lifetimes and the same load."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def lines(draw: st.DrawFn) -> Buffers:
 
 
 @given(lines())
-def test_events_come_in_the_order_of_time_and_the_load_is_that_of_the_buffers(buffers: Buffers) -> None:
-    """After the last event of each time so many bytes are alive as lifetimes cover it; never more between."""
+def test_events_are_sorted_and_have_the_load_of_the_buffers(buffers: Buffers) -> None:
+    """After the last event of each time the load is that of the lifetimes around; between, never more."""
     trace = trace_of(buffers)
     assert len(trace) == 2 * len(buffers)
     assert (np.diff(trace.time_ns) >= 0).all()
@@ -49,17 +49,17 @@ def test_events_come_in_the_order_of_time_and_the_load_is_that_of_the_buffers(bu
         assert (trace.names[name] if name >= 0 else None) == (buffers.ids[buffer] if buffers.ids else None)
 
 
-def test_the_buffers_of_a_trace_make_that_trace_again() -> None:
-    """But for what is alive at its end, which is freed."""
+def test_trace_of_buffers_restores_the_original_trace() -> None:
+    """Only buffers alive at the end differ: they are freed."""
     given = generate(60, 1)
     back = buffers_of(trace_of(buffers_of(given)))
     buffers = buffers_of(given)
     assert (back.size == buffers.size).all()
     first, then = (one.start[None, :] < one.end[:, None] for one in (buffers, back))
-    assert (first == then).all()  # which begins before which ends is all that a plan sees
+    assert (first == then).all()  # a plan depends only on which buffers begin before which end
 
 
-def test_offsets_and_alignment_are_kept_where_all_have_them() -> None:
+def test_offsets_and_alignment_are_kept_if_common_to_all() -> None:
     fixed = trace_of(Buffers.of([0, 1], [2, 3], [8, 8], offset=[64, 0], alignment=64))
     assert fixed.address.tolist() == [64, 0, -1, -1]
     assert fixed.alignment == 64
@@ -77,12 +77,12 @@ def test_offsets_and_alignment_are_kept_where_all_have_them() -> None:
         (Buffers.of([0] * 3, [3] * 3, [2**62] * 3), "alive"),
     ],
 )
-def test_what_events_cannot_tell_is_refused(buffers: Buffers, reason: str) -> None:
+def test_buffers_without_an_event_form_are_refused(buffers: Buffers, reason: str) -> None:
     with pytest.raises(TraceError, match=reason):
         trace_of(buffers)
 
 
-def test_a_csv_is_read_as_a_trace_and_an_error_names_the_file(tmp_path: Path) -> None:
+def test_csv_is_read_as_a_trace_and_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("id,lower,upper,size\na,0,2,8\nb,2,3,4\n")
     trace = read(path)

@@ -1,4 +1,4 @@
-"""A trace written to Parquet comes back, and no other file passes for one."""
+"""Round trips of traces through Parquet, and refusal of all other files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ A, F, R, W, M, *_ = Kind
 
 
 def sample(n: int, seed: int = 0, first: int = 0) -> Trace:
-    """N buffers that are allocated and freed, with everything that a trace can tell."""
+    """Return a trace of n buffers that are allocated and freed, with a value in every column."""
     rng = np.random.default_rng(seed)
     names = ["conv", "näme", "a.py:3", "\udcff.py:1", "unused"]
     ids = np.arange(first, first + n)
@@ -62,7 +62,7 @@ def assert_same(one: Trace, other: Trace) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 1000])
-def test_a_trace_comes_back_as_it_was(tmp_path: Path, n: int) -> None:
+def test_trace_survives_a_round_trip(tmp_path: Path, n: int) -> None:
     path = tmp_path / "t"
     trace = sample(n)
     write_trace(trace, path)
@@ -124,7 +124,7 @@ def test_other_tools_read_plain_columns(tmp_path: Path) -> None:
     assert table.schema.metadata[b"mempool.kind"] == b"trace"
 
 
-def test_a_file_without_addresses_is_read_as_one_that_knows_none(tmp_path: Path) -> None:
+def test_missing_address_column_is_read_as_unknown(tmp_path: Path) -> None:
     path = tmp_path / "t"
     trace = sample(5)
     write_trace(trace, path)
@@ -135,7 +135,7 @@ def test_a_file_without_addresses_is_read_as_one_that_knows_none(tmp_path: Path)
 
 
 def rewritten(path: Path, change: Any) -> None:
-    """Write a good trace's table again, changed."""
+    """Write a valid trace's table again, modified."""
     write_trace(sample(5), path)
     pq.write_table(change(pq.read_table(path)), path)
 
@@ -174,9 +174,7 @@ def told(key: str, value: str | None) -> Any:
         (lambda table: pa.concat_tables([table, table]), "row 10: buffer 0 is allocated a second time"),
     ],
 )
-def test_a_file_that_is_no_such_trace_is_refused_by_name_and_reason(
-    tmp_path: Path, change: Any, reason: str
-) -> None:
+def test_invalid_file_is_refused_by_name_and_reason(tmp_path: Path, change: Any, reason: str) -> None:
     path = tmp_path / "t"
     rewritten(path, change)
     with pytest.raises(TraceError, match=reason) as caught:
@@ -185,7 +183,7 @@ def test_a_file_that_is_no_such_trace_is_refused_by_name_and_reason(
     assert "\n" not in str(caught.value)
 
 
-def test_a_table_that_another_tool_wrote_with_more_columns_is_read(tmp_path: Path) -> None:
+def test_foreign_table_with_extra_columns_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t"
 
     def plain(table: pa.Table) -> pa.Table:
@@ -206,7 +204,7 @@ def test_more_events_than_fit_are_refused_before_they_are_read(
         read_trace(path)
 
 
-def test_streaming_takes_memory_for_a_few_pieces_however_long_the_file(tmp_path: Path) -> None:
+def test_streaming_memory_is_bounded_by_a_few_pieces(tmp_path: Path) -> None:
     path = tmp_path / "t"
     piece = sample(1 << 15)
     before = pa.total_allocated_bytes()
@@ -250,8 +248,8 @@ def test_a_damaged_file_is_refused_or_read_but_never_crashes(tmp_path: Path, dat
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_a_parquet_schema_that_contradicts_that_of_arrow_is_refused(tmp_path: Path, name: str) -> None:
-    """Arrow's own schema has the column; the file's has one that is called otherwise by a letter."""
+def test_parquet_schema_contradicting_the_arrow_schema_is_refused(tmp_path: Path, name: str) -> None:
+    """Arrow's own schema has the column; in the file's schema a letter of the column's name differs."""
     good, path = tmp_path / "good", tmp_path / "t"
     write_trace(sample(200), good)
     content = good.read_bytes()
@@ -261,7 +259,7 @@ def test_a_parquet_schema_that_contradicts_that_of_arrow_is_refused(tmp_path: Pa
             read_trace(path).validate()
 
 
-def test_fewer_than_no_rows_are_refused(tmp_path: Path) -> None:
+def test_negative_row_count_is_refused(tmp_path: Path) -> None:
     good, path = tmp_path / "good", tmp_path / "t"
     write_trace(sample(200), good)
     content, refused = good.read_bytes(), set[str]()
@@ -275,7 +273,7 @@ def test_fewer_than_no_rows_are_refused(tmp_path: Path) -> None:
 
 
 def thrift(number: int) -> bytes:
-    """A field of 64 bits in Thrift's compact protocol: seven bits a byte, the sign in the lowest."""
+    """Encode 64 bits in Thrift's compact protocol: seven bits a byte, the sign in the lowest bit."""
     rest, written = number << 1 if number >= 0 else -number * 2 - 1, b"\x16"
     while rest >> 7:
         written, rest = written + bytes([rest & 127 | 128]), rest >> 7

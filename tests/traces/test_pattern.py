@@ -1,4 +1,4 @@
-"""The recurring iteration that is read off a trace."""
+"""The recurring iteration of a trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from traces.windows import FIRST_WINDOWS, LAST_WINDOWS, find_windows
 
 
 class Recorder:
-    """Writes a trace by hand; ids and times are its own."""
+    """Writer of a trace by hand, with generated ids and times."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, int]] = []
@@ -41,13 +41,13 @@ class Recorder:
     replaced=st.sampled_from([0.0, 0.2, 1.0]),
     marks=st.booleans(),
 )
-def test_a_generated_iteration_is_read_back_with_its_sizes_and_its_load(
+def test_generated_iteration_is_found_with_sizes_and_load(
     n: int, seed: int, replaced: float, marks: bool
 ) -> None:
     trace = workload.generate(n, seed, iterations=6, replaced=replaced)
     truth = workload.buffers(n, seed, replaced=replaced).planned()
     truth = truth.select(truth.size > 512)
-    assume(marks or len(truth) >= 12)  # fewer that repeat six times are no evidence
+    assume(marks or len(truth) >= 12)  # fewer allocations, repeated six times, are no evidence
     if not marks:
         keep = trace.kind != Kind.MARK
         trace = Trace.of(trace.kind[keep], trace.buffer[keep], trace.size[keep])
@@ -68,7 +68,7 @@ def test_a_generated_iteration_is_read_back_with_its_sizes_and_its_load(
 
 
 def _peak(buffers: object) -> int:
-    """Peak load on the circle by brute force over every time unit of it."""
+    """Return the peak load on the circle by brute force over every time unit."""
     period = buffers.period  # type: ignore[attr-defined]
     load = np.zeros(period, np.int64)
     for start, end, size in zip(buffers.start, buffers.end, buffers.size, strict=True):  # type: ignore[attr-defined]
@@ -78,8 +78,8 @@ def _peak(buffers: object) -> int:
     return int(load.max())
 
 
-def test_of_very_many_iterations_a_bounded_number_is_looked_at() -> None:
-    """The search must not take longer the later it comes; the warm-up is still told."""
+def test_number_of_examined_iterations_is_bounded() -> None:
+    """The search must not slow down late in a program; the warm-up is still found."""
     record = Recorder()
     for size in (5000, 7000, 9000):
         record.alloc(size)
@@ -112,10 +112,12 @@ def test_a_rare_iteration_is_found_among_very_many_others() -> None:
     sizes=st.lists(st.lists(st.sampled_from([600, 700, 800]), max_size=3), min_size=1, max_size=40),
     others=st.lists(st.booleans(), min_size=200, max_size=200),
 )
-# Kinds of the same sum, whether it is weighted by place or not.
+# Variants with equal sums, both plain and weighted by position.
 @example([[600, 800, 700], [700, 600, 800], *[[600, 800, 700]] * 3], [False] * 200)
-def test_windows_of_the_same_sizes_are_of_one_kind(sizes: list[list[int]], others: list[bool]) -> None:
-    """Whatever another sequence does between: nothing is lost below the limit for each kind."""
+def test_windows_of_equal_sizes_belong_to_the_same_variant(
+    sizes: list[list[int]], others: list[bool]
+) -> None:
+    """Other sequences do not matter: nothing is lost below the limit per variant."""
     main, size, bounds = [], [], []
     noise = iter(others)
     for window in sizes:
@@ -152,10 +154,10 @@ def test_the_latest_free_of_all_iterations_counts() -> None:
     r.mark()
     (pattern,) = find_patterns(r.trace())
     assert pattern.buffers.end[0] == 4  # alive for the third temporary, which is allocation 3
-    assert pattern.lasting[0] == 3  # and but once for no more than the second
+    assert pattern.lasting[0] == 3  # in all iterations but one, alive for the second only
 
 
-def test_a_parameter_in_the_place_of_a_gradient_is_no_gradient() -> None:
+def test_parameter_at_the_position_of_a_gradient_is_persistent() -> None:
     r = Recorder()
     for iteration in range(12):
         gradients = [r.alloc(size) for size in (7000, 9000)]
@@ -168,7 +170,7 @@ def test_a_parameter_in_the_place_of_a_gradient_is_no_gradient() -> None:
     pattern = find_patterns(r.trace())[0]
     assert not pattern.buffers.persistent.any()
     assert pattern.warm_up is not None
-    # The warm-up reaches over the parameters, and gives them no position.
+    # The warm-up includes the parameters, and gives them no position.
     trace = r.trace()
     rows = np.flatnonzero(trace.kind == Kind.ALLOC)
     for buffer in kept:
@@ -177,7 +179,7 @@ def test_a_parameter_in_the_place_of_a_gradient_is_no_gradient() -> None:
         assert pattern.warm_up.position[at] == -1
 
 
-def test_what_only_piles_up_is_left_out() -> None:
+def test_accumulating_buffers_are_left_out() -> None:
     r = Recorder()
     for _ in range(12):
         r.mark()
@@ -204,7 +206,7 @@ def test_threads_share_addresses_only_if_their_order_never_changed(in_step: bool
     assert (groups[1] == groups[2]) == in_step
 
 
-def test_a_thread_that_varies_is_left_out() -> None:
+def test_varying_thread_is_left_out() -> None:
     r = Recorder()
     for iteration in range(6):
         r.mark()
@@ -220,10 +222,8 @@ def test_a_thread_that_varies_is_left_out() -> None:
     lifetime=st.integers(1, 60),
     seed=st.integers(0, 10**6),
 )
-def test_threads_that_nobody_synchronises_are_planned_as_if_each_were_alone(
-    periods: list[int], lifetime: int, seed: int
-) -> None:
-    """In bursts of any length: each has the buffers of a trace of its own, in a group of its own."""
+def test_unsynchronised_threads_are_planned_separately(periods: list[int], lifetime: int, seed: int) -> None:
+    """With bursts of any length each thread has the buffers of a separate trace, in a separate group."""
     rng = np.random.default_rng(seed)
     sizes = [rng.permutation(1000) + 600 for _ in periods]
     together, alone = Recorder(), [Recorder() for _ in periods]
@@ -241,7 +241,7 @@ def test_threads_that_nobody_synchronises_are_planned_as_if_each_were_alone(
             done[thread] += 1
     trace = together.trace()
     allocations = trace.thread[trace.kind == Kind.ALLOC]
-    # A thread that makes none in the later half of them is over.
+    # A thread without allocations in the second half has ended.
     assume(len(np.unique(allocations[len(allocations) // 2 :])) == len(periods))
     pattern = find_patterns(trace)[0]
     assert pattern.buffers.period == sum(periods)
@@ -257,7 +257,7 @@ def test_threads_that_nobody_synchronises_are_planned_as_if_each_were_alone(
         assert np.array_equal(lives, np.roll(own.lengths, -begin))
 
 
-def test_two_kinds_of_iteration_are_two_patterns_the_latest_first() -> None:
+def test_variants_become_separate_patterns_the_latest_first() -> None:
     r = Recorder()
     for size in (3000, 4000, 3000, 4000, 3000):
         r.mark()
@@ -267,7 +267,7 @@ def test_two_kinds_of_iteration_are_two_patterns_the_latest_first() -> None:
 
 
 def test_marks_of_phases_lie_within_iterations() -> None:
-    """What a recorder of training marks in the middle of a step changes nothing of what is found."""
+    """Marks of a training recorder in the middle of a step do not change the result."""
 
     def trace(*phases: str) -> Trace:
         kind, buffer, operation, names = [Kind.MARK], [-1], [0], ("step", *phases)
@@ -299,7 +299,7 @@ def test_small_allocations_are_not_part_of_a_pattern() -> None:
     assert pattern.buffers.size.tolist() == [513]
 
 
-def test_nothing_recurs_in_a_program_that_never_repeats() -> None:
+def test_program_without_repetition_has_no_pattern() -> None:
     r = Recorder()
     for size in range(1000, 3000):
         r.free(r.alloc(size))
@@ -315,10 +315,10 @@ def test_nothing_recurs_in_a_program_that_never_repeats() -> None:
     ),
     st.booleans(),
 )
-def test_threads_that_come_and_go_never_break_the_search(
+def test_search_tolerates_threads_that_come_and_go(
     iterations: list[list[tuple[int, int]]], marks: bool
 ) -> None:
-    """Whichever thread is the heaviest, in all iterations or in the last one."""
+    """The heaviest thread may be any, in all iterations or in the last one."""
     r = Recorder()
     for iteration in iterations:
         if marks:
@@ -332,10 +332,10 @@ def test_threads_that_come_and_go_never_break_the_search(
 
 
 @given(seed=st.integers(0, 10**6), last=st.integers(0, 400), accident=st.integers(0, 5))
-def test_iterations_are_found_whatever_a_finished_program_did_at_last(
+def test_iterations_are_found_before_the_last_work_of_a_finished_program(
     seed: int, last: int, accident: int
 ) -> None:
-    """A report at the end and one odd allocation do not hide the longest stretch of iterations."""
+    """A report at the end and one odd allocation do not hide the longest run of iterations."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1_000, 9_000, 20)
     program = Recorder()
@@ -355,8 +355,8 @@ def test_iterations_are_found_whatever_a_finished_program_did_at_last(
 
 
 @pytest.mark.parametrize("kept", [40, 100])
-def test_where_all_buffers_have_one_size_their_lifetimes_tell_the_iteration(kept: int) -> None:
-    """Seven equal buffers an iteration, one of them kept for some more: the sizes alone say period one."""
+def test_lifetimes_identify_the_iteration_of_equal_sizes(kept: int) -> None:
+    """One of seven equal buffers per iteration lives longer: by the sizes alone the period is one."""
     recorder, window = Recorder(), list[int]()
     for _ in range(300):
         window.append(recorder.alloc(4096))
@@ -372,8 +372,8 @@ def test_where_all_buffers_have_one_size_their_lifetimes_tell_the_iteration(kept
     assert sorted(pattern.buffers.lengths.tolist())[-1] > 16
 
 
-def test_where_lifetimes_do_not_repeat_either_nothing_is_planned() -> None:
-    """A place for the longest life of each position would take many times what is ever alive."""
+def test_equal_sizes_with_random_lifetimes_have_no_pattern() -> None:
+    """A slot for the longest lifetime of each position would take many times the peak load."""
     random = np.random.default_rng(1)
     recorder, ends = Recorder(), dict[int, list[int]]()
     for at in range(6000):

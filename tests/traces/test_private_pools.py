@@ -1,4 +1,4 @@
-"""Private pools are kept apart as streams are."""
+"""Separation of private pools, as of streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from traces.private_pools import pools_as_streams
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1))
 def test_pairs_of_pool_and_stream_become_different_streams(pairs: list[tuple[int, int]]) -> None:
-    """A free is in the pool of its alloc; a trace without private pools stays as it is."""
+    """A free is in the pool of its alloc; a trace without private pools stays unchanged."""
     pool, stream = (list(column) * 2 for column in zip(*pairs, strict=True))
     kind = [Kind.ALLOC] * len(pairs) + [Kind.FREE] * len(pairs)
     trace = Trace.of(

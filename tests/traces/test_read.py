@@ -1,4 +1,4 @@
-"""A file of any format is read by its content, and how far that is can be watched."""
+"""Reading of files of any format, recognised by content, with progress."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def parquet(file: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [rmm, cupy, chrome, snapshot, parquet])
-def test_reading_tells_how_far_it_is(write: Callable[[Path], None], tmp_path: Path) -> None:
-    """Never less than before, never beyond the whole, in several steps, and to its end."""
+def test_progress_rises_to_the_end_of_the_file(write: Callable[[Path], None], tmp_path: Path) -> None:
+    """Progress never falls, never exceeds the whole, takes several steps, and reaches the end."""
     write(tmp_path / "file")
     told: list[tuple[int, int]] = []
     trace = read(tmp_path / "file", progress=lambda done, everything: told.append((done, everything)))
@@ -69,7 +69,7 @@ def test_reading_tells_how_far_it_is(write: Callable[[Path], None], tmp_path: Pa
     assert len(set(done)) > 1
 
 
-def test_what_is_none_of_them_is_refused(tmp_path: Path) -> None:
+def test_unknown_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("nothing of ours")
     with pytest.raises(TraceError, match="neither a trace"):
         read(tmp_path / "text")

@@ -1,4 +1,4 @@
-"""Refused requests become buffers that are allocated and freed at once."""
+"""Refused requests as buffers that are allocated and freed at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from traces.refused import with_attempts
 
 
 @given(st.lists(st.tuples(st.sampled_from([Kind.ALLOC, Kind.REFUSED, Kind.MARK]), st.integers(0, 9))))
-def test_attempts_raise_the_load_for_one_event_and_change_nothing_else(events: list[tuple[int, int]]) -> None:
+def test_attempts_raise_the_load_for_a_single_event_only(events: list[tuple[int, int]]) -> None:
     kind = [what for what, _ in events]
     buffer = [at if what == Kind.ALLOC else -1 for at, what in enumerate(kind)]
     size = [bytes_ if what != Kind.MARK else 0 for what, bytes_ in events]

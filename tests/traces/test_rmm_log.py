@@ -1,4 +1,4 @@
-"""Logs of RMM become traces, and what is none is named with its line."""
+"""Logs of RMM as traces, with errors that name the line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_log_becomes_a_trace_with_addresses_threads_and_streams(tmp_path: Path
     assert (trace.alignment, trace.metadata["alive_before"]) == (256, "0")
 
 
-def test_what_is_freed_but_was_never_allocated_was_there_before(tmp_path: Path) -> None:
+def test_free_without_alloc_belongs_to_an_older_buffer(tmp_path: Path) -> None:
     trace = read_rmm_log(
         written(tmp_path, "1,1634567890.25,allocate,0x100,5,0", "1,1634567891,free,0x900,70,0")
     )
@@ -66,16 +66,16 @@ def test_what_is_freed_but_was_never_allocated_was_there_before(tmp_path: Path) 
         (["00:30:00.0", "23:45:00.0"], [30, 1425]),
     ],
 )
-def test_a_clock_that_goes_back_by_half_a_day_passed_midnight(
+def test_clock_going_back_by_half_a_day_has_passed_midnight(
     tmp_path: Path, clock: list[str], minutes: list[int]
 ) -> None:
-    """From there on a day more; threads that wait for each other may still write a moment before it."""
+    """From there on times are a day later; waiting threads may still write a moment before midnight."""
     lines = [f"1,{time},allocate,{at:#x}00,5,0" for at, time in enumerate(clock, 1)]
     assert read_rmm_log(written(tmp_path, *lines)).time_ns.tolist() == [at * 60 * 10**9 for at in minutes]
 
 
-def test_nothing_is_allocated_and_freed_at_no_address(tmp_path: Path) -> None:
-    """RMM's pools answer a request of 0 bytes so, however often; but nothing else has no address."""
+def test_empty_requests_at_the_null_pointer_are_skipped(tmp_path: Path) -> None:
+    """RMM's pools answer any number of empty requests with a null pointer; no other request has one."""
     nothing = (
         "1,00:00:01.0,allocate,(nil),0,0",
         "1,00:00:01.0,allocate,0x0,0,0",
@@ -103,7 +103,7 @@ def test_nothing_is_allocated_and_freed_at_no_address(tmp_path: Path) -> None:
         ("1,00:00:01.0,allocate,\udcff,5,0", "not UTF-8"),
     ],
 )
-def test_a_line_that_cannot_be_is_named(tmp_path: Path, line: str, reason: str) -> None:
+def test_invalid_line_is_reported(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "log"
     good = "1,00:00:00.0,allocate,0x100,5,0\n"
     path.write_bytes((HEADER + good + line + "\n").encode("utf-8", "surrogateescape"))
@@ -119,8 +119,8 @@ def test_another_header_is_refused(tmp_path: Path) -> None:
         read_rmm_log(written(tmp_path, header="id,lower,upper,size\n"))
 
 
-def test_days_without_end_are_refused(tmp_path: Path) -> None:
-    """A clock that goes round and round ends where a trace's times do; an impossible time turns no day."""
+def test_clock_beyond_the_largest_time_is_refused(tmp_path: Path) -> None:
+    """A clock that passes midnight forever exceeds a trace's times; an impossible time adds no day."""
     turns = [
         f"1,{hour:02}:00:00.0,{what},0x100,5,0" for hour, what in ((23, "allocate"), (0, "free"))
     ] * 60_000

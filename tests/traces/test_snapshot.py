@@ -1,4 +1,4 @@
-"""Snapshots of PyTorch's allocator: what was alive, where, and since when."""
+"""Snapshots of PyTorch's allocator: lifetimes and addresses of buffers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SHARED = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
 
 
-def test_a_buffer_lives_until_its_free_is_completed(tmp_path: Path) -> None:
+def test_buffer_lives_until_free_completed(tmp_path: Path) -> None:
     events = [
         event("segment_alloc", 0, 2 << 20),
         event("alloc", 512, 100, 1),
@@ -48,7 +48,7 @@ def test_a_buffer_lives_until_its_free_is_completed(tmp_path: Path) -> None:
     assert trace.metadata["action.free_requested"] == "1"
 
 
-def test_what_was_there_before_the_recording_is_alive_from_its_start(tmp_path: Path) -> None:
+def test_older_buffers_are_alive_from_the_start_of_the_recording(tmp_path: Path) -> None:
     events = [event("alloc", 512, 10, 5), event("free_completed", 2048, 300, 6)]
     held = segment((0, 512, 400, "active_allocated"), (512, 512, 10, "active_allocated"))
     free = segment((4096, 512, 0, "inactive"), (4608, 1024, 900, "active_awaiting_free"))
@@ -60,7 +60,7 @@ def test_what_was_there_before_the_recording_is_alive_from_its_start(tmp_path: P
 
 
 def segments_held(trace: Trace) -> dict[int, int]:
-    """Bytes of each range that the rows of segments say is held at the end, where all ranges are whole."""
+    """Return the bytes of each range held at the end according to segment rows, all ranges being whole."""
     ranges: dict[int, int] = {}
     for row in np.flatnonzero(trace.kind >= Kind.RESERVE).tolist():
         address, size = int(trace.address[row]), int(trace.size[row])
@@ -72,7 +72,7 @@ def segments_held(trace: Trace) -> dict[int, int]:
     return ranges
 
 
-def test_segments_are_reserved_and_released_and_those_of_before_come_first(tmp_path: Path) -> None:
+def test_segments_are_reserved_and_released_with_older_segments_first(tmp_path: Path) -> None:
     events = [
         event("segment_alloc", 4096, 1024, 1),
         event("segment_free", 8192, 512, 2),
@@ -101,7 +101,7 @@ def test_an_expandable_segment_grows_and_shrinks_at_both_ends(tmp_path: Path) ->
     assert before == [[0, 1024], [1024, 2048]]
 
 
-def test_devices_are_joined_by_their_clock_and_each_keeps_its_own_order(tmp_path: Path) -> None:
+def test_devices_are_merged_by_clock_in_their_own_order(tmp_path: Path) -> None:
     first = [event("alloc", 512, 1, 10), event("free_completed", 512, 1, 9), event("alloc", 512, 2, 30)]
     second = [event("alloc", 512, 4, 20)]
     trace = read_snapshot(stored(tmp_path / "s", first, second))
@@ -109,14 +109,14 @@ def test_devices_are_joined_by_their_clock_and_each_keeps_its_own_order(tmp_path
     assert trace.size.tolist() == [1, 0, 4, 2]
 
 
-def test_what_was_there_on_any_device_comes_before_all_events(tmp_path: Path) -> None:
+def test_older_buffers_of_every_device_precede_all_events(tmp_path: Path) -> None:
     first, second = [event("alloc", 512, 1, 10)], [event("free_completed", 512, 4, 20)]
     trace = read_snapshot(stored(tmp_path / "s", first, second))
     assert trace.device.tolist() == [1, 0, 1]
     assert trace.load().tolist() == [4, 5, 1]
 
 
-def test_operation_and_source_line_come_from_the_stack_without_folders(tmp_path: Path) -> None:
+def test_operation_and_source_line_are_read_from_the_stack_without_folders(tmp_path: Path) -> None:
     frames = [
         {"name": "at::_ops::mul_Tensor::call(at::Tensor)", "filename": "??", "line": 0},
         {"name": "step", "filename": "/x/site-packages/torch/optim/sgd.py", "line": 7},
@@ -149,14 +149,14 @@ def test_operation_and_source_line_come_from_the_stack_without_folders(tmp_path:
     ],
 )
 def test_source_line_is_the_innermost_outside_of_libraries(file: str, own: bool, tmp_path: Path) -> None:
-    """A folder of one's own may be called torch; a library's model definitions tell the layer."""
+    """A user's folder may be called torch; a library's model definitions identify the layer."""
     frames = [{"name": "f", "filename": file, "line": 3}, {"name": "g", "filename": "b.py", "line": 5}]
     trace = read_snapshot(stored(tmp_path / "s", [event("alloc", 512, 1, frames=frames)]))
     assert trace.names[trace.frame[0]] == ("a.py:3" if own else "b.py:5")
     assert trace.names[trace.stack[0]] == "a.py:3 f\nb.py:5 g"
 
 
-def test_source_line_is_a_librarys_where_all_frames_are(tmp_path: Path) -> None:
+def test_source_line_is_a_library_line_if_all_frames_are(tmp_path: Path) -> None:
     """A program may be installed itself; PyTorch's own files never count."""
     files = ("torch/a.py", "/x/site-packages/einops/b.py", "/x/site-packages/litgpt/c.py")
     frames = [{"name": "f", "filename": file, "line": 3} for file in files]
@@ -189,8 +189,8 @@ def test_stack_keeps_the_innermost_frames_of_a_deep_recursion(tmp_path: Path) ->
     assert trace.names[trace.stack[0]].split("\n") == [f"a.py:{line} f" for line in range(64)]
 
 
-def test_blocks_tell_the_stacks_of_buffers_whose_events_are_lost(tmp_path: Path) -> None:
-    """PyTorch before 2.1 keeps them in the history of the block."""
+def test_stacks_of_buffers_without_events_are_read_from_blocks(tmp_path: Path) -> None:
+    """PyTorch before 2.1 keeps the stacks in the history of the block."""
     frames = [{"name": "f", "filename": "a.py", "line": 3}]
     held = segment((0, 512, 400, "active_allocated"), (512, 512, 300, "active_allocated"))
     held["blocks"][0]["frames"] = frames
@@ -217,7 +217,7 @@ def annotation(name: str, stage: str, time: int, device: int = 0) -> dict[str, A
 
 
 def test_annotations_are_ranges_that_divide_no_iterations(tmp_path: Path) -> None:
-    """In the order of their times, before an event of the same time; names lose their decoration."""
+    """Ranges are sorted by time, before an event of the same time; names lose their decoration."""
     events = [event("alloc", 512, 1, time=5), event("free_completed", 512, 1, time=9)]
     notes = [annotation("## forward ##", "START", 5), annotation("## forward ##", "END", 7)]
     trace = read_snapshot(stored(tmp_path / "s", events, external_annotations=notes))
@@ -229,7 +229,7 @@ def test_annotations_are_ranges_that_divide_no_iterations(tmp_path: Path) -> Non
 
 
 def test_annotated_steps_divide_iterations_once_for_all_devices(tmp_path: Path) -> None:
-    """PyTorch writes an annotation for each device; an optimizer's step ends one, a profiler's begins one."""
+    """PyTorch annotates per device; an optimizer's step ends an iteration, a profiler's begins one."""
     devices = [[event("alloc", 512, 1, time=5)], [event("alloc", 512, 1, time=5)]]
     notes = [
         annotation(name, stage, time, device)
@@ -244,12 +244,12 @@ def test_annotated_steps_divide_iterations_once_for_all_devices(tmp_path: Path) 
     trace = read_snapshot(stored(tmp_path / "s", *devices, external_annotations=notes))
     steps = iteration_marks(trace, found=True)
     assert trace.time_ns[steps].tolist() == [1000, 8000]
-    assert len(trace.on_device(1)) == 5  # an alloc, a range's two ends, and the steps of all
+    assert len(trace.on_device(1)) == 5  # an alloc, a range's two ends, and the steps of all devices
 
 
 @pytest.mark.parametrize("value", [{}, {"name": "x", "stage": "START"}, 5, {"stage": "?", "time_us": 1}])
-def test_annotations_without_sense_are_counted(value: Any, tmp_path: Path) -> None:
-    """They say nothing of memory, so the rest of the file stands."""
+def test_invalid_annotations_are_counted(value: Any, tmp_path: Path) -> None:
+    """Annotations do not affect memory, so the rest of the file stays valid."""
     path = stored(tmp_path / "s", [event("alloc", 512, 1)], external_annotations=[value])
     trace = read_snapshot(path)
     assert (trace.kind.tolist(), trace.metadata["action.annotation"]) == ([Kind.ALLOC], "1")
@@ -262,7 +262,7 @@ def test_user_metadata_names_the_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_private_pools_are_told_by_events_or_else_by_segments(told: bool, tmp_path: Path) -> None:
+def test_private_pools_are_read_from_events_or_else_from_segments(told: bool, tmp_path: Path) -> None:
     events = [
         event("segment_alloc", 0, 1024, 1),
         event("alloc", 0, 100, 2),
@@ -289,7 +289,7 @@ def test_private_pools_are_told_by_events_or_else_by_segments(told: bool, tmp_pa
         ([event("segment_alloc", 0, 512, 1), event("alloc", 0, 400, 2)], History.WHOLE, (0, 0)),
     ],
 )
-def test_completeness_tells_the_part_of_the_history_that_was_recorded(
+def test_completeness_is_the_recorded_part_of_the_history(
     events: list[Any], history: History, before: tuple[int, int], tmp_path: Path
 ) -> None:
     held = segment((0, 512, 400, "active_allocated"))
@@ -299,7 +299,7 @@ def test_completeness_tells_the_part_of_the_history_that_was_recorded(
 
 
 def test_list_of_segments_is_a_snapshot_without_events(tmp_path: Path) -> None:
-    """As ``torch.cuda.memory_snapshot`` returns it; segments name their devices."""
+    """``torch.cuda.memory_snapshot`` returns such a list; segments name their devices."""
     path = tmp_path / "s"
     held = [segment((0, 512, 400, "active_allocated"), device=at) for at in (0, 3)]
     path.write_bytes(pickle.dumps(held, 4))
@@ -356,7 +356,7 @@ def test_damaged_compression_is_named(damage: str, tmp_path: Path) -> None:
         ([7], "a number where a dict belongs"),
     ],
 )
-def test_events_that_cannot_be_are_named(tmp_path: Path, events: list[Any], reason: str) -> None:
+def test_invalid_events_are_reported(tmp_path: Path, events: list[Any], reason: str) -> None:
     with pytest.raises(TraceError, match=reason) as caught:
         read_snapshot(stored(tmp_path / "s", events))
     assert str(caught.value).startswith(f"{tmp_path / 's'}: device 0, event ")
@@ -388,7 +388,7 @@ HELD = segment((0, 512, 400, "active_allocated"))
         ([HELD | {"blocks": 3}], "segment 0: a number where a list belongs"),
     ],
 )
-def test_segments_that_cannot_be_are_named(tmp_path: Path, segments: list[Any], reason: str) -> None:
+def test_invalid_segments_are_reported(tmp_path: Path, segments: list[Any], reason: str) -> None:
     path = stored(tmp_path / "s", [event("free_completed", 4096, 1)], segments=segments)
     with pytest.raises(TraceError, match=reason):
         read_snapshot(path)
@@ -397,7 +397,7 @@ def test_segments_that_cannot_be_are_named(tmp_path: Path, segments: list[Any], 
     assert skipped.total() == 1
 
 
-def test_what_is_asked_for_but_not_done_is_still_alive(tmp_path: Path) -> None:
+def test_requested_free_keeps_the_buffer_alive(tmp_path: Path) -> None:
     events = [event("alloc", 0, 400, 1), event("free_requested", 0, 400, 2)]
     held = segment((0, 512, 400, "active_pending_free"))
     trace = read_snapshot(stored(tmp_path / "s", events, segments=[held]))
@@ -405,7 +405,7 @@ def test_what_is_asked_for_but_not_done_is_still_alive(tmp_path: Path) -> None:
     assert trace.metadata["alive_before"] == "0"
 
 
-def test_blocks_without_addresses_lie_one_behind_the_other(tmp_path: Path) -> None:
+def test_blocks_without_addresses_are_consecutive(tmp_path: Path) -> None:
     held = segment((4096, 512, 0, "inactive"), (4608, 1024, 900, "active_allocated"))
     for block in held["blocks"]:
         del block["address"]
@@ -455,10 +455,10 @@ ANYTHING = {
 
 
 @pytest.mark.parametrize("protocol", [4, 5])
-def test_keys_of_newer_versions_are_passed_over_whatever_they_hold(tmp_path: Path, protocol: int) -> None:
+def test_unknown_keys_are_skipped_with_any_content(tmp_path: Path, protocol: int) -> None:
     more = {f"new_{name}": value for name, value in ANYTHING.items()}
     if protocol == 5:
-        more["bytearray"] = bytearray(b"w" * 9)  # before it is made by a call
+        more["bytearray"] = bytearray(b"w" * 9)  # older protocols make one by a call
     frames = [{"name": "at::_ops::mul::call", "filename": "a.py", "line": 3} | more]
     events = [event("alloc", 0, 1, frames=frames) | more, event("new", 0, 1) | more, {"action": None} | more]
     held = HELD | {"blocks": [HELD["blocks"][0] | more]} | more
@@ -470,7 +470,7 @@ def test_keys_of_newer_versions_are_passed_over_whatever_they_hold(tmp_path: Pat
     assert trace.load().tolist() == [0, 1]
 
 
-def test_what_is_both_an_event_and_a_frame_is_read_as_both(tmp_path: Path) -> None:
+def test_dict_with_keys_of_event_and_frame_is_read_as_both(tmp_path: Path) -> None:
     both = event("alloc", 512, 1) | {"name": "at::_ops::mul::call", "filename": "a.py", "line": 3}
     events = [event("alloc", 0, 1, frames=[both]), both]
     path = stored(tmp_path / "s", events)
@@ -485,7 +485,7 @@ def test_what_is_both_an_event_and_a_frame_is_read_as_both(tmp_path: Path) -> No
         ([event("free_completed", 0, 8)], "freed, and alive at the end"),
     ],
 )
-def test_what_is_alive_at_the_end_may_not_contradict_the_events(
+def test_living_blocks_at_the_end_must_agree_with_the_events(
     events: list[Any], reason: str, tmp_path: Path
 ) -> None:
     held = segment((0, 1024, 513, "active_allocated"), (1024, 512, 512, "active_allocated"))
@@ -503,7 +503,7 @@ def test_frames_are_no_events(tmp_path: Path) -> None:
         read_snapshot(stored(tmp_path / "s", frames))
 
 
-def test_folders_of_source_lines_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_folders_of_source_lines_are_kept_on_request(tmp_path: Path) -> None:
     frames = [{"name": "train", "filename": "/home/me/train.py", "line": 12}]
     path = stored(tmp_path / "s", [event("alloc", 512, 1, frames=frames)])
     assert read_snapshot(path).names[0] == "train.py:12"
@@ -525,9 +525,7 @@ WRONG = {
 
 @given(wrong=st.lists(st.sampled_from(sorted(WRONG))), at=st.randoms(use_true_random=False))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
-def test_the_lenient_reader_reads_what_is_left_without_what_cannot_be(
-    tmp_path: Path, wrong: list[str], at: random.Random
-) -> None:
+def test_lenient_reader_skips_invalid_events(tmp_path: Path, wrong: list[str], at: random.Random) -> None:
     right: list[Any] = [
         event("alloc", 0, 5, 1),
         event("free_completed", 512, 1, 2),
@@ -544,10 +542,10 @@ def test_the_lenient_reader_reads_what_is_left_without_what_cannot_be(
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared snapshots are not here")
 @pytest.mark.parametrize("path", sorted(SHARED.glob("*.pickle")), ids=lambda path: path.stem)
-def test_a_real_snapshot_ends_with_what_its_segments_hold(path: Path) -> None:
+def test_final_load_of_a_real_snapshot_matches_the_segments(path: Path) -> None:
     trace = read_snapshot(path)
     with path.open("rb") as file:
-        data = pickle.load(file)  # of the project's own shared data
+        data = pickle.load(file)  # trusted: the project's own shared data
     blocks = [
         block for part in data["segments"] for block in part["blocks"] if block["state"].startswith("active")
     ]

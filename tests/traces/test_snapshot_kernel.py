@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_random_snapshots_are_read_rightly_or_refused(folder: Path) -> None:
+def test_random_snapshots_are_read_correctly_or_refused(folder: Path) -> None:
     Seeded("snapshots", folder).holds(100)
 
 
-def test_the_harness_notices_a_row_too_few(folder: Path) -> None:
+def test_harness_notices_a_missing_row(folder: Path) -> None:
     Seeded("snapshots", folder).notices(2, "not as many rows as were written")
 
 
 @pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_many_random_snapshots_are_read_rightly_or_refused(folder: Path) -> None:
+def test_many_random_snapshots_are_read_correctly_or_refused(folder: Path) -> None:
     Seeded("snapshots", folder, soon=False).soak()

@@ -1,4 +1,4 @@
-"""The native reader of memory snapshots against a simple model of it."""
+"""The native reader of memory snapshots, compared with a simple model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixtur
 
 
 def dumped(value: Any, protocol: int, *, python: bool) -> bytes:
-    """By the pickler in C or by the one in Python, which frames and memoises otherwise."""
+    """Pickle by the C or the Python pickler, which differ in framing and memoising."""
     if not python:
         return pickle.dumps(value, protocol)
     file = io.BytesIO()
@@ -32,7 +32,7 @@ def dumped(value: Any, protocol: int, *, python: bool) -> bytes:
 
 @given(value=snapshots(), protocol=st.integers(2, 5), python=st.booleans())
 @SAME_FOLDER
-def test_snapshots_are_read_as_the_model_reads_them(
+def test_snapshots_are_read_as_by_the_model(
     tmp_path: Path, value: dict[str, Any], protocol: int, python: bool
 ) -> None:
     path = tmp_path / "s"
@@ -42,7 +42,7 @@ def test_snapshots_are_read_as_the_model_reads_them(
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared snapshots are not here")
 @pytest.mark.parametrize("path", sorted(SHARED.glob("*.pickle")), ids=lambda path: path.stem)
-def test_real_snapshots_are_read_as_the_model_reads_them(path: Path) -> None:
+def test_real_snapshots_are_read_as_by_the_model(path: Path) -> None:
     assert_same(read_snapshot(path), model_snapshot(path))
 
 
@@ -60,7 +60,7 @@ def small() -> bytes:
     return pickle.dumps(snapshot(trace, segments=held, threshold=0.5, pool=(0, 1), flag=True), 4)
 
 
-def test_a_snapshot_that_ends_anywhere_is_truncated(tmp_path: Path) -> None:
+def test_snapshot_cut_anywhere_is_reported_as_truncated(tmp_path: Path) -> None:
     whole, path = small(), tmp_path / "s"
     for end in range(len(whole)):
         path.write_bytes(whole[:end])
@@ -73,7 +73,7 @@ def test_a_snapshot_that_ends_anywhere_is_truncated(tmp_path: Path) -> None:
 def test_the_lenient_reader_keeps_the_events_before_the_end_of_a_truncated_snapshot(
     tmp_path: Path, devices: int, python: bool
 ) -> None:
-    """But for the last, which may not have been whole, and without what the segments say of the end."""
+    """The last event, which may be incomplete, and the segments' state at the end are left out."""
     many = [
         event("alloc", 2048 * at, at, at, frames=[{"filename": "a.py", "line": at}]) for at in range(1500)
     ]

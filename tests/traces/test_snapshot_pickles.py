@@ -1,4 +1,4 @@
-"""Pickles of memory snapshots: what is not plain data is refused, and none takes more than it is worth."""
+"""Pickles of memory snapshots: refusal of all but plain data, and bounds on memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from traces.snapshot import read_snapshot
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: A snapshot without events, and a key of which the value comes next; then what ends it.
+#: The beginning of a snapshot without events, up to the value of a key; and the end of the file.
 HEAD = b"\x80\x04}(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_traces]X\x01\x00\x00\x00x"
 TAIL = b"u."
 
 
 def within(path: Path, body: bytes) -> Path:
-    """In a tuple."""
+    """Write a snapshot with the given opcodes inside a tuple, and return its path."""
     path.write_bytes(HEAD + b"(" + body + b"t" + TAIL)
     return path
 
@@ -38,7 +38,7 @@ class Calls:
 
 
 @pytest.mark.parametrize("value", [Calls(), print, bytearray(b"x"), 1 + 2j, Calls])
-def test_what_would_name_or_call_anything_is_refused(
+def test_opcodes_that_name_or_call_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], value: object
 ) -> None:
     with pytest.raises(TraceError, match=r"byte \d+: opcode 0x[0-9a-f]{2} is not one of plain data"):
@@ -59,7 +59,7 @@ def test_what_would_name_or_call_anything_is_refused(
         b"\x8e\x01\x00\x00\x00\x00\x00\x00\x00x",
     ],
 )
-def test_opcodes_that_writers_seldom_use_are_read(tmp_path: Path, body: bytes) -> None:
+def test_rare_opcodes_are_read(tmp_path: Path, body: bytes) -> None:
     assert len(read_snapshot(within(tmp_path / "s", body))) == 0
 
 
@@ -67,7 +67,7 @@ def test_opcodes_that_writers_seldom_use_are_read(tmp_path: Path, body: bytes) -
     "body",
     [
         b"N\x86",  # a pair of one
-        b"(N\x86",  # which does not reach below the mark
+        b"(N\x86",  # must not reach below the mark
         b"N\x87",
         b"]Nu",
         b"](K\x01K\x02u",  # items into a list
@@ -76,27 +76,27 @@ def test_opcodes_that_writers_seldom_use_are_read(tmp_path: Path, body: bytes) -
         b")K\x01a",
         b"}]K\x01s",  # a list as a key
         b"}\x8fK\x01s",  # a set as a key
-        b"](K\x01\x90",  # into a list, as into a set
-        b"h\x07",  # never put there
+        b"](K\x01\x90",  # adds set elements to a list
+        b"h\x07",  # never put into the memo
         b"Nq\x09",  # puts skip numbers
         b"\x8c\x01\xff",  # no UTF-8
         b"\x8c\x02\xc0\x80",
         b"\x8c\x03\xe0\x80\x80",
         b"\x8c\x04\xf4\x90\x80\x80",
         b"\x8c\x02\xe2\x82",
-        b"\x8b\xff\xff\xff\xff",  # of a negative length
-        b"]q\x00]h\x00ah\x00Na",  # a list that grows after it was part of another
+        b"\x8b\xff\xff\xff\xff",  # negative length
+        b"]q\x00]h\x00ah\x00Na",  # a list that grows after becoming an element
         b"}q\x00]h\x00ah\x00K\x01K\x02s",
-        b"]q\x00h\x00a",  # one that holds itself
+        b"]q\x00h\x00a",  # a list that contains itself
     ],
 )
-def test_opcodes_that_do_not_fit_each_other_are_damage(tmp_path: Path, body: bytes) -> None:
+def test_inconsistent_opcodes_are_damage(tmp_path: Path, body: bytes) -> None:
     with pytest.raises(TraceError, match=r"byte \d+: the pickle is damaged"):
         read_snapshot(within(tmp_path / "s", body))
 
 
 @pytest.mark.parametrize("body", [b".", b"(.", b"a.", b"]e.", b"]a.", b"Ns.", b"t.", b"]N(a.", b"q\x00."])
-def test_opcodes_without_what_they_need_on_the_stack_are_damage(tmp_path: Path, body: bytes) -> None:
+def test_opcodes_with_too_few_values_on_the_stack_are_damage(tmp_path: Path, body: bytes) -> None:
     path = tmp_path / "s"
     path.write_bytes(b"\x80\x04" + body)
     with pytest.raises(TraceError, match=r"byte \d+: the pickle is damaged"):
@@ -110,14 +110,14 @@ def test_single_surrogates_of_file_names_are_shown_as_unknown(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("opcode", [b"\x8d", b"\x8e"])
-def test_a_text_that_the_file_has_no_bytes_for_is_truncated(tmp_path: Path, opcode: bytes) -> None:
+def test_text_longer_than_the_file_is_truncated(tmp_path: Path, opcode: bytes) -> None:
     body = opcode + (10 * 10**9).to_bytes(8, "little") + b"x" * 1000
     with pytest.raises(TraceError, match="the pickle is truncated"):
         read_snapshot(within(tmp_path / "s", body))
 
 
 def peak_bytes(path: Path) -> tuple[str, int]:
-    """What reading says, or an empty text, and the most that was resident, in a process of its own."""
+    """Return the error message, or an empty text, and the peak resident bytes of a reading process."""
     program = """
 import sys
 from traces import TraceError
@@ -135,8 +135,8 @@ print(1024 * int(status.split("VmHWM:")[1].split()[0]))
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_snapshot_is_read_in_less_memory_than_twice_its_size(tmp_path: Path, shared: bool) -> None:
-    """Beside what Python itself takes."""
+def test_reading_takes_less_memory_than_twice_the_file_size(tmp_path: Path, shared: bool) -> None:
+    """Python's own memory is not counted."""
     path = tmp_path / "s"
     write_large(path, 100_000, shared=shared)
     reason, peak = peak_bytes(path)
@@ -158,7 +158,7 @@ def test_two_gigabytes_are_read_within_four(tmp_path: Path, events: int, shared:
     assert peak < 4 * 10**9
 
 
-def test_one_huge_text_takes_no_memory(tmp_path: Path) -> None:
+def test_huge_text_takes_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "s"
     size = 10**10
     with path.open("wb") as file:  # with a hole
@@ -171,25 +171,25 @@ def test_one_huge_text_takes_no_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("opcode", [b"(", b"\x94", b"N", b"]", b"}"])
-def test_what_unfolds_to_many_times_its_size_is_refused(tmp_path: Path, opcode: bytes) -> None:
+def test_pickle_bomb_is_refused(tmp_path: Path, opcode: bytes) -> None:
     path = within(tmp_path / "s", b"N" + opcode * (48 << 20))
     reason, peak = peak_bytes(path)
     assert reason
     assert peak < 800 << 20
 
 
-def test_lists_that_hold_the_same_ones_again_and_again_are_refused(tmp_path: Path) -> None:
+def test_exponentially_shared_lists_are_refused(tmp_path: Path) -> None:
     many: list[object] = [{"action": "new"} for _ in range(1000)]
     path = stored(tmp_path / "s", *[many] * 5000)
     with pytest.raises(TraceError, match="again and again"):
         read_snapshot(path)
 
 
-def test_a_hundred_thousand_lists_in_each_other_are_read(tmp_path: Path) -> None:
+def test_hundred_thousand_nested_lists_are_read(tmp_path: Path) -> None:
     read_snapshot(within(tmp_path / "s", b"]" * 100_000 + b"a" * 99_999))
 
 
-def test_a_snapshot_comes_through_a_pipe(tmp_path: Path) -> None:
+def test_snapshot_is_read_through_a_pipe(tmp_path: Path) -> None:
     whole = stored(tmp_path / "s", [event("alloc", 0, 1)])
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -199,12 +199,12 @@ def test_a_snapshot_comes_through_a_pipe(tmp_path: Path) -> None:
     writer.join()
 
 
-def test_a_folder_is_an_error_of_the_system(tmp_path: Path) -> None:
+def test_folder_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         read_snapshot(tmp_path)
 
 
-def test_progress_is_told_in_bytes_up_to_the_whole_file(tmp_path: Path) -> None:
+def test_progress_counts_bytes_up_to_the_file_size(tmp_path: Path) -> None:
     path = stored(tmp_path / "s", [event("alloc", 0, 1)], x=b"x" * (20 << 20))
     told: list[tuple[int, int]] = []
     read_snapshot(path, progress=lambda done, total: told.append((done, total)))
@@ -215,7 +215,7 @@ def test_progress_is_told_in_bytes_up_to_the_whole_file(tmp_path: Path) -> None:
     assert told[-1][0] == size
 
 
-def test_what_progress_raises_ends_the_reading(tmp_path: Path) -> None:
+def test_exception_in_progress_ends_the_reading(tmp_path: Path) -> None:
     def fail(done: int, total: int) -> None:
         raise ZeroDivisionError
 
@@ -223,14 +223,14 @@ def test_what_progress_raises_ends_the_reading(tmp_path: Path) -> None:
         read_snapshot(stored(tmp_path / "s", []), progress=fail)
 
 
-def test_ctrl_c_ends_the_reading_of_what_has_no_end(tmp_path: Path) -> None:
+def test_ctrl_c_interrupts_the_reading_of_an_endless_file(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     program = f"from traces.snapshot import read_snapshot; read_snapshot({str(pipe)!r})"
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as reader:
         with pipe.open("wb", buffering=0) as file:
             file.write(HEAD + b"\x8d" + (1 << 40).to_bytes(8, "little") + b"x" * (1 << 20))
-            while reader.poll() is None:  # one that comes just before it waits is seen after that only
+            while reader.poll() is None:  # a signal just before a wait takes effect only after the wait
                 reader.send_signal(signal.SIGINT)
                 time.sleep(0.05)
         assert reader.stderr is not None
@@ -249,7 +249,7 @@ def test_several_threads_read_at_once(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_written_like_pytorchs_own_pickler_is_read(tmp_path: Path) -> None:
-    """Protocol 2, lists of any length at once, lists and dicts put after they are whole."""
+    """Protocol 2, lists of any length at once, lists and dicts put into the memo once complete."""
 
     def text(value: str) -> bytes:
         return b"X" + len(value).to_bytes(4, "little") + value.encode()

@@ -1,4 +1,4 @@
-"""Traces are immutable columns whose events can have happened."""
+"""Properties of traces: immutable columns, possible events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVENTS = st.lists(
 
 
 def first_fault_by_hand(events: list[tuple[Kind, int, int]]) -> int | None:
-    """The first row that is impossible in itself, else the first that contradicts an earlier one."""
+    """Return the first row that is impossible in itself, else the first that contradicts an earlier row."""
     for row, (kind, buffer, size) in enumerate(events):
         sized = kind in (A, *SEGMENTS)
         if size < 0 or (not sized and size) or (buffer != -1) != (kind < M) or (kind >= M and buffer != -1):
@@ -44,7 +44,7 @@ def trace_of(events: list[tuple[Kind, int, int]]) -> Trace:
 
 
 @given(EVENTS)
-def test_validate_finds_the_row_that_a_loop_over_the_events_finds(
+def test_validate_finds_the_same_row_as_a_loop_over_the_events(
     events: list[tuple[Kind, int, int]],
 ) -> None:
     row = first_fault_by_hand(events)
@@ -79,7 +79,7 @@ def possible(draw: st.DrawFn) -> list[tuple[Kind, int, int]]:
 
 
 @given(possible())
-def test_load_is_the_sum_of_the_sizes_alive(events: list[tuple[Kind, int, int]]) -> None:
+def test_load_is_the_sum_of_living_sizes(events: list[tuple[Kind, int, int]]) -> None:
     alive: dict[int, int] = {}
     expected = []
     for kind, buffer, size in events:
@@ -92,7 +92,7 @@ def test_load_is_the_sum_of_the_sizes_alive(events: list[tuple[Kind, int, int]])
 
 
 @given(possible(), st.integers(0, 20), st.integers(0, 20))
-def test_a_window_is_a_valid_trace_of_the_events_whose_allocs_it_holds(
+def test_window_is_a_valid_trace_of_buffers_allocated_inside(
     events: list[tuple[Kind, int, int]], start: int, stop: int
 ) -> None:
     window = trace_of(events)[start:stop]
@@ -122,7 +122,7 @@ def test_a_window_is_a_valid_trace_of_the_events_whose_allocs_it_holds(
         ({"kind": [A, F, A], "buffer": [7, 7, 7]}, 2, "second time"),
     ],
 )
-def test_an_impossible_event_is_named_with_its_row(columns: dict, row: int, reason: str) -> None:
+def test_impossible_event_is_reported_with_the_row(columns: dict, row: int, reason: str) -> None:
     with pytest.raises(TraceError, match=reason) as caught:
         Trace.of(**columns).validate()
     assert caught.value.row == row
@@ -130,12 +130,12 @@ def test_an_impossible_event_is_named_with_its_row(columns: dict, row: int, reas
 
 
 @pytest.mark.parametrize("text", ["0", "3", "-8", "eight", "", "9" * 5000, "٢"])
-def test_an_alignment_that_is_no_power_of_two_is_refused(text: str) -> None:
+def test_alignment_must_be_a_power_of_two(text: str) -> None:
     with pytest.raises(TraceError, match="alignment"):
         Trace.of([], [], metadata={"alignment": text}).validate()
 
 
-def test_columns_cannot_be_changed_not_even_in_a_copy() -> None:
+def test_columns_are_read_only_in_the_original_and_in_copies() -> None:
     trace = Trace.of([A, F], [0, 0], [8, 0], names=["x"], metadata={"alignment": "64"})
     assert trace.alignment == 64
     for one in (trace, trace[:1], copy.deepcopy(trace), pickle.loads(pickle.dumps(trace))):
@@ -176,17 +176,17 @@ def test_a_trace_is_cut_by_plain_slices_only(window: object) -> None:
         Trace.of([A], [0])[window]
 
 
-def test_a_million_events_are_validated_soon() -> None:
+def test_validation_of_a_million_events_is_fast() -> None:
     ids = np.arange(500_000)
     kind = np.repeat(np.array([A, F], np.uint8), 500_000)
     trace = Trace.of(kind, np.concatenate([ids, ids[::-1]]), np.where(kind == A, 512, 0))
     begin = time.thread_time()
     trace.validate()
-    assert time.thread_time() - begin < 10  # well under one where nothing else runs
+    assert time.thread_time() - begin < 10  # seconds: well under one on an idle machine
     assert trace.load().max() == 500_000 * 512
 
 
-def test_a_device_has_its_own_events_and_all_marks() -> None:
+def test_on_device_keeps_events_of_the_device_and_all_marks() -> None:
     trace = Trace.of([M, A, A, SEGMENTS[0], F], [-1, 0, 1, -1, 0], [0, 8, 9, 64, 0], device=[5, 0, 2, 2, 0])
     assert trace.devices == (0, 2)
     assert trace.on_device(0).kind.tolist() == [M, A, F]

@@ -1,4 +1,4 @@
-"""Synthetic workloads look like training, at any size, and are the same for the same seed."""
+"""Properties of the synthetic workloads: the shape of training, at any size, and determinism per seed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def between_marks(trace: Trace) -> list[tuple[int, int]]:
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(9, 400), st.integers(0, 9), st.integers(1, 4), st.booleans(), st.sampled_from([0.0, 0.5]))
-def test_every_iteration_allocates_as_many_buffers_as_asked_and_all_but_the_first_are_alike(
+def test_iterations_have_the_requested_buffers_and_all_but_the_first_are_alike(
     n: int, seed: int, iterations: int, accesses: bool, replaced: float
 ) -> None:
     trace = workload.generate(n, seed, iterations=iterations, accesses=accesses, replaced=replaced)
@@ -37,7 +37,7 @@ def test_every_iteration_allocates_as_many_buffers_as_asked_and_all_but_the_firs
 
 
 def steady_load(buffers: Buffers) -> np.ndarray:
-    """Bytes alive after each event of a steady iteration, every instance counted."""
+    """Return the bytes alive after each event of a steady iteration, every instance counted."""
     assert buffers.period is not None
     change = np.zeros(buffers.period, np.int64)
     np.add.at(change, buffers.start, buffers.size)
@@ -47,7 +47,7 @@ def steady_load(buffers: Buffers) -> np.ndarray:
 
 
 @pytest.mark.parametrize("replaced", [0.0, 0.5])
-def test_the_buffers_are_those_that_the_trace_repeats(replaced: float) -> None:
+def test_buffers_match_the_repeating_part_of_the_trace(replaced: float) -> None:
     n = 500
     trace = workload.generate(n, 3, iterations=4, replaced=replaced)
     buffers = workload.buffers(n, 3, replaced=replaced)
@@ -58,11 +58,11 @@ def test_the_buffers_are_those_that_the_trace_repeats(replaced: float) -> None:
     np.testing.assert_array_equal(load - state, steady_load(buffers.planned()))
 
 
-def test_the_parts_of_training_are_there() -> None:
+def test_workload_has_every_role_of_training() -> None:
     buffers = workload.buffers(9000, replaced=0.1)
     planned = buffers.planned()
     assert buffers.persistent.sum() == 3000
-    assert (planned.end >= 18_000).sum() == 1000  # one weight gradient a layer
+    assert (planned.end >= 18_000).sum() == 1000  # one weight gradient per layer
     assert planned.max_instances == 2
     assert workload.buffers(9000).max_instances == 1
     activation = np.arange(1000)
@@ -73,14 +73,14 @@ def test_the_parts_of_training_are_there() -> None:
     assert planned.size.max() <= 2**29
 
 
-def test_the_same_seed_gives_the_same_and_another_seed_another() -> None:
+def test_trace_depends_on_the_seed_only() -> None:
     one, same, other = (workload.generate(200, seed) for seed in (1, 1, 2))
     for name in COLUMNS:
         np.testing.assert_array_equal(getattr(one, name), getattr(same, name))
     assert one.size.tolist() != other.size.tolist()
 
 
-def test_the_iteration_is_found_without_its_marks() -> None:
+def test_iteration_is_found_without_marks() -> None:
     trace = workload.generate(300, 5, iterations=4)
     found = tail_period(trace.size[trace.kind == Kind.ALLOC])
     assert found is not None
@@ -95,7 +95,7 @@ def test_accesses_are_within_lifetimes_and_change_no_load() -> None:
     assert (full.kind == Kind.READ).sum() == (full.kind == Kind.FREE).sum()
 
 
-def test_too_small_a_workload_is_refused() -> None:
+def test_workload_below_the_minimum_size_is_refused() -> None:
     with pytest.raises(ValueError, match="buffers"):
         workload.buffers(8)
     with pytest.raises(ValueError, match="iteration"):
