@@ -185,17 +185,18 @@ def _annotate(devices: list[_Device], annotations: Any) -> None:
         if at >= len(devices) or stage not in ("START", "END"):
             continue
         name = name.strip("# ")[:_LONGEST_ANNOTATION] or name
-        steps, first = at <= first, min(first, at)
+        first = min(first, at)
         mark = _Row(Kind.MARK, -1, 0, 0, time, -1)
         marks = devices[at].marks
         if name.startswith("ProfilerStep#"):
-            marks += [mark] if steps and stage == "START" else []
+            marks += [mark] if stage == "START" else []
             continue
         kind = RANGE_BEGIN if stage == "START" else RANGE_END
         marks.append(mark._replace(place=(name, "", ""), range=kind))
-        if steps and stage == "END" and name.startswith("Optimizer.step"):
+        if stage == "END" and name.startswith("Optimizer.step"):
             marks.append(mark._replace(place=(FOUND, "", "")))
-    for device in devices:
+    for at, device in enumerate(devices):
+        device.marks = [mark for mark in device.marks if mark.range or at == first]
         device.marks.sort(key=lambda mark: mark.time)
 
 

@@ -228,7 +228,10 @@ def test_annotations_are_ranges_that_divide_no_iterations(tmp_path: Path) -> Non
     assert len(iteration_marks(trace, found=True)) == 0
 
 
-def test_annotated_steps_divide_iterations_once_for_all_devices(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_annotated_steps_divide_iterations_once_for_all_devices(
+    order: tuple[int, int], tmp_path: Path
+) -> None:
     """PyTorch annotates per device; an optimizer's step ends an iteration, a profiler's begins one."""
     devices = [[event("alloc", 512, 1, time=5)], [event("alloc", 512, 1, time=5)]]
     notes = [
@@ -239,7 +242,7 @@ def test_annotated_steps_divide_iterations_once_for_all_devices(tmp_path: Path) 
             ("Optimizer.step#AdamW.step", "END", 8),
             ("ProfilerStep#3", "END", 9),
         )
-        for device in (0, 1)
+        for device in order
     ]
     trace = read_snapshot(stored(tmp_path / "s", *devices, external_annotations=notes))
     steps = iteration_marks(trace, found=True)

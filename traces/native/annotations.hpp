@@ -25,14 +25,13 @@ class Annotations {
     const bool begins = stage == "START";
     if (!begins && stage != "END") throw Fault("an annotation neither starts nor ends");
     const std::string name = plain(given);
-    const bool steps = device <= first_;
     first_ = std::min(first_, device);
     if (name.substr(0, 13) == "ProfilerStep#") {
-      if (begins && steps) mark(device, time_us, -1, Row::kNoRange);
+      if (begins) mark(device, time_us, -1, Row::kNoRange);
       return;
     }
     mark(device, time_us, static_cast<int32_t>(texts_.id(name)), begins ? Row::kBegins : Row::kEnds);
-    if (!begins && steps && name.substr(0, 14) == "Optimizer.step")
+    if (!begins && name.substr(0, 14) == "Optimizer.step")
       mark(device, time_us, static_cast<int32_t>(texts_.id(kOptimizerStep)), Row::kNoRange);
   }
 
@@ -41,7 +40,8 @@ class Annotations {
     for (size_t device = 0; device < marks_.size(); ++device) {
       std::stable_sort(marks_[device].begin(), marks_[device].end(),
                        [](const Row& a, const Row& b) { return a.time_us < b.time_us; });
-      for (const Row& row : marks_[device]) devices_[device].marks.push(row);
+      for (const Row& row : marks_[device])
+        if (row.range != Row::kNoRange || device == first_) devices_[device].marks.push(row);
     }
   }
 
