@@ -306,7 +306,7 @@ def _metadata(devices: list[_Device], live: list[int], free: list[int]) -> dict[
     for at, device in enumerate(devices):
         reserved = sum(row.size for row in device.before if row.kind == Kind.RESERVE)
         before = live[at] > 0 or reserved > 0
-        said[f"history.{at}"] = "whole" if not before else "window" if device.rows else "absent"
+        said[f"history.{at}"] = "whole" if not before else "window" if len(device.rows) > 1 else "absent"
         if before:
             said |= {f"live_before.{at}": str(live[at]), f"reserved_before.{at}": str(reserved)}
     if any(value >= 0 for value in free):
