@@ -14,9 +14,9 @@ class Bfc(Native):
 
     Sizes are rounded up to 256 bytes. A request takes the smallest sufficient free block, the lowest of equal
     ones. The remainder is split off if the block has twice the size, or is larger by ``max_slack_bytes``;
-    else the remainder belongs to the buffer. A freed block merges with its neighbours in its region. Regions
-    double: each is twice as large as the last, or large enough, or all that the device has left. Before a
-    request fails, free regions return to the device.
+    else the remainder belongs to the buffer. A freed block merges with the neighbours in the same region.
+    Regions double: each is twice as large as the last, or large enough, or all that the device has left.
+    Before a request fails, free regions return to the device.
 
     Not modelled: streams (the allocator knows one); requests that are tried again for ten seconds;
     timestamped frees; alignments beyond 256; adjacent regions that become one, as with virtual memory;

@@ -13,13 +13,13 @@ class Buddy(Native):
     """Textbook buddy allocator (Knuth, The Art of Computer Programming 1, 2.5, algorithms R and S).
 
     Block sizes are powers of two. A request takes the lowest free block of the smallest sufficient size;
-    larger blocks are halved down to the requested size. A freed block merges with its buddy, repeatedly.
-    Streams are ignored, and no memory returns to the device. The textbook has one region; this simulation
-    reserves another one if none has room.
+    larger blocks are halved down to the requested size. Freed buddies merge, repeatedly. Streams are
+    ignored, and no memory returns to the device. The textbook has one region; this simulation reserves
+    another one if none has room.
 
     Attributes:
         min_block_bytes: a power of two, the smallest block.
-        region_bytes: a power of two, the size of each region; a larger request has a region of its own.
+        region_bytes: a power of two, the size of each region; a larger request has a separate region.
     """
 
     min_block_bytes: int = 512

@@ -12,15 +12,15 @@ from solvers.simulators.native import Native, check_bytes, check_flag
 class Cnmem(Native):
     """CNMeM (``src/cnmem.cpp`` of NVIDIA/cnmem, `Manager`), with nothing reserved before the first request.
 
-    Sizes are rounded up to 512 bytes. A request takes the smallest sufficient free block of its stream's
-    list, the lowest of equal ones; the remainder is split off. A freed block merges with its neighbours, but
+    Sizes are rounded up to 512 bytes. A request takes the smallest sufficient free block of the stream's
+    list, the lowest of equal ones; the remainder is split off. A freed block merges with free neighbours, but
     not across the bounds of a region reserved in one driver call. A list without a sufficient block takes a
     block of exactly that size from the default stream's list, for good; the default stream's list calls the
-    driver. As a last resort a block is stolen from another stream's list; the region it was cut from never
+    driver. As a last resort a block is stolen from another stream's list; the block's parent region never
     becomes whole again.
 
     Not modelled: the waits that these steps need. CNMeM's `stealBlockUnsafe` returns the address *behind* the
-    stolen block if the block is not at the start of its parent, so that two buffers overlap; this simulation
+    stolen block if the block is not at the start of the parent, so that two buffers overlap; this simulation
     returns the block itself. `cnmemInit` requires a first block: in this simulation one of 0 bytes.
 
     Attributes:
@@ -39,7 +39,7 @@ class Cnmem(Native):
 
 @dataclass(frozen=True)
 class CnmemFirstBlock(Cnmem):
-    """CNMeM with its initial block, from which the first requests are served.
+    """CNMeM with an initial block, from which the first requests are served.
 
     Attributes:
         first_block_bytes: rounded up to 512. The default is that of SINGA (``init_size`` of `MemPoolConf`,

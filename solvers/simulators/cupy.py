@@ -12,8 +12,8 @@ from solvers.simulators.native import Native
 class Cupy(Native):
     """`cupy.cuda.MemoryPool`, as in ``cupy/cuda/memory.pyx`` of CuPy 14 (`SingleDeviceMemoryPool`).
 
-    Sizes are rounded up to 512 bytes. A request takes the smallest sufficient free block of its stream, any
-    remainder is split off, and a freed block merges with its neighbours at once. If no block suffices, the
+    Sizes are rounded up to 512 bytes. A request takes the smallest sufficient free block of the stream, any
+    remainder is split off, and a freed block merges with free neighbours at once. If no block suffices, the
     driver is asked for exactly the requested size; if the driver refuses, all entirely free segments are
     released first. `MemoryPool.set_limit` acts like a device of so many bytes; before CuPy 12.2 the limit
     released nothing.

@@ -1,4 +1,4 @@
-"""First state of a recorded allocator, inferred from its recording."""
+"""First state of a recorded allocator, inferred from the recording."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LARGEST_REST = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """A recording of PyTorch's allocator, and the row at which it began.
+    """A recording of PyTorch's allocator, and the row of the beginning.
 
     Attributes:
         trace: the whole trace.
@@ -75,11 +75,11 @@ class Recording:
     def _blocks(
         self, low: NDArray[np.int64], high: NDArray[np.int64], rules: _core.PyTorchRules
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the buffers in segments [low, high), the end of each one's block, and its slack.
+        """Return the buffers in segments [low, high), the end of each one's block, and the slack.
 
         A remainder too small to be split off belongs to the block before it. If more is free behind the
         block, the size of this remainder is ambiguous: the first buffer put there while the one before lives
-        settles it. The slack is the number of bytes by which the block may end later.
+        settles the size. The slack is the number of bytes by which the block may end later.
         """
         trace = self.trace
         buffers = self._first(Kind.ALLOC)
@@ -132,7 +132,7 @@ class FirstState:
     slack: NDArray[np.int64]
 
     def adopt(self, allocator: _core.SimulatedPyTorch, *, learning: bool) -> NDArray[np.int64]:
-        """Put this state into a new allocator; return the handles of the rows that describe it, else -1."""
+        """Put this state into a new allocator; return the handles of the state's rows, else -1."""
         trace = self.recording.trace
         handles = np.full(self.recording.begin, -1, np.int64)
         at = trace.address[self.buffers]

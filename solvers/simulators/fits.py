@@ -11,9 +11,9 @@ from solvers.simulators.native import Native, check_power_of_two
 
 @dataclass(frozen=True)
 class FirstFit(Native):
-    """Lowest sufficient free range, in one region that grows at its end (Knuth, TAOCP 1, 2.5).
+    """Lowest sufficient free range, in one region that grows at the end (Knuth, TAOCP 1, 2.5).
 
-    Streams are ignored; a freed range merges with its neighbours at once, and no memory returns to the
+    Streams are ignored; a freed range merges with free neighbours at once, and no memory returns to the
     device.
 
     Attributes:

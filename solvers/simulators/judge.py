@@ -109,7 +109,7 @@ def judge(trace: Trace, **parameters: Any) -> Judgement:
 def _run(
     state: FirstState, rules: _core.PyTorchRules, *, learning: bool
 ) -> tuple[Course, _core.SimulatedPyTorch, NDArray[np.int64]]:
-    """Return the course of a recording from its first state; the allocator, and the handles of that state."""
+    """Return the course of a recording from the first state on, the allocator, and that state's handles."""
     truth = state.recording
     trace = truth.trace
     device = _core.SimulatedDevice(_core.LARGEST_DEVICE, truth.floor)

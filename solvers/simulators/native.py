@@ -45,7 +45,7 @@ def course_of(
     *,
     give_back: bool = False,
 ) -> Course:
-    """Return the course of a trace after its first ``len(adopted)`` events.
+    """Return the course of a trace after the first ``len(adopted)`` events.
 
     ``adopted`` has the handles of these events in the allocator, -1 for none. With ``give_back`` the
     allocator repeats the recorded releases of memory.

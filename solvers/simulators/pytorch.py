@@ -20,14 +20,14 @@ class PyTorch(Native):
     Requests are rounded to 512 bytes. Requests up to 1 MiB are served from segments of 2 MiB, requests below
     10 MiB from segments of 20 MiB, others from a segment of their own, a multiple of 2 MiB. The smallest
     sufficient free block of the stream and the pool is taken, and split if at least 512 bytes (small) or more
-    than 1 MiB remain. A freed block merges with its neighbours. If the device is full, entirely free segments
-    are released. A driver call is a cudaMalloc or a cudaFree.
+    than 1 MiB remain. A freed block merges with free neighbours. If the device is full, entirely free
+    segments are released. A driver call is a cudaMalloc or a cudaFree.
 
     Private pools of captured graphs and of `MemPool` are modelled as streams. Not modelled: the release of
     such pools with their graphs, callbacks that free memory.
 
     Attributes:
-        conf: text in the syntax of ``PYTORCH_CUDA_ALLOC_CONF``; its settings override the other fields.
+        conf: text in the syntax of ``PYTORCH_CUDA_ALLOC_CONF``; these settings override the other fields.
         max_split_size_mb: blocks of at least so many MiB are not split; None for no such limit.
         max_non_split_rounding_mb: such a block serves a request that is smaller by less than so many MiB;
             None for 20.
@@ -104,7 +104,7 @@ class PyTorchExpandable(PyTorch):
     """Allocator with ``expandable_segments:True``: per pool and stream one segment that grows page by page.
 
     A segment has addresses for nine eighths of the device (without a limit: of 1 PiB) and pages of 2 MiB
-    (small) or 20 MiB; memory needed beyond the last block is mapped behind it. Pages are released only if
+    (small) or 20 MiB; memory needed beyond the last block is mapped at the end. Pages are released only if
     memory runs out. The garbage collector ignores these segments. A driver call is a page created and mapped
     (cuMemCreate, cuMemMap), or unmapped and released.
     """

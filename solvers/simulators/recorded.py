@@ -1,4 +1,4 @@
-"""Behaviour of the recorded allocator itself, if the trace tells it."""
+"""Behaviour of the recorded allocator itself, if known from the trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def recorded(trace: Trace) -> Simulation | None:
     """Return the recorded addresses and segments as a simulation called "recorded"; None if they are unknown.
 
     They are unknown if an address is missing, or if a buffer lies outside of all memory ever held, as in a
-    recording that lacks its beginning or end. If no address of a segment is known, as in a profiler's trace,
+    recording that lacks the beginning or end. If no address of a segment is known, as in a profiler's trace,
     the reserved bytes are known at each event, but the simulation has no segments.
 
     Bytes in use are the requested ones rounded to the trace's alignment: the trace does not tell further
@@ -85,7 +85,7 @@ class _Range(NamedTuple):
 def recorded_segments(trace: Trace) -> Segments:
     """Return ranges of addresses with the events of their reservation and release.
 
-    Ranges that are never released are held to the trace's end. A partly released range is held on in its
+    Ranges that are never released are held to the trace's end. A partly released range is held on in the
     other parts. A range that is reserved again counts as released before. Releases of memory that was never
     reserved are ignored.
 
@@ -114,7 +114,7 @@ def recorded_segments(trace: Trace) -> Segments:
 
 
 def _release(held: list[_Range], done: list[tuple[_Range, int]], released: _Range) -> None:
-    """End the held parts of a range at the event of its release."""
+    """End the held parts of a range at the event of the release."""
     low, high = released.address, released.end
     first = max(bisect_right(held, (low,)) - 1, 0)
     while first < len(held) and held[first].end <= low:

@@ -1,6 +1,6 @@
 """Registry of the simulated allocators.
 
-To add an allocator, write a file with a dataclass of its settings, and a line here.
+To add an allocator, write a file with a dataclass of the settings, and a line here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RAPIDS Memory Manager: its pool, arena and binning resources."""
+"""RAPIDS Memory Manager: pool, arena and binning resources."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class RmmPool(Native):
 
     Sources: ``pool_memory_resource_impl.cpp``, ``stream_ordered_memory_resource.hpp``,
     ``coalescing_free_list.hpp``. Sizes are rounded up to 256 bytes. A request takes the smallest sufficient
-    free block of its stream's free list, else a block of another stream's list, in order of the lists' first
+    free block of the stream's free list, else a block of another stream's list, in order of the lists' first
     appearance. If no block suffices, the other lists are merged into the stream's own one by one. At last the
     pool grows: to twice its size, or with a maximum by half of the remaining bytes, halved as long as the
     device refuses. A freed block goes to the free list of the stream that frees the block, and merges there.
-    No memory returns to the device, except free segments of a pool that has reached its maximum.
+    No memory returns to the device, except free segments of a pool that has reached the maximum.
 
     Not modelled: events and waits between streams; streams of threads; the order of lists if the addresses of
     their events have another order.
@@ -67,12 +67,13 @@ class RmmPool(Native):
 
 @dataclass(frozen=True)
 class RmmBinning(RmmPool):
-    """RMM's `binning_memory_resource` over its pool, configured like RMM's own benchmarks.
+    """RMM's `binning_memory_resource` over the pool, configured like RMM's own benchmarks.
 
     Sources: ``binning_memory_resource_impl.cpp``, ``fixed_size_memory_resource_impl.cpp``. A request of up
-    to the largest bin's size takes a whole block of the smallest sufficient bin: the longest free block of
-    its stream, or else of another stream. A bin without a free block takes ``blocks_at_once`` more from the
-    pool; each bin also takes so many at the start. Larger requests go to the pool. Bins return no memory.
+    to the largest bin's size takes a whole block of the smallest sufficient bin: the
+    block that has been free for the longest time, of the stream or else of another stream. A bin without a
+    free block takes ``blocks_at_once`` more from the pool; each bin also takes so many at the start. Larger
+    requests go to the pool. Bins return no memory.
 
     Not modelled: the exceptions of the pool, and bins over any other resource than a pool.
 
@@ -113,8 +114,8 @@ class RmmArena(Native):
     One arena is reserved at once and never grows. The arena is divided into superblocks. A request of more
     than 1 MiB, rounded up to 256 bytes, takes memory from the first sufficient superblock, by address; if
     this superblock is empty and at least 1 MiB too large, the remainder is split off. A smaller request is
-    served by the superblocks of its stream; if these have no room, the first sufficient superblock, of at
-    least 1 MiB, becomes the stream's. A superblock stays with its stream until a request finds no room; then
+    served by the superblocks of the stream; if these have no room, the first sufficient superblock, of at
+    least 1 MiB, becomes the stream's. A superblock stays with the stream until a request finds no room; then
     all superblocks return to the arena, empty ones merge, and the request is tried again.
 
     Not modelled: waits between streams; arenas of threads, which per-thread default streams have; size

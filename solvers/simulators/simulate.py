@@ -37,7 +37,7 @@ def simulate(
         allocator: a name of ``allocators``.
         limit_bytes: bytes of the device; None for more than any device has (`LARGEST_DEVICE`, 64 PiB).
         allocators: classes of settings by name; a superset of `ALLOCATORS` if callers add their own.
-        **parameters: settings of the allocator, the fields of its class.
+        **parameters: settings of the allocator, the fields of the settings' class.
 
     Raises:
         ValueError: no such allocator or setting, a setting or limit out of range or of another type, a trace

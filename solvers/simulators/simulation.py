@@ -56,15 +56,15 @@ class Course:
 class Simulation(Course):
     """Simulated course of a trace under an allocator, with the allocator's settings.
 
-    An alloc that does not fit, after all remedies of the allocator, is left out with its free, and the
-    simulation continues without it: `failed_at` names the first one.
+    An alloc that does not fit, after all remedies of the allocator, is left out with the matching free, and
+    the simulation continues: `failed_at` names the first one.
 
     Attributes:
         address: int64[events], the address of each alloc; -1 elsewhere, for failed allocs, and for zero
             bytes.
         live: int64[events], bytes of the blocks in use after each event: sizes as the allocator rounds them.
         reserved: int64[events], bytes held from the device after each event.
-        segments: the memory held, with its events; empty if a recording tells the bytes alone.
+        segments: the memory held, with events; empty if a recording tells the bytes alone.
         driver_calls: number of driver calls to reserve or release memory.
         failed_at: the first alloc that did not fit, None if all did.
         allocator: name in `ALLOCATORS`.

@@ -82,7 +82,7 @@ class LinkBound:
         return max((*left.values(), *whole), default=0)
 
     def stall_seconds(self, limit: int) -> float:
-        """Return a lower bound on the stall of any schedule that holds the limit; inf if none can hold it."""
+        """Return a lower bound on the stall of any schedule that holds the limit; inf if infeasible."""
         a = self._absences
         if (self._step.load - self._step.spread(a.last + 1, a.use, a.size)).max(initial=0) > limit:
             return float("inf")
@@ -117,7 +117,7 @@ class LinkBound:
         return [int(op) for op in candidates[order]]
 
     def _copies(self) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Return how long before each absence its earliest usable copy may begin, in seconds.
+        """Return how long before each absence the earliest usable copy may begin, in seconds.
 
         A copy stays valid as long as the buffer is only read. Also return how often a turn begins within
         these seconds, and a mask of the absences that need no copy at all, because nothing ever writes their
@@ -186,8 +186,8 @@ class LinkBound:
 class _Program:
     """Linear program with a chain of sums for each direction.
 
-    With ``whole``, each of the largest buffers is away entirely or not at all; if the node limit of the
-    search ends it before a proof, the solver's best bound is valid all the same.
+    With ``whole``, each of the largest buffers is away entirely or not at all; if the search reaches the node
+    limit before a proof, the solver's best bound is valid all the same.
     """
 
     def __init__(self, around: _Around, *, whole: bool = False) -> None:
@@ -219,7 +219,7 @@ class _Program:
         other: Any,
         turns: NDArray[np.int64],
     ) -> None:
-        """Require the copies, sequential in order of room, to fit the room of each and its wait.
+        """Require the copies, sequential in order of room, to fit the room and the wait of each.
 
         If a room reaches into the other part of the turn, ``other`` counts, too, as often as ``turns`` says.
         """

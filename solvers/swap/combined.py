@@ -1,7 +1,7 @@
 """Weighted sums of the published scores, with weights found by Bayesian optimisation.
 
 Zhang et al. (arXiv 1903.06631) search the weights of a sum of their scores by the resulting duration of the
-step. This module uses Optuna (Akiba et al., KDD 2019) with its TPE sampler, and sums ranks, since scores have
+step. This module uses Optuna (Akiba et al., KDD 2019) with the TPE sampler, and sums ranks, since scores have
 different units. Optuna is an optional dependency: ``pip install mempool[bayes]``.
 """
 

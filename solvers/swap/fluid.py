@@ -4,7 +4,7 @@ The step is cut into stretches of about the same time. In each stretch, the copi
 longer than the operations and the waits of this stretch. A copy may be split into parts, made at any time in
 the stretches between ``last`` and ``use``. At the operation of largest load of each stretch, at least the
 load over the limit must be away. Every schedule is a solution of this program, so no schedule waits less than
-its optimum. Unlike the bounds of single operations, this bound accounts for memory that is short over a long
+the optimum. Unlike the bounds of single operations, this bound accounts for memory that is short over a long
 time, so that offloaded bytes must cross the link at the pace of the step.
 
 In a large step only some absences are counted; the others are away at no cost. That is a relaxation: the
@@ -103,7 +103,7 @@ class _Fluid:
         self._chains()
 
     def _engines(self, seconds: NDArray[np.float64], link: Link) -> None:
-        """Add the constraint that the copies of each direction fit into each stretch and its waits."""
+        """Add the constraint that the copies of each direction fit into each stretch and the waits there."""
         solver = self._solver
         self._waits = [solver.NumVar(0.0, solver.infinity(), "") for _ in seconds]
         self._outs, self._ins = (

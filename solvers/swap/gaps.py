@@ -2,7 +2,7 @@
 
 A plan fills memory to its limit wherever that gives a copy more time; a step that is full everywhere is
 hard to place. So first no buffer stays on the device for longer than its copies need: each is released when
-its copy out is done, and fetched as late as lets it return in time. Then other schedules of the same stall
+the copy out is done, and fetched as late as the return in time allows. Then other schedules of the same stall
 are placed, too.
 """
 

@@ -40,13 +40,13 @@ def step_of(
         window: rows [first, end) of the iteration; by default the last but one that the trace's marks delimit
             (the last one shows which buffers are freed later), or the only one.
         whole: take all events on a line.
-        bandwidth: bytes a second; each operation lasts as long as its touched bytes take at this rate,
+        bandwidth: bytes a second; each operation lasts as long as the touched bytes take at this rate,
             instead of the recorded time.
         seconds: function that returns the seconds of each operation of the step, instead of the recorded
             times.
 
     Raises:
-        PlanError: the trace has no accesses, or no time passes in the trace, or its times say nothing of a
+        PlanError: the trace has no accesses, or no time passes in the trace, or the times say nothing of a
             device (metadata ``clock`` is "none") and neither ``bandwidth`` nor ``seconds`` is given.
         TraceError: the trace contradicts itself.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def least_stall(
     step: Step, link: Link, limit: int, *, ticks: int = 1 << 10, seconds: float = 10.0, early: bool = False
 ) -> tuple[Schedule, float] | None:
-    """Return a schedule that holds the limit and its stall in seconds, minimal in whole ticks.
+    """Return a schedule that holds the limit and the stall in seconds, minimal in whole ticks.
 
     Args:
         step: a step on a line.
@@ -158,7 +158,7 @@ class _Oracle:
 
 
 def _written(step: Step, absences: Absences) -> NDArray[np.int64]:
-    """Return the last write to the buffer before each absence, or else its first access, as operations."""
+    """Return the last write to the buffer before each absence, or else the first access, as operations."""
     result = absences.last.copy()
     for row, (buffer, last) in enumerate(zip(absences.buffer, absences.last, strict=True)):
         ops = np.flatnonzero((step.access_buffer == buffer) & (step.access_op <= last))

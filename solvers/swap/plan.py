@@ -55,7 +55,7 @@ _FAVOURS = (1.0, 0.25, 4.0)
 
 @dataclass(frozen=True, eq=False)
 class Swap:
-    """A schedule and the result of its replay.
+    """A schedule and the result of the replay.
 
     Attributes:
         limit_bytes: the requested limit.
@@ -283,7 +283,7 @@ class SwapPlanner:
         return [found[limit] for limit in limits]
 
     def published(self, limit: int) -> Iterator[Swap]:
-        """Yield the swaps of the published planner, one for each of its scores, that hold the limit."""
+        """Yield the swaps of the published planner, one for each published score, that hold the limit."""
         for name, order in self._published_orders(limit).items():
             found = self._published_as(f"published {name}", order, limit)
             if found.peak_bytes <= limit:
@@ -354,7 +354,7 @@ class SwapPlanner:
         favour: float = 1.0,
         rounds: int | None = None,
     ) -> Swap | None:
-        """Plan and replay this order; in a large step only if its predicted stall beats that of ``best``."""
+        """Plan and replay this order; in a large step only if the predicted stall beats that of ``best``."""
         rows, release, fetch, stall, _ = self._native.plan(order, limit, rounds or self._rounds, favour)
         large = self._rounds < _ROUNDS
         if not np.isfinite(stall) or (large and best and stall >= best.foretold_seconds):

@@ -41,7 +41,7 @@ class Placed:
 def device_buffers(
     step: Step, schedule: Schedule, *, alignment: int = 512
 ) -> tuple[Buffers, NDArray[np.int64]]:
-    """Return each stay of a buffer on the device as a buffer of its own, and its row in the step.
+    """Return each stay of a buffer on the device as a separate buffer, and the row in the step.
 
     A reloaded buffer may get another offset than before. Each stay of a persistent buffer that moves reaches
     from a fetch to the next release; a persistent buffer that never moves has one stay, always.
@@ -73,7 +73,7 @@ def device_buffers(
 
 
 def _since(step: Step, schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the last use before each move, counted from the start of its buffer's lifetime."""
+    """Return the last use before each move, counted from the start of the buffer's lifetime."""
     late = schedule.last[rows] < step.start[schedule.buffer[rows]]
     return schedule.last[rows] + np.where(late, len(step), 0)
 
@@ -87,7 +87,7 @@ def host_buffers(
     turn, this copy is alive always.
 
     Returns:
-        The copies, the row in the step of each, and for each move the index of the copy it makes or uses,
+        The copies, the row in the step of each, and for each move the index of the copy made or used,
         int64[q].
     """
     k, s = len(step), schedule

@@ -1,8 +1,8 @@
-"""AutoSwap's selection and its two scheduling methods as published, as a baseline and as a starting point.
+"""AutoSwap's selection and two scheduling methods as published, as a baseline and as a starting point.
 
-Zhang et al., arXiv 1903.06631, after the authors' implementation in SINGA (SwapGPU), without its errors. The
-fixed numbers of events after which a copy may begin there are not needed here, since the end of each
-operation is known.
+Zhang et al., arXiv 1903.06631, after the authors' implementation in SINGA (SwapGPU), without the errors
+there. The fixed numbers of events after which a copy may begin there are not needed here, since the end of
+each operation is known.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _outs(step: Step, link: Link, away: Absences) -> NDArray[np.int64]:
 def _ins(step: Step, link: Link, away: Absences) -> NDArray[np.int64]:
     """Return the last operation that begins before each copy back must.
 
-    Each copy back ends before its use and before the next copy back begins.
+    Each copy back ends before ``use`` and before the next copy back begins.
     """
     k = len(step)
     order, free, seconds = np.argsort(-(away.use % k), kind="stable"), np.inf, link.back(away.size)

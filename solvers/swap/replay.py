@@ -30,8 +30,8 @@ class Replayed:
 
     Attributes:
         load: int64[K], bytes on the device during each operation.
-        wait: float64[K], seconds that each operation waits for copies before it begins.
-        stall_seconds: seconds by which the step is longer than the sum of its operations.
+        wait: float64[K], seconds that each operation waits for copies before starting.
+        stall_seconds: seconds by which the step is longer than the sum of the operations.
         iteration_seconds: duration of the step; on a circle, in the long run.
         host_load: int64[K], bytes held on the host during each operation.
         moved_bytes: bytes copied to the host in a step.
@@ -58,11 +58,11 @@ class Replayed:
 
 
 def replay(step: Step, link: Link, schedule: Schedule) -> Replayed:
-    """Check a schedule and replay it: once on a line, on a circle until successive turns are alike.
+    """Check and replay a schedule: once on a line, on a circle until successive turns are alike.
 
     Raises:
-        PlanError: naming the impossible move: a buffer away while it is accessed or not alive, copied while
-            in use, moved twice at a time, or dropped although the host has no copy.
+        PlanError: naming the impossible move: a buffer away while accessed or not alive, copied while in
+            use, moved twice at a time, or dropped although the host has no copy.
     """
     earlier = _check(step, schedule)
     size = step.size[schedule.buffer]

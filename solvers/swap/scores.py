@@ -1,8 +1,8 @@
 """Scores that order absences: the published ones, and our own.
 
 DOA, AOA, WDOA and SWDOA are those of AutoSwap (Zhang et al., arXiv 1903.06631) as the authors' own
-implementation in SINGA computes them, without its errors: DOA subtracts each copy once, WDOA reads the load
-at each operation of the absence.
+implementation in SINGA computes them, without the errors there: DOA subtracts each copy once, WDOA reads the
+load at each operation of the absence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A step in time: the duration of its operations and the buffers that each one touches."""
+"""A step in time: the duration of the operations and the buffers that each one touches."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Step:
 
     @cached_property
     def working_set(self) -> NDArray[np.int64]:
-        """Bytes of the buffers that each operation touches, needed on the device while it runs, int64[K]."""
+        """Bytes of the buffers that each operation touches, needed on the device meanwhile, int64[K]."""
         result = np.zeros(len(self), np.int64)
         np.add.at(result, self.access_op % max(len(self), 1), self.size[self.access_buffer])
         return result
@@ -171,7 +171,7 @@ class Step:
         return Step(**columns, names=self.names, circular=self.circular)
 
     def name(self, op: int) -> str:
-        """Return the label of an operation in messages: its index, and its name if known."""
+        """Return the label of an operation in messages: the index, and the name if known."""
         index = int(self.operation[op % len(self)])
         return f"{op % len(self)} ({self.names[index]})" if index >= 0 else str(op % len(self))
 
