@@ -44,7 +44,7 @@ def copied_early(graph: Graph, rewriting: Rewriting, link: Link) -> Rewriting:
             continue
         waiting.remove(first)
         index, swap = first
-        latest = at[place[swap.after]] if swap.after >= 0 else index  # as before: before its release
+        latest = at[place[swap.after]] if swap.after >= 0 else index  # unchanged, so before the release
         index = min(max(index, bisect.bisect_right(ends, now) - 1), latest)
         while made.names[rows[index]] != _name(graph, int(runs[rows[index]])):
             index -= 1  # a recomputed view is not a run of its own

@@ -26,7 +26,7 @@ def least_seconds(
     """Return the decisions with the shortest step, and the seconds of this step, minimal in whole ticks.
 
     Every set of recomputed values is tried, the cheapest first; for each, CP-SAT proves the swaps of least
-    stall.
+    stall. Sets for which nothing is proven in time are skipped.
 
     Args:
         graph: a graph in whose forward pass repeatable operations produce at most ten memories.

@@ -19,10 +19,10 @@ _NEVER = 1 << 56
 class Cuts:
     """Values to recompute at a price, as a minimum cut of the forward pass.
 
-    Each forward operation is either recomputed, at the cost of the seconds, or not. Each memory that the
-    backward pass or a recomputed operation needs is either kept, at a price, or produced by a recomputed
-    operation. The least sum of both is a minimum cut, as in PyTorch's min-cut partitioner, with seconds
-    beside bytes.
+    Each forward operation is either recomputed, at the cost of the operation's seconds, or not. Each memory
+    that the backward pass or a recomputed operation needs is either kept, at a price, or produced by a
+    recomputed operation. The least sum of both is a minimum cut, as in PyTorch's min-cut partitioner, with
+    seconds beside bytes.
 
     Attributes:
         saved: bool[M], the memories that the backward pass reads itself.

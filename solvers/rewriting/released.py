@@ -93,7 +93,7 @@ def _needed(made: Graph, outs: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def runs_of(made: Graph, graph: Graph) -> NDArray[np.int64]:
-    """Return for each row the run before which the row stands, possibly itself."""
+    """Return for each row the run before which the row stands, or the row's own run."""
     names = {name: op for op, name in enumerate(graph.names)}
     names |= {f"again.{name}": len(graph) + op for op, name in enumerate(graph.names)}
     runs = np.empty(len(made), np.int64)

@@ -10,8 +10,8 @@ class Sync(enum.IntFlag):
     """Synchronisation modes of Le et al. (ISMM 2019), 0 to 3: extra waits beyond the data dependencies."""
 
     NONE = 0
-    OUT = 1  # readers of the value itself wait until its copy out is complete
-    IN = 2  # a swap-in waits for all other inputs of its first consumer: it stands right before that
+    OUT = 1  # readers of the value itself wait until the copy out is complete
+    IN = 2  # a swap-in waits for all other inputs of its first consumer, and directly precedes that consumer
     BOTH = 3
 
 

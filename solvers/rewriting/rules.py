@@ -119,7 +119,7 @@ def fused(edges: Edges, chosen: NDArray[np.int64], groupby: int) -> NDArray[np.i
 def triggers(
     graph: Graph, levels: Levels, edges: Edges, first: NDArray[np.int64], ahead: int | None
 ) -> NDArray[np.int64]:
-    """Return the operation after which each copy may begin, a predecessor of the first reader b.
+    """Return the operation after which each copy may begin, a predecessor of that copy's first reader b.
 
     The operation is ``ahead`` levels and one before b, and above the level of the value's producer; -1 if
     none exists. The published search looks back ten levels further; on the longest path to b there is an

@@ -201,7 +201,7 @@ class _Program:
         if whole:
             self._solver.SetSolverSpecificParametersAsString(_SEARCH)
             for row in np.argsort(-around.size, kind="stable")[:_MOST_WHOLE].tolist():
-                self._away[row].SetInteger(True)  # noqa: FBT003 - OR-Tools names it so
+                self._away[row].SetInteger(True)  # noqa: FBT003 - positional in OR-Tools
         self._waits = [self._solver.NumVar(0.0, 0.0, "") for _ in range(2)]
         self._scale = max(float(around.before.max(initial=0)), float(around.after.max(initial=0)), 1e-9)
         here, there = self._waits

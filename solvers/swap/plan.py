@@ -202,7 +202,8 @@ class SwapPlanner:
     def nearest(self, limit: int) -> Swap:
         """Return `hold`, or on failure a swap for the lowest higher limit that is held (``limit_bytes``).
 
-        `check` has the error message that explains the failure.
+        That limit is bisected to a 256th of the peak. `check` has the error message that explains the
+        failure.
         """
         peak, low = self.step.peak_bytes, max(limit, self.lowest())
         high = max(low, peak)
