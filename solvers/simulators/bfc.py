@@ -13,10 +13,10 @@ class Bfc(Native):
     """TensorFlow's and XLA's "best fit with coalescing" (``xla/tsl/framework/bfc_allocator.cc``).
 
     Sizes are rounded up to 256 bytes. A request takes the smallest sufficient free block, the lowest of equal
-    ones. The remainder is split off if the block has twice the size, or is larger by ``max_slack_bytes``;
-    else the remainder belongs to the buffer. A freed block merges with the neighbours in the same region.
-    Regions double: each is twice as large as the last, or large enough, or all that the device has left.
-    Before a request fails, free regions return to the device.
+    ones. The remainder is split off if the block has twice the size, or is larger by at least
+    ``max_slack_bytes``; else the remainder belongs to the buffer. A freed block merges with the neighbours in
+    the same region. Regions double: each is twice as large as the last, or large enough, or all that the
+    device has left. Before a request fails, free regions return to the device.
 
     Not modelled: streams (the allocator knows one); requests that are tried again for ten seconds;
     timestamped frees; alignments beyond 256; adjacent regions that become one, as with virtual memory;
@@ -28,8 +28,8 @@ class Bfc(Native):
             the first request reserves the whole device, which must then have a limit, and the memory held
             says nothing about the program.
         first_region_bytes: size of the first region if regions grow.
-        max_slack_bytes: largest unsplit remainder; TensorFlow's option ``internal_fragmentation_fraction``
-            times the limit.
+        max_slack_bytes: remainders of at least so many bytes are always split off; TensorFlow's option
+            ``internal_fragmentation_fraction`` times the limit.
         garbage_collection: release free regions before a request fails; TensorFlow's
             ``TF_ENABLE_GPU_GARBAGE_COLLECTION``.
     """

@@ -30,9 +30,9 @@ class Planned(Allocator):
     """One arena, reserved at once, in which each buffer of the trace has a planned offset.
 
     The plan is made by `solve` of all buffers on one line, parameters as well as activations, and checked.
-    This is the optimum that planning can approach, not the result of a first run: the pool must see
-    iterations before planning them, keeps persistent and small buffers outside the arena, and shares
-    addresses between streams if that pays; in this plan streams share no addresses.
+    This is the result that planning can reach, not that of a first run: the pool must see iterations
+    before planning them, keeps persistent and small buffers outside the arena, and shares addresses between
+    streams if that pays; in this plan streams share no addresses.
 
     A request fails if the bytes alive then exceed the device, since no plan could serve it. If the plan
     exceeds the device although the load does not, the arena ends with the device, and buffers beyond the end

@@ -51,7 +51,7 @@ class Cut:
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """Contents of a file of moves. `schedule` checks these moves against a step; nothing is checked before.
+    """Contents of a file of moves. `schedule` compares them with a step; reading checks types alone.
 
     Attributes:
         cut: the step of the moves.
