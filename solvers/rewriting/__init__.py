@@ -1,4 +1,4 @@
-"""Rewriting of a step's graph so that it fits: swaps and recomputation put into it, decided by simulation."""
+"""Rewriting of a step's graph to fit a limit by offloading and recompute, decided by simulation."""
 
 from solvers.rewriting.graph import Graph, Role
 from solvers.rewriting.rewriting import Rewriting, Swap, SwapIn, Sync

@@ -1,4 +1,4 @@
-"""Which operations run again, and which copies of a swapped value each run reads."""
+"""Runs of a rewritten graph: which operations are recomputed, and which reload each run reads."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class Runs:
-    """The runs of a rewritten graph: run i is operation i, run N + i the second one of what is recomputed.
+    """Runs of a rewritten graph: run i is operation i, run N + i is the recompute of operation i.
 
     Attributes:
-        served: for each run, which copy back of a memory it reads, by base.
-        recomputed: the values that are made again: views of what is asked for among them, and what the same
-            operations make beside it.
-        before: for each operation that runs again, the operation in front of which it does.
+        served: for each run, the number of the reload that is read, by base.
+        recomputed: the recomputed values, including forward views of the requested ones and all other outputs
+            of the same operations.
+        before: for each recomputed operation, the operation in front of which the recompute stands.
 
     Raises:
-        PlanError: a decision that cannot be carried out, with the reason.
+        PlanError: an impossible decision, with the reason.
     """
 
     def __init__(self, graph: Graph, rewriting: Rewriting) -> None:
@@ -40,11 +40,11 @@ class Runs:
         self._check(rewriting)
 
     def operation(self, run: int) -> int:
-        """The operation that a run is of."""
+        """Return the operation of a run."""
         return run % len(self.graph)
 
     def place(self, run: int) -> tuple[int, bool, int]:
-        """What sorts runs in the order in which they happen."""
+        """Return a key that sorts runs in execution order."""
         n = len(self.graph)
         if 0 <= run < n:
             return run, True, run
@@ -58,17 +58,17 @@ class Runs:
         return order, np.searchsorted(self.graph.base[order], np.arange(len(order) + 1))
 
     def sharing(self, base: int) -> NDArray[np.int64]:
-        """The values that have a memory: its own, and views."""
+        """Return the values that share a memory: the base and all views."""
         order, start = self._by_base
         return order[start[base] : start[base + 1]]
 
     def copy_of(self, run: int, base: int) -> tuple[int, int] | None:
-        """The copy of a memory that a run reads: (value, which of its copies back)."""
+        """Return the reload of a memory that a run reads: (value, number of the reload)."""
         number = self.served.get(run, {}).get(base)
         return None if number is None else (base, number)
 
     def again_for(self, run: int, value: int) -> bool:
-        """Whether a run reads what is recomputed in the place of a value."""
+        """Return true if a run reads the recomputed copy of a value."""
         n = len(self.graph)
         return value in self.recomputed and (run >= n or bool(self.graph.backward[run]))
 
@@ -86,7 +86,7 @@ class Runs:
         forward = (g.producer >= 0) & ~g.backward[g.producer]
         wanted = np.isin(g.base, values) & forward
         wanted[list(values)] = True
-        beside = np.isin(g.producer, g.producer[wanted]) & forward  # what runs again makes all that it makes
+        beside = np.isin(g.producer, g.producer[wanted]) & forward  # recompute yields all outputs
         return frozenset(np.flatnonzero(beside).tolist())
 
     def _serve(self, swap: Swap) -> None:
@@ -162,6 +162,6 @@ class Runs:
             raise PlanError(f"value {swap.value} returns before it has left or after it is read")
 
     def out_place(self, swap: Swap) -> tuple[int, bool, int]:
-        """Where the run stands behind which a value leaves, before all runs for an input."""
+        """Return the place of the run after which a value leaves, before all runs for an input."""
         run = swap.after if swap.after >= 0 else int(self.graph.producer[swap.value])
         return (-1, True, -1) if run < 0 else self.place(run)

@@ -1,4 +1,4 @@
-"""Which values of a graph wait in the host's memory and which are made again, so that it holds a limit."""
+"""Choice of the values to offload and to recompute, so that a graph holds a limit."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from solvers.rewriting.timed import Timed
     from solvers.swap.link import Link
 
-#: So many of the sets that a search found are planned for with all the planner of swaps can.
+#: Number of the found sets of recomputed values for which the swap planner makes a complete plan.
 _CLOSER = 3
-#: How many lower limits to look for where the host is too small for what holds a limit.
+#: Number of lower limits to try if the host is too small for a schedule of the limit.
 _LOWER = 8
-#: Of more operations, only the best one.
+#: In graphs of more operations, only the best set is planned.
 _MANY = 4000
 
 
@@ -49,19 +49,20 @@ def decide(
     movable: NDArray[np.bool_] | None = None,
     repeatable: NDArray[np.bool_] | None = None,
 ) -> Decision:
-    """The shortest step that we find whose peak is within a limit.
+    """Return the shortest step found whose peak is within a limit.
 
     Args:
-        graph: as it was captured.
-        limit_bytes: of the device.
-        link: how long copies take.
-        outside_bytes: on the device always beside the graph, such as the optimizer's state.
-        host_limit: bytes that the host holds at most at one time.
-        movable: bool[M], values that may be swapped; by default all that can be.
-        repeatable: bool[M], values that may be made again; by default all that can be.
+        graph: the captured graph.
+        limit_bytes: limit of the device.
+        link: the copy times.
+        outside_bytes: bytes always on the device outside the graph, such as the optimizer's state.
+        host_limit: most bytes that the host holds at one time.
+        movable: bool[M], values that may be offloaded; by default all that can be.
+        repeatable: bool[M], values that may be recomputed; by default all that can be.
 
     Raises:
-        PlanError: no way is found, with the least limit there is and the operation that needs it.
+        PlanError: no solution was found; names the least feasible limit and the operation that needs this
+            limit.
     """
     return Chooser(
         graph,
@@ -81,7 +82,7 @@ def least_bytes(
     movable: NDArray[np.bool_] | None = None,
     repeatable: NDArray[np.bool_] | None = None,
 ) -> tuple[int, int]:
-    """The least limit that we can hold, however long it takes, and the operation that needs it."""
+    """Return the least limit that can be held at any cost in time, and the limiting operation."""
     chooser = Chooser(graph, link, outside_bytes=outside_bytes, movable=movable, repeatable=repeatable)
     return chooser.least()
 
@@ -89,8 +90,8 @@ def least_bytes(
 class Chooser:
     """Decides about one graph for any limits; arguments as of `decide`.
 
-    With ``calls`` each copy takes so much of the program itself, however well it overlaps.
-    What it found for a lower limit it remembers for a higher one.
+    ``calls`` gives the seconds of the program itself for each copy, which no overlap can hide.
+    Decisions for a lower limit are remembered and considered for higher ones.
     """
 
     def __init__(
@@ -124,13 +125,13 @@ class Chooser:
         )
 
     def least(self) -> tuple[int, int]:
-        """See `least_bytes`."""
+        """Return `least_bytes` of this graph."""
         if not len(self.graph):
             return 0, -1
         return self._search.least()[:2]
 
     def decide(self, limit_bytes: int) -> Decision:
-        """See the function."""
+        """Return the shortest step found within a limit, see the function `decide`."""
         if self._plain.peak_bytes <= limit_bytes:
             return self._decision(limit_bytes, Rewriting(), "nothing", self._plain)
         fits: list[Decision] = []
@@ -146,17 +147,19 @@ class Chooser:
         return self._decision(limit_bytes, best.rewriting, best.how, best.timed)
 
     def _asked(self, limit: int) -> Iterator[int]:
-        """For what to look: where a host is small, there may be room only for what holds a lower limit."""
+        """Yield the limits to search: if the host is small, only a schedule of a lower limit may fit."""
         yield limit
         more = limit - self.least()[0]
         if self.host_limit is not None and more > 0:
             yield from (limit - step * more // _LOWER for step in range(1, _LOWER + 1))
 
     def everything(self) -> Decision:
-        """Whatever may move is away while it is not in use, and nothing is made again, whatever that takes.
+        """Return the decision to offload every movable value while unused, without recompute.
+
+        The cost in time is ignored.
 
         Raises:
-            PlanError: the host is too small for it.
+            PlanError: the host is too small.
         """
         plan = planned(self.graph, self._movable, recomputed=(), outside=self.outside_bytes)
         rewriting = Rewriting(plan.swaps(_everything(plan)))
@@ -166,12 +169,12 @@ class Chooser:
         return made
 
     def curve(self, limits: list[int]) -> list[Decision]:
-        """A decision for each limit, in their order; a higher one is never slower."""
+        """Return a decision for each limit, in the order of the limits; a higher limit is never slower."""
         found = {limit: self.decide(limit) for limit in sorted(set(limits))}
         return [found[limit] for limit in limits]
 
     def _made(self, limit: int) -> list[Decision]:
-        """Decisions that may hold a limit; the best of them after a longer search for swaps."""
+        """Return decisions that may hold a limit; the best set is planned with a longer search for swaps."""
         least, _, smallest = self._search.least()
         if limit < least:
             return []
@@ -192,10 +195,10 @@ class Chooser:
         return found
 
     def _planned(self, chosen: tuple[int, ...], limit: int, *, tries: int | None) -> Decision:
-        """These values made again, and swaps that hold the limit if that can be."""
+        """Return the decision to recompute ``chosen`` and to offload so as to hold the limit if possible."""
         plan = planned(self.graph, self._movable, recomputed=chosen, outside=self.outside_bytes)
         planner = SwapPlanner(plan.step, self.link, host_limit=self.host_limit, tries=tries)
-        if planner.floor()[0] > limit:  # every little buffer counts
+        if planner.floor()[0] > limit:  # count every small buffer, too
             planner = SwapPlanner(plan.step, self.link, host_limit=self.host_limit, tries=0, least_bytes=1)
         try:
             held = planner.hold(limit)
@@ -208,7 +211,7 @@ class Chooser:
         return self._sooner(made) if made.stall_seconds > 0 else made
 
     def _sooner(self, made: Decision) -> Decision:
-        """With copies out begun while they are still read, if nothing is worse for it."""
+        """Begin copies out while the values are still read, if that makes nothing worse."""
         rewriting = copied_early(self.graph, made.rewriting, self.link)
         early = self._decision(
             made.limit_bytes, rewriting, f"{made.how}, copied early", self._timed(rewriting)
@@ -217,7 +220,7 @@ class Chooser:
         return made if worse else early
 
     def _published(self, limit: int) -> list[Decision]:
-        """What the published tuner decides, if it finds that it fits and may be done."""
+        """Return the published tuner's decision, if feasible and limited to movable values."""
         tuned = tune(self.graph, budget_of(self.graph, limit, self.outside_bytes))
         values = [swap.value for swap in tuned.rewriting.swaps]
         if not values or not self._movable[values].all():
@@ -263,7 +266,7 @@ class Chooser:
 
 
 def _everything(plan: Planned) -> Schedule:
-    """Whatever is not in use is away."""
+    """Return the schedule in which every buffer is away while unused."""
     a = absences_of(plan.step)
     order = np.argsort(a.use, kind="stable")
     a = a.select(order)

@@ -1,4 +1,4 @@
-"""What was decided about a graph, and what it then does."""
+"""Decision about a graph, with the simulated result."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What to do with a graph, and what it then does as predicted by `solvers.rewriting.timed`.
+    """Rewriting of a graph, with the result predicted by `solvers.rewriting.timed`.
 
     Attributes:
-        limit_bytes: what was asked for.
+        limit_bytes: the requested limit.
         rewriting: the decisions.
         timed: the rewritten graph, simulated.
-        plain_peak_bytes: the peak as nothing is rewritten.
-        plain_seconds: the seconds of a step as nothing is rewritten.
-        how: what made it.
+        plain_peak_bytes: the peak without rewriting.
+        plain_seconds: the seconds of a step without rewriting.
+        how: the method that made the decision.
     """
 
     limit_bytes: int
@@ -32,32 +32,32 @@ class Decision:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes on the device, what lies outside the graph included."""
+        """Most bytes on the device, including those outside the graph."""
         return self.timed.peak_bytes
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Seconds of a step."""
         return self.timed.seconds
 
     @property
     def stall_seconds(self) -> float:
-        """Waited for copies."""
+        """Seconds waited for copies."""
         return self.timed.stall_seconds
 
     @property
     def recomputed_seconds(self) -> float:
-        """Of what runs again."""
+        """Seconds of recomputed operations."""
         return self.timed.recomputed_seconds
 
     @property
     def moved_bytes(self) -> int:
-        """Copied to the host; ``returned_bytes``: copied back."""
+        """Bytes copied to the host."""
         return self.timed.moved_bytes
 
     @property
     def returned_bytes(self) -> int:
-        """Copied to the device."""
+        """Bytes copied to the device."""
         return self.timed.returned_bytes
 
     @property
@@ -67,5 +67,5 @@ class Decision:
 
     @property
     def cost(self) -> tuple[float, int]:
-        """What makes one better than another that fits as well: seconds, then bytes moved."""
+        """Sort key among decisions that fit: seconds, then bytes moved in both directions."""
         return self.seconds, self.moved_bytes + self.returned_bytes

@@ -1,4 +1,4 @@
-"""Copies out that begin as soon as the link is free, while what is copied is still read."""
+"""Early copies out: a copy begins as soon as the link is free, while the value is still read."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def copied_early(graph: Graph, rewriting: Rewriting, link: Link) -> Rewriting:
-    """The same decisions with copies out asked for earlier where that may help.
+    """Request copies out earlier if that may help, with otherwise equal decisions.
 
-    Nothing writes into a value, so that its copy may begin when it is made. Whenever the link is free, of
-    those that are made the one that is waited for first is copied. Memory stays as it is.
+    No operation writes into a value, so a copy may begin when the value is produced. Whenever the link is
+    free, the produced value that is waited for first is copied. Memory is unchanged.
 
     Args:
-        graph: as it was captured.
-        rewriting: decisions about it, each swap with its release.
-        link: how long copies take.
+        graph: the captured graph.
+        rewriting: decisions about this graph, each swap with a release.
+        link: the copy times.
     """
     made = rewrite(graph, rewriting)
     timed, runs = simulate(made, link), runs_of(made, graph)
@@ -44,10 +44,10 @@ def copied_early(graph: Graph, rewriting: Rewriting, link: Link) -> Rewriting:
             continue
         waiting.remove(first)
         index, swap = first
-        latest = at[place[swap.after]] if swap.after >= 0 else index  # as it was: before its release
+        latest = at[place[swap.after]] if swap.after >= 0 else index  # unchanged, so before the release
         index = min(max(index, bisect.bisect_right(ends, now) - 1), latest)
         while made.names[rows[index]] != _name(graph, int(runs[rows[index]])):
-            index -= 1  # what makes a view again is no run of its own
+            index -= 1  # a recomputed view is not a run of its own
         after[swap.value] = int(runs[rows[index]])
         now += float(link.out(graph.size[swap.value]))
     return replace(

@@ -1,4 +1,4 @@
-"""Who reads which memory how long after it was made: what the rules of rewriting look at."""
+"""Edges from memories to their readers, with distances: the input of the published rules."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """The readers of each memory, one row each, by memory, then by the reader's level, then in their order.
+    """Readers of each memory, one row each, sorted by memory, the reader's level, then the reader.
 
     Attributes:
-        memory: int64[E], the value whose memory it is.
+        memory: int64[E], the value that owns the memory.
         reader: int64[E], the operation.
-        distance: int64[E], levels from what made the value that it reads, itself or a view, to the reader.
+        distance: int64[E], levels from the producer of the value that is read, the memory or a view, to the
+            reader.
         level: int64[E], the reader's.
-        others: int64[E], the last operation that makes anything else that the reader reads, -1 for none.
-        possible: bool[E], whether the reader may read a copy: the memory may leave, views can be made again.
+        others: int64[E], the last producer among the reader's other inputs, -1 for none.
+        possible: bool[E], true if the reader may read a copy: the memory may leave, views can be recomputed.
         of_read: int64[R], the row of each read of the graph.
-        made_by: int64[M], of a view the row of the operation that makes it, a reader of its memory; else -1.
-        made_from: int64[M], of a view the value of the same memory that this reads first; else -1.
+        made_by: int64[M], for a view the row of the producer, a reader of the memory; else -1.
+        made_from: int64[M], for a view the first value of the same memory that the producer reads; else -1.
     """
 
     memory: NDArray[np.int64]
@@ -46,7 +47,7 @@ class Edges:
 
 
 def edges_of(graph: Graph, levels: Levels, allowed: NDArray[np.bool_]) -> Edges:
-    """The edges of a graph; ``allowed`` says of each value, bool[M], whether a rule may move it."""
+    """Return the edges of a graph; ``allowed``, bool[M], marks the values that a rule may move."""
     memory, reader, distance = graph.base[graph.reads], graph.reader, distances(graph, levels)
     order = np.lexsort((-distance, reader, levels.level[reader], memory))
     memory, reader, distance = (x[order] for x in (memory, reader, distance))
@@ -62,7 +63,7 @@ def edges_of(graph: Graph, levels: Levels, allowed: NDArray[np.bool_]) -> Edges:
 
 
 def _views(graph: Graph, of_read: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """See `Edges`; both -1 of a view whose operation does not read its memory."""
+    """Return `Edges.made_by` and `Edges.made_from`; -1 for a view whose producer does not read the memory."""
     made_by, made_from = np.full(len(graph.size), -1), np.full(len(graph.size), -1)
     views = np.flatnonzero((graph.base != np.arange(len(graph.size))) & (graph.producer >= 0))
     for view, base, maker in zip(
@@ -78,7 +79,7 @@ def _views(graph: Graph, of_read: NDArray[np.int64]) -> tuple[NDArray[np.int64],
 def _again(
     graph: Graph, count: int, of_read: NDArray[np.int64], made_by: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Whether all views between a memory and its reader can be made again."""
+    """Return a mask of the edges on which all views between memory and reader can be recomputed."""
     view = graph.base != np.arange(len(graph.size))
     stays, fine = view & ((made_by < 0) | ~graph.repeatable[graph.producer]), np.ones(count, bool)
     while True:
@@ -93,7 +94,10 @@ def _again(
 def _others(
     graph: Graph, memory: NDArray[np.int64], reader: NDArray[np.int64], levels: Levels
 ) -> NDArray[np.int64]:
-    """By level, then by number; of an operation's reads at most two memories need to be known for that."""
+    """Return `Edges.others`, the last by level, then by index.
+
+    Of each operation's reads, only the last producers for two different memories need to be known.
+    """
     place = np.empty(len(graph), np.int64)
     place[levels.order()] = np.arange(len(graph))
     maker, by, base = graph.producer[graph.reads], graph.reader, graph.base[graph.reads]

@@ -1,4 +1,4 @@
-"""A step as a graph: operations in an order in which they run, and the values that they read and make."""
+"""A step as a graph: operations in execution order, and the values that they read and produce."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _VALUES: Mapping[str, Any] = types.MappingProxyType(
 
 
 class Role(enum.IntEnum):
-    """What an operation is there for."""
+    """Purpose of an operation: original, or inserted by rewriting."""
 
     ORIGINAL = 0
     SWAP_OUT = 1
@@ -53,39 +53,41 @@ class Role(enum.IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """N operations in the order in which they run, M values; read-only columns.
+    """Graph of N operations in execution order and M values; read-only columns.
 
-    Memory is counted by operation: what an operation makes is there when it begins, what it reads for the
-    last time is there until it ends. A value is a tensor; a view has the memory of its ``base``. What no
-    operation makes is an input: a parameter, a buffer, the batch.
+    Memory is counted by operation: the outputs of an operation take memory from the operation's start, and a
+    value is freed at the end of its last reader. A value is a tensor; a view shares the memory of the
+    ``base``. A value without a producer is an input: a parameter, a buffer, the batch.
 
     Attributes:
-        seconds: float64[N], what each operation takes on its own.
-        workspace: int64[N], bytes that it takes for itself while it runs.
-        backward: bool[N], whether it belongs to the backward pass.
-        repeatable: bool[N], whether running it again on the same values gives the same values: nothing
-            random, nothing that writes into what it reads.
-        role: int8[N], a `Role`: what rewriting put in is not ORIGINAL.
+        seconds: float64[N], duration of each operation alone.
+        workspace: int64[N], bytes of temporary memory that each operation takes while running.
+        backward: bool[N], true if the operation belongs to the backward pass.
+        repeatable: bool[N], true if a second run on the same values gives the same values: the operation is
+            not random and does not write into any input.
+        role: int8[N], a `Role`: ORIGINAL unless rewriting inserted the operation.
         kind: int32[N], index into ``kinds``.
         module: int32[N], index into ``modules``, -1 where unknown.
         size: int64[M], bytes; 0 of a view.
-        producer: int64[M], the operation that makes it, -1 of an input.
-        base: int64[M], the value whose memory it has: itself, or of a view another, which is no view.
-        content: int64[M], the value of the original graph whose contents it has: itself, or of a swapped or
-            recomputed one the original, which was made by an operation that is ORIGINAL or is an input.
+        producer: int64[M], the operation that produces the value, -1 of an input.
+        base: int64[M], the value whose memory this one shares: itself, or for a view another, which is no
+            view.
+        content: int64[M], the value of the original graph with the same contents: itself, or for a reloaded
+            or recomputed value the original one, an output of an ORIGINAL operation or an input.
         rank: int8[M], number of dimensions, -1 where unknown.
         lasting: bool[M], alive after the step: outputs, and inputs that the caller keeps.
-        movable: bool[M], whether it may leave the device: not so for numbers, and what something else owns.
-        host: bool[M], whether its memory is the host's.
+        movable: bool[M], true if the value may leave the device: not numbers, and not memory owned elsewhere.
+        host: bool[M], true if the value lies in host memory.
         reads_start: int64[N+1], operation i reads ``reads[reads_start[i]:reads_start[i+1]]``.
         reads: int64[R], values in the order of the operation's arguments.
         control: int64[C, 2], pairs (earlier, later) of operations ordered without a value.
-        names: N names of operations, each once.
-        kinds: the operations that there are, such as ``aten.mm``.
+        names: N unique names of operations.
+        kinds: the kinds of operations, such as ``aten.mm``.
         modules: paths of modules.
 
     Raises:
-        PlanError: columns that break one of these rules, an operation that reads what is not made yet.
+        PlanError: columns that break one of these rules, or an operation that reads a value before the
+            producer.
     """
 
     seconds: NDArray[np.float64]
@@ -115,7 +117,7 @@ class Graph:
         for name, dtype in {**_OPERATIONS, **_VALUES, **edges}.items():
             self._set(name, np.asarray(getattr(self, name), dtype))
         self._set("control", np.asarray(self.control, np.int64).reshape(-1, 2))
-        for faults in (self._numbers, self._faults):  # the second asks columns that the first looks at
+        for faults in (self._numbers, self._faults):  # the second uses columns that the first checks
             for wrong, what in faults():
                 if wrong:
                     raise PlanError(f"a graph {what}")
@@ -168,11 +170,11 @@ class Graph:
 
     @cached_property
     def reader(self) -> NDArray[np.int64]:
-        """The operation of each read, int64[R]."""
+        """Operation of each read, int64[R]."""
         return np.repeat(np.arange(len(self)), np.diff(self.reads_start))
 
     def read_by(self, operation: int) -> NDArray[np.int64]:
-        """The values that an operation reads, in the order of its arguments."""
+        """Return the values that an operation reads, in the order of the arguments."""
         return self.reads[self.reads_start[operation] : self.reads_start[operation + 1]]
 
     @cached_property
@@ -182,16 +184,16 @@ class Graph:
         return start, self.reader[order]
 
     def readers_of(self, value: int) -> NDArray[np.int64]:
-        """The operations that read a value, in their order, once for each time that they read it."""
+        """Return the operations that read a value, in order, once for each read."""
         start, readers = self._by_value
         return readers[start[value] : start[value + 1]]
 
     def with_columns(self, **columns: Any) -> Graph:
-        """The same graph with other columns."""
+        """Return the same graph with other columns."""
         return replace(self, **columns)
 
     def same_as(self, other: Graph) -> bool:
-        """Whether every column is equal."""
+        """Return true if every column is equal."""
         return all(
             np.array_equal(getattr(self, f.name), getattr(other, f.name))
             if isinstance(getattr(self, f.name), np.ndarray)

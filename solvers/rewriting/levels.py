@@ -1,4 +1,4 @@
-"""The categorised topological ordering (Le et al., ISMM 2019): what can run together has one level."""
+"""Categorised topological ordering (Le et al., ISMM 2019): operations that can run together share a level."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """Levels of the operations of a graph, and on the way to each one operation of every level before it.
+    """Levels of the operations of a graph, with the longest path to each operation.
 
     Attributes:
-        level: int64[N], 0 of an operation that reads nothing and follows nothing; else one more than the
-            highest of what makes its inputs and of what it follows by control. Inputs of the graph have 0.
-        longest: int64[N], the operation of the level before that an operation reads or follows, -1 where
-            there is none: the longest path to it, backwards.
+        level: int64[N], 0 for an operation without inputs and control predecessors; else one more than the
+            highest level of the inputs' producers and control predecessors. Inputs of the graph have level 0.
+        longest: int64[N], a predecessor on the level directly before, by data or control, -1 for none: the
+            longest path to the operation, backwards.
     """
 
     level: NDArray[np.int64]
@@ -32,15 +32,15 @@ class Levels:
         return int(self.level.max(initial=-1)) + 1
 
     def order(self) -> NDArray[np.int64]:
-        """Operations level by level, within one in the order of the graph."""
+        """Return the operations level by level, within a level in the order of the graph."""
         return np.argsort(self.level, kind="stable")
 
     def sets(self) -> list[NDArray[np.int64]]:
-        """The operations of each level."""
+        """Return the operations of each level."""
         return np.split(self.order(), np.searchsorted(np.sort(self.level), np.arange(1, len(self))))
 
     def before(self, operation: NDArray[np.int64], level: NDArray[np.int64]) -> NDArray[np.int64]:
-        """For each operation one at a level that reaches it, -1 where there is none; O(log levels) steps."""
+        """Return for each operation a predecessor at a level, -1 if none; O(log levels) steps."""
         found = operation.copy()
         jumps = self._jumps
         for power in reversed(range(len(jumps))):
@@ -52,7 +52,7 @@ class Levels:
 
     @cached_property
     def _jumps(self) -> list[NDArray[np.int64]]:
-        """For each power of two the operation so many levels before."""
+        """For each power of two, the predecessor so many levels before each operation."""
         jumps = [self.longest]
         while (jumps[-1] >= 0).any():
             jumps.append(np.where(jumps[-1] < 0, -1, jumps[-1][jumps[-1]]))
@@ -60,7 +60,7 @@ class Levels:
 
 
 def levels_of(graph: Graph) -> Levels:
-    """The categorised topological ordering, by data and control edges; O(operations + edges)."""
+    """Return the categorised topological ordering, by data and control edges; O(operations + edges)."""
     level, longest = [0] * len(graph), [-1] * len(graph)
     followed: dict[int, list[int]] = {}
     for earlier, later in graph.control.tolist():
@@ -77,16 +77,17 @@ def levels_of(graph: Graph) -> Levels:
 
 
 def distances(graph: Graph, levels: Levels) -> NDArray[np.int64]:
-    """Level of who reads less level of who makes, for each read, int64[R]; inputs are made at level 0."""
+    """Return level of the reader minus level of the producer for each read, int64[R]; inputs have level 0."""
     maker = graph.producer[graph.reads]
     made = np.where(maker < 0, 0, levels.level[maker]) if len(graph) else maker
     return levels.level[graph.reader] - made
 
 
 def serialised(graph: Graph, levels: Levels, most_bytes: int) -> Graph:
-    """The graph with the operations of each level that makes more bytes in a chain, one after the other.
+    """Chain the operations of each level that produces more than ``most_bytes`` one after the other.
 
-    Memory-aware ordering of Le et al.; levels are to be asked for again, there are more of them then.
+    Memory-aware ordering of Le et al. The levels of the returned graph must be computed again, since there
+    are more of them.
     """
     made = graph.producer >= 0
     makes = np.zeros(len(graph), np.int64)

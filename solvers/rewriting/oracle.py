@@ -1,4 +1,4 @@
-"""The shortest step there is under a limit, proven: for small graphs, to know the gap of decisions."""
+"""Proven shortest step under a limit, for small graphs: measures the optimality gap of decisions."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ if TYPE_CHECKING:
     from solvers.rewriting.graph import Graph
     from solvers.swap.link import Link
 
-#: Sets of more values are not all looked at.
+#: Most candidates for recompute; with more, enumerating all sets is refused.
 _MOST_VALUES = 10
 
 
 def least_seconds(
     graph: Graph, link: Link, limit: int, *, outside_bytes: int = 0, ticks: int = 1 << 10
 ) -> tuple[Rewriting, float] | None:
-    """The decisions with the shortest step, and its seconds, no other being shorter in whole ticks.
+    """Return the decisions with the shortest step, and the seconds of this step, minimal in whole ticks.
 
-    Every set of values to make again, the cheapest first; for each, CP-SAT proves which swaps wait least.
+    Every set of recomputed values is tried, the cheapest first; for each, CP-SAT proves the swaps of least
+    stall. Sets for which nothing is proven in time are skipped.
 
     Args:
-        graph: at most ten memories are made in its forward pass by what can run again.
-        link: how long copies take.
+        graph: a graph in whose forward pass repeatable operations produce at most ten memories.
+        link: the copy times.
         limit: bytes of the device.
-        outside_bytes: always there beside the graph.
-        ticks: of a second, to which operations are rounded down, copies up.
+        outside_bytes: bytes always on the device outside the graph.
+        ticks: ticks per second; operations are rounded down to whole ticks, copies up.
 
     Returns:
-        None where nothing holds the limit, or nothing was proven in time.
+        None if nothing holds the limit, or nothing was proven in time.
 
     Raises:
         ValueError: a larger graph.
@@ -60,7 +61,7 @@ def least_seconds(
 
 
 def _durations(graph: Graph, values: list[int], outside_bytes: int) -> list[tuple[float, tuple[int, ...]]]:
-    """Seconds without waiting of each set of values to make again that can be, different ones once."""
+    """Return the seconds without waiting of each feasible set of recomputed values, equivalent sets once."""
     found: dict[bytes, tuple[float, tuple[int, ...]]] = {}
     for count in range(len(values) + 1):
         for chosen in itertools.combinations(values, count):

@@ -1,4 +1,4 @@
-"""Decisions as two graphs can carry them out, one for the forward and one for the backward pass."""
+"""Splitting of decisions for two graphs, one of the forward and one of the backward pass."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 def by_pass(graph: Graph, rewriting: Rewriting) -> Rewriting:
-    """The same decisions with nothing that begins in one pass and ends in the other but what is away.
+    """Change the decisions so that no copy and no wait spans both passes.
 
-    A copy out of what the forward pass makes has begun, and has been waited for, when that ends; readers in
-    both passes have a copy back each; one for the backward pass begins there. Rewriting the graph so is what
-    the two graphs do.
+    The copy out of a value from the forward pass begins, and is waited for, within the forward pass. If
+    readers are in both passes, each pass has a separate reload; a reload for the backward pass begins there.
+    Rewriting the whole graph with these decisions equals rewriting the two graphs. Only absences span both
+    passes.
     """
     if not graph.backward.any() or graph.backward.all():
         return rewriting

@@ -1,4 +1,4 @@
-"""The pause between the two passes of a graph that is a part of a step, while which the other parts run."""
+"""Pause between the two passes of a graph that is one part of a step, during which other parts run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PAUSE, RESUMED = "(between the passes)", "(before the backward pass)"
 
 @dataclass(frozen=True)
 class Pause:
-    """What is there, comes and goes while the other parts run.
+    """Memory and values of the other parts that run during the pause.
 
     Attributes:
-        room: bytes that are there during the pause alone.
-        given: bytes that are there from the beginning until the pause has ended, and that no operation reads.
-        leaving: values that are there until the pause has ended, or until the backward pass has read them.
-        arriving: values that are given to the backward pass.
+        room: bytes held during the pause alone.
+        given: bytes held from the beginning to the end of the pause, which no operation reads.
+        leaving: values held until the end of the pause, or until the backward pass has read them.
+        arriving: values that the backward pass receives.
     """
 
     room: int = 0
@@ -41,14 +41,14 @@ NOTHING = Pause()
 
 
 def paused(graph: Graph, pause: Pause = NOTHING) -> Graph:
-    """The graph with two operations in front of its backward pass, the pause and what begins after it.
+    """Insert two operations in front of the backward pass: the pause, and one that resumes the step.
 
-    What is copied out of before it is awaited by the first, which reads what leaves; the second makes what
-    arrives.
+    The pause waits for copies out that began earlier, and reads the leaving values; the second operation
+    produces the arriving values.
 
     Args:
-        graph: with a backward pass, rewritten or not.
-        pause: what is there beside it.
+        graph: a graph with a backward pass, rewritten or not.
+        pause: the memory and values of the pause.
     """
     at = int(graph.backward.argmax())
     if pause.given:
@@ -84,7 +84,7 @@ def paused(graph: Graph, pause: Pause = NOTHING) -> Graph:
 
 
 def simulate_around(graph: Graph, pause: Pause, link: Link, *, outside_bytes: int = 0) -> Timed:
-    """What a graph does with a pause in it: a row for each operation of the graph, and none for the pause."""
+    """Simulate a graph with a pause: one row for each operation of the graph, none for the pause."""
     timed = simulate(paused(graph, pause), link, outside_bytes=outside_bytes)
     at = int(graph.backward.argmax())
     timed.wait[at + 2] += timed.wait[at : at + 2].sum()
@@ -95,23 +95,23 @@ def simulate_around(graph: Graph, pause: Pause, link: Link, *, outside_bytes: in
 
 
 def between(graph: Graph, arriving: tuple[int, ...] = ()) -> int:
-    """Bytes on the device between the two passes of a graph, rewritten or not.
+    """Return the bytes on the device between the two passes of a graph.
 
     Args:
-        graph: it.
-        arriving: values that its backward pass is given, and that are not there yet.
+        graph: a graph with a backward pass, rewritten or not.
+        arriving: values that the backward pass receives, and that do not exist before.
     """
     during = paused(graph, Pause(arriving=arriving))
     return int(simulate(during, Link.of_rate(1.0)).load[during.names.index(PAUSE)])
 
 
 def with_results(graph: Graph, size: int) -> Graph:
-    """The graph with so many more bytes that the backward pass makes as it begins, and that stay."""
+    """Add ``size`` bytes that the backward pass allocates at the start, and that stay."""
     return _with_value(graph, size, int(graph.backward.argmax())) if graph.backward.any() else graph
 
 
 def _with_value(graph: Graph, size: int, producer: int) -> Graph:
-    """The graph with one more value, the last one, which no operation reads, and which never moves."""
+    """Add one value, the last one, which no operation reads and which never moves."""
     more = {
         "size": size,
         "producer": producer,
@@ -128,20 +128,20 @@ def _with_value(graph: Graph, size: int, producer: int) -> Graph:
 
 
 def unpaused(graph: Graph, rewriting: Rewriting) -> Rewriting:
-    """Decisions about a graph that has a pause, as they are for the graph without.
+    """Convert decisions about a graph with a pause to the graph without the pause.
 
     Args:
-        graph: without.
-        rewriting: for the graph with it.
+        graph: the graph without the pause.
+        rewriting: decisions about the graph with the pause.
     """
     at = int(graph.backward.argmax())
 
     def behind(run: int) -> int:
-        """A run that something stands behind: behind the pause is behind the forward pass."""
+        """Map a run that is followed: behind the pause becomes behind the forward pass."""
         return run - (run >= at) - (run >= at + 1)
 
     def before(run: int) -> int:
-        """A run that something stands before: before the pause is before the backward pass."""
+        """Map a run that is preceded: before the pause becomes before the backward pass."""
         return run - (run > at) - (run > at + 1)
 
     def without(swap: Swap) -> Swap:

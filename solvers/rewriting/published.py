@@ -1,4 +1,4 @@
-"""The simulator and tuner of Le et al. (ISMM 2019): memory level by level, settings by bisection."""
+"""Simulator and tuner of Le et al. (ISMM 2019): memory level by level, settings by bisection."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ if TYPE_CHECKING:
     from solvers.rewriting.edges import Edges
     from solvers.rewriting.graph import Graph
 
-USABLE = 0.9  # of what the trainable variables leave; the rest is for what the simulator does not see
+USABLE = 0.9  # share of the limit without trainable variables; the rest is for unmodelled memory
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """The most bytes on the device, trainable variables not among them, and in the host's memory."""
+    """Most bytes on the device, without trainable variables, and in host memory."""
 
     peak_bytes: int
     host_bytes: int
 
 
 def budget_of(graph: Graph, limit: int, beside_bytes: int = 0) -> float:
-    """Bytes for the simulator under a limit: without the inputs that last, and what lies beside the graph."""
+    """Return the simulator's budget in bytes under a limit, without lasting inputs and outside memory."""
     lasting = (graph.producer < 0) & graph.lasting
     return (limit - int(graph.size[lasting].sum()) - beside_bytes) * USABLE
 
 
 def simulate(graph: Graph, levels: Levels, edges: Edges, swapped: Copies, sync: Sync) -> Simulated:
-    """Levels in order, operations of a level one at a time; neither time nor bandwidth, no workspaces.
+    """Simulate levels in order, operations of a level one at a time, without time, bandwidth or workspaces.
 
-    Before an operation its outputs are allocated. After it goes what nobody reads any more; what is being
-    swapped out stays for one operation more, whatever its size; then come the copies that it triggers. One
-    without a trigger, and with `Sync.IN` every one, waits for all else that its first reader reads.
+    Outputs of an operation are allocated before the operation. Afterwards, memory without further readers is
+    freed; memory being swapped out stays for one operation more, whatever the size; then the triggered copies
+    begin. A copy without a trigger, and with `Sync.IN` every copy, waits for all other inputs of the first
+    reader.
     """
     n, steps = len(graph), 2 * len(graph) + 4
-    place = np.empty(n + 1, np.int64)  # the last is of -1: before all
+    place = np.empty(n + 1, np.int64)  # the last entry is for index -1: before all
     place[levels.order()], place[n] = np.arange(n), -1
     copy, memory, when = _resolved(graph, edges, swapped), graph.base[graph.reads], place[graph.reader]
     m = len(graph.size)
@@ -75,7 +76,7 @@ def simulate(graph: Graph, levels: Levels, edges: Edges, swapped: Copies, sync: 
 
 
 class _Load:
-    """Bytes over half steps: at even ones operations allocate, at odd ones memory goes and copies come."""
+    """Bytes over half steps: operations allocate at even ones, frees and copies back happen at odd ones."""
 
     def __init__(self, steps: int) -> None:
         self.change = np.zeros(steps + 1, np.int64)
@@ -88,8 +89,8 @@ class _Load:
 
 
 def _resolved(graph: Graph, edges: Edges, swapped: Copies) -> NDArray[np.int64]:
-    """The copy whose memory each read is of, its own or that of the view it reads; -1: the value's own."""
-    own = np.full(len(edges) + 1, -1)  # the last is of -1: no edge
+    """Return the copy that each read uses, directly or through a view; -1: the value's own memory."""
+    own = np.full(len(edges) + 1, -1)  # the last entry is for index -1: no edge
     own[swapped.edge] = swapped.copy
     of_value = own[edges.made_by]
     value = edges.made_from
@@ -103,7 +104,7 @@ def _resolved(graph: Graph, edges: Edges, swapped: Copies) -> NDArray[np.int64]:
 def _starts(
     place: NDArray[np.int64], edges: Edges, swapped: Copies, sync: Sync, made: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The half step at which each copy takes its memory."""
+    """Return the half step at which each copy takes memory."""
     first = swapped.first
     others = edges.others[first]
     waits = np.where(others < 0, place[edges.reader[first]] - 1, place[others])
@@ -115,14 +116,14 @@ def _starts(
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the published tuner found.
+    """Result of the published tuner.
 
     Attributes:
-        rules: its settings; `None` where the graph fits as it is, and where nothing passes.
-        rewriting: what they decide.
-        simulated: of that; of the graph as it is, or of the last trial, where there are no rules.
-        fits: whether that is within the budget.
-        simulations: how many it took, O(log levels).
+        rules: the settings; `None` if the graph fits without swaps, or if no settings pass.
+        rewriting: the decisions of these rules.
+        simulated: the simulation of these rules; without rules, of the unchanged graph or of the last trial.
+        fits: true if this simulation is within the budget.
+        simulations: number of simulations, O(log levels).
     """
 
     rules: Rules | None
@@ -134,7 +135,7 @@ class Tuned:
 
 @dataclass
 class _Play:
-    """The simulator for one graph and budget, which counts."""
+    """Simulator for one graph and budget that counts calls."""
 
     graph: Graph
     levels: Levels
@@ -166,15 +167,15 @@ def tune(
     exclude: Sequence[str] = (),
     levels: Levels | None = None,
 ) -> Tuned:
-    """The published tuner: the fewest swaps that pass, then the earliest copies back, then the most shared.
+    """Run the published tuner: fewest passing swaps, then earliest copies back, then most shared.
 
     Args:
-        graph: what is to fit.
+        graph: the graph that is to fit.
         budget: bytes for the simulator: `budget_of` a limit.
         sync: the first synchronisation mode to try.
         include: kinds and modules to which swaps are restricted, as patterns.
         exclude: kinds and modules which are not swapped.
-        levels: of the graph, where they are known.
+        levels: levels of the graph, if known.
     """
     levels = levels_of(graph) if levels is None else levels
     n = max(len(levels), 1)
@@ -195,7 +196,7 @@ def tune(
 
 
 def _largest(passes: Callable[[int], bool], most: int) -> int:
-    """The largest that passes, of 1, which is known to, to ``most``, where all below one that passes do."""
+    """Bisect for the largest passing number from 1, known to pass, to ``most``; passing is monotone."""
     low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -204,7 +205,7 @@ def _largest(passes: Callable[[int], bool], most: int) -> int:
 
 
 def _some_group(passes: Callable[[int], bool], most: int) -> int:
-    """``most`` where it passes, else the first of a bisection that does, else 0, which is known to."""
+    """Return ``most`` if passing, else the first passing number of a bisection, else 0, known to pass."""
     if passes(most):
         return most
     low, high = 1, most - 1

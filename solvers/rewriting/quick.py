@@ -1,4 +1,4 @@
-"""How long a step takes within a limit when the link moves what it can: one quick schedule, for a search."""
+"""Quick estimate of a step's duration within a limit, from one schedule: for a search."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from solvers.swap.link import Link
     from solvers.swap.step import Step
 
-#: Of more operations than these several are looked at as one.
+#: Steps of more operations are planned in groups, about so many.
 _FEW = 1024
 _LEAST_SHARE = 16384
 
 
 class Quick:
-    """Schedules of one step under one order, absences as they come, with one round of waiting.
+    """Schedules of one step with absences in order of their start, in one round.
 
     Attributes:
-        floor_bytes: what the step needs if all that can be is away.
-        floor_op: the operation during which it does.
+        floor_bytes: bytes that the step needs if every absence is used in full.
+        floor_op: the operation that needs them.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Quick:
         self._native = grid.planner(step, link)
 
     def seconds(self, limit: int) -> float:
-        """Seconds of the step, infinite where the limit is not held."""
+        """Return the seconds of the step, infinite if the limit is not held."""
         if self._peak <= limit:
             return self._seconds
-        away = self._peak - limit  # at least
+        away = self._peak - limit  # lower bound
         if self.floor_bytes > limit or (self._host_limit is not None and away > self._host_limit):
             return float("inf")
         rows, _, _, stall, _ = self._native.plan(self._order, limit, 1, 1.0)

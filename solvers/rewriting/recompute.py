@@ -1,4 +1,4 @@
-"""What is made again in the backward pass instead of being kept: the cheapest sets at a price of memory."""
+"""Recompute by minimum cuts: the cheapest sets of values to recompute at a price of memory."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ if TYPE_CHECKING:
 
     from solvers.rewriting.graph import Graph
 
-#: Costs are counted in whole numbers of at most so much in all; what must not be costs more than all.
+#: Total of all costs as whole numbers in the cut; and the cost of a forbidden arc, more than this total.
 _TOTAL = 1 << 50
 _NEVER = 1 << 56
 
 
 class Cuts:
-    """The values to make again at a price, as a minimum cut of the forward pass.
+    """Values to recompute at a price, as a minimum cut of the forward pass.
 
-    Each operation of it either runs again, for its seconds, or not; each memory that the backward pass needs,
-    or an operation that runs again, is either kept, for its price, or made by an operation that runs again.
-    The least sum of both is a minimum cut, as in PyTorch's min-cut partitioner, with seconds beside bytes.
+    Each forward operation is either recomputed, at the cost of the operation's seconds, or not. Each memory
+    that the backward pass or a recomputed operation needs is either kept, at a price, or produced by a
+    recomputed operation. The least sum of both is a minimum cut, as in PyTorch's min-cut partitioner, with
+    seconds beside bytes.
 
     Attributes:
         saved: bool[M], the memories that the backward pass reads itself.
     """
 
     def __init__(self, graph: Graph, may: NDArray[np.bool_]) -> None:
-        """May: bool[M], values that may be made again."""
+        """Build the arcs of the cut; ``may``, bool[M], marks the values that may be recomputed."""
         g = graph
         n = len(g)
         self._graph = g
@@ -41,18 +42,18 @@ class Cuts:
         self.saved &= self._row >= 0
         banned = ~g.repeatable
         banned[g.producer[forward & ~may]] = True
-        # A view that cannot be made again holds its base: then the base is not made again either.
+        # A view that cannot be recomputed keeps its base: so the base is not recomputed either.
         views = np.flatnonzero(forward & (g.base != np.arange(len(g.size))))
         stiff = views[banned[g.producer[views]]]
         makers = g.producer[g.base[stiff]]
         banned[makers[makers >= 0]] = True
-        # What writes in an order that others rely on stays in its place.
+        # An operation with a control edge to a later one stays in its place.
         banned[g.control[:, 0]] = True
         self._banned = banned & ~g.backward
         self._arcs(n)
 
     def _arcs(self, n: int) -> None:
-        """Nodes: operation i is i, memory j is n + j, then the source and the sink."""
+        """Build the arcs; nodes: operation i is i, memory j is n + j, then the source and the sink."""
         g, memories = self._graph, len(self._own)
         self._source, self._sink = n + memories, n + memories + 1
         self._operations = np.flatnonzero(~g.backward)
@@ -68,9 +69,9 @@ class Cuts:
         self._fixed = len(needed) + len(must)
 
     def at(self, price: NDArray[np.float64]) -> tuple[tuple[int, ...], float]:
-        """The memories to make again where keeping each costs its price, float64[M], and what that takes.
+        """Return the memories to recompute at prices of keeping, float64[M], and the seconds of recompute.
 
-        Both are in seconds.
+        Prices are in seconds.
         """
         from ortools.graph.python import max_flow
 

@@ -1,4 +1,4 @@
-"""When to wait for copies out of which nobody says when: as late as a limit allows."""
+"""Release times for copies out without one: as late as a limit allows."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 def released(
     graph: Graph, rewriting: Rewriting, link: Link, limit: int, *, outside_bytes: int = 0
 ) -> Rewriting:
-    """The same decisions, each copy out waited for when it is done, or before where its memory is needed.
+    """Wait for each copy out when complete, or earlier if the memory is needed; other decisions stay.
 
-    The published rules leave that to the runtime, which frees what is copied when it is. Copies out are
-    waited for in the order in which they are made. What does not hold the limit at all is as it was.
+    The published rules leave the release to the runtime, which frees the memory when the copy is complete.
+    Copies out are waited for in the order in which they are made. A limit that cannot be held anyway is not
+    enforced.
 
     Args:
-        graph: as it was captured.
-        rewriting: decisions about it.
-        link: how long copies take.
+        graph: the captured graph.
+        rewriting: decisions about this graph.
+        link: the copy times.
         limit: bytes of the device.
-        outside_bytes: always there beside the graph.
+        outside_bytes: bytes always on the device outside the graph.
     """
     made = rewrite(graph, rewriting)
     outs = np.flatnonzero(made.role == Role.SWAP_OUT)
@@ -62,7 +63,7 @@ def _rows(
     room: NDArray[np.int64],
     begins: NDArray[np.float64],
 ) -> NDArray[np.int64]:
-    """The row before which each copy out is waited for, N where none is; ``room``: bytes left in each row."""
+    """Return the row before which each copy out is waited for, N if none; ``room``: free bytes by row."""
     result = np.full(len(outs), len(made))
     pending, held, done, following = list[tuple[int, float]](), 0, 0.0, 0
     for row in range(len(made)):
@@ -80,7 +81,7 @@ def _rows(
 
 
 def _needed(made: Graph, outs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The first row that reads what came back of each copy out, N where none does."""
+    """Return the first row that reads the reloaded value of each copy out, N if none."""
     reads = np.flatnonzero(made.role[made.producer[made.reads]] == Role.SWAP_IN)
     reads = reads[made.producer[made.reads[reads]] >= 0]
     first = np.full(len(made.size), len(made))  # by the original value
@@ -92,7 +93,7 @@ def _needed(made: Graph, outs: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def runs_of(made: Graph, graph: Graph) -> NDArray[np.int64]:
-    """For each row the run before which it stands, itself if it is one."""
+    """Return for each row the run before which the row stands, or the row's own run."""
     names = {name: op for op, name in enumerate(graph.names)}
     names |= {f"again.{name}": len(graph) + op for op, name in enumerate(graph.names)}
     runs = np.empty(len(made), np.int64)

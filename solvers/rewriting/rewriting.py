@@ -1,4 +1,4 @@
-"""What is decided about a graph: which values wait in the host's memory, and which are made again."""
+"""Decisions about a graph: which values are offloaded to host memory, and which are recomputed."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from dataclasses import dataclass
 
 
 class Sync(enum.IntFlag):
-    """What waits beyond what it reads: the synchronisation modes of Le et al. (ISMM 2019), 0 to 3."""
+    """Synchronisation modes of Le et al. (ISMM 2019), 0 to 3: extra waits beyond the data dependencies."""
 
     NONE = 0
-    OUT = 1  # who still reads the value itself waits until its copy is out
-    IN = 2  # a swap-in waits for everything else that its first consumer reads: it stands right before that
+    OUT = 1  # readers of the value itself wait until the copy out is complete
+    IN = 2  # a swap-in waits for all other inputs of its first consumer, and directly precedes that consumer
     BOTH = 3
 
 
 @dataclass(frozen=True)
 class SwapIn:
-    """One copy back, and who reads it.
+    """One reload of a value, with the readers.
 
-    Operation i of a graph of N operations is *run* i; what is recomputed runs again as run N + i.
+    Operation i of a graph of N operations is *run* i; the recompute of operation i is run N + i.
 
     Attributes:
-        consumers: runs that read the value, or a view of it, from this copy.
-        trigger: the run after which the copy stands, and takes its memory; -1: right before its
-            first consumer.
+        consumers: runs that read the value, or a view, from this copy.
+        trigger: the run after which the reload begins and takes memory; -1: right before the first consumer.
     """
 
     consumers: tuple[int, ...]
@@ -33,14 +32,14 @@ class SwapIn:
 
 @dataclass(frozen=True)
 class Swap:
-    """One value that leaves the device once, and its copies back. A whole memory leaves: views follow.
+    """Offload of one value, once per step, with all reloads. The whole memory leaves, including views.
 
     Attributes:
-        value: who leaves, which is no view.
-        ins: its copies back; who reads it and is in none of them reads the value itself.
-        after: the run after which the copy out stands; -1: what makes the value.
-        release: the run that waits for the copy out, and before which the memory is given back; -1: nobody
-            waits, and it goes when it has been read for the last time.
+        value: the offloaded value, which is no view.
+        ins: the reloads; a reader that is in none of them reads the value itself.
+        after: the run after which the copy out begins; -1: the producer of the value.
+        release: the run that waits for the copy out, and before which the memory is freed; -1: no run waits,
+            and the memory is freed after the last read.
     """
 
     value: int
@@ -51,13 +50,13 @@ class Swap:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """What to do with the values of one graph; nothing, where nothing is given.
+    """Offload and recompute decisions for the values of one graph; by default none.
 
     Attributes:
-        swaps: at most one of a value.
-        recomputed: values that are made again, right before their first reader in the backward pass, for all
-            readers there; views of them follow, and all else that the same operations make.
-        sync: what waits beyond what it reads.
+        swaps: at most one per value.
+        recomputed: values that are recomputed right before their first reader in the backward pass, for all
+            readers there; so are their views and all other outputs of the same operations.
+        sync: the extra waits.
     """
 
     swaps: tuple[Swap, ...] = ()

@@ -1,4 +1,4 @@
-"""A graph with what was decided put into it, and the graph that it was."""
+"""Application of decisions to a graph, and the inverse."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SWAP_KINDS = ("mempool.swap_out", "mempool.swap_in")
 
 
 def rewrite(graph: Graph, rewriting: Rewriting) -> Graph:
-    """The graph with swaps and recomputation in it: every reader sees the same contents as before.
+    """Insert offloads, reloads and recomputed operations: every reader sees the same contents as before.
 
-    Values keep their numbers, what is new comes behind them. What is made again for several readers stands
-    before the first of them.
+    Values keep their numbers; new values follow behind them. A recompute for several readers stands before
+    the first of them.
 
     Raises:
-        PlanError: a decision that cannot be carried out, or a graph that has been rewritten.
+        PlanError: an impossible decision, or a graph that is already rewritten.
     """
     if graph.role.any() or (graph.content != np.arange(len(graph.size))).any():
         raise PlanError("a graph that has been rewritten is not rewritten again")
@@ -36,7 +36,7 @@ def rewrite(graph: Graph, rewriting: Rewriting) -> Graph:
 
 
 def erase(graph: Graph) -> Graph:
-    """The graph without swaps and recomputation: what `rewrite` was given."""
+    """Remove offloads, reloads and recomputed operations: the inverse of `rewrite`."""
     keep = graph.role == Role.ORIGINAL
     if keep.all():
         return graph
@@ -64,7 +64,7 @@ def erase(graph: Graph) -> Graph:
 
 @dataclass
 class _Row:
-    """An operation that is put in: ``like`` is the one whose columns it takes, -1 where none."""
+    """Inserted operation: ``like`` is the operation whose columns are copied, -1 for none."""
 
     like: int
     role: Role
@@ -75,7 +75,7 @@ class _Row:
 
 @dataclass
 class _Back:
-    """A copy back while its readers are found: where each of its views is."""
+    """Reload whose readers are being redirected, with the reloaded number of each view so far."""
 
     swap: Swap
     back: SwapIn
@@ -88,17 +88,17 @@ class _Writer:
         self.graph, self.runs, self.sync = graph, runs, rewriting.sync
         self.rows: list[_Row] = []  # row N + i of the table
         self.values: list[tuple[int, int, bool]] = []  # content, row, host
-        self.outs: dict[int, list[int]] = {}  # rows by the row that they stand behind, -1 before all
+        self.outs: dict[int, list[int]] = {}  # rows by the row that they follow directly, -1 before all
         self.ins: dict[int, list[int]] = {}
-        self.just: dict[int, list[int]] = {}  # swap-ins by the row that they stand right before
-        self.before: dict[int, list[int]] = {}  # what runs again, by the row that it is for
-        self.views: dict[int, list[int]] = {}  # of what came back, likewise
+        self.just: dict[int, list[int]] = {}  # swap-ins by the row that they directly precede
+        self.before: dict[int, list[int]] = {}  # recomputed rows by the row that they serve
+        self.views: dict[int, list[int]] = {}  # views of reloaded values by the row that they serve
         self.releases: list[tuple[int, int]] = []
         self.control: list[tuple[int, int]] = []
         self.backs: dict[tuple[int, int], _Back] = {}
         self.reads = graph.reads.copy()
-        self.copies: dict[int, int] = {}  # of recomputed values
-        self.row_of: dict[int, int] = {}  # of second runs
+        self.copies: dict[int, int] = {}  # numbers of recomputed values by original value
+        self.row_of: dict[int, int] = {}  # rows of recomputed operations by run
         self.outputs: dict[int, list[int]] = {}
         for value in np.flatnonzero(graph.producer >= 0).tolist():
             self.outputs.setdefault(int(graph.producer[value]), []).append(value)
@@ -169,14 +169,14 @@ class _Writer:
         return _Back(swap, back, name, {swap.value: value})
 
     def _others(self, run: int) -> list[int]:
-        """The operations that make what else a run reads, and that it reads as it was."""
+        """Return the producers of all other inputs that a run reads unchanged."""
         g, served = self.graph, self.runs.served.get(run, {})
         reads = g.read_by(self.runs.operation(run)).tolist()
         plain = [a for a in reads if g.base[a] not in served and not self.runs.again_for(run, a)]
         return sorted({int(g.producer[a]) for a in plain if g.producer[a] >= 0})
 
     def _redirect(self) -> None:
-        """Give each run what it reads now, in their order: views stand before their first reader."""
+        """Replace the inputs of the affected runs in order; views are inserted before their first reader."""
         g, n = self.graph, len(self.graph)
         touched = set(self.runs.served) | {n + op for op in self.runs.before}
         for value in self.runs.recomputed:
@@ -196,11 +196,11 @@ class _Writer:
         return self.copies[value] if self.runs.again_for(run, value) else value
 
     def _view(self, back: _Back, run: int, value: int) -> int:
-        """The value, or a view of it, in what came back; made before the run where it is not there yet."""
+        """Return a value in the reloaded memory; insert a missing view in front of the run."""
         g, operation = self.graph, int(self.graph.producer[value])
         if value in back.views:
             return back.views[value]
-        if operation in back.back.consumers:  # made from what came back as it is
+        if operation in back.back.consumers:  # produced from the reloaded value without changes
             return value
         if not g.repeatable[operation]:
             raise PlanError(f"{g.names[operation]} cannot run again: it would give something else")
@@ -235,7 +235,7 @@ class _Writer:
         return np.array(order)
 
     def _released(self, order: NDArray[np.int64], position: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Who waits for copies out: the run that is named, and the first that is put in right before it."""
+        """Return control edges for releases: to the named run, and to the first row inserted before."""
         n, waits = len(self.graph), list[tuple[int, int]]()
         for out, run in self.releases:
             first = int(position[run])
@@ -247,7 +247,7 @@ class _Writer:
     def _who_waits(
         self, position: NDArray[np.int64], reader: NDArray[np.int64], memory: NDArray[np.int64]
     ) -> list[tuple[int, int]]:
-        """Each copy out, and who reads that memory after it: what is put in for others' sake, too."""
+        """Return pairs of a copy out and a later reader of the same memory, also inserted ones."""
         out_of = np.full(len(self.graph.size) + len(self.values), -1)
         for out in (row for rows in self.outs.values() for row in rows):
             out_of[self.rows[out - len(self.graph)].reads] = out
@@ -256,7 +256,7 @@ class _Writer:
         return sorted(set(zip(outs[late].tolist(), reader[late].tolist(), strict=True)))
 
     def written(self) -> Graph:
-        """The graph in the new order."""
+        """Return the graph in the new order."""
         g, order = self.graph, self._order()
         position = np.argsort(order)
         kinds = g.kinds + (SWAP_KINDS if self.outs else ())
@@ -282,7 +282,7 @@ class _Writer:
         )
 
     def _operations(self, kinds: int) -> dict[str, NDArray[Any]]:
-        """Columns of the operations, and behind them of what is put in."""
+        """Return the columns of the operations, inserted ones last."""
         g = self.graph
         like = np.array([row.like for row in self.rows])
         role = np.array([row.role for row in self.rows])
@@ -299,7 +299,7 @@ class _Writer:
         return {name: np.concatenate([getattr(g, name), column]) for name, column in new.items()}
 
     def _values(self, position: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Columns of the values, and behind them of what is put in."""
+        """Return the columns of the values, inserted ones last."""
         g = self.graph
         content, row, host = (np.array(column) for column in zip(*self.values, strict=True))
         rows = np.concatenate([g.producer, row])
@@ -314,7 +314,7 @@ class _Writer:
     def _bases(
         self, content: NDArray[np.int64], rows: NDArray[np.int64], producer: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Whose memory each value has: a view has that of what its operation reads now."""
+        """Return the base of each value: a view shares the memory that the view's operation reads now."""
         g, m = self.graph, len(self.graph.size)
         base, of = np.arange(len(content)), g.base[content]
         base[:m] = g.base

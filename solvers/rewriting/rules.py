@@ -1,4 +1,4 @@
-"""The published rules that put swaps into a graph (Le et al., ISMM 2019), as small functions of columns."""
+"""Published rules that insert swaps into a graph (Le et al., ISMM 2019), as small functions of columns."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Rules:
     """Settings of the published rules, all counted in levels.
 
     Attributes:
-        threshold: an edge that is longer is swapped.
-        ahead: a swap-in may begin when an operation has run that many levels and one before its reader;
-            `None`: the sequential strategy, each begins at the level of the reader of the one before.
-        groupby: readers that are at most so far apart share a swap-in; 0: each has its own.
-        sync: what waits beyond what it reads.
-        most: values that are swapped at most, those that are made first (``n_tensors`` of the first version).
+        threshold: edges longer than this are swapped.
+        ahead: a swap-in may begin after an operation that is so many levels and one before the reader;
+            `None`: the sequential strategy, each begins at the level of the preceding swap-in's reader.
+        groupby: readers that are at most so many levels apart share a swap-in; 0: each has a separate one.
+        sync: the extra waits.
+        most: most values that are swapped, the earliest produced first (``n_tensors`` of the first version).
     """
 
     threshold: int = 1
@@ -47,11 +47,11 @@ class Copies:
     """Swap-ins of some edges.
 
     Attributes:
-        edge: int64[C], rows of `Edges` in their order: who reads a copy.
-        copy: int64[C], which copy, numbered from 0 in this order.
-        first: int64[K], for each copy the row of its first reader by level.
-        trigger: int64[K], for each copy the operation after which it may begin; -1: there was none, and it
-            waits for all else that its first reader reads.
+        edge: int64[C], rows of `Edges` in order: the readers of copies.
+        copy: int64[C], the copy of each reader, numbered from 0 in this order.
+        first: int64[K], for each copy the row of the first reader by level.
+        trigger: int64[K], for each copy the operation after which the copy may begin; -1 if none was found:
+            then the copy waits for all other inputs of the first reader.
     """
 
     edge: NDArray[np.int64]
@@ -61,11 +61,11 @@ class Copies:
 
 
 def matching(graph: Graph, patterns: Sequence[str]) -> NDArray[np.bool_]:
-    """The operations whose kind or module, or one that their module is part of, matches a pattern (*, ?)."""
+    """Return a mask of operations whose kind, module or enclosing module matches a pattern (*, ?)."""
 
     def some(names: Sequence[str]) -> NDArray[np.bool_]:
         hit = [any(fnmatch.fnmatchcase(name, p) for p in patterns) for name in names]
-        return np.array([*hit, False])  # the last is for -1: not known
+        return np.array([*hit, False])  # the last entry is for index -1: unknown
 
     parts = [{".".join(m.split(".")[:i]) for i in range(1, m.count(".") + 2)} for m in graph.modules]
     known = {part for all_parts in parts for part in all_parts}
@@ -76,7 +76,10 @@ def matching(graph: Graph, patterns: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def swappable(graph: Graph) -> NDArray[np.bool_]:
-    """The values that the published rules move, bool[M]: made by an operation, of two dimensions or more."""
+    """Return a mask of the values that the published rules move, bool[M].
+
+    Such a value is produced by an operation and has two dimensions or more.
+    """
     alone = graph.base == np.arange(len(graph.base))
     lasts = np.isin(graph.base, graph.base[graph.lasting])
     may: NDArray[np.bool_] = alone & graph.movable & ~lasts & ~graph.host & (graph.rank >= 2)
@@ -86,7 +89,10 @@ def swappable(graph: Graph) -> NDArray[np.bool_]:
 def candidates(
     graph: Graph, levels: Levels, include: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> Edges:
-    """The edges, and which of them rules may cut: both ends included where anything is, none excluded."""
+    """Return the edges, with those marked that the rules may cut.
+
+    Both ends must match ``include``, if given, and neither may match ``exclude``.
+    """
     ends = np.ones(len(graph), bool) if not include else matching(graph, include)
     ends &= ~matching(graph, exclude)
     edges = edges_of(graph, levels, swappable(graph))
@@ -96,14 +102,14 @@ def candidates(
 
 
 def beyond(edges: Edges, threshold: int) -> NDArray[np.int64]:
-    """The edges, by row, that are longer than a threshold and may be cut."""
+    """Return the rows of the edges that are longer than a threshold and may be cut."""
     return np.flatnonzero(edges.possible & (edges.distance > threshold))
 
 
 def fused(edges: Edges, chosen: NDArray[np.int64], groupby: int) -> NDArray[np.int64]:
-    """Which copy each chosen edge reads: readers of a memory that are neighbours by level share one.
+    """Return the copy that each chosen edge reads: neighbouring readers of a memory share one.
 
-    Neighbours are at most ``groupby`` levels apart; at 0 every edge has its own.
+    Neighbours are at most ``groupby`` levels apart; at 0 every edge has a separate copy.
     """
     memory, level = edges.memory[chosen], edges.level[chosen]
     new = (memory[1:] != memory[:-1]) | (level[1:] - level[:-1] > groupby) | (groupby <= 0)
@@ -113,11 +119,11 @@ def fused(edges: Edges, chosen: NDArray[np.int64], groupby: int) -> NDArray[np.i
 def triggers(
     graph: Graph, levels: Levels, edges: Edges, first: NDArray[np.int64], ahead: int | None
 ) -> NDArray[np.int64]:
-    """The operation after which each copy may begin, by the row of its first reader b: one that reaches b.
+    """Return the operation after which each copy may begin, a predecessor of that copy's first reader b.
 
-    It is ``ahead`` levels and one before b, and above the level of what makes the value; -1 where there is
-    none. The published search looks back ten levels further; on the longest path to b there is an operation
-    at every level, so that it ends at the first.
+    The operation is ``ahead`` levels and one before b, and above the level of the value's producer; -1 if
+    none exists. The published search looks back ten levels further; on the longest path to b there is an
+    operation at every level, so that this search ends at the first.
     """
     reader, maker = edges.reader[first], graph.producer[edges.memory[first]]
     level = edges.level[first]
@@ -133,7 +139,7 @@ def triggers(
 
 
 def copies(graph: Graph, levels: Levels, edges: Edges, rules: Rules) -> Copies:
-    """The copies back that the rules ask for."""
+    """Return the swap-ins that the rules require."""
     chosen = beyond(edges, rules.threshold)
     if rules.most is not None:
         values = np.unique(edges.memory[chosen])
@@ -143,13 +149,13 @@ def copies(graph: Graph, levels: Levels, edges: Edges, rules: Rules) -> Copies:
     start = np.flatnonzero(np.diff(copy, prepend=-1))
     first = chosen[start]
     trigger = triggers(graph, levels, edges, first, rules.ahead)
-    if len(start):  # in the order of the graph a reader may stand before one of a lower level
+    if len(start):  # in graph order, a reader may precede one of a lower level
         trigger[trigger >= np.minimum.reduceat(edges.reader[chosen], start)] = -1
     return Copies(chosen, copy, first, trigger)
 
 
 def rewriting_of(edges: Edges, chosen: Copies, sync: Sync) -> Rewriting:
-    """Copies as decisions."""
+    """Convert copies to decisions."""
     ends = np.searchsorted(chosen.copy, np.arange(len(chosen.first) + 1))
     by_value: dict[int, list[SwapIn]] = {}
     readers, trigger = edges.reader[chosen.edge].tolist(), chosen.trigger.tolist()
@@ -160,6 +166,6 @@ def rewriting_of(edges: Edges, chosen: Copies, sync: Sync) -> Rewriting:
 
 
 def published(graph: Graph, levels: Levels, rules: Rules, edges: Edges | None = None) -> Rewriting:
-    """What the rules decide about a graph."""
+    """Return the decisions of the rules about a graph."""
     edges = candidates(graph, levels) if edges is None else edges
     return rewriting_of(edges, copies(graph, levels, edges, rules), rules.sync)

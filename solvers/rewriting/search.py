@@ -1,4 +1,4 @@
-"""Which sets of values to make again are worth a closer look, at a limit and a link."""
+"""Search for promising sets of values to recompute, at a limit and a link."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from solvers.rewriting.graph import Graph
     from solvers.swap.link import Link
 
-#: Operations that a search for one limit looks at in all: some seconds.
+#: Operations visited by the search for one limit in total: some seconds.
 _WORK = 400_000
 _LEAST_TRIES, _MOST_TRIES = 8, 400
 _LEVELS = 8
-#: Of more operations the least bytes come from uniform prices alone.
+#: In graphs of more operations, `Search.least` tries uniform prices alone.
 _MANY = 4000
 _SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 
@@ -33,16 +33,16 @@ Set = tuple[int, ...]
 
 
 class Search:
-    """Sets of values to make again of one graph, with the seconds of a step at a limit. Deterministic.
+    """Sets of values to recompute in one graph, with the seconds of a step at a limit. Deterministic.
 
     Args:
         graph: the graph.
-        link: how long copies take.
-        movable: bool[M], what may be swapped.
-        repeatable: bool[M], what may be made again.
-        outside: bytes always there.
-        host_limit: bytes that the host holds at most.
-        calls: what the program itself takes for copies.
+        link: the copy times.
+        movable: bool[M], values that may be offloaded.
+        repeatable: bool[M], values that may be recomputed.
+        outside: bytes always on the device outside the graph.
+        host_limit: most bytes that the host holds.
+        calls: seconds of the program itself for copies.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Search:
         self._crossings: dict[int, NDArray[np.bool_]] = {}
 
     def sets(self, limit: int, most: int) -> list[Set]:
-        """The most promising sets at a limit, best first."""
+        """Return the most promising sets at a limit, best first."""
         found: dict[Set, tuple[float, int]] = {}
         prices: dict[Set, NDArray[np.float64]] = {}
         plain = float(self._graph.seconds.sum())
         budget = max(min(_MOST_TRIES, _WORK // max(len(self._graph), 1)), _LEAST_TRIES)
 
         def look(price: NDArray[np.float64]) -> bool:
-            """Whether it was worth a look."""
+            """Evaluate the set at these prices; return false if known, or too slow even without waiting."""
             chosen, seconds = self._cuts.at(price)
             if chosen in found or plain + seconds > min(found.values(), default=(np.inf, 0))[0]:
                 return False
@@ -91,9 +91,9 @@ class Search:
         return [one for one in ranked if np.isfinite(found[one][0])][:most]
 
     def least(self) -> tuple[int, int, Set]:
-        """The least bytes that we can reach, in which operation, and what is made again for that.
+        """Return the least reachable bytes, the operation that needs them, and the recomputed values.
 
-        Where all that is kept may move, nothing needs to be made again; else all that can be is tried.
+        If all saved values may move, no recompute is needed; else all sets at the initial prices are tried.
         """
         self._cost((), 0)
         if (self._cuts.saved & ~self._movable & (self._graph.size > 0)).any():
@@ -110,7 +110,7 @@ class Search:
         return planned(self._graph, self._movable, recomputed=chosen, outside=self._outside)
 
     def _cost(self, chosen: Set, limit: int) -> tuple[float, int]:
-        """Seconds, infinite where the limit is not held, then what is made again in bytes."""
+        """Return the seconds, infinite if the limit is not held, and the recomputed bytes."""
         if chosen not in self._steps:
             self._steps[chosen] = self._quick(chosen)
         quick = self._steps[chosen]
@@ -120,13 +120,13 @@ class Search:
     def _quick(self, chosen: Set) -> Quick | None:
         try:
             return Quick(self._plan(chosen).step, self._link, self._host_limit, self._calls)
-        except PlanError:  # such as what would run again before it may
+        except PlanError:  # for example, a control edge forbids the recompute
             return None
 
     def _first(self) -> Iterator[NDArray[np.float64]]:
-        """Uniform prices a byte, then such of which what crosses the borders of some segments is free.
+        """Yield uniform prices per byte, then prices that make values crossing some segments' borders free.
 
-        Where copies take of the program, also uniform ones of which none is more than what it takes to move.
+        If copies cost time of the program, also yield uniform prices capped at the cost of moving each value.
         """
         levels, size = self._levels(), self._graph.size.astype(np.float64)
         for level in levels:
@@ -140,7 +140,7 @@ class Search:
                 yield np.where(self._crossing(count), 0.0, level * self._graph.size)
 
     def _levels(self) -> list[float]:
-        """Prices in seconds a byte between those of the cheapest and the dearest operations."""
+        """Return prices in seconds a byte between those of the cheapest and the dearest operations."""
         g = self._graph
         made = (g.producer >= 0) & (g.size > 0)
         made[made] = ~g.backward[g.producer[made]]
@@ -154,7 +154,7 @@ class Search:
         ]
 
     def _crossing(self, count: int) -> NDArray[np.bool_]:
-        """Memories that are made in one of so many segments of the forward pass and read in a later one."""
+        """Return a mask of memories produced in one of ``count`` forward segments and read in a later one."""
         if count not in self._crossings:
             g = self._graph
             forward = np.flatnonzero(~g.backward)
@@ -168,12 +168,12 @@ class Search:
         return self._crossings[count]
 
     def _near(self, price: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
-        """Prices like these: free or dear in a stretch of the forward pass, or each a little different."""
+        """Return varied prices: free or dear in a section of the forward pass, or randomly changed."""
         g, place = self._graph, self._place
         middle, width = random.random(), random.random() ** 3
         low, high = middle - width / 2, middle + width / 2
         kind = random.integers(0, 6)
-        if kind == 0:  # what is made late is not long away
+        if kind == 0:  # values produced late in the forward pass have short absences
             return np.where(place > high, 0.0, price)
         if kind == 1:
             return np.where(place < low, 0.0, price)
@@ -192,7 +192,7 @@ class Search:
 
 
 def _places(graph: Graph, saved: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Where in the forward pass each memory is made: the share of saved bytes made before it, float64[M]."""
+    """Return each memory's place in the forward pass: the share of saved bytes made before, float64[M]."""
     order = np.argsort(graph.producer, kind="stable")
     bytes_before = np.cumsum(np.where(saved, graph.size, 0)[order])
     place = np.empty(len(graph.size))
@@ -201,7 +201,7 @@ def _places(graph: Graph, saved: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 
 def _borders(graph: Graph, count: int) -> NDArray[np.int64]:
-    """Operations before which segments of about equally many bytes begin, each where little crosses."""
+    """Return the first operations of segments of about equal bytes, each at a place where few bytes cross."""
     g = graph
     forward = np.flatnonzero(~g.backward)
     made = np.zeros(len(g) + 1)
@@ -219,7 +219,7 @@ def _borders(graph: Graph, count: int) -> NDArray[np.int64]:
 
 
 def _crossing_bytes(graph: Graph) -> NDArray[np.int64]:
-    """Bytes made before each forward operation that it or a later one of them reads, int64[N]."""
+    """Return the bytes made before each operation and read in the forward pass from there on, int64[N]."""
     g, n = graph, len(graph)
     made = (g.producer >= 0) & (g.base == np.arange(len(g.size)))
     last = np.full(len(g.size), -1)

@@ -1,4 +1,4 @@
-"""Copies back that one kernel would read several of."""
+"""Merging of reloads that one compiled kernel would read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def shared(graph: Graph, rewriting: Rewriting, together: Collection[frozenset[int]]) -> Rewriting:
-    """The same decisions, where runs that a compiler makes one kernel of read the same copy of a value.
+    """Let all runs that a compiler fuses into one kernel read the same reload of a value.
 
-    The copy is the first one's: it is there for all that read any of those that become one.
+    The first of these reloads is kept, and serves the readers of all merged reloads.
 
     Args:
-        graph: as it was captured.
-        rewriting: decisions about it.
-        together: for each kernel the runs that it has; a run may be in several.
+        graph: the captured graph.
+        rewriting: decisions about this graph.
+        together: for each kernel the runs inside; a run may be in several kernels.
     """
     runs = Runs(graph, rewriting)
     several = [group for group in together if len(group) > 1]

@@ -1,4 +1,4 @@
-"""Between graphs and the planner of swaps: a graph as a step, a schedule as swaps of values."""
+"""Conversion between graphs and the swap planner: a graph to a step, a schedule to swaps of values."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A graph, in which some values may be made again but none is swapped, as a step.
+    """Step of a graph in which some values may be recomputed but none is offloaded.
 
     Attributes:
-        step: its operations; memories on the device as buffers, those that may move with all accesses, all
-            others with one, between which nothing is an absence.
-        base: int64[n], the value whose memory each buffer is, in the graph that was decided about; -1 of
-            workspaces and of what lies outside.
-        runs: int64[K], what `Rewriting` calls each operation.
+        step: the graph's operations, with the memories on the device as buffers: movable ones with all
+            accesses, all others with one, so that they have no absence.
+        base: int64[n], the value of the original graph that owns each buffer's memory; -1 for workspaces and
+            for outside memory.
+        runs: int64[K], the run number of each operation, as in `Rewriting`.
     """
 
     step: Step
@@ -37,7 +37,7 @@ class Planned:
     runs: NDArray[np.int64]
 
     def swaps(self, schedule: Schedule) -> tuple[Swap, ...]:
-        """The moves of a schedule, each buffer's as one swap."""
+        """Return the moves of a schedule, all moves of a buffer as one swap."""
         order = np.lexsort([schedule.last, schedule.buffer])
         rows: dict[int, list[int]] = {}
         for row in order.tolist():
@@ -67,7 +67,10 @@ class Planned:
 
 
 def candidates(graph: Graph) -> NDArray[np.bool_]:
-    """Which values are memories that may move: made in the graph, gone after it, views easily made again."""
+    """Return a mask of the memories that may move, bool[M].
+
+    Such a memory is produced in the graph and freed afterwards, and all views are easily recomputed.
+    """
     g = graph
     own = g.base == np.arange(len(g.size))
     held = np.zeros(len(g.size), np.bool_)
@@ -79,7 +82,7 @@ def candidates(graph: Graph) -> NDArray[np.bool_]:
 
 
 def _plain_views(graph: Graph) -> NDArray[np.bool_]:
-    """Which operations make views of the one memory that they read, nothing else, and can do so again."""
+    """Return a mask of the repeatable operations that only make views of the one memory that they read."""
     g, n = graph, len(graph)
     if not n:
         return np.zeros(0, np.bool_)
@@ -95,16 +98,16 @@ def _plain_views(graph: Graph) -> NDArray[np.bool_]:
 def planned(
     graph: Graph, movable: NDArray[np.bool_], *, recomputed: tuple[int, ...] = (), outside: int = 0
 ) -> Planned:
-    """A graph as a step in which some values are made again.
+    """Convert a graph, with some values recomputed, to a step.
 
     Args:
         graph: M values, not rewritten.
-        movable: bool[M], the memories that may move; those made again stay all the same.
-        recomputed: what `Rewriting` says.
-        outside: bytes that are there always.
+        movable: bool[M], the memories that may move; recomputed ones stay all the same.
+        recomputed: as in `Rewriting`.
+        outside: bytes always on the device outside the graph.
 
     Raises:
-        PlanError: these cannot be recomputed.
+        PlanError: these values cannot be recomputed.
     """
     runs = np.arange(len(graph))
     if recomputed:
@@ -141,7 +144,7 @@ def planned(
 
 
 def _runs(graph: Graph, original: Graph) -> NDArray[np.int64]:
-    """Of each operation of a graph in which some run again, what `Rewriting` calls it."""
+    """Return the run number of each operation in a graph with recomputed operations, as in `Rewriting`."""
     runs = np.empty(len(graph), np.int64)
     again = graph.role == Role.RECOMPUTED
     runs[~again] = np.arange(len(original))
@@ -151,7 +154,7 @@ def _runs(graph: Graph, original: Graph) -> NDArray[np.int64]:
 
 
 def lifetimes(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each memory the first operation during which it is there and the one before which it is gone."""
+    """Return the lifetime [start, end) of each memory, in operations."""
     n, m = len(graph), len(graph.size)
     made = np.maximum(graph.producer, 0)
     start, end = np.full(m, n), np.zeros(m, np.int64)

@@ -1,4 +1,4 @@
-"""The judge of rewritten graphs: bytes and times of each operation. Shares nothing with what decides."""
+"""Judge of rewritten graphs: bytes and times of each operation. Shares no code with the decisions."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Timed:
-    """What a graph does when it runs in its order.
+    """Simulated execution of a graph in order.
 
     Attributes:
         load: int64[N], bytes on the device during each operation, ``outside_bytes`` included.
         host_load: int64[N], bytes on the host.
-        begins: float64[N], seconds at which each operation begins; of a copy, the copy.
-        wait: float64[N], seconds that the program waits for copies before it comes to each operation.
-        seconds: how long all takes.
-        recomputed_seconds: of these, of operations that run again.
-        moved_bytes: copied to the host.
-        returned_bytes: copied to the device.
+        begins: float64[N], seconds at which each operation begins; for a swap, the copy.
+        wait: float64[N], seconds that the program waits for copies before each operation.
+        seconds: duration of the step.
+        recomputed_seconds: part of this duration spent in recomputed operations.
+        moved_bytes: bytes copied to the host.
+        returned_bytes: bytes copied to the device.
     """
 
     load: NDArray[np.int64]
@@ -52,22 +52,23 @@ class Timed:
 
     @property
     def stall_seconds(self) -> float:
-        """What is waited for copies."""
+        """Seconds waited for copies."""
         return float(self.wait.sum())
 
 
 def simulate(graph: Graph, link: Link, *, outside_bytes: int = 0) -> Timed:
-    """Run a graph in its order, with one queue of copies for each direction, or one for both.
+    """Simulate a graph in order, with one queue of copies for each direction, or one for both.
 
-    A swap-out or swap-in is asked for when the program comes to it, and copies of one queue are made in that
-    order. The program waits for a swap-out before what has a control edge from it, or where nothing has,
-    before the next operation that is no swap-out; until then its memory is there. It waits for a swap-in
-    before what reads what that brings. The seconds of a swap are what the program itself takes to ask for it.
+    A swap-out or swap-in is requested when the program arrives there, and the copies of one queue are made in
+    this order. The program waits for a swap-out before the first operation with a control edge from the
+    swap-out, or without such an edge before the next operation that is no swap-out; until then the memory is
+    held. The program waits for a swap-in before the readers of the output. The seconds of a swap are the
+    program's own time for the request.
 
     Args:
         graph: a step, rewritten or not.
-        link: how long copies take.
-        outside_bytes: what is always on the device beside the graph, such as the optimizer's state.
+        link: the copy times.
+        outside_bytes: bytes always on the device outside the graph, such as the optimizer's state.
     """
     awaited = _awaited(graph)
     begins, wait, seconds = _clock(graph, link, awaited)
@@ -88,13 +89,13 @@ def simulate(graph: Graph, link: Link, *, outside_bytes: int = 0) -> Timed:
 
 
 def _memory(graph: Graph) -> NDArray[np.int64]:
-    """Bytes of the memory that each value has, its own or its base's."""
+    """Return the bytes of the memory that each value has, itself or through a base."""
     result: NDArray[np.int64] = graph.size[graph.base]
     return result
 
 
 def _awaited(graph: Graph) -> dict[int, int]:
-    """Of each swap-out the operation before which it is waited for; N where none comes after it."""
+    """Return for each swap-out the operation that waits for the copy; N if none follows."""
     outs = np.flatnonzero(graph.role == Role.SWAP_OUT).tolist()
     found = dict.fromkeys(outs, len(graph))
     for earlier, later in graph.control.tolist():
@@ -111,14 +112,14 @@ def _awaited(graph: Graph) -> dict[int, int]:
 def _clock(
     graph: Graph, link: Link, awaited: dict[int, int]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """When each operation begins, what the program waited before it, and when all has ended."""
+    """Return the start of each operation, the program's wait before, and the end of the step."""
     begins, wait = np.zeros(len(graph)), np.zeros(len(graph))
     waits_for: dict[int, list[int]] = {}
     for out, later in awaited.items():
         waits_for.setdefault(later, []).append(out)
     size, role, seconds = _memory(graph).tolist(), graph.role.tolist(), graph.seconds.tolist()
     maker = graph.producer.tolist()
-    done: dict[int, float] = {}  # of copies
+    done: dict[int, float] = {}  # end time of each copy
     free, now = [0.0, 0.0], 0.0
     for op in range(len(graph)):
         read = graph.read_by(op).tolist()
@@ -140,11 +141,11 @@ def _clock(
 
 
 def _loads(graph: Graph, awaited: dict[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Bytes on the device and on the host during each operation.
+    """Return the bytes on the device and on the host during each operation.
 
-    A memory is there from the operation that makes it, or from the beginning, until the last that reads it
-    or a view of it has ended, a copy out of it counting until the operation before which it is waited for;
-    or for ever.
+    A memory is held from the start of the producer, or from the beginning, to the end of the last reader of
+    the memory or of a view. A copy out as a reader counts until the operation before which the program waits.
+    Lasting memory is held to the end.
     """
     n, m = len(graph), len(graph.size)
     start = np.maximum(graph.producer, 0)

@@ -1,4 +1,4 @@
-"""What a trace would have been under other allocators: addresses, memory held, calls to the driver."""
+"""Simulated allocators: addresses, memory held and driver calls of a trace under other allocators."""
 
 from solvers.simulators.judge import Judgement, judge
 from solvers.simulators.registry import ALLOCATORS

@@ -12,23 +12,25 @@ from solvers.simulators.native import Native, check_bytes, check_flag
 class Bfc(Native):
     """TensorFlow's and XLA's "best fit with coalescing" (``xla/tsl/framework/bfc_allocator.cc``).
 
-    Sizes are rounded up to 256 bytes. A request takes the smallest free block, the lowest of its size. What
-    is left is split off if the block is of twice the size, or larger by ``max_slack_bytes``; else it is
-    part of the buffer. What is freed merges with its neighbours in its region. Regions double: each is
-    twice as large as the last, or large enough, or what the device has left. Before a request fails, free
-    regions go back.
+    Sizes are rounded up to 256 bytes. A request takes the smallest sufficient free block, the lowest of equal
+    ones. The remainder is split off if the block has twice the size, or is larger by at least
+    ``max_slack_bytes``; else the remainder belongs to the buffer. A freed block merges with the neighbours in
+    the same region. Regions double: each is twice as large as the last, or large enough, or all that the
+    device has left. Before a request fails, free regions return to the device.
 
-    Not modelled: streams, of which it knows one; requests that are tried again for ten seconds; timestamped
-    frees; alignments beyond 256; regions that touch and become one, as with virtual memory; smaller and
-    smaller regions where the device has less than TensorFlow believes, which here it never has.
+    Not modelled: streams (the allocator knows one); requests that are tried again for ten seconds;
+    timestamped frees; alignments beyond 256; adjacent regions that become one, as with virtual memory;
+    shrinking region sizes if the device has less than TensorFlow believes, which never happens in this
+    simulation.
 
     Attributes:
-        allow_growth: as TensorFlow's option of that name (`set_memory_growth`). False, as is
-            TensorFlow's default: the first request takes the whole device, which must then have a
-            limit, and the memory held says nothing about the program.
-        first_region_bytes: of the first region where it grows.
-        max_slack_bytes: see above; TensorFlow's option ``internal_fragmentation_fraction`` times the limit.
-        garbage_collection: whether free regions go back before a request fails; TensorFlow's
+        allow_growth: TensorFlow's option of that name (`set_memory_growth`). False, TensorFlow's default:
+            the first request reserves the whole device, which must then have a limit, and the memory held
+            says nothing about the program.
+        first_region_bytes: size of the first region if regions grow.
+        max_slack_bytes: remainders of at least so many bytes are always split off; TensorFlow's option
+            ``internal_fragmentation_fraction`` times the limit.
+        garbage_collection: release free regions before a request fails; TensorFlow's
             ``TF_ENABLE_GPU_GARBAGE_COLLECTION``.
     """
 
@@ -44,10 +46,10 @@ class Bfc(Native):
         check_bytes(self.max_slack_bytes, "max_slack_bytes", least=1)
 
     def on(self, device: _core.SimulatedDevice) -> _core.SimulatedBfc:
-        """As of the base.
+        """Create the allocator, see `Native.on`.
 
         Raises:
-            ValueError: it takes the whole device, and that has no limit.
+            ValueError: ``allow_growth`` is False and the device has no limit.
         """
         if not self.allow_growth and device.limit >= _core.LARGEST_DEVICE:
             raise ValueError("allow_growth=False takes the whole device: give it a limit")

@@ -10,15 +10,16 @@ from solvers.simulators.native import Native, check_power_of_two
 
 @dataclass(frozen=True)
 class Buddy(Native):
-    """The textbook's buddies (Knuth, The Art of Computer Programming 1, 2.5, algorithms R and S).
+    """Textbook buddy allocator (Knuth, The Art of Computer Programming 1, 2.5, algorithms R and S).
 
-    Blocks are powers of two. A request takes a block of the smallest size that there is, the lowest; larger
-    ones are halved down to it. What is freed merges with its other half, and so on. Streams are ignored,
-    and nothing is given back. The textbook has one region; here another is taken when none has room.
+    Block sizes are powers of two. A request takes the lowest free block of the smallest sufficient size;
+    larger blocks are halved down to the requested size. Freed buddies merge, repeatedly. Streams are
+    ignored, and no memory returns to the device. The textbook has one region; this simulation reserves
+    another one if none has room.
 
     Attributes:
         min_block_bytes: a power of two, the smallest block.
-        region_bytes: a power of two, of each region; what is larger has a region of its own.
+        region_bytes: a power of two, the size of each region; a larger request has a separate region.
     """
 
     min_block_bytes: int = 512
@@ -29,5 +30,5 @@ class Buddy(Native):
         check_power_of_two(self.region_bytes, "region_bytes")
 
     def on(self, device: _core.SimulatedDevice) -> _core.SimulatedBuddy:
-        """As of the base."""
+        """Create the allocator, see `Native.on`."""
         return _core.SimulatedBuddy(device, least=self.min_block_bytes, region=self.region_bytes)

@@ -12,16 +12,16 @@ from solvers.simulators.native import Native
 class Cupy(Native):
     """`cupy.cuda.MemoryPool`, as in ``cupy/cuda/memory.pyx`` of CuPy 14 (`SingleDeviceMemoryPool`).
 
-    Sizes are rounded up to 512 bytes. A request takes the smallest free block of its stream that is large
-    enough, whatever is left of it is split off, and what is freed merges with its neighbours at once. Else
-    the driver is asked for just so much; if it refuses, all free segments that are whole go back to it
-    first. `MemoryPool.set_limit` does the same as a device of so many bytes; before CuPy 12.2 it gave nothing
-    back.
+    Sizes are rounded up to 512 bytes. A request takes the smallest sufficient free block of the stream, any
+    remainder is split off, and a freed block merges with free neighbours at once. If no block suffices, the
+    driver is asked for exactly the requested size; if the driver refuses, all entirely free segments are
+    released first. `MemoryPool.set_limit` acts like a device of so many bytes; before CuPy 12.2 the limit
+    released nothing.
 
-    Not modelled: which of several free blocks of one size is taken, which hangs on the hashes of Python
-    objects (here it is the lowest); Python's garbage collection before the last retry; other devices.
+    Not modelled: the choice among several free blocks of one size, which depends on the hashes of Python
+    objects (here the lowest is taken); Python's garbage collection before the last retry; other devices.
     """
 
     def on(self, device: _core.SimulatedDevice) -> _core.SimulatedCupy:
-        """As of the base."""
+        """Create the allocator, see `Native.on`."""
         return _core.SimulatedCupy(device)

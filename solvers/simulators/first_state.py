@@ -1,4 +1,4 @@
-"""The first state of a recorded allocator, as far as its recording tells it."""
+"""First state of a recorded allocator, inferred from the recording."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from solvers import _core
     from traces.trace import Trace
 
-#: Memory of no device lies beyond this, nor is any segment larger.
+#: Largest address and largest segment size of any device, in bytes.
 _LARGEST_ADDRESS = 1 << 55
-#: Segments up to this are of the small pool, whose blocks are always split.
+#: Largest segment, in bytes, of the small pool, whose blocks are always split.
 _SMALL_SEGMENT = 2 << 20
-#: In the large pool a rest up to this is not split off, and so no free block is so small.
+#: Largest remainder, in bytes, that the large pool does not split off; so no free block is so small.
 _LARGEST_REST = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """A recording of PyTorch's allocator, and where it began.
+    """A recording of PyTorch's allocator, and the row of the beginning.
 
     Attributes:
-        trace: all of it.
-        begin: rows before this one tell what was there: segments, then buffers in them.
+        trace: the whole trace.
+        begin: rows before this one describe the first state: segments, then the buffers in them.
     """
 
     trace: Trace
@@ -38,12 +38,12 @@ class Recording:
 
     @property
     def reserves(self) -> NDArray[np.int64]:
-        """Rows of the reservations that were recorded."""
+        """Rows of the recorded reservations."""
         return self.begin + np.flatnonzero(self.trace.kind[self.begin :] == Kind.RESERVE)
 
     @property
     def floor(self) -> int:
-        """The end of all memory that the trace tells of."""
+        """End of all memory in the trace, as an address."""
         rows = self.trace.kind == Kind.RESERVE
         return int((self.trace.address[rows] + self.trace.size[rows]).max(initial=0))
 
@@ -54,7 +54,7 @@ class Recording:
         return np.cumsum(np.where(kind == Kind.RESERVE, size, np.where(kind == Kind.RELEASE, -size, 0)))
 
     def first_state(self, rules: _core.PyTorchRules) -> FirstState:
-        """What was there.
+        """Return the segments and blocks in use when the recording began.
 
         Raises:
             TraceError: segments that overlap.
@@ -68,17 +68,18 @@ class Recording:
         return FirstState(self, segments, *self._blocks(low, high, rules))
 
     def _first(self, kind: Kind) -> NDArray[np.int64]:
-        """Rows of a kind that tell of the first state, by address."""
+        """Return the rows of a kind that describe the first state, by address."""
         rows = np.flatnonzero((self.trace.kind[: self.begin] == kind) & (self.trace.size[: self.begin] > 0))
         return rows[np.argsort(self.trace.address[rows], kind="stable")]
 
     def _blocks(
         self, low: NDArray[np.int64], high: NDArray[np.int64], rules: _core.PyTorchRules
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Buffers that were there in segments [low, high), where the block of each ends, or how much later.
+        """Return the buffers in segments [low, high), the end of each one's block, and the slack.
 
-        A rest too small to be split off belongs to the block before it. How large that is where more is free
-        behind it is told by the first buffer that is put there while the one before lives.
+        A remainder too small to be split off belongs to the block before it. If more is free behind the
+        block, the size of this remainder is ambiguous: the first buffer put there while the one before lives
+        settles the size. The slack is the number of bytes by which the block may end later.
         """
         trace = self.trace
         buffers = self._first(Kind.ALLOC)
@@ -97,7 +98,7 @@ class Recording:
         return buffers, np.where((rest > 0) & (rest <= _LARGEST_REST), room, ends), slack
 
     def _open(self, buffers: NDArray[np.int64], ends: NDArray[np.int64], slack: NDArray[np.int64]) -> None:
-        """Move ends to where a later buffer shows that the free block behind them begins."""
+        """Move ambiguous ends to the address of a later buffer, which shows where the free block begins."""
         trace = self.trace
         freed = np.full(len(trace), len(trace))
         frees = np.flatnonzero(trace.kind == Kind.FREE)
@@ -114,14 +115,14 @@ class Recording:
 
 @dataclass(frozen=True, eq=False)
 class FirstState:
-    """Segments, and blocks in use; rows of the trace, by address.
+    """Segments and blocks in use; rows of the trace, by address.
 
     Attributes:
-        recording: what tells of it.
+        recording: the recording from which the state was inferred.
         segments: int64[segments], rows.
         buffers: int64[blocks], rows.
-        ends: int64[blocks], where each block ends.
-        slack: int64[blocks], how much later it may end, for all that is known.
+        ends: int64[blocks], the address at which each block ends.
+        slack: int64[blocks], bytes by which each block may end later.
     """
 
     recording: Recording
@@ -131,7 +132,7 @@ class FirstState:
     slack: NDArray[np.int64]
 
     def adopt(self, allocator: _core.SimulatedPyTorch, *, learning: bool) -> NDArray[np.int64]:
-        """Put it into a new allocator; handles of the rows that tell of it, -1 where there is none."""
+        """Put this state into a new allocator; return the handles of the state's rows, else -1."""
         trace = self.recording.trace
         handles = np.full(self.recording.begin, -1, np.int64)
         at = trace.address[self.buffers]
@@ -144,7 +145,7 @@ class FirstState:
         return handles
 
     def learn(self, allocator: _core.SimulatedPyTorch, handles: NDArray[np.int64]) -> bool:
-        """Move ends to where the allocator that adopted this needed them; whether any was moved."""
+        """Move ends to the addresses that the allocator with this state needed; return true if any moved."""
         moved, ends = allocator.learned()
         which = np.full(int(handles.max(initial=-1)) + 1, -1, np.int64)
         which[handles[self.buffers]] = np.arange(len(self.buffers))
@@ -156,7 +157,7 @@ class FirstState:
 
 
 def recording(trace: Trace, rules: _core.PyTorchRules) -> Recording:
-    """Find where a recording began: readers put what was there before first, at the time of the first event.
+    """Find the beginning of a recording: readers put the first state first, at the time of the first event.
 
     Raises:
         TraceError: the trace contradicts itself, or has memory at addresses that no device has.
@@ -171,7 +172,7 @@ def recording(trace: Trace, rules: _core.PyTorchRules) -> Recording:
 
 
 def _from_nothing(trace: Trace, rules: _core.PyTorchRules) -> bool:
-    """Whether the first segment is one that an allocator takes for the first alloc when it has nothing."""
+    """Return true if the first segment is the one that an empty allocator reserves for the first alloc."""
     first = trace.kind[:2].tolist() == [Kind.RESERVE, Kind.ALLOC] and trace.address[0] == trace.address[1]
     size = min(int(trace.size[1]), _LARGEST_ADDRESS) if first else 0
     nothing = trace.metadata.get("alive_before", "0") == "0"
@@ -179,7 +180,7 @@ def _from_nothing(trace: Trace, rules: _core.PyTorchRules) -> bool:
 
 
 def _begin(trace: Trace) -> int:
-    """Length of the run of segments, then buffers, at the time of the first event."""
+    """Return the length of the initial run of segments, then buffers, at the time of the first event."""
     at_once = _run(trace.time_ns == trace.time_ns[:1])
     segments = _run(trace.kind[:at_once] == Kind.RESERVE)
     text = trace.metadata.get("alive_before", "0")
@@ -188,5 +189,5 @@ def _begin(trace: Trace) -> int:
 
 
 def _run(holds: NDArray[np.bool_]) -> int:
-    """For how many rows from the first on something holds."""
+    """Return the number of rows, from the first on, for which ``holds`` is true without a gap."""
     return int(np.append(holds, False).argmin())

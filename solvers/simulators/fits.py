@@ -1,4 +1,4 @@
-"""Plain first fit and best fit, to compare with: what search alone makes of one region."""
+"""Plain first fit and best fit as baselines: the effect of the fit rule alone, in one region."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from solvers.simulators.native import Native, check_power_of_two
 
 @dataclass(frozen=True)
 class FirstFit(Native):
-    """The lowest free range that is large enough, in one region that grows at its end (Knuth, TAOCP 1, 2.5).
+    """Lowest sufficient free range, in one region that grows at the end (Knuth, TAOCP 1, 2.5).
 
-    Streams are ignored; what is freed merges with its neighbours at once, and nothing is given back.
+    Streams are ignored; a freed range merges with free neighbours at once, and no memory returns to the
+    device.
 
     Attributes:
-        alignment_bytes: sizes, and with them addresses, are multiples of this power of two.
-        growth_bytes: the region grows by multiples of this power of two, one call to the driver each time.
+        alignment_bytes: sizes, and therefore addresses, are multiples of this power of two.
+        growth_bytes: the region grows by multiples of this power of two, one driver call each time.
     """
 
     alignment_bytes: int = 512
@@ -29,7 +30,7 @@ class FirstFit(Native):
         check_power_of_two(self.growth_bytes, "growth_bytes")
 
     def on(self, device: _core.SimulatedDevice) -> _core.SimulatedFit:
-        """As of the base."""
+        """Create the allocator, see `Native.on`."""
         return _core.SimulatedFit(
             device, best=self._best, alignment=self.alignment_bytes, growth=self.growth_bytes
         )
@@ -37,6 +38,6 @@ class FirstFit(Native):
 
 @dataclass(frozen=True)
 class BestFit(FirstFit):
-    """As `FirstFit`, but the smallest free range that is large enough; of several the lowest."""
+    """Variant of `FirstFit` that takes the smallest sufficient free range, the lowest of equal ones."""
 
     _best: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""How far a simulation of PyTorch's allocator agrees with what it did in truth, as a recording tells it."""
+"""Comparison of a simulation of PyTorch's allocator with a recording of the real allocator."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ if TYPE_CHECKING:
     from traces.trace import Trace
 
 
-#: How often the first state may be corrected by what was put elsewhere in truth.
+#: Most corrections of the first state by the recorded addresses of later buffers.
 _PASSES = 12
 
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """A simulation beside the recording of the same events.
+    """A simulation compared with the recording of the same events.
 
     Attributes:
-        simulation: from the first state of the recording, with the addresses that the device gave in truth.
-        begin: the first event that was recorded; rows before it tell what was there.
-        segments: reservations that were recorded.
-        segments_alike: of them, those of the same size that the simulation made at the same event.
-        segments_simulated: reservations that the simulation made.
-        allocs: allocs that were recorded, of at least a byte.
-        addresses_alike: of them, those that the simulation put at the same address.
-        events: allocs and frees that were recorded.
-        reserved_alike: of them, those after which as much was held.
-        first_difference: what the first alloc with another address asked for and got; empty if there is none.
+        simulation: the simulation, from the first state of the recording, with the device's recorded
+            addresses.
+        begin: the first recorded event; rows before it describe the first state.
+        segments: number of recorded reservations.
+        segments_alike: number of these for which the simulation reserved the same size at the same event.
+        segments_simulated: number of simulated reservations.
+        allocs: number of recorded allocs of at least a byte.
+        addresses_alike: number of these at the same address in the simulation.
+        events: number of recorded allocs and frees.
+        reserved_alike: number of these after which the simulation holds equally many bytes.
+        first_difference: request and address of the first alloc with another address; empty if all are equal.
     """
 
     simulation: Simulation
@@ -58,7 +59,7 @@ class Judgement:
 
     @property
     def exact(self) -> bool:
-        """Whether all segments, addresses and reserved bytes are those of the recording."""
+        """True if all segments, addresses and reserved bytes are those of the recording."""
         return (
             self.segments == self.segments_alike == self.segments_simulated
             and self.allocs == self.addresses_alike
@@ -67,18 +68,18 @@ class Judgement:
 
 
 def judge(trace: Trace, **parameters: Any) -> Judgement:
-    """Simulate ``pytorch`` from where a recording of it began, and compare.
+    """Simulate ``pytorch`` from the beginning of a recording of the real allocator, and compare.
 
     The first state (segments, buffers, and the free blocks between them) is inferred from the recording;
-    what is left open, by what is put there later, and what is not. A simulated reservation gets the address
-    of the recorded one of that size that is next in order, since which of several free blocks of one size is
-    taken depends on their addresses. What was given back is given back: a program asked for that
-    (``empty_cache``), or a device had no more, which the recording does not tell.
+    later allocations settle the block ends that remain ambiguous. A simulated reservation gets the address of
+    the next recorded reservation of that size, since the choice among several free blocks of one size depends
+    on their addresses. Recorded releases are repeated: the program requested them (``empty_cache``), or the
+    device ran out of memory, which the recording does not tell.
 
     Args:
-        trace: a recording of one device with addresses and `Kind.RESERVE` rows, as `read_snapshot` gives it.
-        **parameters: settings of the recorded allocator, as of `PyTorch`; those that are not given are taken
-            from the trace's metadata, where it has them.
+        trace: a recording of one device with addresses and `Kind.RESERVE` rows, as `read_snapshot` returns.
+        **parameters: settings of the recorded allocator, fields of `PyTorch`; missing ones are taken from the
+            trace's metadata, if present.
 
     Raises:
         ValueError: a trace of several devices, without a reservation, or of expandable segments, whose first
@@ -108,7 +109,7 @@ def judge(trace: Trace, **parameters: Any) -> Judgement:
 def _run(
     state: FirstState, rules: _core.PyTorchRules, *, learning: bool
 ) -> tuple[Course, _core.SimulatedPyTorch, NDArray[np.int64]]:
-    """The course of a recording from its first state; the allocator, and the handles of that state."""
+    """Return the course of a recording from the first state on, the allocator, and that state's handles."""
     truth = state.recording
     trace = truth.trace
     device = _core.SimulatedDevice(_core.LARGEST_DEVICE, truth.floor)
@@ -127,7 +128,7 @@ def _compared(truth: Recording, simulation: Simulation) -> Judgement:
     alike = simulation.address[allocs] == trace.address[allocs]
     segments = simulation.segments
     made = segments.start >= begin
-    # What is reserved for an alloc is recorded just before it.
+    # A reservation made for an alloc is recorded just before this alloc.
     after = np.append(events, len(trace))[np.searchsorted(events, truth.reserves)]
     ours = set(zip(segments.start[made].tolist(), segments.size[made].tolist(), strict=True))
     theirs = zip(after.tolist(), trace.size[truth.reserves].tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""What the simulators in native code share."""
+"""Base classes and shared functions of the simulators in native code."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 class Allocator(ABC):
-    """Settings of an allocator, which are the fields of the frozen dataclass that this is."""
+    """Base of the allocators: a subclass is a frozen dataclass whose fields are the settings."""
 
     @abstractmethod
     def run(self, trace: Trace, limit_bytes: int) -> Course:
-        """Put all events of a trace of one device through it, on a device of so many bytes."""
+        """Simulate all events of a trace of one device, on a device of ``limit_bytes`` bytes."""
 
 
 class Native(Allocator):
-    """One in native code."""
+    """Base of the allocators that are implemented in native code."""
 
     @abstractmethod
     def on(self, device: _core.SimulatedDevice) -> _core.SimulatedAllocator:
-        """The allocator in its first state."""
+        """Create the allocator on a device, in its first state."""
 
     def run(self, trace: Trace, limit_bytes: int) -> Course:
-        """As of the base."""
+        """Simulate all events of a trace, see `Allocator.run`."""
         device = _core.SimulatedDevice(limit_bytes)
         return course_of(trace, device, self.on(device), np.empty(0, np.int64))
 
@@ -45,9 +45,10 @@ def course_of(
     *,
     give_back: bool = False,
 ) -> Course:
-    """What comes after the first ``len(adopted)`` events, whose handles these are; -1 where there is none.
+    """Return the course of a trace after the first ``len(adopted)`` events.
 
-    With ``give_back`` the allocator gives back what the recorded one gave back.
+    ``adopted`` has the handles of these events in the allocator, -1 for none. With ``give_back`` the
+    allocator repeats the recorded releases of memory.
     """
     columns = trace.kind, trace.births, trace.size, trace.stream
     address, live, reserved, failed_at = allocator.run(
@@ -59,19 +60,19 @@ def course_of(
 
 
 def check_bytes(value: int, name: str, *, least: int = 0, most: int = 1 << 56) -> None:
-    """Raise ValueError for anything but a whole number in these bounds."""
+    """Raise ValueError for any value but a whole number in these bounds."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
         raise ValueError(f"{name}={value!r} is not a whole number from {least} to {most}")
 
 
 def check_power_of_two(value: int, name: str, most: int = 1 << 40) -> None:
-    """Raise ValueError for anything but a power of two up to ``most``."""
+    """Raise ValueError for any value but a power of two up to ``most``."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or not 1 <= value <= most or value & (value - 1):
         raise ValueError(f"{name}={value!r} is not a power of two up to {most}")
 
 
-def check_flag(value: bool, name: str) -> None:  # noqa: FBT001 - it is what is asked
-    """Raise ValueError for anything but true and false."""
+def check_flag(value: bool, name: str) -> None:  # noqa: FBT001 - the checked value
+    """Raise ValueError for any value but true and false."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}={value!r} is neither true nor false")

@@ -1,4 +1,4 @@
-"""A plan of the whole trace: what is left when every lifetime is known beforehand."""
+"""Offline plan of the whole trace: the arena that suffices if every lifetime is known beforehand."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _BASE = 2 << 20  # address of the arena
 
 @dataclass(frozen=True)
 class Planned(Allocator):
-    """One arena, taken at once, in which each buffer of the trace has its planned offset.
+    """One arena, reserved at once, in which each buffer of the trace has a planned offset.
 
     The plan is made by `solve` of all buffers on one line, parameters as well as activations, and checked.
-    That is what planning can reach, not what a first run gets: the pool must see iterations before it can
-    plan them, keeps what is persistent and what is small outside the arena, and shares addresses between
-    streams where that pays; here streams share none.
+    This is the result that planning can reach, not that of a first run: the pool must see iterations
+    before planning them, keeps persistent and small buffers outside the arena, and shares addresses between
+    streams if that pays; in this plan streams share no addresses.
 
-    Where more is alive than the device has, no plan could serve the request, and it fails. Where the plan is
-    larger than the device though its load is not, the arena ends with the device, and what reaches beyond it
-    fails.
+    A request fails if the bytes alive then exceed the device, since no plan could serve it. If the plan
+    exceeds the device although the load does not, the arena ends with the device, and buffers beyond the end
+    fail.
 
     Attributes:
         alignment_bytes: sizes and offsets are multiples of this power of two.
-        nodes: the budget of the search; the default is that of the pool's own plans.
+        nodes: node budget of the search; the default is that of the pool's own plans.
     """
 
     alignment_bytes: int = 512
@@ -51,10 +51,10 @@ class Planned(Allocator):
         check_bytes(self.nodes, "nodes")
 
     def run(self, trace: Trace, limit_bytes: int) -> Course:
-        """As of the base.
+        """Simulate all events of a trace, see `Allocator.run`.
 
         Raises:
-            TraceError: sizes add up to 2**62 bytes or more.
+            TraceError: rounded sizes add up to 2**61 bytes or more.
         """
         freed = np.full(len(trace), len(trace), np.int64)
         frees = np.flatnonzero(trace.kind == Kind.FREE)
@@ -85,7 +85,7 @@ class Planned(Allocator):
         size: NDArray[np.int64],
         stream: NDArray[np.int64],
     ) -> tuple[NDArray[np.int64], int]:
-        """Offsets of buffers from the rows of their allocs and frees, and the arena's size, in bytes."""
+        """Return the offsets of buffers, given the rows of their allocs and frees, and the arena's bytes."""
         if float(size.sum(dtype=np.float64)) >= 2**61:
             raise TraceError("sizes add up to 2**62 bytes or more")
         group = numbered(stream)[1]
@@ -99,7 +99,7 @@ class Planned(Allocator):
 def _served(
     rows: NDArray[np.int64], freed: NDArray[np.int64], size: NDArray[np.int64], limit_bytes: int
 ) -> NDArray[np.bool_]:
-    """Which buffers have room beside those that live when they come, and had it."""
+    """Return a mask of the buffers that fit beside the buffers alive at their alloc, failed ones left out."""
     fits_int64 = float(size.sum(dtype=np.float64)) < 2**62
     if fits_int64 and _load(int(freed.max(initial=0)) + 1, rows, freed, size).max() <= limit_bytes:
         return np.ones(len(rows), np.bool_)
@@ -119,7 +119,7 @@ def _served(
 def _load(
     events: int, rows: NDArray[np.int64], freed: NDArray[np.int64], size: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Bytes of these buffers after each event."""
+    """Return the bytes of these buffers alive after each event."""
     change = np.zeros(events + 1, np.int64)
     change[rows] += size
     np.subtract.at(change, np.minimum(freed, events), size)

@@ -15,26 +15,26 @@ _UNLIMITED = 2**63 - 1
 
 @dataclass(frozen=True)
 class PyTorch(Native):
-    """The default (c10/cuda/CUDACachingAllocator.cpp, as of PyTorch 2.13).
+    """Default allocator (c10/cuda/CUDACachingAllocator.cpp, as of PyTorch 2.13).
 
-    Requests are rounded to 512 bytes. Those up to 1 MiB come from segments of 2 MiB, those below 10 MiB from
-    segments of 20 MiB, others from a segment of their own, a multiple of 2 MiB; the smallest free block of
-    the stream and the pool that is large enough is taken, and split where at least 512 bytes (small) or more
-    than 1 MiB are left. What is freed merges with its neighbours. Where the device has no more, segments that
-    are free as a whole are given back. A call to the driver is a cudaMalloc or a cudaFree.
+    Requests are rounded to 512 bytes. Requests up to 1 MiB are served from segments of 2 MiB, requests below
+    10 MiB from segments of 20 MiB, others from a segment of their own, a multiple of 2 MiB. The smallest
+    sufficient free block of the stream and the pool is taken, and split if at least 512 bytes (small) or more
+    than 1 MiB remain. A freed block merges with free neighbours. If the device is full, entirely free
+    segments are released. A driver call is a cudaMalloc or a cudaFree.
 
-    Private pools of captured graphs and of `MemPool` are modelled as streams. Not modelled: that they go when
-    their graphs do, callbacks that free memory.
+    Private pools of captured graphs and of `MemPool` are modelled as streams. Not modelled: the release of
+    such pools with their graphs, callbacks that free memory.
 
     Attributes:
-        conf: text as of ``PYTORCH_CUDA_ALLOC_CONF``; what it sets goes before the others here.
+        conf: text in the syntax of ``PYTORCH_CUDA_ALLOC_CONF``; these settings override the other fields.
         max_split_size_mb: blocks of at least so many MiB are not split; None for no such limit.
         max_non_split_rounding_mb: such a block serves a request that is smaller by less than so many MiB;
             None for 20.
-        roundup_power2_divisions: round requests up to so many steps between powers of two, 0 for not at all;
+        roundup_power2_divisions: round requests up to so many steps between powers of two, 0 for no rounding;
             or sixteen such numbers, for requests from 1 MiB (and smaller ones), 2 MiB, ... 32 GiB on.
-        garbage_collection_threshold: the part of the limit from which on free segments that have not been
-            used for long are given back; 0 for never. Without a limit it has no effect.
+        garbage_collection_threshold: fraction of the limit above which free segments that have long been
+            unused are released; 0 for never. No effect without a limit.
         large_segment_size_mb: size in MiB of the segments for requests from 1 to 10 MiB.
     """
 
@@ -79,7 +79,7 @@ class PyTorch(Native):
         return list(given) if isinstance(given, list | tuple) else [given] * INTERVALS
 
     def rules(self) -> _core.PyTorchRules:
-        """The same in bytes, for the native side."""
+        """Return the settings in bytes, for the native code."""
         split, rounding = self.max_split_size_mb, self.max_non_split_rounding_mb
         return _core.PyTorchRules(
             max_split=_UNLIMITED if split is None else split * _MIB,
@@ -90,7 +90,7 @@ class PyTorch(Native):
         )
 
     def on(self, device: _core.SimulatedDevice) -> _core.SimulatedAllocator:
-        """As of the base."""
+        """Create the allocator, see `Native.on`."""
         return _core.SimulatedPyTorch(device, self.rules())
 
 
@@ -101,16 +101,16 @@ def _check_mib(name: str, value: int, least: int) -> None:
 
 @dataclass(frozen=True)
 class PyTorchExpandable(PyTorch):
-    """With ``expandable_segments:True``: a segment for each pool and stream that grows page by page.
+    """Allocator with ``expandable_segments:True``: per pool and stream one segment that grows page by page.
 
     A segment has addresses for nine eighths of the device (without a limit: of 1 PiB) and pages of 2 MiB
-    (small) or 20 MiB; what is needed beyond the last block is mapped behind it. Pages are given back only
-    where memory runs out. The garbage collector has no part in it. A call to the driver is a page made and
-    mapped (cuMemCreate, cuMemMap), or unmapped and released.
+    (small) or 20 MiB; memory needed beyond the last block is mapped at the end. Pages are released only if
+    memory runs out. The garbage collector ignores these segments. A driver call is a page created and mapped
+    (cuMemCreate, cuMemMap), or unmapped and released.
     """
 
     _expandable: ClassVar[bool] = True
 
     def on(self, device: _core.SimulatedDevice) -> _core.SimulatedAllocator:
-        """As of the base."""
+        """Create the allocator, see `Native.on`."""
         return _core.SimulatedPyTorchExpandable(device, self.rules())

@@ -1,4 +1,4 @@
-"""The settings of PyTorch's allocator as text: ``PYTORCH_CUDA_ALLOC_CONF``, and what snapshots tell."""
+"""Settings of PyTorch's allocator as text: ``PYTORCH_CUDA_ALLOC_CONF``, and the settings in snapshots."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
     Value = int | float | bool | tuple[int, ...] | None
 
-#: Requests from 1 MiB, 2 MiB, ... 32 GiB on are rounded by their own number of divisions.
+#: Number of size intervals: requests from 1 MiB, 2 MiB, ... 32 GiB on have their own number of divisions.
 INTERVALS = 16
 _ITEM = re.compile(r"([^:,\[\]]+):(\[[^\[\]]*\]|[^:,\[\]]+)(?:,|$)")
-#: What decides which memory is where, as long as there is enough.
+#: Settings that decide the addresses of buffers, as long as memory suffices.
 _OF_PLACES = (
     "large_segment_size_mb",
     "max_non_split_rounding_mb",
     "max_split_size_mb",
     "roundup_power2_divisions",
 )
-#: What changes nothing in which memory is where on the device.
+#: Settings without effect on addresses in device memory.
 _WITHOUT_EFFECT = (
     "graph_capture_record_stream_reuse",
     "pinned_free_catch_all",
@@ -37,10 +37,10 @@ _WITHOUT_EFFECT = (
 
 
 def parse_conf(text: str) -> dict[str, Value]:
-    """Settings by name from ``key:value,key:[a:b,c:d]``, without those that have no effect here.
+    """Parse settings by name from ``key:value,key:[a:b,c:d]``, without those that have no effect here.
 
     Raises:
-        ValueError: naming a key that does not exist or cannot be simulated, a value that is none.
+        ValueError: naming a key that does not exist or cannot be simulated, or an invalid value.
     """
     values: dict[str, Value] = {}
     rest = "".join(text.split())
@@ -61,9 +61,9 @@ def parse_conf(text: str) -> dict[str, Value]:
 
 
 def recorded_settings(metadata: Mapping[str, str]) -> dict[str, Value]:
-    """Settings of a recorded allocator that decide where memory is, from the metadata of a trace.
+    """Return the address-deciding settings of a recorded allocator from the metadata of a trace.
 
-    What is written there in a way that is not PyTorch's is passed over.
+    Entries that do not follow PyTorch's syntax are ignored.
     """
     values: dict[str, Value] = {}
     with contextlib.suppress(ValueError):
@@ -90,7 +90,7 @@ def _native(value: str) -> None:
 
 
 def _divisions(value: str) -> int | tuple[int, ...]:
-    """One number, or numbers from requests of so many MiB on: ``[256:1,512:2,>:4]``."""
+    """Parse one number, or numbers for requests of so many MiB on: ``[256:1,512:2,>:4]``."""
     if not value.startswith("["):
         return int(value)
     result = [0] * INTERVALS

@@ -1,4 +1,4 @@
-"""What the recorded allocator itself did, where the trace tells it."""
+"""Behaviour of the recorded allocator itself, if known from the trace."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def recorded(trace: Trace) -> Simulation | None:
-    """The recorded addresses and segments as a simulation called "recorded"; None where they are not known.
+    """Return the recorded addresses and segments as a simulation called "recorded"; None if they are unknown.
 
-    They are not where an address is missing, or where a buffer lies outside of all that was ever held, as in
-    a recording whose beginning or end is lost. Where no address of a segment is known, as in a profiler's
-    trace, the reserved bytes are known at each event, but no segments: the simulation has none.
+    They are unknown if an address is missing, or if a buffer lies outside of all memory ever held, as in a
+    recording that lacks the beginning or end. If no address of a segment is known, as in a profiler's trace,
+    the reserved bytes are known at each event, but the simulation has no segments.
 
-    Bytes in use are the requested ones rounded to the trace's alignment: what the allocator lost beyond that
-    inside of blocks is not told. Segments that were there before count as calls to the driver too.
+    Bytes in use are the requested ones rounded to the trace's alignment: the trace does not tell further
+    losses inside of blocks. Segments from before the recording count as driver calls, too.
 
     Args:
         trace: events of one device.
@@ -63,7 +63,7 @@ def recorded(trace: Trace) -> Simulation | None:
 
 
 def _lies_within(segments: Segments, address: NDArray[np.int64], size: NDArray[np.int64]) -> bool:
-    """Whether each buffer is in what was held at any time; ranges that touch are one."""
+    """Return true if each buffer lies within memory held at any time; adjacent ranges count as one."""
     order = np.argsort(segments.address, kind="stable")
     low = segments.address[order]
     high = np.maximum.accumulate(low + segments.size[order])
@@ -74,7 +74,7 @@ def _lies_within(segments: Segments, address: NDArray[np.int64], size: NDArray[n
 
 
 class _Range(NamedTuple):
-    """Memory that is held: from one address to another, since an event, for a stream."""
+    """Held memory: the addresses [address, end), the event of the reservation, and the stream."""
 
     address: int
     end: int
@@ -83,10 +83,11 @@ class _Range(NamedTuple):
 
 
 def recorded_segments(trace: Trace) -> Segments:
-    """Ranges of addresses from the events in which they were reserved to those in which they were released.
+    """Return ranges of addresses with the events of their reservation and release.
 
-    What is never given back is held to the trace's end. What is given back in part is held on in its other
-    parts, and what is reserved again was given back. What was never reserved is passed over.
+    Ranges that are never released are held to the trace's end. A partly released range is held on in the
+    other parts. A range that is reserved again counts as released before. Releases of memory that was never
+    reserved are ignored.
 
     Args:
         trace: events of one device; their addresses may be unknown.
@@ -106,14 +107,14 @@ def recorded_segments(trace: Trace) -> Segments:
     table = np.array(
         [(one.address, one.end - one.address, one.stream, one.start, end) for one, end in done], np.int64
     ).reshape(-1, 5)
-    # Blocks reach across the pieces of an expandable segment only.
+    # Only in expandable segments may blocks reach across several ranges.
     grows = trace.metadata.get("expandable") == "1"
     region = np.zeros(len(table), np.int64) if grows else np.arange(len(table))
     return Segments(table[:, 0], table[:, 1], table[:, 2], region, table[:, 3], table[:, 4])
 
 
 def _release(held: list[_Range], done: list[tuple[_Range, int]], released: _Range) -> None:
-    """End what is held of a range at its event."""
+    """End the held parts of a range at the event of the release."""
     low, high = released.address, released.end
     first = max(bisect_right(held, (low,)) - 1, 0)
     while first < len(held) and held[first].end <= low:

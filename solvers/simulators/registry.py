@@ -1,4 +1,7 @@
-"""The simulated allocators by name. A new one is a file with a dataclass of its settings, and a line here."""
+"""Registry of the simulated allocators.
+
+To add an allocator, write a file with a dataclass of the settings, and a line here.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
     from solvers.simulators.native import Allocator
 
-#: Classes of settings by name, in the order in which comparisons show them.
+#: Classes of settings by name, in the order of comparison tables.
 ALLOCATORS: Mapping[str, type[Allocator]] = types.MappingProxyType(
     {
         "pytorch": PyTorch,

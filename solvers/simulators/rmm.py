@@ -1,4 +1,4 @@
-"""RAPIDS Memory Manager: its pool, arena and binning resources."""
+"""RAPIDS Memory Manager: pool, arena and binning resources."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class RmmPool(Native):
     """RMM's `pool_memory_resource` over `cudaMalloc`, as in 26.x.
 
     Sources: ``pool_memory_resource_impl.cpp``, ``stream_ordered_memory_resource.hpp``,
-    ``coalescing_free_list.hpp``. Sizes are rounded up to 256 bytes. A request takes the smallest free block
-    of its stream's list, else that of another stream's, in order of their first appearance; then those
-    lists are merged into its own one by one; then the pool grows to twice its size, or by half of what it
-    may still take, or by as much of that as can be had. What is freed goes to the list of the stream that
-    frees it, and merges there. Nothing goes back, but for free segments of a pool that has reached its
-    maximum.
+    ``coalescing_free_list.hpp``. Sizes are rounded up to 256 bytes. A request takes the smallest sufficient
+    free block of the stream's free list, else a block of another stream's list, in order of the lists' first
+    appearance. If no block suffices, the other lists are merged into the stream's own one by one. At last the
+    pool grows: to twice its size, or with a maximum by half of the remaining bytes, halved as long as the
+    device refuses. A freed block goes to the free list of the stream that frees the block, and merges there.
+    No memory returns to the device, except free segments of a pool that has reached the maximum.
 
-    Not modelled: events and waits between streams; streams of threads; the order of lists where the
-    addresses of their events have another.
+    Not modelled: events and waits between streams; streams of threads; the order of lists if the addresses of
+    their events have another order.
 
     Attributes:
-        initial_pool_bytes: taken at once. None: half of the device, as RMM's Python has it; without a limit
-            nothing, so that what is held is what the trace needs.
-        maximum_pool_bytes: the most that the pool takes; None: what the device has.
+        initial_pool_bytes: bytes reserved at once. None: half of the device, the default of RMM's Python; on
+            a device without a limit 0, so that the bytes held are those that the trace needs.
+        maximum_pool_bytes: most bytes of the pool; None: all of the device.
     """
 
     initial_pool_bytes: int | None = None
@@ -50,12 +50,12 @@ class RmmPool(Native):
                 raise ValueError("initial_pool_bytes is more than maximum_pool_bytes")
 
     def on(self, device: _core.SimulatedDevice) -> _core.SimulatedAllocator:
-        """As of the base."""
+        """Create the allocator, see `Native.on`."""
         initial, maximum = self._pool(device)
         return _core.SimulatedRmmPool(device, initial=initial, maximum=maximum)
 
     def _pool(self, device: _core.SimulatedDevice) -> tuple[int, int]:
-        """Bytes at first and at most, -1 for no maximum; multiples of 256, as RMM wants them."""
+        """Return the initial bytes and the maximum, -1 for none; multiples of 256, as RMM requires."""
         maximum = -1 if self.maximum_pool_bytes is None else -(-self.maximum_pool_bytes // _UNIT) * _UNIT
         initial = self.initial_pool_bytes
         if initial is None:
@@ -67,20 +67,20 @@ class RmmPool(Native):
 
 @dataclass(frozen=True)
 class RmmBinning(RmmPool):
-    """RMM's `binning_memory_resource` over its pool, as RMM's own benchmarks have it.
+    """RMM's `binning_memory_resource` over the pool, configured like RMM's own benchmarks.
 
     Sources: ``binning_memory_resource_impl.cpp``, ``fixed_size_memory_resource_impl.cpp``. A request of up
-    to the largest bin's size has a whole block of the smallest bin that is large enough, the block that has
-    been free for longest, of its stream or else of another one; a bin that has none takes
-    ``blocks_at_once`` more from the pool, and each has taken so many when it is made. What is larger is the
-    pool's. Nothing goes back.
+    to the largest bin's size takes a whole block of the smallest sufficient bin: the
+    block that has been free for the longest time, of the stream or else of another stream. A bin without a
+    free block takes ``blocks_at_once`` more from the pool; each bin also takes so many at the start. Larger
+    requests go to the pool. Bins return no memory.
 
-    Not modelled: as of the pool, and bins over anything but a pool.
+    Not modelled: the exceptions of the pool, and bins over any other resource than a pool.
 
     Attributes:
-        min_size_exponent: the smallest bin is of 2 to this power bytes; the default is that of RMM's
-            benchmarks, and gives requests of a few bytes 256 KiB.
-        max_size_exponent: likewise of the largest; the others are all powers between.
+        min_size_exponent: log2 of the smallest bin's bytes; the default is that of RMM's benchmarks, and
+            gives requests of a few bytes 256 KiB.
+        max_size_exponent: log2 of the largest bin's bytes; there is a bin for every power of two between.
         blocks_at_once: RMM's ``blocks_to_preallocate``.
     """
 
@@ -95,7 +95,7 @@ class RmmBinning(RmmPool):
         check_bytes(self.blocks_at_once, "blocks_at_once", least=1, most=1 << 12)
 
     def on(self, device: _core.SimulatedDevice) -> _core.SimulatedAllocator:
-        """As of the base."""
+        """Create the allocator, see `Native.on`."""
         initial, maximum = self._pool(device)
         return _core.SimulatedRmmBinning(
             device,
@@ -111,19 +111,19 @@ class RmmBinning(RmmPool):
 class RmmArena(Native):
     """RMM's `arena_memory_resource`, as in 26.x (``arena.hpp``, ``arena_memory_resource_impl.cpp``).
 
-    One arena is taken at once and is all that there ever is. It is divided into superblocks. A request of
-    more than 1 MiB, rounded up to 256 bytes, is served by the first superblock with room, by address, from
-    which the rest is cut off if it is empty and at least 1 MiB too large. A smaller one is served by the
-    superblocks that its stream has, else such a one, of at least 1 MiB, becomes the stream's. A superblock
-    stays with its stream until a request finds no room; then all go back, empty ones merge, and the request
-    is tried again.
+    One arena is reserved at once and never grows. The arena is divided into superblocks. A request of more
+    than 1 MiB, rounded up to 256 bytes, takes memory from the first sufficient superblock, by address; if
+    this superblock is empty and at least 1 MiB too large, the remainder is split off. A smaller request is
+    served by the superblocks of the stream; if these have no room, the first sufficient superblock, of at
+    least 1 MiB, becomes the stream's. A superblock stays with the stream until a request finds no room; then
+    all superblocks return to the arena, empty ones merge, and the request is tried again.
 
     Not modelled: waits between streams; arenas of threads, which per-thread default streams have; size
-    classes, which RMM must be built for (``RMM_ARENA_USE_SIZE_CLASSES``).
+    classes, which are a compile-time option of RMM (``RMM_ARENA_USE_SIZE_CLASSES``).
 
     Attributes:
-        arena_bytes: of the arena. None: half of the device, as RMM has it; without a limit the least for
-            which all is served as in an endless one.
+        arena_bytes: size of the arena. None: half of the device, the default of RMM; on a device without a
+            limit the smallest arena that serves every request as an unlimited arena does.
     """
 
     arena_bytes: int | None = None
@@ -133,7 +133,7 @@ class RmmArena(Native):
             check_bytes(self.arena_bytes, "arena_bytes", least=_SUPERBLOCK)
 
     def on(self, device: _core.SimulatedDevice) -> _core.SimulatedAllocator:
-        """As of the base."""
+        """Create the allocator, see `Native.on`."""
         if self.arena_bytes is not None:
             size = self.arena_bytes
         else:
@@ -141,13 +141,14 @@ class RmmArena(Native):
         return _core.SimulatedRmmArena(device, bytes=size // _UNIT * _UNIT)
 
     def run(self, trace: Trace, limit_bytes: int) -> Course:
-        """As of the base."""
+        """Simulate all events of a trace, see `Allocator.run`."""
         course = super().run(trace, limit_bytes)
         if self.arena_bytes is not None or limit_bytes < _core.LARGEST_DEVICE or not len(course.segments):
             return course
         ends = np.where(course.address >= 0, course.address + -(-trace.size // _UNIT) * _UNIT, 0)
         used = int(ends.max(initial=0) - course.segments.address[0])
-        # With a superblock to spare each is cut where it was cut from the endless arena, so all is the same.
+        # With a superblock to spare, every split is the same as in the unlimited arena, so the outcome is the
+        # same.
         needed = np.int64(max(used, 0) + _SUPERBLOCK)
         segments = replace(course.segments, size=np.full(1, needed))
         return replace(course, segments=segments, reserved=np.full(len(trace), needed))

@@ -1,4 +1,4 @@
-"""A trace through a simulated allocator."""
+"""Simulation of a trace under one of the allocators."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def simulate(
     allocators: Mapping[str, type[Allocator]] = ALLOCATORS,
     **parameters: Any,
 ) -> Simulation:
-    """Put a trace's allocs and frees through a simulated allocator.
+    """Run a trace's allocs and frees through a simulated allocator.
 
-    Deterministic. Only the order of the events counts, their times do not. Refused requests are passed over
+    Deterministic. Only the order of the events counts, their times do not. Refused requests are ignored
     (`traces.refused.with_attempts` makes buffers of them); private pools are streams of their own.
 
     Args:
         trace: events of one device.
         allocator: a name of ``allocators``.
-        limit_bytes: what the device has; None for more than any has (`LARGEST_DEVICE`, 64 PiB).
-        allocators: classes of settings by name; more than `ALLOCATORS` where others bring their own.
-        **parameters: settings of the allocator, the fields of its class.
+        limit_bytes: bytes of the device; None for more than any device has (`LARGEST_DEVICE`, 64 PiB).
+        allocators: classes of settings by name; a superset of `ALLOCATORS` if callers add their own.
+        **parameters: settings of the allocator, the fields of the settings' class.
 
     Raises:
         ValueError: no such allocator or setting, a setting or limit out of range or of another type, a trace
@@ -61,12 +61,12 @@ def simulate(
 
 
 def simulation_of(trace: Trace, name: str, allocator: Allocator, course: Course) -> Simulation:
-    """What an allocator of this name did with a trace, with its settings."""
+    """Combine trace, allocator name, settings and course in a `Simulation`."""
     columns = {field.name: getattr(course, field.name) for field in dataclasses.fields(Course)}
     settings = {name: getattr(allocator, name) for name in settings_of(type(allocator))}
     return Simulation(**columns, allocator=name, parameters=types.MappingProxyType(settings), trace=trace)
 
 
 def settings_of(kind: type[Allocator]) -> list[str]:
-    """Names of the settings of an allocator's class."""
+    """Return the names of the settings of an allocator's class."""
     return [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a simulated allocator did with a trace."""
+"""Result of simulating an allocator on a trace."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Memory that was held from the device; int64 columns of one length, in the order in which it was taken.
+    """Memory held from the device; int64 columns of one length, in the order of reservation.
 
     Attributes:
-        address: of the first byte.
+        address: address of the first byte.
         size: bytes.
-        stream: the stream for whose request it was taken.
+        stream: the stream whose request caused the reservation.
         region: rows with the same number lie in one range of addresses, across which blocks may reach.
-        start: the event in which it was taken.
-        end: the event in which it was given back, the length of the trace if it never was.
+        start: the event of the reservation.
+        end: the event of the release, the length of the trace if never released.
     """
 
     address: NDArray[np.int64]
@@ -42,7 +42,7 @@ class Segments:
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """What an allocator did at each event, as in `Simulation`."""
+    """Addresses and memory of an allocator at each event, as in `Simulation`."""
 
     address: NDArray[np.int64]
     live: NDArray[np.int64]
@@ -54,21 +54,22 @@ class Course:
 
 @dataclass(frozen=True, eq=False)
 class Simulation(Course):
-    """What a trace would have been under an allocator.
+    """Simulated course of a trace under an allocator, with the allocator's settings.
 
-    An alloc that does not fit, after all that the allocator does against it, is left out with its free, and
-    the rest goes on without it: `failed_at` says whether there is one.
+    An alloc that does not fit, after all remedies of the allocator, is left out with the matching free, and
+    the simulation continues: `failed_at` names the first one.
 
     Attributes:
-        address: int64[events], where each alloc was put; -1 elsewhere, where it failed, and for zero bytes.
+        address: int64[events], the address of each alloc; -1 elsewhere, for failed allocs, and for zero
+            bytes.
         live: int64[events], bytes of the blocks in use after each event: sizes as the allocator rounds them.
         reserved: int64[events], bytes held from the device after each event.
-        segments: what was held, and when; empty where a recording tells the bytes alone.
-        driver_calls: how often the device was called to take or give back memory.
+        segments: the memory held, with events; empty if a recording tells the bytes alone.
+        driver_calls: number of driver calls to reserve or release memory.
         failed_at: the first alloc that did not fit, None if all did.
-        allocator: its name in `ALLOCATORS`.
-        parameters: its settings by name, those that were not given included.
-        trace: what was simulated.
+        allocator: name in `ALLOCATORS`.
+        parameters: all settings by name, defaults included.
+        trace: the simulated trace.
     """
 
     allocator: str
@@ -87,16 +88,16 @@ class Simulation(Course):
 
     @property
     def fragmentation(self) -> float:
-        """1 - peak of the bytes asked for / peak of the bytes held; buffers that failed are not asked for.
+        """1 - peak of the requested bytes / peak of the held bytes; failed buffers count as not requested.
 
-        0 where nothing is held.
+        0 if nothing is held.
         """
         held = self.peak_reserved_bytes
         return 1 - int(self.requested.max(initial=0)) / held if held else 0.0
 
     @cached_property
     def requested(self) -> NDArray[np.int64]:
-        """int64[events], bytes asked for of the buffers alive after each event, without those that failed."""
+        """Requested bytes of the buffers alive after each event, without failed ones, int64[events]."""
         size = np.where(self.address >= 0, self.trace.size, 0)
         change = np.where(self.trace.kind == Kind.ALLOC, size, 0)
         freed = self.trace.kind == Kind.FREE
@@ -105,21 +106,21 @@ class Simulation(Course):
 
     @cached_property
     def fullest_event(self) -> int:
-        """The event after which most is live, of those after which most is held; 0 of no events."""
+        """Event after which most bytes are live, among the events with most bytes held; 0 without events."""
         if not len(self.live):
             return 0
         return int(np.where(self.reserved == self.peak_reserved_bytes, self.live, -1).argmax())
 
     @cached_property
     def largest_free_bytes(self) -> int | None:
-        """Largest free range of one region after `fullest_event`; None where no segments are known."""
+        """Largest free range of one region after `fullest_event`; None if no segments are known."""
         if not len(self.segments) and self.peak_reserved_bytes:
             return None
         return _largest_gap(self, self.fullest_event) if len(self.live) else 0
 
 
 def _largest_gap(simulation: Simulation, event: int) -> int:
-    """Largest range within what is held after an event in which no block is."""
+    """Return the largest range without a block within the memory held after an event, in bytes."""
     trace, segments = simulation.trace, simulation.segments
     rows = np.flatnonzero(simulation.address[: event + 1] >= 0)
     freed = trace.births[: event + 1][trace.kind[: event + 1] == Kind.FREE]

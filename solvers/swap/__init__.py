@@ -1,4 +1,4 @@
-"""Swap planning: a step and a link in, a schedule out, judged by a replay that shares nothing with it."""
+"""Offload planning: a step and a link in, a schedule out, judged by a replay that shares no planner code."""
 
 from solvers.swap.bounds import LinkBound
 from solvers.swap.gaps import packed

@@ -1,4 +1,4 @@
-"""Where a buffer could be away: between two of its accesses."""
+"""Absences: intervals between two accesses in which a buffer can be offloaded."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Absences:
-    """One row an absence, q in all.
+    """Table of absences, one row each, q in all.
 
     Attributes:
         buffer: int64[q], row in the step.
         last: int64[q], operation of the access before, in [0, K).
         use: int64[q], operation of the next access, in (last + 1, last + K].
         size: int64[q], bytes.
-        source: int32[q], the absence of the same buffer before this one, if there were only reads since its
-            end, so that a copy made then is still good; the row itself where nothing ever writes the buffer,
-            so that the copy of an earlier turn is still good; else -1.
+        source: int32[q], the preceding absence of the same buffer, if only reads follow its end, so that a
+            copy made then is still valid; the row itself if nothing ever writes the buffer, so that the copy
+            of an earlier turn is still valid; else -1.
     """
 
     buffer: NDArray[np.int64]
@@ -37,27 +37,27 @@ class Absences:
         return len(self.buffer)
 
     def select(self, rows: NDArray[np.int64]) -> Absences:
-        """Some of them; sources are not kept."""
+        """Return the given rows; sources are not kept."""
         none = np.full(len(rows), -1, np.int32)
         return Absences(self.buffer[rows], self.last[rows], self.use[rows], self.size[rows], none)
 
 
 def absences_of(step: Step, *, least_bytes: int = 0) -> Absences:
-    """The absences of at least one operation, wrap-around ones included, in order of (buffer, access).
+    """Return the absences of at least one operation, wrap-around ones included, in order of (buffer, access).
 
     Args:
         step: the step.
-        least_bytes: smaller buffers stay.
+        least_bytes: smaller buffers stay on the device.
     """
     k, owner, op = len(step), step.access_buffer, step.access_op
-    first = np.searchsorted(owner, owner)  # of each access, the first of its buffer
+    first = np.searchsorted(owner, owner)  # for each access, the first access of its buffer
     count = np.searchsorted(owner, owner, side="right") - first
     at = np.arange(len(owner))
     final = at - first == count - 1
     following = np.where(final, first, at + 1)
     use = op[following] + np.where(final, k, 0)
     keep = ~final | step.persistent[owner]
-    # A buffer that outlives a turn has several instances, which no move tells apart.
+    # A buffer that outlives a turn has several instances, which a move cannot distinguish.
     keep &= (step.end - step.start)[owner] <= k
     keep &= (use - op > 1) & (use - op <= k) & (step.size[owner] >= max(least_bytes, 1))
     turn = op // max(k, 1)
@@ -73,7 +73,7 @@ def absences_of(step: Step, *, least_bytes: int = 0) -> Absences:
 
 
 def seconds_of(step: Step, first: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Seconds of the operations [first, end), each counting on into the next turn."""
+    """Return the seconds of the operations [first, end), each index counting on into the next turn."""
     k = max(len(step), 1)
     (first_turn, a), (end_turn, b) = np.divmod(first, k), np.divmod(end, k)
     result: NDArray[np.float64] = step.begins[b] - step.begins[a] + step.duration * (end_turn - first_turn)
@@ -87,7 +87,7 @@ def _sources(step: Step, rows: NDArray[np.int64], following: NDArray[np.int64]) 
     begins[rows] = np.arange(len(rows))
     before = np.full(len(owner), -1, np.int64)
     before[following] = np.arange(len(following))
-    # The first access of what is not persistent follows nothing.
+    # The first access of a buffer that is not persistent has no predecessor.
     opens = np.searchsorted(owner, owner) == np.arange(len(owner))
     before[opens & ~step.persistent[owner]] = -1
     kept = step.persistent.copy()

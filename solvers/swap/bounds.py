@@ -1,14 +1,14 @@
-"""What no planner can beat: what must be away at an operation crosses the link before it, and back after it.
+"""Lower bounds for any planner, from the bytes that cross the link before and after an operation.
 
-Let operation p begin at P and end at Q. Of what is away during p, all that was accessed last within t seconds
-before P has to cross the link in these t seconds, and all that is used within t seconds after Q has to come
-back in them. That holds for each t, for all of p's absences, and for fractions of them; the most bytes that
-can be away during p under it are a linear program, or where a buffer is away as a whole or not at all, one
-of whole numbers, and with the seconds waited before and after p as
-variables it bounds the stall. On a circle, what is waited in the part of the turn before p counts for copies
-out that begin there and for copies back that end there in the turn after, and is waited once.
+Let operation p begin at P and end at Q. Of the buffers away during p, all that were last accessed within t
+seconds before P must cross the link in these t seconds, and all that are used within t seconds after Q must
+return in them. That holds for each t, for all of p's absences, and for fractions of them. The most bytes that
+can be away during p under these constraints are the optimum of a linear program, or of an integer program if
+a buffer is away as a whole or not at all. With the seconds waited before and after p as variables, the
+program bounds the stall. On a circle, the wait in the part of the turn before p counts for copies out that
+begin there and for copies back that end there in the turn after, and is waited once.
 
-For stalls the bound of `solvers.swap.fluid` is taken beside it, whichever says more.
+For stalls, the larger of this bound and the bound of `solvers.swap.fluid` is taken.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from solvers.swap.link import Link
     from solvers.swap.step import Step
 
-#: Operations that the program is solved for: those with the largest bounds by each direction alone.
+#: Number of operations whose program is solved: those with the largest bounds by each direction alone.
 _OPERATIONS = 12
-#: Of these, for which buffers move as wholes, the most such buffers, and how long that is searched.
-#: It is not solved for an operation with more absences around it.
+#: Programs of whole buffers: number of operations, most integer buffers in each, and most absences that span
+#: such an operation (with more, the program is not solved).
 _WHOLE, _MOST_WHOLE, _MOST_AROUND = 3, 256, 1024
 _SEARCH = "limits/nodes = 200\nlimits/gap = 0.005"
-#: What that solver takes for equal, with room.
+#: Tolerance of that solver, with a margin.
 _LOOSE = 1e-5
-#: Of more absences than this, the smallest count as away for nothing.
+#: Most absences in one program; the smallest ones beyond this number count as away at no cost.
 _MOST = 2048
 
 
 @dataclass(frozen=True, eq=False)
 class _Around:
-    """What can be away during one operation: seconds to leave and to return, and those of the copies.
+    """Absences that span one operation: seconds to leave and to return, and seconds of the copies.
 
-    ``before_turns`` and ``after_turns``: how often what is waited in the other part of the turn counts, too.
+    ``before_turns`` and ``after_turns``: how often the wait in the other part of the turn counts, too.
     """
 
     size: NDArray[np.int64]
@@ -62,32 +62,33 @@ class LinkBound:
 
     Args:
         step: the step.
-        link: how long copies take.
-        stretches: see `least_stall_of_parts`: four times as many say up to 4 % of the step more of a stall
-            where memory is short for long, and take twenty times as long.
+        link: the copy times.
+        stretches: see `least_stall_of_parts`: four times as many raise the bound of the stall by up to 4 % of
+            the step if memory is short for long, and take twenty times as long.
     """
 
     def __init__(self, step: Step, link: Link, *, stretches: int = STRETCHES) -> None:
         self._stretches = stretches
-        step = step.without(step.untouched)  # which can be away at no cost
+        step = step.without(step.untouched)  # untouched buffers can be away at no cost
         self._step, self._link = step, link
         self._absences = absences_of(step)
         self._since, self._wraps, self._free = self._copies()
 
     def peak_bytes(self) -> int:
-        """No schedule without waiting has a lower peak."""
+        """Return a lower bound in bytes on the peak of any schedule without waiting."""
         loads = self._step.load
         left = {op: int(loads[op]) - self._most_away(op) for op in self._worst()}
         whole = [int(loads[op]) - self._most_away(op, whole=True) for op in self._largest(left)]
         return max((*left.values(), *whole), default=0)
 
     def stall_seconds(self, limit: int) -> float:
-        """No schedule that holds the limit waits less; inf where none can hold it."""
+        """Return a lower bound on the stall of any schedule that holds the limit; inf if infeasible."""
         a = self._absences
         if (self._step.load - self._step.spread(a.last + 1, a.use, a.size)).max(initial=0) > limit:
             return float("inf")
         bound = self._bound(limit)
-        # What a solver says of numbers that are too far apart for it: nothing is claimed.
+        # An infinite result comes from a solver whose numbers differ too much in magnitude: 0 is a valid
+        # bound.
         return bound if bound < float("inf") else 0.0
 
     def _bound(self, limit: int) -> float:
@@ -105,10 +106,10 @@ class LinkBound:
         return max(one, parts)
 
     def _worst(self) -> list[int]:
-        """The operations at which most is left by the bound of each direction alone."""
+        """Return the operations of largest remaining load by the bound of each direction alone."""
         step = self._step
         candidates = np.flatnonzero(step.load > step.peak_bytes // 8)
-        if len(candidates) > 512:  # those of most load in each of as many stretches
+        if len(candidates) > 512:  # the operation of largest load in each of 512 parts
             parts = np.array_split(candidates, 512)
             candidates = np.array([part[step.load[part].argmax()] for part in parts])
         left = np.array([int(step.load[op]) - self._one_way(op) for op in candidates.tolist()], np.int64)
@@ -116,10 +117,11 @@ class LinkBound:
         return [int(op) for op in candidates[order]]
 
     def _copies(self) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Return how long before each absence the earliest copy may begin that it can use, in seconds.
+        """Return how long before each absence the earliest usable copy may begin, in seconds.
 
-        A copy is good as long as there are only reads. Also, how often a turn begins in these seconds, and
-        which absences need no copy at all, for nothing ever writes their buffers.
+        A copy stays valid as long as the buffer is only read. Also return how often a turn begins within
+        these seconds, and a mask of the absences that need no copy at all, because nothing ever writes their
+        buffers.
         """
         a = self._absences
         free = a.source == np.arange(len(a))
@@ -152,7 +154,7 @@ class LinkBound:
         )
 
     def _one_way(self, op: int) -> int:
-        """Bytes that can be away by the direction that allows less, whatever the other."""
+        """Return the bytes that can be away by the direction that allows less, ignoring the other."""
         a = self._around(op)
         shares = [int(a.size.sum())]
         for room, seconds, per_byte in (
@@ -160,7 +162,7 @@ class LinkBound:
             (a.after, a.back, self._link.in_per_byte),
         ):
             order = np.argsort(room, kind="stable")
-            # In order of room, the copies so far fit the room so far: the sum is bounded by each prefix.
+            # In order of room, the copies so far fit the room so far: each prefix bounds the sum.
             rest = np.append(np.cumsum(seconds[order][::-1])[::-1], 0.0)
             fits = min(float((room[order] + rest[1:]).min(initial=np.inf)), float(rest[0]))
             free = int(a.size[seconds == 0.0].sum())
@@ -168,7 +170,7 @@ class LinkBound:
         return min(shares) + a.small_bytes
 
     def _largest(self, told: dict[int, Any]) -> list[int]:
-        """The operations for which most is told: the program of whole buffers is solved for these."""
+        """Return the operations of largest value in ``told``, to solve the program of whole buffers for."""
         few = [op for op in told if spanning(self._step, self._absences, op).sum() <= _MOST_AROUND]
         return sorted(few, key=lambda op: -told[op])[:_WHOLE]
 
@@ -182,10 +184,10 @@ class LinkBound:
 
 
 class _Program:
-    """The linear program, with a chain of sums for each direction.
+    """Linear program with a chain of sums for each direction.
 
-    With ``whole`` a buffer is away or it is not, of the largest ones; what is not proven after some nodes of
-    its search is bounded all the same.
+    With ``whole``, each of the largest buffers is away entirely or not at all; if the search reaches the node
+    limit before a proof, the solver's best bound is valid all the same.
     """
 
     def __init__(self, around: _Around, *, whole: bool = False) -> None:
@@ -199,7 +201,7 @@ class _Program:
         if whole:
             self._solver.SetSolverSpecificParametersAsString(_SEARCH)
             for row in np.argsort(-around.size, kind="stable")[:_MOST_WHOLE].tolist():
-                self._away[row].SetInteger(True)  # noqa: FBT003 - OR-Tools names it so
+                self._away[row].SetInteger(True)  # noqa: FBT003 - positional in OR-Tools
         self._waits = [self._solver.NumVar(0.0, 0.0, "") for _ in range(2)]
         self._scale = max(float(around.before.max(initial=0)), float(around.after.max(initial=0)), 1e-9)
         here, there = self._waits
@@ -217,9 +219,9 @@ class _Program:
         other: Any,
         turns: NDArray[np.int64],
     ) -> None:
-        """The copies of those with least room, one after the other, fit the room of each and what is waited.
+        """Require the copies, sequential in order of room, to fit the room and the wait of each.
 
-        Of a room that reaches into the other part of the turn, ``other`` counts, too, for each of ``turns``.
+        If a room reaches into the other part of the turn, ``other`` counts, too, as often as ``turns`` says.
         """
         solver, infinity, before = self._solver, self._solver.infinity(), None
         order = np.argsort(room, kind="stable")
@@ -240,7 +242,7 @@ class _Program:
     def most_bytes(self) -> float:
         self._solver.Maximize(self._bytes)
         if not self._solve():
-            return self._all_bytes  # nothing is claimed
+            return self._all_bytes  # all bytes is a valid bound
         if self._whole:
             return min(
                 float(self._solver.Objective().BestBound()) * (1 + _LOOSE) * self._unit, self._all_bytes
@@ -261,9 +263,9 @@ class _Program:
         return max(float(self._solver.Objective().Value()) * self._scale * (1 - 1e-9) - 1e-12, 0.0)
 
     def _solve(self) -> bool | None:
-        """Whether it has a solution; None: the solver has found none and says nothing."""
+        """Return True if a solution was found, False if none exists, None if the solver proved neither."""
         status = self._solver.Solve()
-        if self._whole:  # that it cannot be is for the other program to say
+        if self._whole:  # infeasibility is left to the linear program
             return True if status in (self._solver.OPTIMAL, self._solver.FEASIBLE) else None
         if status == self._solver.OPTIMAL:
             return True

@@ -1,8 +1,8 @@
-"""Combinations of the published scores, their weights found by Bayesian optimisation.
+"""Weighted sums of the published scores, with weights found by Bayesian optimisation.
 
-Zhang et al. (arXiv 1903.06631) search the weights of a sum of their scores by how long the step then takes.
-Here the library is Optuna (Akiba et al., KDD 2019), its sampler TPE; what is summed are ranks, since scores
-have different units. It is an extra: ``pip install mempool[bayes]``.
+Zhang et al. (arXiv 1903.06631) search the weights of a sum of their scores by the resulting duration of the
+step. This module uses Optuna (Akiba et al., KDD 2019) with the TPE sampler, and sums ranks, since scores have
+different units. Optuna is an optional dependency: ``pip install mempool[bayes]``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ def search_weights(
     trials: int,
     seed: int = 0,
 ) -> None:
-    """Ask for the stall of so many combinations, each better than those before as far as they tell.
+    """Call ``stall_of`` for ``trials`` combinations, each chosen by the sampler from the earlier results.
 
     Args:
         orders: by name of the score, the same rows, best first.
-        stall_of: seconds that the step waits with rows taken in this order; inf where the limit is not held.
-        trials: how many.
-        seed: of the sampler; the same seed asks for the same.
+        stall_of: function that returns the stall in seconds with rows taken in this order; inf if the limit
+            is not held.
+        trials: number of combinations.
+        seed: seed of the sampler; the same seed yields the same combinations.
 
     Raises:
         PlanError: Optuna is not installed.

@@ -1,4 +1,4 @@
-"""A step of many operations as one of fewer, for a planner: what is planned on it holds on the original."""
+"""Grouping of the operations of a long step, for a planner: a plan of the groups also holds on the step."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from solvers.swap.link import Link
     from solvers.swap.step import Step
 
-#: Steps of no more operations stay as they are; others get about so many beside those where an absence ends.
+#: Steps of at most so many operations stay ungrouped; others get about so many groups, and those that begin
+#: or end with an absence.
 FEW = 2048
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Operations in groups; a group's load is the largest of its operations', its time their sum.
+    """Operations in groups; a group's load is the largest of its operations, its time their sum.
 
     Attributes:
         first: int64[g], the first operation of each group.
@@ -38,7 +39,10 @@ class Grid:
     absences: Absences
 
     def planner(self, step: Step, link: Link) -> _core.SwapPlanner:
-        """Return a native planner on it; only of a buffer that nothing writes the host has a copy."""
+        """Return a native planner on the grid.
+
+        Only copies of buffers that nothing ever writes are treated as already on the host.
+        """
         a = self.absences
         kept = a.source == np.arange(len(a))
         return _core.SwapPlanner(
@@ -55,13 +59,13 @@ class Grid:
         )
 
     def operations(self, groups: NDArray[np.int64], k: int) -> NDArray[np.int64]:
-        """The first operation of groups that may count on into the next turn; k operations are a turn."""
+        """Return the first operation of each group, both counting on into later turns of k operations."""
         turn, group = np.divmod(groups, len(self.first))
         result: NDArray[np.int64] = self.first[group] + turn * k
         return result
 
     def groups(self, operations: NDArray[np.int64], k: int) -> NDArray[np.int64]:
-        """The groups of operations, both of which may count on into the next turn."""
+        """Return the groups of operations, both counting on into later turns of k operations."""
         turn, operation = np.divmod(operations, k)
         result: NDArray[np.int64] = (
             np.searchsorted(self.first, operation, side="right") - 1 + turn * len(self.first)
@@ -70,7 +74,7 @@ class Grid:
 
 
 def grid_of(step: Step, absences: Absences, *, few: int = FEW) -> Grid:
-    """Groups that end where the operation before an absence or the one after it begins or ends."""
+    """Group operations; groups end where the operation before or after an absence begins or ends."""
     k = len(step)
     if k <= few:
         first = np.arange(k, dtype=np.int64)

@@ -1,16 +1,17 @@
-"""A bound over the whole step: a linear program in which parts of buffers move at any time.
+"""Bound over the whole step: a linear program in which parts of buffers move at any time.
 
-The step is cut into stretches of about the same time. In each, copies of a direction take no longer than its
-operations and what is waited there; a copy may be made by parts, at any time in the stretches that it
-touches; at one operation of each stretch, that of most load, as much must be away as is over the limit. Every
-schedule is a solution of it, so none waits less. It sees what one operation alone does not: that memory is
-short for long, so that what leaves must cross the link at that pace.
+The step is cut into stretches of about the same time. In each stretch, the copies of one direction take no
+longer than the operations and the waits of this stretch. A copy may be split into parts, made at any time in
+the stretches between ``last`` and ``use``. At the operation of largest load of each stretch, at least the
+load over the limit must be away. Every schedule is a solution of this program, so no schedule waits less than
+the optimum. Unlike the bounds of single operations, this bound accounts for memory that is short over a long
+time, so that offloaded bytes must cross the link at the pace of the step.
 
-Of a large step only some absences are counted; the others are away for nothing. That is a relaxation: the
-operations at which memory is asked for follow from the step's load alone, whichever absences are counted. So
+In a large step only some absences are counted; the others are away at no cost. That is a relaxation: the
+operations that constrain memory follow from the step's load alone, whichever absences are counted. So
 a solution of the program of all absences, with the variables of the others left out, is a solution of the
-program of some: the memory asked for shrinks by the whole size of each absence left out, which is at least
-the part that was away, and the copies that remain share the link with fewer. Fewer absences therefore never
+program of some: the memory required shrinks by the whole size of each absence left out, which is at least
+the part that was away, and the remaining copies share the link with fewer. Fewer absences therefore never
 raise the bound.
 """
 
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from solvers.swap.link import Link
     from solvers.swap.step import Step
 
-#: The largest absences are counted: the second for each stretch, and at least the first.
+#: Number of absences that are counted, the largest first: `_EACH` for each stretch, and at least `_FEW`.
 _FEW, _EACH = 600, 15
-#: How finely time is cut, where nobody says.
+#: Default number of stretches into which the time of the step is cut.
 STRETCHES = 24
 
 
@@ -45,24 +46,24 @@ def least_stall_of_parts(
     alone: Sequence[int] = (),
     counted: NDArray[np.int64] | None = None,
 ) -> float:
-    """Return a bound on the least stall of the schedules that hold the limit, in seconds; inf where none can.
+    """Return a bound on the least stall of the schedules that hold the limit, in seconds; inf if none can.
 
     Args:
         step: the step.
-        link: how long copies take.
+        link: the copy times.
         absences: all of the step.
         limit: bytes.
-        stretches: how finely time is cut; finer says more as a rule, and is slower.
-        alone: operations that are a stretch of their own, so that nothing leaves or returns beside them.
-        counted: rows of the absences whose copies take time, by default the largest, more of them where time
-            is cut finer; the others are away for nothing. More of them never say less.
+        stretches: number of stretches; more of them usually raise the bound and take longer.
+        alone: operations that form a stretch of their own, so that nothing leaves or returns beside them.
+        counted: rows of the absences whose copies take time; the others are away at no cost. By default the
+            largest absences, more of them for more stretches. Counting more absences never lowers the bound.
     """
     if counted is None:
         large = np.argsort(-absences.size, kind="stable")
         counted = np.sort(large[: max(_FEW, _EACH * stretches)])
     try:
         return _Fluid(step, link, absences, limit, stretches, alone, counted).solve()
-    except ImportError:  # OR-Tools is not there: nothing is claimed
+    except ImportError:  # OR-Tools is not installed: 0 is a valid bound
         return 0.0
 
 
@@ -86,7 +87,7 @@ class _Fluid:
         begins = np.concatenate([[0], cuts, alone, np.add(alone, 1)]).astype(np.int64)
         self._first = np.unique(begins[begins < len(step)])
         ends = np.append(self._first[1:], len(step))
-        # By the step's own load, not the load without what is away for nothing: see the module.
+        # Use the step's own load, not the load without the uncounted absences: see the module's docstring.
         self._top = np.array([a + step.load[a:b].argmax() for a, b in zip(self._first, ends, strict=True)])
         free = np.setdiff1d(np.arange(len(absences)), counted)
         load = step.load - step.spread(absences.last[free] + 1, absences.use[free], absences.size[free])
@@ -102,7 +103,7 @@ class _Fluid:
         self._chains()
 
     def _engines(self, seconds: NDArray[np.float64], link: Link) -> None:
-        """Copies of each direction fit each stretch and what is waited in it."""
+        """Add the constraint that the copies of each direction fit into each stretch and the waits there."""
         solver = self._solver
         self._waits = [solver.NumVar(0.0, solver.infinity(), "") for _ in seconds]
         self._outs, self._ins = (
@@ -115,15 +116,15 @@ class _Fluid:
                 fits.SetCoefficient(wait, -1.0)
 
     def _group(self, op: int) -> int:
-        """The stretch of an operation that may count on into the next turn."""
+        """Return the stretch of an operation; both count on into the next turn."""
         turn, within = divmod(op, len(self._step))
         return int(np.searchsorted(self._first, within, side="right")) - 1 + turn * len(self._first)
 
     def _chains(self) -> None:
-        """Absences between which nothing writes share one copy on the host."""
+        """Add the absences; absences of a buffer without a write between them share one host copy."""
         chains = dict[int, list[tuple[int, int]]]()
         for row in self._rows.tolist():
-            if self._a.source[row] == row:  # nothing ever writes the buffer, so that no copy is made again
+            if self._a.source[row] == row:  # nothing ever writes the buffer: no copy is ever made
                 self._absence(row, None)
                 continue
             root = row
@@ -137,7 +138,7 @@ class _Fluid:
                 self._absence(row, copied[self._group(first + since) - self._group(first) :])
 
     def _copied(self, root: int, members: list[tuple[int, int]]) -> list[Any]:
-        """The part of the buffer that the host has by the end of each stretch from ``last`` on."""
+        """Return the part of the buffer that the host holds by the end of each stretch from ``last`` on."""
         solver, a = self._solver, self._a
         first = self._group(int(a.last[root]))
         spans = [since + int(a.use[row] - a.last[row]) for row, since in members]
@@ -146,7 +147,7 @@ class _Fluid:
             part = solver.NumVar(0.0, 1.0, "")
             engine = self._outs[group % len(self._first)]
             self._add(engine, part, float(self._out[root]))
-            if parts:  # what was there before costs nothing again
+            if parts:  # parts copied earlier cost nothing again
                 self._add(engine, parts[-1], -float(self._out[root]))
                 solver.Add(part >= parts[-1])
             parts.append(part)
@@ -155,8 +156,8 @@ class _Fluid:
     def _absence(self, row: int, copied: list[Any] | None) -> None:
         solver, infinity, a = self._solver, self._solver.infinity(), self._a
         last, use, k = int(a.last[row]), int(a.use[row]), len(self._step)
-        gone = solver.Constraint(-infinity, 1.0)  # in all
-        ends = solver.Constraint(0.0, 0.0)  # with all back
+        gone = solver.Constraint(-infinity, 1.0)  # at most the whole buffer leaves
+        ends = solver.Constraint(0.0, 0.0)  # every part that leaves returns
         before: list[tuple[Any, float]] = []
         for at, group in enumerate(range(self._group(last), self._group(use) + 1)):
             turn, within = divmod(group, len(self._first))
@@ -165,7 +166,8 @@ class _Fluid:
             ends.SetCoefficient(leaves, 1.0)
             ends.SetCoefficient(returns, -1.0)
             self._add(self._ins[within], returns, float(self._back[row]))
-            # What leaves in this stretch is away at once, what returns still is.
+            # A part is away from the stretch in which it leaves to the stretch in which it returns, both
+            # included.
             stays = solver.Constraint(-infinity, 0.0)
             for variable, sign in ((away, 1.0), (leaves, -1.0), *before):
                 stays.SetCoefficient(variable, sign)
@@ -188,5 +190,5 @@ class _Fluid:
         if status == solver.INFEASIBLE:
             return float("inf")
         if status != solver.OPTIMAL:
-            return 0.0  # nothing is claimed
+            return 0.0  # 0 is a valid bound
         return max(float(solver.Objective().Value()) * (1 - 1e-6) * self._scale - 1e-9 * self._scale, 0.0)

@@ -1,8 +1,9 @@
-"""A schedule that costs no more and whose buffers lie with fewer gaps between them.
+"""Search for a schedule of equal stall whose buffers are placed with fewer gaps between them.
 
-A plan fills memory to its limit wherever that lets a copy have more time; what is then as full as can be is
-hard to place. So first nothing is on the device for longer than its copies need: released when the copy out
-is done, fetched as late as it is back in time. Then other schedules of the same stall are placed, too.
+A plan fills memory to its limit wherever that gives a copy more time; a step that is full everywhere is
+hard to place. So first no buffer stays on the device for longer than its copies need: each is released when
+the copy out is done, and fetched as late as the return in time allows. Then other schedules of the same stall
+are placed, too.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from solvers.swap.schedule import Schedule
     from solvers.swap.step import Step
 
-#: Copies are given so many times the time that they take: much where that does as well, for both ways may
-#: share a link and no step takes as long as the one before.
+#: Factors by which copy times are stretched, the largest first: large margins are preferred if they do as
+#: well, for both directions may share a link and no step takes as long as the one before.
 _MARGINS = (4.0, 1.25, 1.0)
-#: Rounding of times, seconds.
+#: Tolerance for rounding of times, in seconds.
 _SLACK = 1e-9
 
 
@@ -40,15 +41,15 @@ def packed(
     within: float = 1.02,
     enough: int = 0,
 ) -> Swap:
-    """Of schedules that wait no longer and hold the limit the one with the smallest arena.
+    """Return the schedule with the smallest arena among those that hold the limit without a longer stall.
 
     Args:
-        planner: what planned it.
-        swap: what to begin with.
-        arena: bytes of a plan of the device's addresses.
-        variations: how many other schedules are looked at.
-        within: times its peak, an arena that is good enough.
-        enough: bytes; so is an arena of no more.
+        planner: the planner that made ``swap``.
+        swap: the swap to start from.
+        arena: function that returns the arena in bytes of a plan of the device's addresses.
+        variations: number of other schedules considered.
+        within: an arena of at most this factor times the swap's peak ends the search.
+        enough: an arena of at most so many bytes ends the search.
     """
     best, least = swap, arena(swap.schedule)
     for found in _others(planner, swap, variations):
@@ -60,9 +61,9 @@ def packed(
 
 
 def _others(planner: SwapPlanner, swap: Swap, variations: int) -> Iterator[Swap]:
-    """Each variation with nothing on the device for longer than needed."""
+    """Yield each variation, tightened by each margin."""
     for seed in range(-1, variations):
-        one = swap if seed < 0 else planner.varied(swap, 2 * seed)  # odd ones begin anew
+        one = swap if seed < 0 else planner.varied(swap, 2 * seed)  # odd seeds begin anew
         if one is None:
             continue
         for margin in _MARGINS:
@@ -71,7 +72,7 @@ def _others(planner: SwapPlanner, swap: Swap, variations: int) -> Iterator[Swap]
 
 
 def _tight(planner: SwapPlanner, swap: Swap, margin: float) -> Swap | None:
-    """`tightened`, judged; None where that waits longer."""
+    """Return the swap with a `tightened` schedule, or None if that waits longer or needs more memory."""
     made = tightened(planner.step, planner.link, swap.schedule, swap.replayed.wait, margin=margin)
     again = replay(planner.step, planner.link, made)
     if again.stall_seconds > swap.stall_seconds * (1 + 1e-9) or again.peak_bytes > swap.peak_bytes:
@@ -82,14 +83,14 @@ def _tight(planner: SwapPlanner, swap: Swap, margin: float) -> Swap | None:
 def tightened(
     step: Step, link: Link, schedule: Schedule, wait: NDArray[np.float64], *, margin: float = 1.25
 ) -> Schedule:
-    """Releases as soon, and fetches as late, as copies allow with some time to spare.
+    """Release as early, and fetch as late, as copies allow with some time to spare.
 
     Args:
         step: the step.
-        link: how long copies take.
-        schedule: its moves; what is away is away for longer.
+        link: the copy times.
+        schedule: the moves; each buffer is then away for longer.
         wait: float64[K], seconds that each operation waits under the schedule.
-        margin: how much longer copies are taken to be.
+        margin: factor by which copy times are stretched.
     """
     if not len(schedule) or not step.duration:
         return schedule
@@ -106,7 +107,7 @@ def tightened(
 def _released(
     step: Step, s: Schedule, seconds: list[float], starts: NDArray[np.float64], ends: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """The first operation that begins after each copy out, one after the other, or what it is."""
+    """Return the first operation after each sequential copy out, or the present release if earlier."""
     k, turn = len(step), float(ends[-1])
     done, free = np.empty(len(s)), -np.inf
     order = np.lexsort([s.release, s.out % k]).tolist()
@@ -126,10 +127,13 @@ def _released(
 def _fetched(
     step: Step, s: Schedule, seconds: list[float], starts: NDArray[np.float64], turn: float
 ) -> NDArray[np.int64]:
-    """The last operation before each copy back must begin, one after the other, or what it is."""
+    """Return the last operation before each copy back must begin, or the present fetch if later.
+
+    Copies back are sequential.
+    """
     k = len(step)
     begins, free = np.empty(len(s)), np.inf
-    base = s.fetch // k * k  # of the turn in which it is asked for
+    base = s.fetch // k * k  # of the turn in which the copy is requested
     due = (starts[s.use % k] + turn * ((s.use - base) // k)).tolist()
     order = np.lexsort([s.use, s.fetch % k])[::-1].tolist()
     for ahead in (turn, 0.0) if step.circular else (0.0,):

@@ -1,4 +1,4 @@
-"""What moves bytes between the device and the host, and how long it takes."""
+"""Model of the link between device and host: the duration of copies."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Link:
-    """A copy of ``s`` bytes takes ``a + b * s`` seconds, one after the other in each direction.
+    """Link on which a copy of ``s`` bytes takes ``a + b * s`` seconds, sequential in each direction.
 
     Attributes:
         out_fixed: a of copies to the host, seconds.
         out_per_byte: b, seconds a byte.
-        in_fixed: of copies to the device.
-        in_per_byte: of copies to the device.
-        duplex: copies of the two directions do not disturb each other; else one engine makes all, in the
-            order in which they are asked for.
+        in_fixed: a of copies to the device, seconds.
+        in_per_byte: b of copies to the device, seconds a byte.
+        duplex: copies of the two directions do not disturb each other; else one engine makes all copies, in
+            the order of their requests.
 
     Raises:
         ValueError: a number that is negative or not finite.
@@ -43,26 +43,26 @@ class Link:
             raise ValueError("a link has times of 0 or more seconds")
 
     def out(self, size: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds of copies of so many bytes to the host."""
+        """Return the seconds of copies of ``size`` bytes to the host."""
         result: NDArray[np.float64] = self.out_fixed + self.out_per_byte * size.astype(np.float64)
         return result
 
     def back(self, size: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds of copies of so many bytes to the device."""
+        """Return the seconds of copies of ``size`` bytes to the device."""
         result: NDArray[np.float64] = self.in_fixed + self.in_per_byte * size.astype(np.float64)
         return result
 
     @classmethod
     def of_rate(cls, bytes_per_second: float, fixed: float = 10e-6, *, duplex: bool = True) -> Link:
-        """The same rate in both directions."""
+        """Return a link of the same rate in both directions."""
         if not bytes_per_second > 0:
             raise ValueError("a link's rate is more than 0 bytes a second")
         return cls(fixed, 1 / bytes_per_second, fixed, 1 / bytes_per_second, duplex)
 
 
-#: Links by name. Rates of PCI Express x16 are what copies of page-locked memory reach of 16, 32 and 64 GB/s,
-#: about four fifths; of NVLink-C2C, of 450 GB/s each way. ``singa`` is what AutoSwap's authors measured and
-#: published in SINGA's SwapGPU.
+#: Links by name. The rates of PCI Express x16 are those that copies of page-locked memory reach of 16, 32 and
+#: 64 GB/s, about four fifths; likewise of NVLink-C2C, of 450 GB/s each way. ``singa`` is the link that
+#: AutoSwap's authors measured and published in SINGA's SwapGPU.
 PRESETS: Mapping[str, Link] = types.MappingProxyType(
     {
         "pcie3": Link.of_rate(12.5e9),
@@ -72,13 +72,15 @@ PRESETS: Mapping[str, Link] = types.MappingProxyType(
         "singa": Link(47.2e-6, 0.0756e-9, 9.7e-6, 0.0823e-9),
     }
 )
-#: Seconds, and seconds a byte, beyond which there is no link; they would leave no digits for operations.
+#: Largest seconds and seconds a byte of a link; larger ones would leave no digits for the operations' times.
 _LATEST, _SLOWEST = 1000.0, 1e-3
 _NUMBER = r"\d{1,20}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?"
 
 
 def parse_link(text: str) -> Link:
-    """A link by name; or "a,b", seconds and seconds a byte; or "a,b,a,b", out and in; ",half" for one engine.
+    """Parse a link: a name, or "a,b" in seconds and seconds a byte, or "a,b,a,b" for out and in.
+
+    A final ",half" means one engine for both directions.
 
     Raises:
         ValueError: the text is none of these.

@@ -1,4 +1,4 @@
-"""Schedules as JSON: which step of which trace they are of, and a row a move."""
+"""Schedules as JSON: the identity of their step and trace, and one row per move."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from solvers.swap.step import Step
     from traces.trace import Trace
 
-#: A file of moves is no longer, and a number in it no larger.
+#: Largest size in bytes of a file of moves, and largest number in such a file.
 _MOST_CHARACTERS, _MOST_NUMBER = 256 << 20, 2**62
 _OPERATIONS = ("last", "out", "release", "fetch", "use")
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Which step of a trace is meant.
+    """Selection of a step in a trace.
 
     Attributes:
         window: rows [first, end) of one iteration of a circle; None for all events on a line.
-        bandwidth: bytes a second that operations take the time for; None for the recorded times.
-        device: the one of several; None where there is one.
+        bandwidth: bytes a second from which operation times are computed; None for the recorded times.
+        device: the device, in a trace of several; None in a trace of one.
     """
 
     window: tuple[int, int] | None = None
@@ -39,7 +39,7 @@ class Cut:
     device: int | None = None
 
     def step(self, trace: Trace) -> Step:
-        """The step of a trace.
+        """Return the selected step of a trace.
 
         Raises:
             PlanError, TraceError: the trace has no such step.
@@ -51,15 +51,16 @@ class Cut:
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """What a file of moves says. It is checked when `schedule` finds it possible, and not before.
+    """Contents of a file of moves. `schedule` compares them with a step; reading checks types alone.
 
     Attributes:
-        cut: the step that they are of.
-        link: what they were planned for.
-        limit_bytes: likewise.
-        operations: how many the step has; likewise ``peak_bytes``, its peak load.
+        cut: the step of the moves.
+        link: the link that the moves were planned for.
+        limit_bytes: the limit that the moves were planned for.
+        operations: number of operations in the step.
+        peak_bytes: peak load of the step.
         rows: the moves, as `moves_of` made them.
-        resting: what is away all the time, as `resting_of` told it.
+        resting: buffers that stay on the host all the time, as `resting_of` made them.
     """
 
     cut: Cut
@@ -71,10 +72,10 @@ class Moves:
     resting: list[dict[str, Any]] = field(default_factory=list)
 
     def schedule(self, step: Step) -> Schedule:
-        """The moves of a step; `solvers.swap.replay` says whether they can be.
+        """Return the moves as a schedule of a step; `solvers.swap.replay` judges if the moves are possible.
 
         Raises:
-            PlanError: it is another step.
+            PlanError: the step is not the one that the moves were planned for.
         """
         if len(step) != self.operations or step.peak_bytes != self.peak_bytes:
             raise PlanError(
@@ -95,7 +96,7 @@ class Moves:
 
 
 def moves_of(step: Step, schedule: Schedule, most: int | None = None) -> list[dict[str, Any]]:
-    """The moves of a schedule as rows, the largest first; all where ``most`` is None."""
+    """Return the moves of a schedule as rows, the largest first; all if ``most`` is None."""
     s = schedule
     rows = sorted(range(len(s)), key=lambda row: (-int(step.size[s.buffer[row]]), int(s.last[row])))
     return [
@@ -113,22 +114,22 @@ def moves_of(step: Step, schedule: Schedule, most: int | None = None) -> list[di
 
 
 def resting_of(step: Step, schedule: Schedule) -> list[dict[str, Any]]:
-    """What is away all the time as rows, the largest first."""
+    """Return the buffers that stay on the host all the time as rows, the largest first."""
     rows = sorted(schedule.resting.tolist(), key=lambda row: (-int(step.size[row]), row))
     return [{"buffer": int(step.ids[row]), "row": row, "size_bytes": int(step.size[row])} for row in rows]
 
 
 def said_of(cut: Cut, link: Link) -> dict[str, Any]:
-    """The keys of a file of moves that say what they are of, ready for JSON."""
+    """Return the keys of a file of moves that identify step and link, ready for JSON."""
     return {"step": asdict(cut), "link": asdict(link)}
 
 
 def read_moves(path: Path) -> Moves:
-    """A file that ``mempool swap -o`` wrote.
+    """Read a file that ``mempool swap -o`` wrote.
 
     Raises:
-        PlanError: it is none.
-        OSError: it cannot be read.
+        PlanError: the file has another format.
+        OSError: the file cannot be read.
     """
     if path.is_file() and path.stat().st_size > _MOST_CHARACTERS:
         raise PlanError(f"{path}: no moves of a schedule: of more than {_MOST_CHARACTERS} bytes")
@@ -177,7 +178,7 @@ def _kind(value: Any, kind: type | tuple[type, ...]) -> Any:
 
 
 def _whole(value: Any, least: int = 0) -> int:
-    """A whole number that fits a column."""
+    """Return a whole number that fits a column."""
     number: int = _kind(value, int)
     if not least <= number < _MOST_NUMBER:
         raise ValueError(f"{str(number)[:40]} where a number from {least} to 2**62 belongs")

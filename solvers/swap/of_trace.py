@@ -1,4 +1,4 @@
-"""The step that a trace with accesses tells of: on a circle where it has whole iterations, else on a line."""
+"""Steps from traces with accesses: circular if the trace has whole iterations, else linear."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ def step_of(
     bandwidth: float | None = None,
     seconds: Callable[[Step], NDArray[np.float64]] | None = None,
 ) -> Step:
-    """The step of a trace.
+    """Return the step of a trace.
 
-    Events of one operation follow one another, with one name and one time; where times are of events and not
-    of operations, those of one name that allocate nothing in between are taken as one, which is never less
-    than what is touched together. An operation takes the time until the next one begins.
+    Successive events with the same name and time form one operation. If the times are of events and not of
+    operations, events of one name with no allocation between them form one operation, whose working set is
+    then never smaller than that of the true operation. An operation lasts until the next one begins.
 
     Args:
         trace: a trace with reads and writes, of one device.
-        window: rows [first, end) of the iteration to take; by default the last but one that the trace's marks
-            delimit (the last one shows what is freed later), or the only one.
+        window: rows [first, end) of the iteration; by default the last but one that the trace's marks delimit
+            (the last one shows which buffers are freed later), or the only one.
         whole: take all events on a line.
-        bandwidth: bytes a second; an operation takes the time for the bytes that it touches, instead of the
-            recorded time.
-        seconds: gives the seconds of each operation of the step, instead of the recorded times.
+        bandwidth: bytes a second; each operation lasts as long as the touched bytes take at this rate,
+            instead of the recorded time.
+        seconds: function that returns the seconds of each operation of the step, instead of the recorded
+            times.
 
     Raises:
-        PlanError: the trace has no accesses, or no time passes in it, or a time that says nothing of a device
-            (its metadata's ``clock`` is "none") and neither ``bandwidth`` nor ``seconds`` is given.
-        TraceError: it contradicts itself.
+        PlanError: the trace has no accesses, or no time passes in the trace, or the times say nothing of a
+            device (metadata ``clock`` is "none") and neither ``bandwidth`` nor ``seconds`` is given.
+        TraceError: the trace contradicts itself.
     """
     trace.validate()
     if not ((trace.kind == Kind.READ) | (trace.kind == Kind.WRITE)).any():
@@ -76,9 +77,10 @@ def step_of(
 
 
 def iteration_of(trace: Trace) -> tuple[int, int] | None:
-    """Rows [first, end) of the last but one iteration between marks named "step" or "begin", or not at all.
+    """Return rows [first, end) of the last but one iteration, delimited by marks.
 
-    None where there are fewer than two whole ones: nothing tells then that they are alike.
+    Delimiting marks are named "step" or "begin" or have no name. Return None if the trace has fewer than two
+    whole iterations: then nothing proves that iterations are alike.
     """
     marks = np.flatnonzero(trace.kind == Kind.MARK)
     names = ["step" if o < 0 else trace.names[o] for o in trace.operation[marks].tolist()]
@@ -88,7 +90,7 @@ def iteration_of(trace: Trace) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, eq=False)
 class _Operations:
-    """Of each event its operation, -1 before the first; of each operation its first row."""
+    """Operation of each event, -1 before the first; and the first row of each operation."""
 
     of_row: NDArray[np.int64]
     first: NDArray[np.int64]
@@ -112,7 +114,7 @@ def _operations(trace: Trace) -> _Operations:
 
 
 def _cut(trace: Trace, ops: _Operations, rows: tuple[int, int], *, circular: bool) -> Step:
-    """The operations whose first rows lie within [first, end)."""
+    """Return the step of the operations whose first rows lie within [first, end)."""
     low, high = (int(np.searchsorted(ops.first, row)) for row in rows)
     k = high - low
     if k < 1:
@@ -129,13 +131,13 @@ def _cut(trace: Trace, ops: _Operations, rows: tuple[int, int], *, circular: boo
     frees = np.flatnonzero(trace.kind == Kind.FREE)
     freed[trace.births[frees]] = ops.of_row[frees] + 1
     start, end = ops.of_row[alloc] - low, np.where(freed[alloc] == _NEVER, _NEVER, freed[alloc] - low)
-    # Allocated before the first operation of all, it is there from the beginning.
+    # Buffers allocated before the first operation are alive from the beginning.
     early = ops.of_row[alloc] < low
     stays = early & (end >= k) if circular else np.zeros(len(alloc), np.bool_)
     keep = stays | (~early & (start < k)) if circular else (end > 0) & (start < k)
     if not circular:
         start, end = np.maximum(start, 0), np.minimum(end, k)
-    end = np.where(end == _NEVER, k, end)  # not freed in the trace: at the end of the iteration at the latest
+    end = np.where(end == _NEVER, k, end)  # never freed in the trace: ends with the iteration at the latest
     start, end = np.where(stays, 0, start), np.where(stays, k, np.maximum(end, start + 1))
     alloc, start, end, stays = alloc[keep], start[keep], end[keep], stays[keep]
     owner, op, writes = _accesses(trace, ops, alloc, low, np.where(stays, k, end))
@@ -159,7 +161,7 @@ def _cut(trace: Trace, ops: _Operations, rows: tuple[int, int], *, circular: boo
 def _accesses(
     trace: Trace, ops: _Operations, alloc: NDArray[np.int64], low: int, end: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Buffer, operation and whether it writes, each pair once, of the buffers with these allocs."""
+    """Return buffer, operation and write flag of each access to the given allocations, each pair once."""
     row_of = np.full(len(trace), -1, np.int64)
     row_of[alloc] = np.arange(len(alloc))
     touched = np.flatnonzero((trace.kind == Kind.READ) | (trace.kind == Kind.WRITE))

@@ -1,4 +1,4 @@
-"""The least stall there is, by OR-Tools' CP-SAT: for small steps on a line, to know a planner's gap."""
+"""Exact least stall by OR-Tools' CP-SAT, for small steps on a line: shows a planner's optimality gap."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ if TYPE_CHECKING:
 def least_stall(
     step: Step, link: Link, limit: int, *, ticks: int = 1 << 10, seconds: float = 10.0, early: bool = False
 ) -> tuple[Schedule, float] | None:
-    """A schedule that holds the limit and its stall in seconds, with no shorter one in whole ticks.
+    """Return a schedule that holds the limit and the stall in seconds, minimal in whole ticks.
 
     Args:
         step: a step on a line.
-        link: how long copies take.
+        link: the copy times.
         limit: bytes.
-        ticks: of a second; operations are rounded down to whole ticks, copies up.
-        seconds: when to give up.
-        early: a copy out may begin as soon as the buffer was written for the last time, while it is read:
-            ``out`` of the schedule, which `replay` then refuses, is the operation after which it does.
+        ticks: ticks per second; operations are rounded down to whole ticks, copies up.
+        seconds: time limit of the solver.
+        early: a copy out may begin after the last write to the buffer, while the buffer is still read. Then
+            ``out`` of the schedule is the operation after which the copy begins; `replay` refuses such a
+            schedule.
 
     Returns:
-        None where nothing was proven in time, or no schedule holds the limit (`Step.load` and the absences
-        tell).
+        None if nothing was proven in time, or no schedule holds the limit (compare `Step.load` and the
+        absences).
 
     Raises:
         ValueError: a step on a circle.
@@ -45,7 +46,7 @@ def least_stall(
 
 
 class _Oracle:
-    """When operations begin, which absences are used, and when their copies begin; all in ticks."""
+    """Model: start times of operations, the used absences, and start times of their copies; all in ticks."""
 
     def __init__(self, step: Step, link: Link, limit: int, ticks: int, *, early: bool) -> None:
         from ortools.sat.python import cp_model
@@ -72,7 +73,7 @@ class _Oracle:
         self.model.minimize(self._starts[-1])
 
     def _operations(self) -> None:
-        """``ready``: what must be gone is gone; ``starts``: what is used is there."""
+        """Add the variables ``ready`` (releases are complete) and ``starts`` (used buffers are back)."""
         k, model = len(self._step), self.model
         self._ready = [model.new_int_var(0, self._horizon, "") for _ in range(k)]
         self._starts = [model.new_int_var(0, self._horizon, "") for _ in range(k)]
@@ -105,7 +106,7 @@ class _Oracle:
             model.add(back >= self._ready[op]).only_enforce_if(x)
 
     def _copied(self, row: int) -> Any:
-        """Whether there is a copy out: not if the host's is still good."""
+        """Return the variable of a copy out being made: false if the host's copy is still valid."""
         source = int(self._a.source[row])
         if source < 0:
             return self._used[row]
@@ -147,7 +148,7 @@ class _Oracle:
         asked = a.last.copy()
         ends = [value(start) + takes for start, takes in zip(self._starts, self._takes, strict=True)]
         order = sorted(range(len(rows)), key=lambda one: value(self._begins[rows[one]]))
-        before = 0  # nothing is asked for before what is copied before it
+        before = 0  # requests keep the order of the copies
         for one in order:
             if copied[one]:
                 ended = bisect.bisect_right(ends, value(self._begins[rows[one]])) - 1
@@ -157,7 +158,7 @@ class _Oracle:
 
 
 def _written(step: Step, absences: Absences) -> NDArray[np.int64]:
-    """The last operation before each absence that wrote into its buffer, or the first that touched it."""
+    """Return the last write to the buffer before each absence, or else the first access, as operations."""
     result = absences.last.copy()
     for row, (buffer, last) in enumerate(zip(absences.buffer, absences.last, strict=True)):
         ops = np.flatnonzero((step.access_buffer == buffer) & (step.access_op <= last))

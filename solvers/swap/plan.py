@@ -1,4 +1,4 @@
-"""The best swap schedule that we find for a limit, without waiting, or for so much waiting."""
+"""Search for the best offload schedule within a limit, without stall or within a stall budget."""
 
 from __future__ import annotations
 
@@ -26,40 +26,44 @@ if TYPE_CHECKING:
     from solvers.swap.link import Link
     from solvers.swap.step import Step
 
-#: Smaller buffers stay on the device: a copy's fixed cost is that of some hundred kilobytes. Of a small step
-#: that would be all of them: there it is a share of its peak.
+#: Smaller buffers stay on the device: a copy's fixed cost equals the transfer time of some hundred kilobytes.
+#: In a small step this would exclude every buffer, so the threshold is at most 1 / `_LEAST_SHARE` of the
+#: peak.
 LEAST_BYTES = 64 << 10
 _LEAST_SHARE = 4096
-#: Work of a search in operations and absences looked at, for one limit; some tenths of a second.
+#: Work budget of the search for one limit, in operations and absences visited; some tenths of a second.
 _WORK = 150_000_000
 _MOST_TRIES = 300
-#: The same for the least peak without waiting, which nothing improves in the end, of steps not grouped.
+#: Work budget and most tries of the search for the least peak without stall: larger, because no local search
+#: follows. For steps whose operations are not grouped.
 _FREE_WORK, _MOST_FREE_TRIES = 600_000_000, 1000
-#: The same of what improves the best one in the end.
+#: Work budget of the final local search that improves the best schedule, shared by all restarts.
 _IMPROVING = 100e6
 _RESTARTS = 4
-#: Changes of a schedule for each absence, below which they are not tried.
+#: Changes that one restart must afford per absence; with fewer, the local search is skipped.
 _LEAST_CHANGES = 1 / 8
-#: How often waits are fed back into a plan.
+#: Rounds in which the waits of a plan are fed back into the plan.
 _ROUNDS = 6
-#: The same of one plan at most: of a large step, absences are taken several at once.
+#: Most work of one plan: in a large step, several absences are taken at once to stay below this budget.
 _ONE_PLAN = 25_000_000
-#: Where that is more work for all scores, only for the best of them.
+#: If planning every order in all rounds takes more work, each order gets one round and only the best gets
+#: all.
 _MOST_WORK = 1_500_000_000
-#: How much dearer than a wait for a copy out one for a copy back is taken to be.
+#: Cost ratios that the search tries: a wait for a reload relative to a wait for an offload copy.
 _FAVOURS = (1.0, 0.25, 4.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Swap:
-    """A schedule and what the judge says of it.
+    """A schedule and the result of the replay.
 
     Attributes:
-        limit_bytes: what was asked for.
+        limit_bytes: the requested limit.
         schedule: the moves.
-        replayed: what they do.
-        how: what made it, such as "early" or "published aoa".
-        foretold_seconds: of a plan of ours the stall if no copy on the host could be used again.
+        replayed: the result of replaying the schedule.
+        how: the method that made the schedule, such as "early" or "published aoa".
+        foretold_seconds: for plans of the native planner, the predicted stall if no host copy could be
+            reused.
     """
 
     limit_bytes: int
@@ -75,21 +79,22 @@ class Swap:
 
     @property
     def stall_seconds(self) -> float:
-        """What the step takes longer."""
+        """Seconds by which waiting lengthens the step."""
         return self.replayed.stall_seconds
 
 
 class SwapPlanner:
-    """Plans swaps of one step over one link. Deterministic.
+    """Planner of offload schedules for one step over one link. Deterministic.
 
     Args:
         step: the step.
-        link: how long copies take.
-        least_bytes: smaller buffers stay; by default `LEAST_BYTES`, or of a small step a 4,096th of its peak.
-        host_limit: bytes that the host holds at most at one time; None for as many as it takes.
-        tries: how many orders are tried beside the scores, for one limit or for none; by default what takes
-            some tenths of a second, or without a limit up to two.
-        trials: how many weighted sums of the published scores are tried for one limit (`search_weights`).
+        link: the copy times.
+        least_bytes: smaller buffers stay on the device; by default `LEAST_BYTES`, in a small step a 4,096th
+            of the peak.
+        host_limit: most bytes held on the host at one time; None for no limit.
+        tries: number of orders tried in addition to the scores, for one limit or for none; by default as many
+            as take some tenths of a second, or without a limit up to two seconds.
+        trials: number of weighted sums of the published scores tried for one limit (`search_weights`).
         few: steps of more operations are planned in groups of operations.
     """
 
@@ -130,19 +135,19 @@ class SwapPlanner:
         }
 
     def floor(self) -> tuple[int, int]:
-        """Bytes below which no limit can be held, and the operation that needs them."""
+        """Return the bytes below which no limit is feasible, and the operation that needs these bytes."""
         away = self._lean.spread(self.absences.last + 1, self.absences.use, self.absences.size)
         load = self._lean.load - away
         op = int(load.argmax())
         return int(load[op]), op
 
     def nothing(self, limit: int) -> Swap:
-        """No move at all."""
+        """Return the swap without any move."""
         empty = Schedule.empty()
         return Swap(limit, empty, replay(self.step, self.link, empty), "nothing")
 
     def _rested(self, limit: int) -> Swap:
-        """No move, but what nothing touches is away."""
+        """Return the swap without moves in which untouched persistent buffers stay on the host."""
         return self._judged("what nothing touches", limit, Schedule.empty())
 
     def _judged(self, name: str, limit: int, schedule: Schedule) -> Swap:
@@ -150,10 +155,10 @@ class SwapPlanner:
         return Swap(limit, schedule, replay(self.step, self.link, schedule), name)
 
     def hold(self, limit: int) -> Swap:
-        """The limit held with as little waiting as we find.
+        """Hold the limit with the shortest stall found.
 
         Raises:
-            PlanError: no schedule can hold it, or none that we find with so few bytes on the host.
+            PlanError: no schedule can hold the limit, or none was found within the host limit.
         """
         found = self._holding(limit, self._tries)
         if found is None:
@@ -184,7 +189,7 @@ class SwapPlanner:
         return best
 
     def _scored(self, orders: dict[str, NDArray[np.int32]], limit: int) -> Swap | None:
-        """The best of these orders and of what the published planner makes."""
+        """Return the best swap of these orders and of the published planner."""
         best: Swap | None = None
         for name, order in orders.items():
             best = self._better(best, self._held(name, order, limit, best))
@@ -195,9 +200,10 @@ class SwapPlanner:
         return best
 
     def nearest(self, limit: int) -> Swap:
-        """`hold`, or where that fails the lowest limit above it that is held, told as ``limit_bytes``.
+        """Return `hold`, or on failure a swap for the lowest higher limit that is held (``limit_bytes``).
 
-        `check` has the words for why.
+        That limit is bisected to a 256th of the peak. `check` has the error message that explains the
+        failure.
         """
         peak, low = self.step.peak_bytes, max(limit, self.lowest())
         high = max(low, peak)
@@ -214,12 +220,12 @@ class SwapPlanner:
         return self._holding(high, self._tries) or best
 
     def lowest(self) -> int:
-        """Bytes: no lower limit can be held, with as many on the host as it may have."""
+        """Return the lowest feasible limit in bytes, given the host limit."""
         floor = self.floor()[0]
         return floor if self.host_limit is None else max(floor, self.step.peak_bytes - self.host_limit)
 
     def without_stall(self) -> Swap:
-        """The least peak that we find without any waiting."""
+        """Return the swap with the least peak found without any stall."""
         if self._free is None:
             self._free = self._without_stall()
         return self._free
@@ -237,7 +243,7 @@ class SwapPlanner:
         return self.published_without_stall(best)
 
     def within(self, slower: float) -> Swap:
-        """The least peak that we find at a stall of at most ``slower`` times the step's duration."""
+        """Return the swap of least peak found with a stall of at most ``slower`` times the duration."""
         best = self.without_stall()
         low, high = self.lowest(), best.peak_bytes
         for _ in range(12):
@@ -252,11 +258,13 @@ class SwapPlanner:
         return best
 
     def curve(self, limits: Sequence[int], *, told: Callable[[int], object] = lambda _: None) -> list[Swap]:
-        """The best for each limit, in their order; what holds a lower limit holds a higher one, too.
+        """Return the best swap for each limit, in the order of the limits.
+
+        A schedule that holds a lower limit also holds a higher one and is considered there.
 
         Args:
             limits: bytes.
-            told: called with each limit before it is planned for.
+            told: called with each limit before planning for that limit.
 
         Raises:
             PlanError: the lowest limit cannot be held.
@@ -276,19 +284,22 @@ class SwapPlanner:
         return [found[limit] for limit in limits]
 
     def published(self, limit: int) -> Iterator[Swap]:
-        """What the published planner makes under each of its scores, holding the limit; those that do."""
+        """Yield the swaps of the published planner, one for each published score, that hold the limit."""
         for name, order in self._published_orders(limit).items():
             found = self._published_as(f"published {name}", order, limit)
             if found.peak_bytes <= limit:
                 yield found
 
     def _published_as(self, name: str, order: NDArray[np.int32], limit: int) -> Swap:
-        """What the published planner selects and schedules in this order; it may not hold the limit."""
+        """Select and schedule absences in this order as published; the result may exceed the limit."""
         rows = selected(self._lean, self.absences, order.astype(np.int64), limit)
         return self._judged(name, limit, scheduled(self._lean, self.link, self.absences, rows, limit))
 
     def published_without_stall(self, best: Swap | None = None) -> Swap:
-        """What the published planner reaches without waiting, for limits down to half the peak."""
+        """Return the swap of least peak without stall of ``best`` and the published planner.
+
+        The published planner is tried for limits from 95 % down to half of the peak.
+        """
         step, peak = self._lean, self._lean.peak_bytes
         best = best or self._rested(peak)
         for limit in (peak * np.arange(19, 9, -1) // 20).tolist():
@@ -310,7 +321,7 @@ class SwapPlanner:
         return {**self._ours, **self._published_orders(limit)}
 
     def check(self, limit: int) -> None:
-        """Raise a PlanError where no schedule can hold the limit."""
+        """Raise a PlanError if no schedule can hold the limit."""
         floor, op = self.floor()
         if limit < floor:
             touched = int(self.step.working_set[op])
@@ -325,13 +336,13 @@ class SwapPlanner:
             )
 
     def _neighbours(self, order: NDArray[np.int32], tries: int) -> Iterator[NDArray[np.int32]]:
-        """Orders like this one, each with some absences moved or left out."""
+        """Yield random variations of an order, with some absences moved or left out."""
         random = np.random.default_rng(0)
         places = np.arange(len(order), dtype=np.float64)
         for k, turn in enumerate(itertools.islice(itertools.cycle((0.02, 0.05, 0.1, 0.3)), tries)):
             moved = places + random.normal(0, turn * len(order) + 1, len(order))
             near = order[np.argsort(moved, kind="stable")]
-            # Now and then some stay, whatever their score.
+            # In every second dozen of tries, leave out random absences whatever their score.
             yield near[random.random(len(order)) > turn] if k // 12 % 2 else near
 
     def _held(
@@ -344,7 +355,7 @@ class SwapPlanner:
         favour: float = 1.0,
         rounds: int | None = None,
     ) -> Swap | None:
-        """What this order makes, judged; of a large step only if foretold to be better than ``best``."""
+        """Plan and replay this order; in a large step only if the predicted stall beats that of ``best``."""
         rows, release, fetch, stall, _ = self._native.plan(order, limit, rounds or self._rounds, favour)
         large = self._rounds < _ROUNDS
         if not np.isfinite(stall) or (large and best and stall >= best.foretold_seconds):
@@ -352,14 +363,17 @@ class SwapPlanner:
         return replace(self._swap(name, limit, rows, release, fetch), foretold_seconds=stall)
 
     def _better(self, best: Swap | None, found: Swap | None) -> Swap | None:
-        """The one that holds the limits with the shorter stall, then with fewer bytes moved."""
+        """Return the swap that holds the limits with the shorter stall, then with fewer bytes moved."""
         if found is None or found.peak_bytes > found.limit_bytes or (best and _cost(found) >= _cost(best)):
             return best
         found = self._within_host(found)
         return best if found is None or (best and _cost(found) >= _cost(best)) else found
 
     def _combined(self, limit: int, best: Swap | None) -> Swap | None:
-        """The best of the sums of published scores, each scheduled as published and by ours, or ``best``."""
+        """Return the best of ``best`` and of weighted sums of the published scores.
+
+        Each sum is scheduled both as published and by the native planner.
+        """
         kept = [best]
 
         def stall_of(order: NDArray[np.int32]) -> float:
@@ -373,7 +387,10 @@ class SwapPlanner:
         return kept[0]
 
     def _improved(self, best: Swap, seed: int) -> Swap:
-        """Small changes of a schedule that somebody waits for, or of all absences as long as they are."""
+        """Improve a schedule with stall by small changes.
+
+        Even seeds start from the schedule, odd seeds from all absences at full length.
+        """
         a, g, s, k = self.absences, self._grid.absences, best.schedule, len(self.step)
         key, moved = a.buffer * k + a.last, s.buffer * k + s.last
         order = np.argsort(key, kind="stable")
@@ -392,7 +409,7 @@ class SwapPlanner:
         return self._swap(f"{best.how.removesuffix(', improved')}, improved", best.limit_bytes, *made)
 
     def varied(self, swap: Swap, seed: int) -> Swap | None:
-        """Another schedule that holds the limit and waits no longer, or None."""
+        """Return another schedule that holds the limit without a longer stall, or None."""
         if not self._improves or not swap.stall_seconds or not len(swap.schedule):
             return None
         found = self._within_host(self._improved(swap, seed))
@@ -401,7 +418,7 @@ class SwapPlanner:
         return None if found.stall_seconds > swap.stall_seconds * (1 + 1e-9) else found
 
     def _within_host(self, found: Swap) -> Swap | None:
-        """It, or with copies made as late as they can be where the host is short, or None."""
+        """Return ``found`` within the host limit, if need be with later copies, or None if impossible."""
         if self.host_limit is None or found.replayed.host_bytes <= self.host_limit:
             return found
         later = copied_later(self.step, self.link, found.schedule, found.replayed.wait)
@@ -409,7 +426,7 @@ class SwapPlanner:
         return made if made.replayed.host_bytes <= self.host_limit else None
 
     def _least(self, name: str, order: NDArray[np.int32], best: Swap) -> Swap:
-        """The least peak without waiting that this order reaches, if it is below the best known."""
+        """Return the swap of least peak that this order reaches without stall, or ``best`` if lower."""
         low, high = self.lowest() - 1, best.peak_bytes
         made = None
         target = high - high // 1000 - 1
@@ -438,11 +455,11 @@ class SwapPlanner:
         fetch: NDArray[np.int64],
         out: NDArray[np.int64] | None = None,
     ) -> Swap:
-        """The schedule on the step's own operations, judged."""
+        """Convert native columns to a schedule on the step's own operations and replay that schedule."""
         order = np.argsort(self.absences.use[rows], kind="stable")
         rows, k, a = rows[order], len(self.step), self.absences
         source, asked = a.source[rows], a.last[rows]
-        if out is not None:  # at the end of a group
+        if out is not None:  # asked for when the group ends
             ended = self._grid.operations(out[order] + 1, k) - 1
             asked = np.where(out[order] > self._grid.absences.last[rows], ended, asked)
         schedule = Schedule(
@@ -458,7 +475,7 @@ class SwapPlanner:
 
 
 def _resting(step: Step, least_bytes: int, host_limit: int | None) -> NDArray[np.int64]:
-    """Of what nothing touches the largest that the host holds."""
+    """Return the rows of untouched persistent buffers that can stay on the host, the largest first."""
     rows = step.untouched[step.size[step.untouched] >= least_bytes]
     rows = rows[np.argsort(-step.size[rows], kind="stable")]
     return rows if host_limit is None else rows[np.cumsum(step.size[rows]) <= host_limit]

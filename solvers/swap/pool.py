@@ -1,4 +1,4 @@
-"""Where everything lies once a schedule is made: what stays on the device, and the host's copies."""
+"""Placement of a schedule: addresses on the device, and of the copies on the host."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from solvers.swap.schedule import Schedule
     from solvers.swap.step import Step
 
-#: Page-locked copies begin at a page.
+#: Alignment of page-locked copies on the host: one page, in bytes.
 PAGE = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """Buffers and their plan, checked.
+    """Buffers and their checked plan.
 
     Attributes:
-        buffers: what is placed; time is the number of an operation.
+        buffers: the placed buffers; time is the index of an operation.
         of: int64[n], the row in the step of each buffer, or of each copy on the host.
-        plan: where.
+        plan: the offsets.
     """
 
     buffers: Buffers
@@ -41,10 +41,10 @@ class Placed:
 def device_buffers(
     step: Step, schedule: Schedule, *, alignment: int = 512
 ) -> tuple[Buffers, NDArray[np.int64]]:
-    """Each stay of a buffer on the device as a buffer of its own, and its row in the step.
+    """Return each stay of a buffer on the device as a separate buffer, and the row in the step.
 
-    A buffer that comes back may lie elsewhere than before. Of a persistent buffer that moves, each stay
-    reaches from a fetch to the next release; one that never moves is there always.
+    A reloaded buffer may get another offset than before. Each stay of a persistent buffer that moves reaches
+    from a fetch to the next release; a persistent buffer that never moves has one stay, always.
     """
     k = len(step)
     start, end, of = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -56,7 +56,7 @@ def device_buffers(
     for buffer in moved.tolist():
         rows = np.flatnonzero(schedule.buffer == buffer)
         rows = rows[np.argsort(_since(step, schedule, rows), kind="stable")]
-        late = np.where(schedule.last[rows] < step.start[buffer], k, 0)  # of an instance of the turn before
+        late = np.where(schedule.last[rows] < step.start[buffer], k, 0)  # of the instance of the turn before
         gone, back = schedule.release[rows] + late, schedule.fetch[rows] + late
         if step.persistent[buffer]:
             stays = back, np.append(gone[1:], gone[0] + k)
@@ -73,7 +73,7 @@ def device_buffers(
 
 
 def _since(step: Step, schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The last use before each move, counted from the start of its buffer's lifetime."""
+    """Return the last use before each move, counted from the start of the buffer's lifetime."""
     late = schedule.last[rows] < step.start[schedule.buffer[rows]]
     return schedule.last[rows] + np.where(late, len(step), 0)
 
@@ -81,13 +81,14 @@ def _since(step: Step, schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[n
 def host_buffers(
     step: Step, schedule: Schedule, *, alignment: int = PAGE
 ) -> tuple[Buffers, NDArray[np.int64], NDArray[np.int64]]:
-    """The host's copy of each move that copies, from when it is asked for until it is back at last.
+    """Return the host copies of a schedule as buffers, alive from the copy request to the last reload.
 
-    And what rests, all the time; likewise the row in the step of each.
-    Of a buffer whose moves all use a copy that was made once, before this turn, that copy is always there.
+    Includes resting buffers, alive all the time. If all moves of a buffer use a copy made once, before this
+    turn, this copy is alive always.
 
     Returns:
-        The copies, the row in the step of each, and of each move which of them it makes or uses, int64[q].
+        The copies, the row in the step of each, and for each move the index of the copy made or used,
+        int64[q].
     """
     k, s = len(step), schedule
     start, end = s.out % max(k, 1), s.use + 1 - s.out // max(k, 1) * k
@@ -95,11 +96,11 @@ def host_buffers(
     once = np.array([int((s.buffer == buffer).argmax()) for buffer in always.tolist()], np.int64)
     start[once], end[once] = 0, k
     rows = np.sort(np.concatenate([np.flatnonzero(s.copied), once]))
-    which = np.arange(len(s))  # whose copy each move has
+    which = np.arange(len(s))  # the move whose copy each move uses
     for buffer, row in zip(always.tolist(), once.tolist(), strict=True):
         which[s.buffer == buffer] = row
     for row in np.flatnonzero(~s.copied & ~np.isin(s.buffer, always)).tolist():
-        # The copy that it uses is kept until then: that of the last move before that made one.
+        # The reused copy, made by the latest earlier move that copied, is kept until this reload.
         same = rows[s.buffer[rows] == s.buffer[row]]
         back = (s.last[row] - s.last[same]) % k
         which[row] = source = int(same[back.argmin()])
@@ -122,16 +123,16 @@ def host_buffers(
 def place(
     step: Step, schedule: Schedule, *, stop: Stop | None = None, host_limit: int | None = None
 ) -> tuple[Placed, Placed]:
-    """Plans of the device's arena and of the host's, after the schedule, each checked.
+    """Return checked plans of the device arena and of the host arena of a schedule.
 
     Args:
         step: the step.
-        schedule: its moves.
+        schedule: the moves of the step.
         stop: when the solver stops.
-        host_limit: bytes that the host's arena may take.
+        host_limit: most bytes of the host arena.
 
     Raises:
-        PlanError: the host's arena takes more than ``host_limit``.
+        PlanError: the host arena takes more than ``host_limit``.
     """
     made = []
     for buffers, of in (device_buffers(step, schedule), host_buffers(step, schedule)[:2]):

@@ -1,7 +1,8 @@
-"""AutoSwap's own selection and its two ways to schedule, as published, to be compared with and to start from.
+"""AutoSwap's selection and two scheduling methods as published, as a baseline and as a starting point.
 
-Zhang et al., arXiv 1903.06631, after the authors' implementation in SINGA (SwapGPU), without its slips; its
-fixed numbers of events after which a copy may begin are not needed where an operation's end is known.
+Zhang et al., arXiv 1903.06631, after the authors' implementation in SINGA (SwapGPU), without the errors
+there. The fixed numbers of events after which a copy may begin there are not needed here, since the end of
+each operation is known.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def selected(step: Step, absences: Absences, order: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
-    """One absence after the other until the load is under the limit, if copies took no time."""
+    """Select absences in this order until the load is within the limit, as if copies took no time."""
     load, taken = step.load.copy(), list[int]()
     for row in order.tolist():
         if load.max(initial=0) <= limit:
@@ -34,14 +35,14 @@ def selected(step: Step, absences: Absences, order: NDArray[np.int64], limit: in
 def scheduled(
     step: Step, link: Link, absences: Absences, rows: NDArray[np.int64], limit: int | None
 ) -> Schedule:
-    """When the selected absences begin and end.
+    """Schedule the beginning and end of the selected absences.
 
     Args:
         step: the step.
-        link: how long copies take.
-        absences: of which ``rows`` are taken, all of which span the peak.
+        link: the copy times.
+        absences: all absences, of which ``rows`` are taken; all of those span the peak.
         rows: int64[r].
-        limit: bytes to hold, at the cost of waiting; None to wait for nothing.
+        limit: bytes to hold, at the cost of waiting; None to avoid waiting.
     """
     away = absences.select(rows)
     release, fetch = _outs(step, link, away), _ins(step, link, away)
@@ -61,7 +62,7 @@ def scheduled(
 
 
 def _outs(step: Step, link: Link, away: Absences) -> NDArray[np.int64]:
-    """The first operation that begins after each copy out, one after the other."""
+    """Return the first operation that begins after each copy out; copies are sequential."""
     order, free, seconds = np.argsort(away.last, kind="stable"), -np.inf, link.out(away.size)
     release = np.empty(len(away), np.int64)
     for turn in range(2 if step.circular else 1):
@@ -73,7 +74,10 @@ def _outs(step: Step, link: Link, away: Absences) -> NDArray[np.int64]:
 
 
 def _ins(step: Step, link: Link, away: Absences) -> NDArray[np.int64]:
-    """The last operation that begins before each copy back must: it is done by its use and the next copy."""
+    """Return the last operation that begins before each copy back must.
+
+    Each copy back ends before ``use`` and before the next copy back begins.
+    """
     k = len(step)
     order, free, seconds = np.argsort(-(away.use % k), kind="stable"), np.inf, link.back(away.size)
     fetch = np.empty(len(away), np.int64)
@@ -101,7 +105,10 @@ def _last(step: Step, at: float) -> int:
 def _stick(
     step: Step, away: Absences, limit: int, release: NDArray[np.int64], fetch: NDArray[np.int64]
 ) -> None:
-    """Copies out are done by the peak or by when the load is over the limit; copies back begin after both."""
+    """Limit the schedule to the published window around the peak, and to the memory limit.
+
+    Copies out end by the peak or when the load exceeds the limit; copies back begin after both.
+    """
     k, peak = len(step), int(step.load.argmax())
     at = np.where(peak > away.last, peak, peak + k)
     np.minimum(release, at, out=release)

@@ -1,4 +1,4 @@
-"""The judge of swap schedules: replays one in time. Shares nothing with what plans them."""
+"""Judge of offload schedules: replays a schedule in time. Shares no code with the planner."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from solvers.swap.schedule import Schedule
     from solvers.swap.step import Step
 
-#: Turns of a circle after which its pace is taken as it is.
+#: Turns of a circle that are replayed at most; the average of the later half then counts as the pace.
 _MOST_TURNS = 64
-#: Two turns that differ by less, relatively, are alike.
+#: Relative difference below which two successive turns count as alike.
 _ALIKE = 1e-9
-# What happens at an operation, in this order.
+# Events at one operation, in the order in which they are handled.
 _RELEASE, _FETCH, _USE, _OUT = range(4)
 
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """What a schedule does.
+    """Result of replaying a schedule.
 
     Attributes:
         load: int64[K], bytes on the device during each operation.
-        wait: float64[K], seconds that each operation waits for copies before it begins.
-        stall_seconds: by how much the step is longer than its operations take.
-        iteration_seconds: how long it is; on a circle, in the long run.
+        wait: float64[K], seconds that each operation waits for copies before starting.
+        stall_seconds: seconds by which the step is longer than the sum of the operations.
+        iteration_seconds: duration of the step; on a circle, in the long run.
         host_load: int64[K], bytes held on the host during each operation.
         moved_bytes: bytes copied to the host in a step.
         returned_bytes: bytes copied to the device.
@@ -58,11 +58,11 @@ class Replayed:
 
 
 def replay(step: Step, link: Link, schedule: Schedule) -> Replayed:
-    """Check a schedule and replay it: on a line once, on a circle until its turns are alike.
+    """Check and replay a schedule: once on a line, on a circle until successive turns are alike.
 
     Raises:
-        PlanError: naming the move that no program could make: a buffer away while it is accessed or not
-            alive, copied while it is in use, moved twice at a time, dropped although the host has no copy.
+        PlanError: naming the impossible move: a buffer away while accessed or not alive, copied while in
+            use, moved twice at a time, or dropped although the host has no copy.
     """
     earlier = _check(step, schedule)
     size = step.size[schedule.buffer]
@@ -87,7 +87,7 @@ def _fail(step: Step, schedule: Schedule, wrong: NDArray[np.bool_], what: str) -
 
 
 def _check(step: Step, schedule: Schedule) -> NDArray[np.int64]:
-    """Raise where the moves cannot be made; `_earlier` of each."""
+    """Raise a PlanError if a move is impossible; return `_earlier` of the moves."""
     s, k = schedule, len(step)
     if (
         len(
@@ -116,7 +116,7 @@ def _check(step: Step, schedule: Schedule) -> NDArray[np.int64]:
 
 
 def _rested(step: Step, rows: NDArray[np.int64]) -> None:
-    """Away all the time is what stays from turn to turn and is never accessed."""
+    """Raise a PlanError unless every resting buffer is persistent, never accessed and listed once."""
     if ((rows < 0) | (rows >= len(step.size))).any():
         raise PlanError("no buffer rests that the step does not have")
     wrong = ~step.persistent[rows] | np.isin(rows, step.access_buffer)
@@ -127,9 +127,10 @@ def _rested(step: Step, rows: NDArray[np.int64]) -> None:
 
 
 def _around(step: Step, s: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of the accesses at ``last`` and at ``use``: one and the next of a buffer, within one lifetime."""
+    """Return the rows of each move's accesses at ``last`` and ``use``, consecutive in one lifetime."""
     k, owner, op = len(step), step.access_buffer, step.access_op
-    # Of an instance of the turn before, where it begins later in its own.
+    # Add a turn if the access belongs to the buffer's instance of the turn before, which began later in its
+    # turn.
     turn = np.where(~step.persistent[s.buffer] & (s.last < step.start[s.buffer]), k, 0)
     width = int(max(op.max(initial=0), k)) + k + 1
     key, asked = owner * width + op, s.buffer * width + s.last + turn
@@ -151,10 +152,10 @@ def _around(step: Step, s: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int6
 def _earlier(
     step: Step, s: Schedule, before: NDArray[np.int64], after: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Of each move the one whose copy on the host is still good when it begins, or -1, int64[q].
+    """Return for each move the earlier move whose host copy is still valid, or -1, int64[q].
 
-    That of the absence before, if only reads lie between. What a persistent buffer that nothing writes needs
-    once may come from a turn before. ``before`` and ``after`` are the rows of each move's accesses.
+    This is the move of the preceding absence, if only reads lie between. The copy of a persistent buffer may
+    stem from the turn before. ``before`` and ``after`` are the rows of each move's accesses.
     """
     returned = np.full(len(step.access_op), -1, np.int64)
     returned[after] = np.arange(len(s))
@@ -168,16 +169,16 @@ def _earlier(
 
 
 def _held(step: Step, s: Schedule, earlier: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The operations [start, end) in which the host keeps each move's copy."""
+    """Return the operations [start, end) in which the host keeps each move's copy."""
     k = max(len(step), 1)
-    since = s.last - (s.last - s.use[earlier]) % k + 1  # after the access that the earlier move ended with
+    since = s.last - (s.last - s.use[earlier]) % k + 1  # after the access that ended the earlier move
     start = np.where(s.copied, s.out, since)
     behind = np.where(start < 0, k, 0)
     return start + behind, s.use + 1 + behind
 
 
 class _Clock:
-    """Compute and two copy engines, or one."""
+    """Clock of the compute queue and of one or two copy engines."""
 
     def __init__(self, step: Step, link: Link, schedule: Schedule) -> None:
         self._step, self._circular = step, step.circular
@@ -197,13 +198,13 @@ class _Clock:
             )
             for row, (op, first) in enumerate(zip(ops.tolist(), firsts.tolist(), strict=True))
         )
-        # When each move's copies are done, of even and of odd turns: none takes more than a turn.
+        # End times of each move's copies in even and in odd turns: no copy takes more than a turn.
         self._ready = [[[0.0] * len(s) for _ in range(2)] for _ in range(2)]
         self._begins: list[float] = step.begins.tolist()
-        self._free = [0.0, 0.0]  # when each engine has done all that it was asked for
+        self._free = [0.0, 0.0]  # when each engine has finished all copies requested so far
 
     def run(self) -> tuple[NDArray[np.float64], float]:
-        """Waits of the last turn that was replayed, and how long it was."""
+        """Return the waits of the last replayed turn and the duration of a turn."""
         wait, end = self._turn(0, 0.0)
         if not self._circular:
             return wait, end
@@ -216,20 +217,20 @@ class _Clock:
             ends.append(now)
             if abs(duration - before) <= _ALIKE * duration and duration >= pace * (1 - _ALIKE):
                 break
-        else:  # they may alternate
+        else:  # turns may alternate in length
             duration = (ends[-1] - ends[_MOST_TURNS // 2]) / (_MOST_TURNS - 1 - _MOST_TURNS // 2)
-        # Engines that fall behind hold everybody up in the end, however many turns that takes.
+        # Engines that fall behind delay every turn in the end, however many turns pass until then.
         return wait, max(duration, pace)
 
     def _turn(self, turn: int, begin: float) -> tuple[NDArray[np.float64], float]:
         begins, wait = self._begins, [0.0] * (len(self._begins) - 1)
         (out_ready, in_ready), free = self._ready, self._free
         engine = 1 if self._duplex else 0
-        late = begin  # how far behind the operations' own times
+        late = begin  # delay against the operations' own times
         for op, what, _, row, turns in self._events:
             moved = turn - turns  # the turn in which the move began
             if moved < 0:
-                continue  # of before the first turn: done
+                continue  # began before the first turn: complete
             if what == _OUT:
                 now = begins[op + 1] + late
                 if seconds := self._out[row]:

@@ -1,4 +1,4 @@
-"""What a swap schedule says: which buffers leave, when, and when they are back."""
+"""Schedule of offloads and reloads: the moved buffers and the operations at which copies begin and end."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """One row a move of one buffer out and back; int64 columns of q rows. And what is away all the time.
+    """Table of moves, one row for each offload and reload of a buffer; and the resting buffers.
 
-    When operation ``out`` has ended, the copy to the host is asked for. Before operation ``release`` begins,
-    it is waited for, and the memory is given back. Before operation ``fetch`` begins, memory is taken again
-    and the copy to the device is asked for. Before operation ``use`` begins, that is waited for. So memory is
-    a matter of the operations' order alone, whatever the link does; the link decides who waits.
+    The columns of moves are int64 and have q rows.
 
-    Copies of one direction are made in the order in which they are asked for; at one operation, by
-    ``release``, or by ``use``, then in the order of rows. So what is waited for first comes first, but for
-    moves that began in different turns of a circle: these numbers count from the turn of each move.
+    After operation ``out``, the copy to the host is requested. Before operation ``release``, the program
+    waits for this copy and frees the device memory. Before operation ``fetch``, device memory is allocated
+    again and the copy to the device is requested. Before operation ``use``, the program waits for this second
+    copy. So the memory depends on the order of operations alone, whatever the link does; the link decides
+    only who waits.
+
+    Copies of one direction are made in the order of their requests; requests at the same operation are
+    ordered by ``release`` or by ``use``, then by row. So the copy that is waited for first is made first,
+    except among moves that began in different turns of a circle: these numbers count from the turn of each
+    move.
 
     Attributes:
         buffer: row of the buffer in the step.
         last: operation of the last access before, 0 <= last < K; last <= out < release < fetch <= use.
-        out: as above.
-        release: as above.
-        fetch: as above.
-        use: operation of the next access; on a circle it may lie in the next turn, and be K or more.
-        resting: rows in the step of persistent buffers that nothing accesses: on the host all the time, from
-            before the first turn.
-        copied: bool, False where the host still has the contents: they came from there at the end of the
-            buffer's absence before this one, and nothing wrote since. Then nothing is copied out.
+        out: operation after which the copy to the host is requested.
+        release: operation before which the device memory is freed.
+        fetch: operation before which the copy to the device is requested.
+        use: operation of the next access; on a circle this may lie in the next turn, and be K or more.
+        resting: rows in the step of persistent buffers that no operation accesses: on the host all the time,
+            from before the first turn.
+        copied: bool, False if the host still has the contents, because they were reloaded at the end of the
+            preceding absence of the buffer and not written since. Then nothing is copied out.
     """
 
     buffer: NDArray[np.int64]
@@ -55,7 +59,7 @@ class Schedule:
 
     @classmethod
     def empty(cls) -> Schedule:
-        """Nothing moves."""
+        """Return a schedule without moves."""
         none = np.empty(0, np.int64)
         return cls(none, none, none, none, none, none, none.astype(np.bool_))
 
@@ -63,6 +67,6 @@ class Schedule:
         return len(self.buffer)
 
     def select(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Schedule:
-        """Some of the moves; what rests does."""
+        """Return the given moves, with all resting buffers."""
         columns = {one.name: getattr(self, one.name) for one in fields(self)}
         return Schedule(**{k: v if k == "resting" else v[rows] for k, v in columns.items()})

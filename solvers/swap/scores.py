@@ -1,8 +1,8 @@
-"""Which absence to take first: the published scores, and ours.
+"""Scores that order absences: the published ones, and our own.
 
 DOA, AOA, WDOA and SWDOA are those of AutoSwap (Zhang et al., arXiv 1903.06631) as the authors' own
-implementation in SINGA computes them, without its slips: DOA subtracts each copy once, WDOA reads the load at
-each operation of the absence.
+implementation in SINGA computes them, without the errors there: DOA subtracts each copy once, WDOA reads the
+load at each operation of the absence.
 """
 
 from __future__ import annotations
@@ -20,36 +20,39 @@ if TYPE_CHECKING:
     from solvers.swap.link import Link
     from solvers.swap.step import Step
 
-#: Smaller buffers are no candidates of the published planner.
+#: Smaller buffers, in bytes, are no candidates of the published planner.
 LEAST_PUBLISHED = 1 << 20
-#: Of more candidates, those with most bytes times seconds: one of its scores takes time with their square.
+#: Most candidates, those of largest bytes times seconds: the time of the score SWDOA grows with their square.
 _MOST_PUBLISHED = 2048
 
 
 def duration(step: Step, absences: Absences) -> NDArray[np.float64]:
-    """Seconds from the end of the access before to the next one, float64[q]."""
+    """Return the seconds from the end of the access before to the next access, float64[q]."""
     return seconds_of(step, absences.last + 1, absences.use)
 
 
 def doa(step: Step, link: Link, absences: Absences) -> NDArray[np.float64]:
-    """Duration of absence: what is left of it after both copies, in seconds."""
+    """Return the duration of absence: the seconds that remain after both copies."""
     return duration(step, absences) - link.out(absences.size) - link.back(absences.size)
 
 
 def aoa(step: Step, link: Link, absences: Absences) -> NDArray[np.float64]:
-    """Area of absence: its duration times its bytes; what is negative is divided by them."""
+    """Return the area of absence: DOA times bytes; a negative DOA is divided by the bytes."""
     left = doa(step, link, absences)
     result: NDArray[np.float64] = np.where(left >= 0, left * absences.size, left / absences.size)
     return result
 
 
 def wdoa(step: Step, absences: Absences, limit: int) -> NDArray[np.float64]:
-    """Weighted duration of absence: the load over the limit, summed over the operations from last to use."""
+    """Return the weighted duration of absence: load minus limit, summed over [last, use)."""
     return _sums(step.load.astype(np.float64) - limit, absences, absences.last)
 
 
 def swdoa_order(step: Step, absences: Absences) -> NDArray[np.int64]:
-    """Submodular WDOA: each time the absence over which most load is left; its bytes are then taken off."""
+    """Return the submodular WDOA order: repeatedly take the absence over the largest remaining load.
+
+    The bytes of the taken absence are then subtracted from the load.
+    """
     load, k = step.load.astype(np.float64), len(step)
     left = np.ones(len(absences), np.bool_)
     order = np.empty(len(absences), np.int64)
@@ -63,24 +66,24 @@ def swdoa_order(step: Step, absences: Absences) -> NDArray[np.int64]:
 
 
 def _sums(values: NDArray[np.float64], absences: Absences, first: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The sum of ``values`` over the operations [first, use) of each absence."""
+    """Return the sum of ``values`` over the operations [first, use) of each absence."""
     before = np.concatenate([[0.0], np.cumsum(np.tile(values, 2))])
     result: NDArray[np.float64] = before[absences.use] - before[first]
     return result
 
 
 def spanning(step: Step, absences: Absences, op: int) -> NDArray[np.bool_]:
-    """Which absences hold an operation, bool[q]."""
+    """Return a mask of the absences that span an operation, bool[q]."""
     later = op + len(step)
     here = (absences.last < op) & (op < absences.use)
     return here | ((absences.last < later) & (later < absences.use))
 
 
 class Published:
-    """The candidates of the published planner, best first, under each score and under the sum of ranks.
+    """Candidates of the published planner, best first, under each score and under the sum of ranks.
 
     Candidates are buffers of a mebibyte and more whose absence spans the peak.
-    Of more than 2,048, those with most bytes times seconds.
+    Of more than 2,048, those of largest bytes times seconds.
     """
 
     def __init__(self, step: Step, link: Link, absences: Absences) -> None:
@@ -94,7 +97,10 @@ class Published:
         self._swdoa = swdoa_order(step, self._few)
 
     def orders(self, limit: int) -> dict[str, NDArray[np.int64]]:
-        """Rows of the absences under "doa", "aoa", "wdoa", "swdoa" and "vote", for a limit in bytes."""
+        """Return the rows of the candidates, best first, under each score, for a limit in bytes.
+
+        The keys are "doa", "aoa", "wdoa", "swdoa" and "vote".
+        """
         scores = {"doa": self._doa, "aoa": self._aoa, "wdoa": wdoa(self._step, self._few, limit)}
         orders = {name: np.argsort(-score, kind="stable") for name, score in scores.items()}
         ranks = np.zeros(len(self._few), np.int64)
@@ -105,11 +111,12 @@ class Published:
 
 
 def our_orders(step: Step, link: Link, absences: Absences) -> dict[str, NDArray[np.int64]]:
-    """All absences, best first, under scores of our own.
+    """Return all absences, best first, under scores of our own.
 
-    ``early``: as they come; the link is then never idle before the peak. ``late``: those needed last come
-    first, so that it is never idle after it. ``slack``: by the tighter of both sides of the peak, in times of
-    the copy there. ``size``, ``area`` and ``time``: large ones, long ones, and both.
+    ``early``: in order of the last access; the link is then never idle before the peak. ``late``: latest next
+    use first, so that the link is never idle after the peak. ``slack``: by the smaller of the time before and
+    the time after the peak, each divided by the copy time there. ``size``, ``area`` and ``time``: large ones,
+    large ones times duration, and long ones.
     """
     q, peak = absences, int(step.load.argmax())
     seconds, k = duration(step, q), len(step)

@@ -1,4 +1,4 @@
-"""A step in time: what its operations take, and which buffers they touch."""
+"""A step in time: the duration of the operations and the buffers that each one touches."""
 
 from __future__ import annotations
 
@@ -30,31 +30,32 @@ _COLUMNS: Mapping[str, Any] = types.MappingProxyType(
         "access_writes": np.bool_,
     }
 )
-#: Of a buffer that lives longer, a step of an iteration does not know what it is.
+#: Most turns that a lifetime may span: a longer-lived buffer cannot be described by a step of one iteration.
 _MOST_TURNS = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """K operations one after the other, n buffers and m accesses; read-only columns.
+    """Sequence of K operations with n buffers and m accesses; read-only columns.
 
-    Time is the number of an operation. Memory is counted by operation: what an operation allocates is there
-    when it begins, what it frees is there until it ends. With ``circular`` the step repeats for ever:
-    operation K is operation 0 of the next turn, and the lifetime of a buffer may reach into later turns.
+    Time is the index of an operation. Memory is counted by operation: a buffer takes memory from the start of
+    the operation that allocates it to the end of the operation that frees it. With ``circular`` the step
+    repeats for ever: operation K is operation 0 of the next turn, and the lifetime of a buffer may reach into
+    later turns.
 
     Attributes:
-        seconds: float64[K], what each operation takes, without waiting.
+        seconds: float64[K], duration of each operation, without waiting.
         operation: int32[K], index into ``names``, -1 where unknown.
         start: int64[n], the first operation in which the buffer takes memory, 0 <= start < K.
-        end: int64[n], the operation before which it is gone; beyond K, in a later turn.
+        end: int64[n], the operation before which the buffer is freed; beyond K, in a later turn.
         size: int64[n], bytes.
         persistent: bool[n], alive always, start 0 and end K; only on a circle.
-        ids: int64[n], what the buffers are called in the trace.
+        ids: int64[n], identifiers of the buffers in the trace.
         access_buffer: int64[m], row of the buffer; accesses are sorted by (buffer, operation), each once.
         access_op: int64[m], the operation, start <= access_op < end.
-        access_writes: bool[m], whether it writes.
+        access_writes: bool[m], true if the access writes.
         names: the operations' names.
-        circular: whether the step repeats.
+        circular: true if the step repeats.
 
     Raises:
         PlanError: columns that break one of these rules.
@@ -118,7 +119,7 @@ class Step:
 
     @cached_property
     def begins(self) -> NDArray[np.float64]:
-        """When each operation begins where nothing waits, and when the last ends, float64[K+1] in seconds."""
+        """Start time of each operation without waiting, and end of the last one, float64[K+1] in seconds."""
         return np.concatenate([[0.0], np.cumsum(self.seconds)])
 
     @property
@@ -134,7 +135,7 @@ class Step:
     def spread(
         self, start: NDArray[np.int64], end: NDArray[np.int64], size: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """The sum of ``size`` over the intervals [start, end) that hold each operation, int64[K]."""
+        """Return the sum of ``size`` over the intervals [start, end) around each operation, int64[K]."""
         k = len(self)
         turns = max(int(-(-end.max(initial=0) // max(k, 1))), 1)
         change = np.zeros(turns * k + 1, np.int64)
@@ -145,36 +146,36 @@ class Step:
 
     @property
     def peak_bytes(self) -> int:
-        """The largest load."""
+        """The largest load in bytes."""
         return int(self.load.max(initial=0))
 
     @cached_property
     def working_set(self) -> NDArray[np.int64]:
-        """Bytes of the buffers that each operation touches, int64[K]: what must be there while it runs."""
+        """Bytes of the buffers that each operation touches, needed on the device meanwhile, int64[K]."""
         result = np.zeros(len(self), np.int64)
         np.add.at(result, self.access_op % max(len(self), 1), self.size[self.access_buffer])
         return result
 
     @cached_property
     def untouched(self) -> NDArray[np.int64]:
-        """Rows of the persistent buffers that no operation accesses, as far as they have bytes."""
+        """Rows of the persistent buffers of more than 0 bytes that no operation accesses."""
         touched = np.zeros(len(self.size), np.bool_)
         touched[self.access_buffer] = True
         return np.flatnonzero(self.persistent & ~touched & (self.size > 0))
 
     def without(self, rows: NDArray[np.int64]) -> Step:
-        """The same step with buffers that have no bytes."""
+        """Return the same step with the size of these buffers set to 0 bytes."""
         size = self.size.copy()
         size[rows] = 0
         columns = {name: getattr(self, name) for name in _COLUMNS} | {"size": size}
         return Step(**columns, names=self.names, circular=self.circular)
 
     def name(self, op: int) -> str:
-        """What messages call an operation: its number, and its name where it is known."""
+        """Return the label of an operation in messages: the index, and the name if known."""
         index = int(self.operation[op % len(self)])
         return f"{op % len(self)} ({self.names[index]})" if index >= 0 else str(op % len(self))
 
     def with_seconds(self, seconds: NDArray[np.float64]) -> Step:
-        """The same step with other times."""
+        """Return the same step with other operation times."""
         columns = {name: getattr(self, name) for name in _COLUMNS} | {"seconds": seconds}
         return Step(**columns, names=self.names, circular=self.circular)

@@ -1,4 +1,4 @@
-"""A schedule with other moments to copy: later where the host is short, earlier where somebody waited."""
+"""Adjustments of copy times in a schedule: later if the host is short, earlier if operations waited."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def copied_later(step: Step, link: Link, schedule: Schedule, wait: NDArray[np.float64]) -> Schedule:
-    """Copies to the host are asked for as late as ends them by ``release``: the host holds fewer at once.
+    """Request copies to the host as late as lets them end by ``release``: the host then holds fewer at once.
 
     Args:
         step: the step.
-        link: how long copies take.
-        schedule: its moves; what is away, and when, stays as it is.
+        link: the copy times.
+        schedule: the moves; releases and fetches stay the same.
         wait: float64[K], seconds that each operation waits under the schedule.
     """
     k, s = len(step), schedule
@@ -35,7 +35,7 @@ def copied_later(step: Step, link: Link, schedule: Schedule, wait: NDArray[np.fl
             at = int(s.release[row]) % k
             free = min(free, float(starts[at])) - float(seconds[row]) - 1e-9
             behind = int(free // turn_seconds) if step.circular and turn_seconds else 0
-            # The last operation that has ended by then.
+            # The last operation that has ended by the latest start of the copy.
             ended = int(np.searchsorted(ends, free - behind * turn_seconds, side="right")) - 1
             latest = ended + behind * k + int(s.release[row]) - at
             out[row] = min(max(latest, int(s.last[row])), int(s.release[row]) - 1)
@@ -43,16 +43,16 @@ def copied_later(step: Step, link: Link, schedule: Schedule, wait: NDArray[np.fl
 
 
 def fetched_earlier(step: Step, schedule: Schedule, waited: NDArray[np.float64], limit: int) -> Schedule:
-    """Copies back are asked for sooner where they were waited for, as far as the limit allows.
+    """Request reloads earlier if they were waited for, as far as the limit allows.
 
-    The rule of Capuchin (Peng et al., ASPLOS 2020, section 4.4): what a run waited for comes earlier in the
-    next.
+    The rule of Capuchin (Peng et al., ASPLOS 2020, section 4.4): a reload that one iteration waited for is
+    requested earlier in the next.
 
     Args:
         step: the step.
-        schedule: its moves.
-        waited: float64[q], seconds that each move's copy back was waited for.
-        limit: bytes that the load stays within; where it was over already, it grows no more.
+        schedule: the moves.
+        waited: float64[q], seconds of waiting for each move's reload.
+        limit: most bytes of load; a load that already exceeds this limit does not grow.
     """
     k, s = len(step), schedule
     size, fetch = step.size[s.buffer], s.fetch.copy()

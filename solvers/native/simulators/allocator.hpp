@@ -1,4 +1,4 @@
-// What every simulated allocator is, and the events that it is put through.
+// Base class of the simulated allocators, and the loop that runs a trace's events through an allocator.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,10 @@
 
 namespace simulators {
 
-// Where a buffer was put. The handle is the allocator's own, not negative, and comes back with the free.
+// Result of a request: address and handle. The handle is chosen by the allocator, at least 0, and passed to free().
 struct Placed {
-  static constexpr int64_t nothing = -1;  // a request that gets no memory and needs no free: of zero bytes
-  static constexpr int64_t failed = -2;   // out of memory, after all that the allocator does against it
+  static constexpr int64_t nothing = -1;  // a request of zero bytes: gets no memory and needs no free
+  static constexpr int64_t failed = -2;   // out of memory, after all remedies of the allocator
 
   int64_t address, handle;
 };
@@ -24,22 +24,22 @@ class Allocator {
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
 
-  // For 0 to 2 * Device::most_bytes bytes. Where it fails, nothing has changed but what the allocator had cached.
+  // Size: 0 to 2 * Device::most_bytes bytes. A failed request changes nothing except the allocator's cached memory.
   virtual Placed allocate(int64_t size, int64_t stream) = 0;
   virtual void free(int64_t handle, int64_t stream) = 0;
-  // A segment that a recorded allocator gave back. Who has one like it that is free as a whole gives it back too.
+  // Repeats a recorded release: an allocator with an equal, entirely free segment releases that segment, too.
   virtual void give_back(int64_t, int64_t, int64_t) {}
-  // Where a recorded allocator put the request that comes next: for who has a first state to correct.
+  // Announces the recorded address of the next request, for allocators that correct an inferred first state.
   virtual void expect(int64_t, int64_t, int64_t) {}
 
-  // Bytes of the blocks that are in use, rounding and headers included.
+  // Bytes of the blocks in use, rounding and headers included.
   int64_t live() const { return live_; }
   Device& device() { return device_; }
 
  protected:
   static Placed none() { return {-1, Placed::nothing}; }
   static Placed fail() { return {-1, Placed::failed}; }
-  // Up to a multiple of a power of two.
+  // Rounds up to a multiple of a power of two.
   static int64_t rounded(int64_t size, int64_t unit) { return (size + unit - 1) & -unit; }
 
   Device& device_;
@@ -48,23 +48,23 @@ class Allocator {
 
 // Columns of one length, in the order of time.
 struct Events {
-  const uint8_t* kind;  // 0 an alloc, 1 a free, 6 a segment given back, others pass
+  const uint8_t* kind;  // 0 an alloc, 1 a free, 6 a segment released; others are skipped
   const int64_t* birth;  // index of the alloc of an event's buffer
   const int64_t* size;   // of allocs and segments
   const int64_t* stream;
-  const int64_t* address;  // of segments, and of allocs in truth; null where that is no matter
+  const int64_t* address;  // of segments, and the recorded ones of allocs; null to ignore both
   int64_t count;
 };
 
-// What each event led to.
+// Outcome of each event.
 struct Course {
-  std::vector<int64_t> address;         // of allocs; -1 elsewhere, where it failed and where there was no memory to get
+  std::vector<int64_t> address;         // of allocs; -1 for other events, failed allocs and zero bytes
   std::vector<int64_t> live, reserved;  // bytes after the event
   int64_t failed_at = -1;               // the first alloc that failed
 };
 
-// An alloc that fails is left out, and its free with it; what comes after is told as if it had never been. The first
-// events led to the allocator's first state: they have handles already, or -1, and are not run.
+// Runs the events. A failed alloc is left out together with its free, as if neither had existed. The first events
+// describe the allocator's first state: their handles are given, -1 for none, and they are not run.
 inline Course run(Allocator& allocator, const Events& events, std::vector<int64_t> handles) {
   Device& device = allocator.device();
   Course course;

@@ -1,4 +1,4 @@
-// TensorFlow's allocator "best fit with coalescing": regions that double, splits only where that pays.
+// TensorFlow's allocator "best fit with coalescing": regions that double, splits only of sufficiently large blocks.
 #pragma once
 
 #include "allocator.hpp"
@@ -10,9 +10,9 @@ class Bfc final : public Allocator {
  public:
   static constexpr int64_t unit = 256;  // bytes; all sizes are multiples of it
 
-  // `region`: bytes of the first region, of which each next is twice as large as the last. `slack`: a block so many
-  // bytes larger than the request is split, and any of twice its size. `collects`: gives free regions back before it
-  // fails.
+  // `region`: bytes of the first region; each next region is twice as large as the last. `slack`: a block is split if
+  // larger than the request by at least so many bytes, or at least twice as large. `collects`: free regions are
+  // released before a request fails.
   Bfc(Device& device, int64_t region, int64_t slack, bool collects)
       : Allocator(device), region_(rounded(region, unit)), slack_(slack), collects_(collects) {}
 
@@ -41,7 +41,7 @@ class Bfc final : public Allocator {
  private:
   static constexpr int64_t largest_region = Device::most_bytes * 4;  // so that doubling does not overflow
 
-  // A region that is large enough, all of it free; -1 beyond the limit. The last one takes what is left.
+  // Reserves an entirely free region for a request; -1 beyond the limit. The last region takes the remaining bytes.
   int64_t extend(int64_t size) {
     const int64_t available = (device_.limit() - device_.reserved()) & -unit;
     if (size > available) return -1;
@@ -56,7 +56,7 @@ class Bfc final : public Allocator {
     return at;
   }
 
-  // Gives all free regions back, if there is room enough then.
+  // Releases all free regions, if that leaves room for the request.
   bool collect(int64_t size) {
     const auto regions = blocks_.whole();
     int64_t bytes = 0;

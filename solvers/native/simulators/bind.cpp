@@ -1,4 +1,4 @@
-// Binding of the simulated device and of the course of events.
+// Binding of the simulated device and of the event loop.
 #include "bind.hpp"
 
 #include <nanobind/stl/optional.h>

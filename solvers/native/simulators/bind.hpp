@@ -1,4 +1,4 @@
-// The binding of the simulated allocators, split by allocator; each of these adds its own to the module.
+// Bindings of the simulated allocators, one function per group; each adds its allocators to the module.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,5 +1,5 @@
-// The binary buddy system (Knuth, The Art of Computer Programming, vol. 1, section 2.5): blocks are powers of two that
-// lie at multiples of their size within their region, and merge with the other half of what they were split from.
+// Binary buddy system (Knuth, The Art of Computer Programming, vol. 1, section 2.5): blocks are powers of two, lie at
+// multiples of their size within their region, and merge with their buddy, the other half of the split block.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ namespace simulators {
 
 class Buddy final : public Allocator {
  public:
-  // Both are powers of two. A request beyond `region` bytes has a region of its own.
+  // `least` and `region` are powers of two. A request beyond `region` bytes has a region of its own.
   Buddy(Device& device, int64_t least, int64_t region)
       : Allocator(device), least_(order_of(least)), region_(order_of(region)) {}
 
@@ -46,10 +46,10 @@ class Buddy final : public Allocator {
     int order;
   };
 
-  // The binary logarithm, rounded up.
+  // Binary logarithm, rounded up.
   static int order_of(int64_t size) { return size <= 1 ? 0 : 64 - __builtin_clzll(static_cast<uint64_t>(size - 1)); }
 
-  // The order of a new region, all of it free; -1 beyond the limit.
+  // Reserves an entirely free region and returns its order; -1 beyond the limit.
   int add_region(int wanted) {
     const int order = std::max(wanted, region_);
     const int64_t address = device_.reserve(int64_t{1} << order, 0);
@@ -59,7 +59,7 @@ class Buddy final : public Allocator {
   }
 
   int least_, region_;
-  std::array<std::set<std::pair<int64_t, int64_t>>, orders> free_;  // by order: (address, base of its region)
+  std::array<std::set<std::pair<int64_t, int64_t>>, orders> free_;  // by order: (address, base of the region)
   Slots<Used> used_;
 };
 

@@ -1,5 +1,5 @@
-// Blocks that segments are divided into, each of which knows its neighbours; and free ones, found by size. A block has the
-// same size and neighbours for as long as it is free.
+// Blocks of segments, linked to their neighbours; and an index of free blocks by size. The size and the neighbours of a
+// block must not change while the block is free.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,21 @@
 
 namespace simulators {
 
-// A number of a block is its for as long as it is not merged into the one below.
+// The number of a block stays valid until the block is merged into the one below.
 class Chain {
  public:
   struct Block {
     int64_t address, size, stream;
-    int64_t below = -1, above = -1;  // in the same segment; -1 at its ends
+    int64_t below = -1, above = -1;  // neighbours in the same segment; -1 at its ends
     bool free = false;
-    bool is_whole() const { return below < 0 && above < 0; }  // no part of its segment is another block's
+    bool is_whole() const { return below < 0 && above < 0; }  // true if the block is the whole segment
   };
 
-  // A segment, one block as yet.
+  // Adds a segment as one block.
   int64_t add(int64_t address, int64_t size, int64_t stream) { return blocks_.add({address, size, stream}); }
   void remove(int64_t at) { blocks_.remove(at); }
 
-  // The block keeps its first bytes; the new one above has the rest.
+  // Splits a block: the block keeps its first `size` bytes, the new block above has the rest.
   int64_t split(int64_t at, int64_t size) {
     Block rest = blocks_[at];
     rest.address += size, rest.size -= size, rest.below = at, rest.free = false;
@@ -34,7 +34,7 @@ class Chain {
     return made;
   }
 
-  // The block takes in the one above.
+  // Merges the block above into this block.
   void merge(int64_t at) {
     const int64_t gone = blocks_[at].above;
     blocks_[at].size += blocks_[gone].size;
@@ -50,10 +50,10 @@ class Chain {
     else whole_.erase(at);
   }
 
-  // Numbers of the free blocks that are whole segments.
+  // Returns the numbers of the free blocks that are whole segments.
   std::vector<int64_t> whole() const { return {whole_.begin(), whole_.end()}; }
 
-  // A reference holds until the next add() or split().
+  // The reference is valid until the next add() or split().
   Block& operator[](int64_t at) { return blocks_[at]; }
 
  private:
@@ -61,7 +61,7 @@ class Chain {
   std::set<int64_t> whole_;
 };
 
-// Numbers of free blocks, the smaller first, and of one size the lower.
+// Index of free blocks, ordered by size, then by address.
 class BySize {
  public:
   void add(Chain& chain, int64_t at) {
@@ -74,7 +74,7 @@ class BySize {
     order_.erase({chain[at].size, chain[at].address, at});
   }
 
-  // The first of at least so many bytes, -1 if there is none.
+  // Returns the smallest block of at least `size` bytes, the lowest of equal ones; -1 if none exists.
   int64_t smallest(int64_t size) const {
     const auto found = order_.lower_bound({size, 0, 0});
     return found == order_.end() ? -1 : found->at;

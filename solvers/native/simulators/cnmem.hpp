@@ -1,4 +1,4 @@
-// CNMeM: best fit with coalescing in a list for each stream; all lists take from that of the default stream.
+// CNMeM: best fit with coalescing and a free list per stream; all lists are refilled from the default stream's list.
 #pragma once
 
 #include "allocator.hpp"
@@ -11,8 +11,8 @@ class Cnmem final : public Allocator {
  public:
   static constexpr int64_t unit = 512;  // bytes; all sizes are multiples of it
 
-  // `first`: bytes taken at once, 0 for none; where they cannot be had, no request can be served. `grows`: takes more
-  // when that is not enough.
+  // `first`: bytes reserved at once, 0 for none; if that fails, no request can be served. `grows`: reserves more when
+  // these bytes are used up.
   Cnmem(Device& device, int64_t first, bool grows) : Allocator(device), grows_(grows) {
     lists_.of(0);
     if (first == 0) return;
@@ -34,7 +34,7 @@ class Cnmem final : public Allocator {
     return {block.address, used_.add({block, list})};
   }
 
-  // To the list that it came from, whatever stream frees it.
+  // Returns the block to its original list, whatever stream frees it.
   void free(int64_t handle, int64_t) override {
     const Used used = used_[handle];
     used_.remove(handle);
@@ -49,7 +49,8 @@ class Cnmem final : public Allocator {
     size_t list;
   };
 
-  // Of no bytes if there is none. A list that has none takes a block of just that size, for good.
+  // Returns a block of size 0 on failure. A list without a fit takes a block of exactly that size from the root, for
+  // good.
   Headed allocate_from(size_t list, int64_t size) {
     Headed block = lists_.take(list, size);
     if (block.size > 0) return cut(list, block, size, false);
@@ -61,7 +62,7 @@ class Cnmem final : public Allocator {
     return address < 0 ? Headed{0, 0, false} : Headed{address, size, true};
   }
 
-  // From the list of the stream that came first and has one. The default stream's has none, or it would have served.
+  // Steals from the first list with a fit, in order of the streams' appearance. The root list has none at this point.
   Headed steal(int64_t size) {
     const size_t list = lists_.first(size);
     if (list == HeadedLists::none) return {0, 0, false};

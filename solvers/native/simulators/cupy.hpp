@@ -1,4 +1,4 @@
-// CuPy's pool: best fit among free blocks of the same stream and of one size, splitting and merging.
+// CuPy's pool: best fit among free blocks of the same stream, with splitting and merging.
 #pragma once
 
 #include <unordered_map>
@@ -29,7 +29,7 @@ class Cupy final : public Allocator {
     return {blocks_[at].address, at};
   }
 
-  // To where it came from, whatever stream frees it.
+  // Returns the block to its original free list, whatever stream frees it.
   void free(int64_t at, int64_t) override {
     live_ -= blocks_[at].size;
     BySize& free = free_[blocks_[at].stream];

@@ -1,4 +1,4 @@
-// A device that has addresses and a limit but no memory: what a simulated allocator takes its segments from.
+// A device with addresses and a limit but without memory: the source of segments for simulated allocators.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,26 @@
 
 namespace simulators {
 
-// A range of memory while it was held. Rows of one region lie in one range of addresses across which blocks may reach.
+// A range of held memory. Segments of one region lie in one range of addresses, across which blocks may reach.
 struct Segment {
   int64_t address, size, stream, region;
-  int64_t start, end;  // index of the event in which it was taken; of that in which it was given back, -1 before that
+  int64_t start, end;  // event indices of reservation and release; the end is -1 until the release
 };
 
 class Device {
  public:
-  // No device has more; sizes up to twice this can be rounded and added without overflow.
+  // More bytes than any device has; sizes up to twice this can be rounded and added without overflow.
   static constexpr int64_t most_bytes = int64_t{1} << 56;
-  // Addresses are multiples of this, as those of the driver's large allocations are.
+  // Alignment of addresses in bytes, like that of the driver's large allocations.
   static constexpr int64_t page_bytes = int64_t{2} << 20;
 
-  // Its own addresses begin above `floor`.
+  // Addresses chosen by this device lie above `floor`.
   explicit Device(int64_t limit, int64_t floor = 0)
       : limit_(std::min(limit, most_bytes)), floor_(paged(std::min(floor, most_bytes) + 1)) {
     holes_.add(floor_, most_bytes * 32);
   }
 
-  // Memory and addresses for it (cudaMalloc); -1 beyond the limit.
+  // Reserves memory with addresses (cudaMalloc); -1 beyond the limit.
   int64_t reserve(int64_t size, int64_t stream) {
     if (size > limit_ - reserved_) return -1;
     int64_t address = answered(size);
@@ -40,7 +40,7 @@ class Device {
     return address;
   }
 
-  // Gives back what reserve() gave (cudaFree).
+  // Releases memory of reserve() (cudaFree).
   void release(int64_t address) {
     const auto at = held_.find(address);
     release_addresses(address, segments_[at->second].size);
@@ -48,7 +48,7 @@ class Device {
     ++calls_;
   }
 
-  // Addresses alone (cuMemAddressReserve); -1 if there are no more.
+  // Reserves addresses without memory (cuMemAddressReserve); -1 if none are left.
   int64_t reserve_addresses(int64_t size) {
     const int64_t address = holes_.lowest(paged(size));
     if (address >= 0) holes_.take(address, paged(size));
@@ -59,17 +59,17 @@ class Device {
     if (address >= floor_) holes_.add(address, paged(size));
   }
 
-  // Where the next reservation of so many bytes lies that no earlier answer is for, all below the floor, unless
-  // something is there then.
+  // Sets the address of the next reservation of `size` bytes without an answer. Answers lie below the floor, and are
+  // ignored if memory is held there by then.
   void answer(int64_t size, int64_t address) { answers_[size].push_back(address); }
 
-  // Memory below the floor that was held before the first event; no call.
+  // Holds memory below the floor from before the first event; not counted as a driver call.
   void adopt(int64_t address, int64_t size, int64_t stream) { hold(address, size, stream, ++regions_); }
 
-  // A name for addresses of reserve_addresses(), as map() takes it.
+  // Returns a region number for addresses of reserve_addresses(), as map() requires.
   int64_t new_region() { return ++regions_; }
 
-  // Memory for addresses that have none (cuMemCreate, cuMemMap); false beyond the limit.
+  // Maps memory to addresses without memory (cuMemCreate, cuMemMap); false beyond the limit.
   bool map(int64_t address, int64_t size, int64_t stream, int64_t region, int64_t calls) {
     if (size > limit_ - reserved_) return false;
     hold(address, size, stream, region);
@@ -77,8 +77,8 @@ class Device {
     return true;
   }
 
-  // Gives back the memory of any mapped addresses (cuMemUnmap, cuMemRelease). A segment of which a part stays is two
-  // from its beginning.
+  // Releases the memory of any mapped addresses (cuMemUnmap, cuMemRelease). A segment of which a part remains is
+  // recorded as two segments from its start on.
   void unmap(int64_t address, int64_t size, int64_t calls) {
     const int64_t end = address + size;
     auto at = std::prev(held_.upper_bound(address));
@@ -91,7 +91,7 @@ class Device {
     calls_ += calls;
   }
 
-  // The event that happens now.
+  // Sets the index of the current event.
   void at(int64_t event) { now_ = event; }
 
   int64_t reserved() const { return reserved_; }
@@ -129,7 +129,7 @@ class Device {
     return held_.erase(at);
   }
 
-  // Splits a segment at an address within it; the upper part.
+  // Splits a segment at an address within; returns the upper part.
   Held::iterator cut(Held::iterator at, int64_t address) {
     Segment upper = segments_[at->second];
     segments_[at->second].size = address - upper.address;
@@ -141,8 +141,8 @@ class Device {
 
   int64_t limit_, floor_, reserved_ = 0, calls_ = 0, regions_ = 0, now_ = 0;
   std::vector<Segment> segments_;
-  Held held_;    // by address, what is held now: index into segments_
-  Holes holes_;  // addresses that nobody has
+  Held held_;    // currently held segments by address: index into segments_
+  Holes holes_;  // free addresses
   std::map<int64_t, std::deque<int64_t>> answers_;  // by size
 };
 

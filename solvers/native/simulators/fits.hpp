@@ -1,4 +1,4 @@
-// Plain first and best fit in one region that grows at its end and never shrinks.
+// Plain first fit and best fit in one region that grows at its end and never shrinks.
 #pragma once
 
 #include "allocator.hpp"
@@ -8,7 +8,7 @@ namespace simulators {
 
 class Fit : public Allocator {
  public:
-  // `growth`: the region grows by multiples of it. Both are powers of two.
+  // `growth`: the region grows by multiples of this. Alignment and growth are powers of two.
   Fit(Device& device, bool best, int64_t alignment, int64_t growth)
       : Allocator(device), best_(best), alignment_(alignment), growth_(growth), holes_(best) {
     top_ = device.reserve_addresses(2 * Device::most_bytes);
@@ -37,7 +37,7 @@ class Fit : public Allocator {
     int64_t address, size;
   };
 
-  // Where the region's last hole begins once it is large enough, -1 beyond the limit.
+  // Grows the region; returns the address of its last hole, then large enough, or -1 beyond the limit.
   int64_t grow(int64_t size, int64_t stream) {
     const int64_t tail = holes_.ending_at(top_), more = rounded(size - tail, growth_);
     if (!device_.map(top_, more, stream, region_, 1)) return -1;

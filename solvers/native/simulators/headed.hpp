@@ -1,4 +1,4 @@
-// The free list of CNMeM and of RMM's pool: ranges that touch are one, unless the upper one is a head.
+// Free list of CNMeM and of RMM's pool: adjacent ranges merge, unless the upper one is a head.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace simulators {
 
-// A head begins what was taken from elsewhere in one piece, and never joins what lies below.
+// A head is the start of a range obtained elsewhere in one piece, and never merges with the range below.
 struct Headed {
   int64_t address, size;
   bool head;
@@ -41,23 +41,23 @@ class HeadedList {
     by_size_.insert({range.size, range.address});
   }
 
-  // All of another list, which is empty then. Moves the fewer.
+  // Adds all ranges of another list, which is empty afterwards. Moves the ranges of the shorter list.
   void add(HeadedList&& other) {
     if (ranges_.size() < other.ranges_.size()) std::swap(*this, other);
     for (const auto& [address, range] : other.ranges_) add(range);
     other = HeadedList();
   }
 
-  // Takes out the smallest range of at least so many bytes, the lowest of its size; of no bytes if there is none.
+  // Removes the smallest range of at least `size` bytes, the lowest of equal ones; returns size 0 if none exists.
   Headed take(int64_t size) {
     const auto found = by_size_.lower_bound({size, 0});
     return found == by_size_.end() ? Headed{0, 0, false} : take(ranges_.find(found->second));
   }
 
-  // Bytes of the largest, 0 if there is none.
+  // Returns the bytes of the largest range, 0 if none exists.
   int64_t largest() const { return by_size_.empty() ? 0 : by_size_.rbegin()->first; }
 
-  // Takes out exactly this range; false: it is not free, or not by itself.
+  // Removes exactly this range; false if it is not free, or part of a larger free range.
   bool take(int64_t address, int64_t size) {
     const auto found = ranges_.find(address);
     if (found == ranges_.end() || found->second.size != size) return false;
@@ -77,7 +77,7 @@ class HeadedList {
   std::set<std::pair<int64_t, int64_t>> by_size_;  // (size, address)
 };
 
-// A list for each stream, by a number in order of first appearance; and which of them have what.
+// Free lists of the streams, numbered in order of first appearance, with an index of their largest ranges.
 class HeadedLists {
  public:
   static constexpr size_t none = ~size_t{0};
@@ -93,7 +93,7 @@ class HeadedLists {
     tell(list);
   }
 
-  // As of the list.
+  // See HeadedList::take().
   Headed take(size_t list, int64_t size) {
     if (lists_[list].told < size) return {0, 0, false};
     const Headed range = lists_[list].take(size);
@@ -107,19 +107,19 @@ class HeadedLists {
     return taken;
   }
 
-  // The first that has a range of at least so many bytes; with 1 the first that has any.
+  // Returns the first list with a range of at least `size` bytes; with size 1, the first list that is not empty.
   size_t first(int64_t size) const {
     const int64_t found = largest_.lowest(size);
     return found < 0 ? none : static_cast<size_t>(found);
   }
 
-  // The first after this one that has any.
+  // Returns the next list after this one that is not empty.
   size_t next(size_t list) const {
     const auto found = filled_.upper_bound(list);
     return found == filled_.end() ? none : *found;
   }
 
-  // All that one has is the other's.
+  // Moves all ranges of list `other` to `list`.
   void merge(size_t list, size_t other) {
     lists_[list].add(std::move(lists_[other]));
     tell(list);
@@ -128,7 +128,7 @@ class HeadedLists {
 
  private:
   struct List : HeadedList {
-    int64_t told = 0;  // what is known of its largest
+    int64_t told = 0;  // largest range, as recorded in largest_
   };
 
   void tell(size_t list) {
@@ -144,7 +144,7 @@ class HeadedLists {
 
   std::vector<List> lists_;
   std::unordered_map<int64_t, size_t> numbers_;  // by stream
-  Holes largest_{false};                         // by number, as large as the largest range of each
+  Holes largest_{false};                         // by list number: a hole as large as the largest range of the list
   std::set<size_t> filled_;
 };
 

@@ -1,5 +1,5 @@
-// Free ranges of addresses, none of which touch, in a tree by address (Seidel and Aragon's treap, 1996) in which each
-// node knows the largest range below it: the lowest one that is large enough takes O(log n) steps, as does the rest.
+// Free ranges of addresses, kept in a treap by address (Seidel and Aragon, 1996). Each node knows the largest range of
+// its subtree, so that finding the lowest sufficient range takes O(log n) steps, as do all other operations.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,10 @@ namespace simulators {
 
 class Holes {
  public:
-  // Without `by_size` nobody asks for the smallest, and it takes half the time.
+  // Without `by_size`, smallest() is unavailable, and all operations take half the time.
   explicit Holes(bool by_size = true) : knows_sizes_(by_size) {}
 
-  // What becomes free; merged with what it touches. Overlaps no hole.
+  // Adds a free range, merged with adjacent ones. The range must overlap no hole.
   void add(int64_t address, int64_t size) {
     const Range left = before(address), right = from(address);
     const bool joins_left = left.size > 0 && left.address + left.size == address;
@@ -27,10 +27,10 @@ class Holes {
     else insert({address, size});
   }
 
-  // The same, but it stays by itself, whatever it touches.
+  // Adds a free range without merging adjacent ones.
   void add_apart(int64_t address, int64_t size) { insert({address, size}); }
 
-  // What is free no longer; within one hole.
+  // Removes a range, which must lie within one hole.
   void take(int64_t address, int64_t size) {
     const Range hole = before(address + 1);
     const int64_t below = address - hole.address, above = hole.size - below - size;
@@ -40,7 +40,7 @@ class Holes {
     if (below > 0 && above > 0) insert({address + size, above});
   }
 
-  // Address of the lowest hole of at least so many bytes, -1 if there is none.
+  // Returns the address of the lowest hole of at least `size` bytes, -1 if none exists.
   int64_t lowest(int64_t size) const {
     int32_t at = root_;
     if (largest(at) < size) return -1;
@@ -52,16 +52,16 @@ class Holes {
     }
   }
 
-  // Address of the smallest hole of at least so many bytes, the lowest of its size; -1 if there is none.
+  // Returns the address of the smallest hole of at least `size` bytes, the lowest of equal ones; -1 if none exists.
   int64_t smallest(int64_t size) const {
     const auto found = by_size_.lower_bound({size, 0});
     return found == by_size_.end() ? -1 : found->second;
   }
 
-  // Bytes of the largest hole, 0 if there is none.
+  // Returns the bytes of the largest hole, 0 if none exists.
   int64_t largest() const { return root_ < 0 ? 0 : nodes_[root_].largest; }
 
-  // Bytes of the hole that ends at an address, 0 if none does.
+  // Returns the bytes of the hole that ends at an address, 0 if none does.
   int64_t ending_at(int64_t address) const {
     const Range left = before(address);
     return left.size > 0 && left.address + left.size == address ? left.size : 0;
@@ -73,8 +73,8 @@ class Holes {
   };
   struct Node {
     Range range;
-    int64_t largest;  // of its subtree
-    uint64_t priority;  // not above its parent's
+    int64_t largest;  // of the subtree
+    uint64_t priority;  // at most the parent's
     int32_t left, right;
   };
 
@@ -85,7 +85,7 @@ class Holes {
     node.largest = std::max({node.range.size, largest(node.left), largest(node.right)});
   }
 
-  // The hole of the highest address below this one; size 0 if there is none.
+  // Returns the hole of the highest address below `address`; size 0 if none exists.
   Range before(int64_t address) const {
     Range found{0, 0};
     for (int32_t at = root_; at >= 0;) {
@@ -96,7 +96,7 @@ class Holes {
     return found;
   }
 
-  // The hole of the lowest address that is not below this one.
+  // Returns the hole of the lowest address not below `address`.
   Range from(int64_t address) const {
     Range found{0, 0};
     for (int32_t at = root_; at >= 0;) {
@@ -107,7 +107,7 @@ class Holes {
     return found;
   }
 
-  // To a range that has the same neighbours.
+  // Replaces a range by one with the same neighbours.
   void change(Range old, Range now) {
     forget_size(old);
     keep_size(now);
@@ -148,7 +148,7 @@ class Holes {
     root_ = join(low, high);
   }
 
-  // What lies below an address, and what does not.
+  // Splits a subtree into the nodes below an address and the others.
   std::pair<int32_t, int32_t> split(int32_t at, int64_t address) {
     if (at < 0) return {-1, -1};
     if (nodes_[at].range.address < address) {

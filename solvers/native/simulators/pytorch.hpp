@@ -1,4 +1,4 @@
-// PyTorch's caching allocator: blocks of segments, a pool for small and one for large requests, each stream by itself.
+// PyTorch's caching allocator: blocks of segments, a pool for small and one for large requests, separate per stream.
 #pragma once
 
 #include <vector>
@@ -38,7 +38,7 @@ class PyTorch : public Allocator {
     if (at != free.end() && !blocks_[at->block].split()) release(at->block);
   }
 
-  // A free block that would be taken and was not in truth is smaller than the request, if it may be.
+  // A free block that fits but was not taken in the recording must be smaller than the request, if its slack permits.
   void expect(int64_t size, int64_t stream, int64_t address) override {
     if (!open_ || size == 0) return;
     size = rules_.rounded(size);
@@ -54,11 +54,11 @@ class PyTorch : public Allocator {
     }
   }
 
-  // Handles of adopted blocks, and where they end for what expect() was told; later ones count.
+  // Handles of adopted blocks with the ends inferred by expect(); of several entries for a handle the last one counts.
   const std::vector<std::pair<int64_t, int64_t>>& learned() const { return learned_; }
 
-  // A segment that was there before the first event, with the blocks of which buffers lived in it, by address; handles.
-  // The slack of each is how much further it may reach into what is free behind it.
+  // Adopts a segment from before the first event, with the blocks of the buffers in it, by address; returns their
+  // handles. The slack of a block is the number of bytes by which it may extend into the free block behind.
   std::vector<int64_t> adopt(const Segment& segment, const std::vector<Block>& used) {
     device_.adopt(segment.address, segment.size, segment.stream);
     std::vector<int64_t> handles;
@@ -81,7 +81,7 @@ class PyTorch : public Allocator {
   }
 
  protected:
-  // The best fit of a free block, out of its order; -1 if there is none.
+  // Removes the best-fitting free block from its pool; -1 if none exists.
   virtual int64_t find(int64_t size, int64_t stream) {
     BlockPool& pool = pool_for(size);
     if (collects()) ++pool.searches;
@@ -89,7 +89,7 @@ class PyTorch : public Allocator {
     return at == pool.free.end() || at->stream != stream ? -1 : take(at->block, size);
   }
 
-  // A block from the device, in no order; -1 beyond the limit.
+  // Reserves a block from the device, in no pool; -1 beyond the limit.
   virtual int64_t obtain(int64_t size, int64_t stream) {
     const int64_t bytes = rules_.segment_for(size);
     const int64_t address = device_.reserve(bytes, stream);
@@ -105,13 +105,13 @@ class PyTorch : public Allocator {
     return size < rules_.max_split && rest > rules_.small_size;
   }
 
-  // All segments that are free as a whole.
+  // Releases all entirely free segments.
   virtual void release_cached() {
     for (const bool small : {false, true})
       for (const int64_t at : whole(blocks_.pool(small))) release(at);
   }
 
-  // Large blocks of the stream, one or as many as make up for the request; whether that was enough.
+  // Releases large blocks of the stream, one or several until they cover the request; true if they do.
   virtual bool release_available(int64_t size, int64_t stream) {
     if (rules_.max_split == rules_.unlimited) return false;
     const auto& free = pool_for(size).free;
@@ -131,7 +131,7 @@ class PyTorch : public Allocator {
     return released >= need;
   }
 
-  // Free segments that were not wanted for long, once more is held than the threshold allows.
+  // Releases free segments unused for long, if more bytes are held than the threshold allows.
   virtual void collect() {
     const auto allowed = static_cast<int64_t>(rules_.gc_threshold * static_cast<double>(device_.limit()));
     int64_t excess = device_.reserved() - allowed;
@@ -159,7 +159,7 @@ class PyTorch : public Allocator {
   BlockPool& pool_for(int64_t size) { return blocks_.pool(size <= rules_.small_size); }
   bool collects() const { return rules_.gc_threshold > 0 && device_.limit() < Device::most_bytes; }
 
-  // A block that was found, out of its order, unless it is too large for what may not be split; -1 then.
+  // Removes a found block from its pool, unless the block is too large for requests that must not split; -1 then.
   int64_t take(int64_t at, int64_t size) {
     const int64_t has = blocks_[at].size;
     if (size < rules_.max_split ? has >= rules_.max_split : has >= size + rules_.max_non_split_rounding) return -1;
@@ -170,7 +170,7 @@ class PyTorch : public Allocator {
   PyTorchRules rules_;
   Blocks blocks_;
   std::vector<std::pair<int64_t, int64_t>> learned_;
-  bool open_ = false;  // whether any block ever had slack
+  bool open_ = false;  // true if any block ever had slack
 
  private:
   int64_t obtain_or_release(int64_t size, int64_t stream) {
@@ -184,7 +184,7 @@ class PyTorch : public Allocator {
 
   std::vector<int64_t> whole(const BlockPool& pool) {
     std::vector<int64_t> found;
-    if (pool.whole == 0) return found;  // as for most requests where memory is short
+    if (pool.whole == 0) return found;  // the case of most requests when memory is short
     for (const FreeBlock& free : pool.free)
       if (!blocks_[free.block].split()) found.push_back(free.block);
     return found;

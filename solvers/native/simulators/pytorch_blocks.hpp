@@ -1,4 +1,4 @@
-// Blocks of PyTorch's caching allocator: they lie in a row in their segment and, while they are free, in a pool's order.
+// Blocks of PyTorch's caching allocator: linked in their segment and, while free, ordered in a pool.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@ namespace simulators {
 struct Block {
   int64_t address, size, stream;
   int64_t previous = -1, next = -1;  // neighbours in the segment, -1 at its ends
-  int64_t segment = -1;              // of expandable ones, which
-  int64_t since = 0;                 // how often its pool had been searched when it became free
-  int64_t slack = 0;                 // so many bytes at its beginning may be those of the block before it
-  bool small = false;                // of which pool
+  int64_t segment = -1;              // index of the expandable segment, else -1
+  int64_t since = 0;                 // number of searches of the pool when this block became free
+  int64_t slack = 0;                 // bytes at the start that may belong to the block before
+  bool small = false;                // true in the pool of small requests
   bool used = false, mapped = true;
 
   bool split() const { return previous >= 0 || next >= 0; }
 };
 
-// The order in which blocks are looked for: of the stream, the smallest, of the lowest address (BlockComparatorSize).
+// Search order of free blocks: by stream, then size, then address (BlockComparatorSize).
 struct FreeBlock {
   int64_t stream, size, address, block;
 
@@ -33,9 +33,9 @@ struct FreeBlock {
 
 struct BlockPool {
   std::set<FreeBlock> free;
-  std::set<FreeBlock> unmapped;  // of size 0 here: by address; parts of expandable segments that have no memory
-  int64_t searches = 0;          // counted while garbage is collected
-  int64_t whole = 0;             // how many of the free ones are a segment by themselves
+  std::set<FreeBlock> unmapped;  // size 0 in the key: by address; unmapped parts of expandable segments
+  int64_t searches = 0;          // counted only with garbage collection
+  int64_t whole = 0;             // number of free blocks that are a whole segment
 };
 
 class Blocks {
@@ -46,7 +46,7 @@ class Blocks {
   Block& operator[](int64_t at) { return blocks_[at]; }
   int64_t add(const Block& block) { return blocks_.add(block); }
 
-  // Into its pool's order, and out of it.
+  // Insert a block into its pool's order, and remove it.
   void file(int64_t at) {
     Block& block = blocks_[at];
     block.since = pool(block).searches;
@@ -58,7 +58,7 @@ class Blocks {
     order(blocks_[at]).erase(key(at));
   }
 
-  // A block is freed: it takes in neighbours that are free.
+  // Frees a block and merges free neighbours into it.
   void release(int64_t at) {
     blocks_[at].used = false;
     merge(at, blocks_[at].previous);
@@ -66,7 +66,7 @@ class Blocks {
     file(at);
   }
 
-  // Takes a neighbour into a block that is in no order, if it is free and has memory or has none like the block.
+  // Merges a neighbour into a block outside the pool's order, if the neighbour is free and equally mapped or unmapped.
   void merge(int64_t at, int64_t neighbour) {
     if (neighbour < 0 || blocks_[neighbour].used || blocks_[neighbour].mapped != blocks_[at].mapped) return;
     unfile(neighbour);
@@ -85,7 +85,7 @@ class Blocks {
     blocks_.remove(neighbour);
   }
 
-  // Cuts a block that is in no order after so many bytes; the upper part, which is in none either.
+  // Splits a block outside the pool's order after `size` bytes; returns the upper part, which is outside as well.
   int64_t cut(int64_t at, int64_t size) {
     Block upper = blocks_[at];
     upper.address += size;
@@ -101,7 +101,7 @@ class Blocks {
     return made;
   }
 
-  // The beginning of a free block goes to the one before it, which is used.
+  // Gives the first bytes of a free block to the block before, which is in use.
   void yield(int64_t at, int64_t bytes) {
     unfile(at);
     Block& block = blocks_[at];
@@ -112,7 +112,7 @@ class Blocks {
     file(at);
   }
 
-  // A block that is in no order is no more, nor are its neighbours.
+  // Removes a block that is outside the pool's order and has no neighbours.
   void forget(int64_t at) { blocks_.remove(at); }
 
  private:

@@ -1,4 +1,4 @@
-// PyTorch's caching allocator with expandable segments: addresses for more than the device has, mapped page by page.
+// PyTorch's caching allocator with expandable segments: more addresses than device memory, mapped page by page.
 #pragma once
 
 #include "pytorch.hpp"
@@ -7,7 +7,7 @@ namespace simulators {
 
 class PyTorchExpandable : public PyTorch {
  public:
-  // Addresses that a segment has on a device without a limit.
+  // Bytes of addresses of a segment on a device without a limit.
   static constexpr int64_t unlimited_bytes = int64_t{1} << 50;
 
   using PyTorch::PyTorch;
@@ -15,7 +15,7 @@ class PyTorchExpandable : public PyTorch {
   void give_back(int64_t, int64_t, int64_t) override {}
 
  protected:
-  // A block at the end of what is mapped counts as large as it can grow to.
+  // A block at the end of the mapped part counts as large as it can grow.
   int64_t find(int64_t size, int64_t stream) override {
     const auto& free = pool_for(size).free;
     auto at = free.lower_bound({stream, size, 0, 0});
@@ -36,7 +36,7 @@ class PyTorchExpandable : public PyTorch {
     while (blocks_[at].size < size) {
       const int64_t next = blocks_[at].next;
       if (!map(next, std::min(size - blocks_[at].size, blocks_[next].size))) return -1;
-      at = next;  // which has taken in the free block before it
+      at = next;  // which has absorbed the free block before
     }
     blocks_.unfile(at);
     return at;
@@ -44,14 +44,14 @@ class PyTorchExpandable : public PyTorch {
 
   bool splits(const Block& block, int64_t size) const override { return block.size - size >= rules_.least_block; }
 
-  // All whole pages in which nothing lives, and segments without any page.
+  // Releases all whole pages without live blocks, and segments without any page.
   void release_cached() override {
     for (const bool small : {false, true})
       for (const int64_t at : at_least(small ? rules_.small_segment : rules_.large_segment, blocks_.pool(small).free))
         if (unmap(at) && !blocks_[at].split()) forget(at);
   }
 
-  // What is expandable is not for it, nor for the collector.
+  // Neither release_available() nor the collector applies to expandable segments.
   bool release_available(int64_t, int64_t) override { return false; }
   void collect() override {}
 
@@ -68,7 +68,8 @@ class PyTorchExpandable : public PyTorch {
     return blocks_[at].size + (next >= 0 && !blocks_[next].mapped ? blocks_[next].size : 0);
   }
 
-  // Free blocks of so many bytes or more, without a look at the others: where memory is short they are many.
+  // Returns the free blocks of at least `size` bytes without visiting smaller ones, which are many when memory is
+  // short.
   static std::vector<int64_t> at_least(int64_t size, const std::set<FreeBlock>& free) {
     std::vector<int64_t> found;
     for (auto at = free.begin(); at != free.end();) {
@@ -79,14 +80,14 @@ class PyTorchExpandable : public PyTorch {
     return found;
   }
 
-  // Bytes of free and unmapped blocks in a row, or enough of them.
+  // Returns the bytes of successive free and unmapped blocks, counted up to at least `size`.
   int64_t space_from(int64_t at, int64_t size) {
     int64_t bytes = 0;
     for (; at >= 0 && bytes < size && !blocks_[at].used; at = blocks_[at].next) bytes += blocks_[at].size;
     return bytes;
   }
 
-  // The lowest block from which on there are addresses enough, free or unmapped; -1 if there is none.
+  // Returns the lowest block that starts enough free or unmapped bytes; -1 if none exists.
   int64_t candidate(int64_t size, int64_t stream, bool small) {
     const auto& unmapped = blocks_.pool(small).unmapped;
     for (auto at = unmapped.lower_bound({stream, 0, 0, 0}); at != unmapped.end() && at->stream == stream; ++at) {
@@ -97,7 +98,7 @@ class PyTorchExpandable : public PyTorch {
     return -1;
   }
 
-  // Addresses for nine eighths of the device, so that pages can be moved within them; -1 if there are no more.
+  // Reserves addresses for nine eighths of the device, so that pages can move within; -1 if none are left.
   int64_t new_segment(int64_t stream, bool small) {
     Block block{0, 0, stream};
     block.small = small;
@@ -119,7 +120,7 @@ class PyTorchExpandable : public PyTorch {
     blocks_.forget(at);
   }
 
-  // Memory for the pages of the first so many bytes of an unmapped block; false, and nothing, beyond the limit.
+  // Maps pages for the first `size` bytes of an unmapped block; beyond the limit returns false and maps nothing.
   bool map(int64_t at, int64_t size) {
     const Block block = blocks_[at];
     const int64_t bytes = paged(size, page(block)), pages = bytes / page(block);
@@ -133,7 +134,7 @@ class PyTorchExpandable : public PyTorch {
     return true;
   }
 
-  // Gives back the whole pages of a free block; false if it has none.
+  // Unmaps the whole pages of a free block; false if it has none.
   bool unmap(int64_t at) {
     const Block block = blocks_[at];
     const int64_t unit = page(block), base = segments_[block.segment].address;

@@ -1,4 +1,4 @@
-// The sizes of PyTorch's caching allocator (c10/cuda/CUDACachingAllocator.cpp, c10/core/AllocatorConfig.h, 2.13).
+// Size rules of PyTorch's caching allocator (c10/cuda/CUDACachingAllocator.cpp, c10/core/AllocatorConfig.h, 2.13).
 #pragma once
 
 #include <algorithm>
@@ -11,19 +11,19 @@ namespace simulators {
 struct PyTorchRules {
   static constexpr int64_t mib = 1 << 20;
   static constexpr int64_t least_block = 512;       // kMinBlockSize
-  static constexpr int64_t small_size = mib;        // kSmallSize: up to this from the small pool
+  static constexpr int64_t small_size = mib;        // kSmallSize: largest request of the small pool
   static constexpr int64_t small_segment = 2 * mib;  // kSmallBuffer
-  static constexpr int64_t least_large = 10 * mib;  // kMinLargeAlloc: from this on a segment for the request alone
+  static constexpr int64_t least_large = 10 * mib;  // kMinLargeAlloc: smallest request with a segment of its own
   static constexpr int64_t large_unit = 2 * mib;    // kRoundLarge
   static constexpr int64_t unlimited = std::numeric_limits<int64_t>::max();
 
-  int64_t max_split = unlimited;             // blocks from this on are not split
-  int64_t max_non_split_rounding = 20 * mib;  // such a block may be larger than what it is used for by less than this
+  int64_t max_split = unlimited;             // blocks of at least this size are not split
+  int64_t max_non_split_rounding = 20 * mib;  // such a block serves requests smaller by less than this
   int64_t large_segment = 20 * mib;
-  double gc_threshold = 0;               // part of the limit
-  std::array<int64_t, 16> divisions{};  // of requests from 1 MiB, 2 MiB ... 32 GiB on; the first also of smaller ones
+  double gc_threshold = 0;               // fraction of the limit
+  std::array<int64_t, 16> divisions{};  // for requests from 1 MiB, 2 MiB ... 32 GiB on; the first also for smaller ones
 
-  // What a block for a request must have at least.
+  // Returns the least size of a block for a request.
   int64_t rounded(int64_t size) const {
     if (size < least_block) return least_block;
     const int64_t parts = divisions[std::clamp(log2_of(size) - 20, 0, 15)];
@@ -40,7 +40,7 @@ struct PyTorchRules {
  private:
   static int log2_of(int64_t size) { return 63 - __builtin_clzll(static_cast<unsigned long long>(size)); }
 
-  // Up to the next of so many equal parts between two powers of two. With one part sizes stay as they are.
+  // Rounds up to the next of `parts` equal steps between two powers of two. With one part, sizes stay as they are.
   static int64_t next_division(int64_t size, int64_t parts) {
     if (parts <= 1 || (size & (size - 1)) == 0) return size;
     const int64_t floor = int64_t{1} << log2_of(size), part = floor >> log2_of(parts);

@@ -1,4 +1,4 @@
-// RMM's arena resource: a global arena of superblocks, from which each stream has some for its small requests.
+// RMM's arena resource: a global arena of superblocks, some of which belong to streams for their small requests.
 #pragma once
 
 #include <map>
@@ -15,9 +15,9 @@ namespace simulators {
 class RmmArena final : public Allocator {
  public:
   static constexpr int64_t unit = 256;                          // bytes; all sizes are multiples of it
-  static constexpr int64_t least_superblock = int64_t{1} << 20;  // bytes; larger requests are the global arena's
+  static constexpr int64_t least_superblock = int64_t{1} << 20;  // bytes; the global arena serves larger requests
 
-  // So many bytes are taken at once and never more; where they cannot be had, no request can be served.
+  // Reserves `bytes` at once and never more; if that fails, no request can be served.
   RmmArena(Device& device, int64_t bytes) : Allocator(device), arenas_(1, Holes(false)) {
     const int64_t address = bytes < least_superblock ? -1 : device.reserve(bytes, 0);
     broken_ = address < 0;
@@ -35,7 +35,7 @@ class RmmArena final : public Allocator {
     return {address, used_.add({address, size})};
   }
 
-  // To the superblock that it came from, whoever has that now and whatever stream frees it.
+  // Returns the block to its superblock, whoever owns that now and whatever stream frees the block.
   void free(int64_t handle, int64_t) override {
     const Block block = used_[handle];
     used_.remove(handle);
@@ -54,7 +54,7 @@ class RmmArena final : public Allocator {
   struct Superblock {
     int64_t size = 0;
     size_t arena = global;
-    int64_t listed = 0;  // its largest free block as its arena knows it
+    int64_t listed = 0;  // largest free block, as recorded in the arena
     Holes free{false};
     bool is_empty() const { return free.largest() == size; }
   };
@@ -73,7 +73,7 @@ class RmmArena final : public Allocator {
     return at;
   }
 
-  // Says its largest free block to its arena.
+  // Records the superblock's largest free block in its arena.
   void list(Superblocks::iterator at) {
     Superblock& superblock = at->second;
     const int64_t largest = superblock.free.largest();
@@ -96,7 +96,7 @@ class RmmArena final : public Allocator {
     at->second.arena = arena;
   }
 
-  // First fit: the lowest superblock that has room, and there the lowest block; -1 if there is none.
+  // First fit: the lowest superblock with room, and its lowest fitting block; -1 if none exists.
   int64_t allocate_from(size_t arena, int64_t size) {
     const bool is_large = size > least_superblock;
     int64_t superblock = arenas_[is_large ? global : arena].lowest(size);
@@ -110,7 +110,7 @@ class RmmArena final : public Allocator {
     return address;
   }
 
-  // The lowest superblock of the global arena that has room, cut off if it is empty and large; -1 if there is none.
+  // Finds the lowest superblock of the global arena with room, split if empty and large; -1 if none exists.
   int64_t first_of_global(int64_t size) {
     const int64_t address = arenas_[global].lowest(size);
     if (address < 0) return -1;
@@ -124,7 +124,7 @@ class RmmArena final : public Allocator {
     return address;
   }
 
-  // An empty superblock of the global arena with its neighbours that are the same.
+  // Merges an empty superblock of the global arena with empty neighbours there.
   Superblocks::iterator merged(Superblocks::iterator at) {
     if (const auto above = std::next(at); above != superblocks_.end() && joins(at, above)) join(at, above);
     if (at == superblocks_.begin() || !joins(std::prev(at), at)) return at;
@@ -145,7 +145,7 @@ class RmmArena final : public Allocator {
     superblocks_.erase(above);
   }
 
-  // All of the streams' superblocks go to the global arena; false: they have none.
+  // Returns the superblocks of all streams to the global arena; false if there are none.
   bool return_superblocks() {
     const bool any = !streams_.empty();
     while (!streams_.empty()) {
@@ -157,9 +157,9 @@ class RmmArena final : public Allocator {
     return any;
   }
 
-  Superblocks superblocks_;  // by address; all of the arena
-  std::set<int64_t> streams_;  // addresses of those superblocks that streams have
-  std::vector<Holes> arenas_;  // of each its superblocks, by address, as large as the largest free block in each
+  Superblocks superblocks_;  // by address; cover the whole arena
+  std::set<int64_t> streams_;  // addresses of the superblocks owned by streams
+  std::vector<Holes> arenas_;  // per arena, by superblock address: a hole as large as its largest free block
   std::unordered_map<int64_t, size_t> arena_of_;  // by stream
   Slots<Block> used_;
   bool broken_;

@@ -1,4 +1,4 @@
-// RMM's binning resource over its pool: blocks of a few sizes, many at once from the pool; what is larger is the pool's.
+// RMM's binning resource over its pool: blocks of few sizes, taken many at once from the pool; larger ones directly.
 #pragma once
 
 #include <deque>
@@ -10,14 +10,14 @@
 
 namespace simulators {
 
-// RMM's fixed-size resource: free blocks in order, a queue for each stream.
+// RMM's fixed-size resource: a queue of free blocks for each stream.
 class RmmBin {
  public:
   RmmBin(Allocator& upstream, int64_t block, int64_t blocks) : upstream_(upstream), block_(block), blocks_(blocks) {}
 
   int64_t block_bytes() const { return block_; }
 
-  // An address, -1: there is none and upstream has none.
+  // Returns an address, or -1 if no block is free and upstream has none.
   int64_t allocate(int64_t stream) {
     if (free_.empty() && !expand(stream)) return -1;
     const auto mine = free_.find(number_of(stream));
@@ -44,19 +44,19 @@ class RmmBin {
     return address;
   }
 
-  // Of a stream, in order of first appearance.
+  // Returns the number of a stream, in order of first appearance.
   size_t number_of(int64_t stream) { return numbers_.try_emplace(stream, numbers_.size()).first->second; }
 
   Allocator& upstream_;
   int64_t block_, blocks_;
-  Queues free_;  // addresses, by number of a stream; none is empty
+  Queues free_;  // addresses, by stream number; no queue is empty
   std::unordered_map<int64_t, size_t> numbers_;  // by stream
 };
 
 class RmmBinning final : public Allocator {
  public:
-  // Bins of 2^least to 2^most bytes, each of which takes so many blocks at once, the first at once; where those cannot
-  // be had, no request can be served.
+  // Bins of 2^least to 2^most bytes, each of which takes `blocks` blocks at a time, first in the constructor; if that
+  // fails, no request can be served.
   RmmBinning(Device& device, int least, int most, int64_t blocks, int64_t initial, int64_t maximum)
       : Allocator(device), pool_(device, initial, maximum), broken_(pool_.broken()) {
     bins_.reserve(static_cast<size_t>(std::max(most - least + 1, 0)));
@@ -92,13 +92,13 @@ class RmmBinning final : public Allocator {
 
  private:
   struct Used {
-    RmmBin* bin;   // none: it is the pool's
+    RmmBin* bin;   // null: the pool's
     int64_t what;  // an address of the bin, or the pool's handle
     int64_t size;
   };
 
   RmmPool pool_;
-  std::vector<RmmBin> bins_;  // the smaller first
+  std::vector<RmmBin> bins_;  // in order of size
   Slots<Used> used_;
   bool broken_;
 };

@@ -1,4 +1,4 @@
-// RMM's pool: best fit with coalescing in a list for each stream, which takes from the others' before it grows.
+// RMM's pool: best fit with coalescing and a free list per stream; takes from other lists before the pool grows.
 #pragma once
 
 #include <map>
@@ -13,8 +13,8 @@ class RmmPool final : public Allocator {
  public:
   static constexpr int64_t unit = 256;  // bytes; all sizes are multiples of it
 
-  // `initial`: bytes taken at once, 0 for none; where they cannot be had, no request can be served. `maximum`: of the
-  // pool; -1: as much as the device has.
+  // `initial`: bytes reserved at once, 0 for none; if that fails, no request can be served. `maximum`: most bytes of
+  // the pool; -1: as many as the device has.
   RmmPool(Device& device, int64_t initial, int64_t maximum) : Allocator(device), maximum_(maximum) {
     if (initial == 0) return;
     const Headed block = expand_to(initial, initial);
@@ -32,7 +32,7 @@ class RmmPool final : public Allocator {
     return {block.address, used_.add(block)};
   }
 
-  // To the list of the stream that frees it.
+  // Adds the block to the list of the stream that frees it.
   void free(int64_t handle, int64_t stream) override {
     const Headed block = used_[handle];
     used_.remove(handle);
@@ -71,14 +71,14 @@ class RmmPool final : public Allocator {
     return expand_to(wanted, size);
   }
 
-  // Twice the pool, or half of what it may still take; 0: not enough.
+  // Returns the pool's size, or half of the bytes left up to the maximum, but at least `size`; 0: too few are left.
   int64_t size_to_grow(int64_t size) const {
     if (maximum_ < 0) return std::max(size, pool_);
     const int64_t remaining = rounded(maximum_ - pool_, unit);
     return size <= remaining ? std::max(size, remaining / 2) : 0;
   }
 
-  // Of no bytes if the device refuses even the least.
+  // Reserves `wanted` bytes, halved as long as the device refuses; size 0 if the device refuses even `least`.
   Headed expand_to(int64_t wanted, int64_t least) {
     for (; wanted >= least; wanted = std::max(least, wanted / 2)) {
       const int64_t address = device_.reserve(wanted, 0);
@@ -92,7 +92,7 @@ class RmmPool final : public Allocator {
     return {0, 0, false};
   }
 
-  // Gives back what is free as a whole until there is room for so much.
+  // Releases entirely free segments until `size` bytes more are within the maximum.
   void reclaim(int64_t size, size_t mine) {
     if (size > maximum_) return;
     for (auto at = segments_.begin(); at != segments_.end() && maximum_ - pool_ < size;) {

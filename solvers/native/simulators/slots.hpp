@@ -1,4 +1,4 @@
-// Things that come and go, by small numbers that are used again: what an allocator's handles are.
+// Container of values with small, reused indices: the handles of allocators.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ class Slots {
 
   void remove(int64_t at) { unused_.push_back(at); }
 
-  // A reference holds until the next add().
+  // The reference is valid until the next add().
   T& operator[](int64_t at) { return values_[at]; }
   const T& operator[](int64_t at) const { return values_[at]; }
 
