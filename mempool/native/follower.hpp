@@ -3,14 +3,14 @@
 //
 // * Expected size: a match; advance.
 // * Unexpected size: either an extra allocation (the pattern continues at the same position) or a buffer with
-// a changed shape (the pattern continues behind this position). The next size that fits one of the two
-// positions decides.
+//   a changed shape (the pattern continues behind this position). The next size that fits one of the two
+//   positions decides.
 // * First difference in an iteration: try another known pattern, or the part of another thread, that shares
-// the prefix and either expects this size or has ended here.
+//   the prefix and either expects this size or has ended here.
 // * Second stray in a row, or a stray soon after another: step to the nearby position that most of the last
-// sizes lead to, because allocations were left out or repeated.
+//   sizes lead to, because allocations were left out or repeated.
 // * kWindow strays in a row or in short succession: the only position in any known pattern that follows the
-// last kWindow sizes; while a warm-up may last, in the warm-up only.
+//   last kWindow sizes; while a warm-up may last, in the warm-up only.
 //
 // A part has one player at a time: of several threads that do the same work, one replays and the others do
 // not disturb it.
@@ -49,6 +49,7 @@ class Follower {
     recent_[count_++ % kWindow] = size;
     ++position_;
   }
+  // Return the position of the next allocation. `marked`: iterations begin by marks only.
   Match next(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
     recent_[count_++ % kWindow] = size;
     if (table_ != nullptr && (strays_ != 0 || position_ == 0) && played(*table_)) return yield_part(size, known);
