@@ -1,9 +1,9 @@
 // One adapter's view of a pool: its sequences, recording, patterns and statistics. The project's state
 // machine.
 //
-//   pass-through --set_active(true)--> recording --install()--> armed --boundary, arena had--> replaying
-//                                         ^                                                      |
-//                                         +---- the pattern changed for good (planner decides) --+
+//   pass-through --set_recording(true)--> recording --install()--> armed --boundary, arena taken--> replaying
+//                                             ^                                                         |
+//                                             +---- the pattern changed for good (planner decides) -----+
 //
 // Every state serves every request: from the planned address if the request follows a pattern and the overlap
 // guard agrees, else from the fallback. Entry points take the size, the stream and nothing else of the
