@@ -1,8 +1,7 @@
-// A checking client: redzones around every buffer, poison in freed buffers, and the sites of allocations and
-// frees.
+// A checking client: redzones around buffers, poison in freed buffers, and the sites of allocations and frees.
 //
-// memory of the client: | 64 bytes of redzone | the buffer | redzone to the next multiple of 64, and 64 more
-// |
+// Memory of the client:
+//   | 64 bytes of redzone | the buffer | redzone to the next multiple of 64, and 64 more |
 //
 // A freed buffer is filled with poison and kept in quarantine before the client gets it back; the oldest
 // buffers leave first. Redzones are checked when a buffer is freed, poison when the buffer leaves the
