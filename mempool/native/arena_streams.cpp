@@ -53,7 +53,7 @@ void ArenaStreams::cut(const std::vector<Planned>& plans, std::vector<Stream>& k
       planned.push_back(static_cast<Mask>(mask));
     }
   }
-  // Merge neighbouring zones if there are too many.
+  // Merge neighboring zones if there are too many.
   const std::size_t together = (begins.size() + kMostZones - 1) / kMostZones;
   if (together == 1) return;
   std::size_t zones = 0;

@@ -47,8 +47,7 @@ class ArenaStreams {
 
   // Set all present plans. May throw std::bad_alloc; then nothing has changed.
   void set_plans(const std::vector<Planned>& plans);
-  // Whether nobody else has ever used the arena; its line is then the first.
-  // Return true if no other stream has ever used the arena; the stream's line is then 0.
+  // Return true if this stream is the only one that has used the arena; its line is then 0.
   bool alone(Stream stream) const noexcept { return stream == only_; }
   // Prepare memory for a stream: its later work runs after all work queued on buffers freed there. Return the
   // stream's line, or kNone if the stream cannot get the memory now: a graph is being captured, more streams

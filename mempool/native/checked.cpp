@@ -96,8 +96,8 @@ bool Checked::fault(Fault::Kind kind, const Records::value_type& record, std::pt
   const auto& [address, r] = record;
   try {
     if (faults_.size() < kMostFaults) faults_.push_back({kind, address, r.bytes, offset, r.allocated, r.freed, noticed});
-  } catch (...) {  // counted at least
-  }  // counted at least
+  } catch (...) {  // the fault is counted, though not listed
+  }
   return true;
 }
 

@@ -63,8 +63,8 @@ struct CuEntry {
   const CuPart part;
   const char* const symbol;
   const int since;
-  void* address = nullptr;  // null: this driver has none
-};  // null: this driver lacks the function
+  void* address = nullptr;  // null: this driver lacks the function
+};
 
 template <class... Arguments>
 struct CuFunction : CuEntry {

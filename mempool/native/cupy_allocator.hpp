@@ -6,7 +6,6 @@
 //
 // The interpreter's lock is released while waiting for the pool's lock and while using the device: a function
 // that the program has queued on a stream may need the interpreter's lock to complete.
-// queued on a stream may need that to come to its end.
 #pragma once
 
 #include <Python.h>

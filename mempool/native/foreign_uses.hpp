@@ -37,8 +37,8 @@ class ForeignUses {
   // Return and forget the oldest freed buffer whose using streams have completed, or an address of 0. Call
   // repeatedly until the result is 0: the knowledge that a stream is busy is kept until a call with `begin`.
   Freed next(bool begin) noexcept;
-  // The device has been waited for: all that is freed is through.
-  void synchronized() noexcept;  // Mark all freed buffers as completed, after a device synchronization.
+  // Mark all freed buffers as completed, after a device synchronization.
+  void synchronized() noexcept;
 
   void pause() noexcept { ++paused_; }
   void resume() noexcept;
