@@ -19,8 +19,8 @@ class AddressMap {
     }
   }
 
-  // Make room for one more entry, so that inserting it does not throw. May throw std::bad_alloc; then nothing
-  // has changed.
+  // Make room for one more entry, so that the next insert does not throw. May throw std::bad_alloc; then
+  // nothing has changed.
   void make_room() {
     if (entries_.empty() || size_ * 2 >= entries_.size()) grow();
   }
@@ -35,7 +35,7 @@ class AddressMap {
     std::size_t hole = home(key);
     while (entries_[hole].key != key || entries_[hole].value == nullptr) hole = next(hole);
     for (std::size_t slot = next(hole); entries_[slot].value != nullptr; slot = next(slot)) {
-      // An entry may move back unless its home lies cyclically in (hole, slot].
+      // An entry may move back unless the entry's home lies cyclically in (hole, slot].
       const std::size_t from = home(entries_[slot].key);
       if (((slot - from) & mask()) >= ((slot - hole) & mask())) {
         entries_[hole] = entries_[slot];

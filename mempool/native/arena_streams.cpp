@@ -53,7 +53,7 @@ void ArenaStreams::cut(const std::vector<Planned>& plans, std::vector<Stream>& k
       planned.push_back(static_cast<Mask>(mask));
     }
   }
-  // Merge neighboring zones if there are too many.
+  // Merge neighbouring zones if there are too many.
   const std::size_t together = (begins.size() + kMostZones - 1) / kMostZones;
   if (together == 1) return;
   std::size_t zones = 0;
@@ -76,7 +76,7 @@ void ArenaStreams::set_plans(const std::vector<Planned>& plans) {
   std::vector<Offset> begins{0};
   std::vector<Mask> planned{static_cast<Mask>(known.empty() ? 0 : 1)};
   if (known.size() > 1) cut(plans, known, begins, planned);
-  // Each new zone inherits the latest frees of the old zones that it overlaps.
+  // Each new zone inherits the latest frees of the overlapping old zones.
   std::vector<Uses> uses(begins.size(), Uses{});
   for (std::size_t zone = 0, old = 0; zone < begins.size(); ++zone) {
     const Offset end = zone + 1 < begins.size() ? begins[zone + 1] : ~Offset{0};
@@ -153,8 +153,8 @@ Line ArenaStreams::enter(Offset begin, Offset end, Stream stream) noexcept {
   return line;
 }
 
-// Let a line wait for another line's frees. False: impossible. If an event is useless because it became part
-// of a graph, a new one is tried.
+// Let a line wait for another line's frees. False: impossible. If an event became part of a graph and is
+// therefore useless, a new event is tried.
 bool ArenaStreams::wait(State& waiting, Line other, std::uint64_t clock) noexcept {
   State& past = lines_[other];
   for (int attempt = 0; attempt < 2; ++attempt) {

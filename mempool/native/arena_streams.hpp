@@ -3,9 +3,9 @@
 // the free.
 //
 // Each stream that uses the arena has a *line*, whose clock counts the stream's frees there. The arena is
-// divided into zones; each zone stores, by line clock, when each stream last freed memory in it. Where the
+// divided into zones; each zone stores, by line clock, when each stream last freed memory there. Where the
 // plans of several streams share addresses, every piece between two borders of planned buffers is a zone, and
-// a free records its event at once, so that no stream waits for more than that free. Elsewhere an event is
+// a free records an event at once, so that no stream waits for more than that free. Elsewhere an event is
 // recorded when a stream has to wait. While a single stream uses the arena, all of this is skipped.
 //
 // An event at the free covers the uses that the buffer's own stream has waited for by then. PyTorch
@@ -47,12 +47,12 @@ class ArenaStreams {
 
   // Set all present plans. May throw std::bad_alloc; then nothing has changed.
   void set_plans(const std::vector<Planned>& plans);
-  // Return true if this stream is the only one that has used the arena; its line is then 0.
+  // Return true if this stream is the only one that has used the arena; the stream's line is then 0.
   bool alone(Stream stream) const noexcept { return stream == only_; }
-  // Prepare memory for a stream: its later work runs after all work queued on buffers freed there. Return the
-  // stream's line, or kNone if the stream cannot get the memory now: a graph is being captured, more streams
-  // use the arena than are distinguished, or streams do not share and the device was synchronized a short
-  // while ago.
+  // Prepare memory for a stream: the stream's later work runs after all work queued on buffers freed there.
+  // Return the stream's line, or kNone if the stream cannot get the memory now: a graph is being captured,
+  // more streams use the arena than are distinguished, or streams do not share and the device was
+  // synchronized a short while ago.
   Line enter(Offset begin, Offset end, Stream stream) noexcept;
   void freed(Offset begin, Offset end, Stream stream) noexcept {
     if (!alone(stream)) note_free(begin, end, stream);
@@ -70,7 +70,8 @@ class ArenaStreams {
   using Mask = std::uint16_t;                       // set of planned streams
   static constexpr Line kRest = kMost;  // the common line of all streams that are not distinguished
   static constexpr unsigned kLines = kMost + 1;
-  using Uses = std::array<std::uint64_t, kLines>;  // by line, its clock at its last free in the zone; 0: none
+  // by line, the line's clock at the last free in the zone; 0: none
+  using Uses = std::array<std::uint64_t, kLines>;
   struct Past {
     std::uint64_t clock = 0;  // covers all frees up to this clock
     Event event = 0;
@@ -80,7 +81,7 @@ class ArenaStreams {
     std::uint64_t clock = 1;  // starts at 1 so that frees before counting began have a time
     std::array<Past, kMostEvents> events;  // oldest first
     std::size_t events_kept = 0;
-    // by line, the clock up to which its frees have been waited for
+    // by line, the clock up to which that line's frees have been waited for
     std::array<std::uint64_t, kLines> waited{};
   };
   static void cut(const std::vector<Planned>& plans, std::vector<Stream>& known, std::vector<Offset>& begins,
@@ -95,7 +96,7 @@ class ArenaStreams {
   void forget_events(State& line) noexcept;
   void forget_events() noexcept;
 
-  static constexpr std::uint64_t kRarely = 1024;  // entries between two device synchronizations
+  static constexpr std::uint64_t kRarely = 1024;  // least entries between two device synchronizations
 
   MemorySource& source_;
   bool share_;
@@ -107,7 +108,7 @@ class ArenaStreams {
   static constexpr Stream kNobody = std::numeric_limits<Stream>::min();
   Stream only_ = kNobody;          // the only stream that uses the arena, if there is just one
   std::vector<Offset> begins_{0};  // of the zones; each zone ends where the next begins
-  std::vector<Mask> planned_{0};   // by zone: its planned streams
+  std::vector<Mask> planned_{0};   // planned streams, by zone
   std::vector<Uses> uses_{Uses{}};
   std::vector<Stream> known_;      // planned streams, by their bits in `planned_`
   std::uint64_t waits_ = 0;

@@ -11,7 +11,7 @@
 template <class T>
 using Array = nanobind::ndarray<nanobind::numpy, const T, nanobind::ndim<1>>;
 
-// Return an array that owns the values' memory and reads it as Ts, without a copy.
+// Return an array that owns the values' memory, read as Ts, without a copy.
 template <class T, class Value>
 Array<T> viewed_as(std::vector<Value> values) {
   auto kept = std::make_unique<std::vector<Value>>(std::move(values));

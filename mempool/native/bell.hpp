@@ -1,5 +1,5 @@
 // Wake-up signal for a planner: rung rarely, under the pool's lock, and never missed. The bell holds no
-// kernel object, so that a fork cannot break it.
+// kernel object, and therefore survives a fork.
 #pragma once
 
 #include <linux/futex.h>

@@ -90,7 +90,7 @@ nb::typed<nb::list, Items> divergences(Client& client) {
   return list;
 }
 
-// Return true while the interpreter is finalizing, and after it has ended.
+// Return true while the interpreter is finalizing, and after the interpreter has ended.
 bool is_over() noexcept {
 #if PY_VERSION_HEX >= 0x030D0000
   return Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;

@@ -17,7 +17,7 @@ using namespace mempool;
 
 namespace {
 
-// A device that the pool borrows, because Python holds it too (tests read its counts).
+// A device that the pool borrows, because Python holds the device too (tests read the counts).
 class BorrowedDevice final : public Device {
  public:
   BorrowedDevice(Device& device, nb::object owner) : device_(device), owner_(owner.release().ptr()) {}

@@ -14,8 +14,9 @@ inline nanobind::dict gauge(const mempool::Gauge& g) {
   return d;
 }
 
-// Run `act` with the interpreter's lock if the pool's lock is free, else without it: the holder of the pool's
-// lock may be waiting for the device, and the device for a Python function queued on a stream.
+// Run `act` with the interpreter's lock if the pool's lock is free, else without the interpreter's lock: the
+// holder of the pool's lock may be waiting for the device, and the device for a Python function queued on a
+// stream.
 template <class Pool, class Act>
 auto patiently(Pool& pool, Act act) {
   if (pool.lock.try_lock()) {

@@ -18,11 +18,11 @@ struct Block : Live<Block> {
   std::size_t size = 0;       // bytes, a multiple of the device's alignment
   std::size_t requested = 0;  // bytes asked for; meaningful while in use
   Segment* segment = nullptr;
-  Block* before = nullptr;    // neighbors in address order within the segment
+  Block* before = nullptr;    // neighbours in address order within the segment
   Block* after = nullptr;
-  Block* bin_before = nullptr;  // neighbors in the free list
+  Block* bin_before = nullptr;  // neighbours in the free list
   Block* bin_after = nullptr;
-  Block* idle_before = nullptr;  // neighbors in the list of idle blocks
+  Block* idle_before = nullptr;  // neighbours in the list of idle blocks
   Block* idle_after = nullptr;
   std::size_t idle = 0;          // bytes that could be returned; meaningful while free
   std::uint64_t idle_since = 0;  // the epoch in which most of the idle bytes were freed
@@ -32,7 +32,7 @@ struct Block : Live<Block> {
   // planned offset in the arena, for a block served by the fallback for lack of an arena
   std::uint64_t place = kNoPlace;
   bool free = false;
-  // never used since its pages were committed: reads as zeros on devices that promise this
+  // never used since the pages were committed: reads as zeros on devices that promise this
   bool fresh = false;
 };
 

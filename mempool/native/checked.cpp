@@ -101,7 +101,7 @@ bool Checked::fault(Fault::Kind kind, const Records::value_type& record, std::pt
   return true;
 }
 
-// Check a buffer. Return true if damaged, and then repair it, so that each fault is found once.
+// Check a buffer. Return true if damaged, and repair the damage, so that each fault is found once.
 bool Checked::inspect(const Records::value_type& record, Site noticed) noexcept {
   const Address address = record.first;
   const std::size_t bytes = record.second.bytes;
@@ -120,8 +120,7 @@ bool Checked::inspect(const Records::value_type& record, Site noticed) noexcept 
   return fault(Fault::after_free, record, static_cast<std::ptrdiff_t>(touched), noticed);
 }
 
-// Return true if the address is the pool's but cannot be freed: freed already, or inside a buffer or its
-// redzones.
+// Return true if the address is the pool's but cannot be freed: freed already, or inside a buffer or redzone.
 bool Checked::wrong_free(Address address, Site here) noexcept {
   auto record = records_.upper_bound(address + kZone);
   if (record == records_.begin()) return false;
@@ -135,7 +134,7 @@ bool Checked::wrong_free(Address address, Site here) noexcept {
   return fault(Fault::inside, *record, static_cast<std::ptrdiff_t>(offset), here);
 }
 
-// Put a freed live buffer into the quarantine, or add it to `released` at once.
+// Put a freed live buffer into the quarantine, or add the buffer to `released` at once.
 void Checked::bury(Records::iterator record, Stream stream, Site here, Released& released) {
   inspect(*record, here);
   Record& r = record->second;
@@ -152,7 +151,8 @@ void Checked::bury(Records::iterator record, Stream stream, Site here, Released&
   std::memset(bytes_at(record->first), kPoison, r.bytes);
 }
 
-// End the quarantine of the oldest buffers until there is room again or, if `all`, until it is empty.
+// End the quarantine of the oldest buffers until there is room again or, if `all`, until the quarantine is
+// empty.
 void Checked::discharge(bool all, Site here, Released& released) noexcept {
   while (!released.full() && !quarantine_.empty() &&
          (all || quarantined_ > kMostQuarantined || quarantine_.size() > kMostBlocks)) {

@@ -1,4 +1,4 @@
-// The hot path of a client, and the queries about its state.
+// The hot path of a client, and queries of the client's state.
 #include "client.hpp"
 
 #include <algorithm>
@@ -119,8 +119,8 @@ Client::Sequence& Client::new_sequence(Stream stream, const void* thread) {
 }
 
 // Reuse sequences of vanished streams: no notification tells that a stream was destroyed. A sequence becomes
-// spare if no plan has a table for it and it made no allocation since the last sweep; sweeps happen after
-// that many new sequences.
+// spare if no plan has a table for the sequence, which made no allocation since the last sweep; sweeps happen
+// after that many new sequences.
 void Client::sweep_sequences() {
   begun_ = 0;
   spare_.reserve(sequences_.size());
@@ -259,8 +259,8 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
 }
 
 // Choose the use of the arena's holes. Holes about to be used by a plan stay free, and buffers allocated
-// during warm-up may stay in them. If an iteration has outgrown its envelope, the arena serves it in any hole
-// once much memory was taken beside the arena.
+// during warm-up may stay in them. If an iteration has outgrown its envelope, the arena serves requests in
+// any hole once much memory was taken beside the arena.
 Pool::Holes Client::holes_for(const Sequence& asks) const noexcept {
   if (pool_->anyone_plays(this)) return Pool::Holes::kept;
   if (!replaying_) return Pool::Holes::open;

@@ -1,5 +1,4 @@
-// One adapter's view of a pool: its sequences, recording, patterns and statistics. The project's state
-// machine.
+// One adapter's view of a pool: sequences, recording, patterns and statistics. The project's state machine.
 //
 //   pass-through --set_recording(true)--> recording --install()--> armed --boundary, arena taken--> replaying
 //                                             ^                                                         |
@@ -43,7 +42,7 @@ struct Divergence {
   std::uint64_t repeats = 1;    // consecutive occurrences at this position with these sizes
 };
 
-// State of the pool, in bytes over all its clients, when this thread's last request failed.
+// State of the pool, in bytes over all clients, when this thread's last request failed.
 struct OutOfMemory {
   std::size_t asked = 0, requested = 0, live = 0, reserved = 0, arena = 0, limit = 0;
 };
@@ -87,8 +86,8 @@ class Client : private Live<Client> {
 
   // --- recording and planning; the planner's thread
   void set_recording(bool on) noexcept;       // the planner's ring
-  // Double the capacity of the recording if it is full and small compared to the memory that it describes.
-  // May throw std::bad_alloc.
+  // Double the capacity of the recording if full, and small compared to the memory described. May throw
+  // std::bad_alloc.
   bool grow_recording();
   // Record all events for a trace file. Events that exceed the memory for them go to a file in `folder`, if
   // given (see tape.hpp). May throw std::bad_alloc.
@@ -105,30 +104,30 @@ class Client : private Live<Client> {
   // std::bad_alloc.
   std::vector<RecordedEvent> take_tape();
   // Keep the last `events` allocations, frees and device calls for later questions; 0: keep none and forget
-  // those kept. An unchanged number continues the history; another number starts a new one. A free event
-  // holds the requested bytes. May throw std::bad_alloc.
+  // the kept events. An unchanged number continues the history; another number starts a new history. A free
+  // event holds the requested bytes. May throw std::bad_alloc.
   void set_history(std::size_t events);
   // call with the pool's lock held
   const Recorder<RecordedEvent>& history() const noexcept { return history_; }
   // Install a cyclic pattern recorded by this client, in which `iterations_seen` iterations were observed.
   // `instead`: install only as a replacement of a known pattern with the same sizes; false: no such pattern
-  // is known any more, and the new one is discarded. May throw std::bad_alloc, or std::invalid_argument for a
+  // is known any more, and the new pattern is discarded. May throw std::bad_alloc, or std::invalid_argument for a
   // pattern that this pool cannot replay; then nothing has changed.
   bool install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead = false);
-  // Load a pattern from a file, preceded by its warm-up if there is one. Replay starts with the next
+  // Load a pattern from a file, preceded by a warm-up if the file has one. Replay starts with the next
   // allocation. Throws like install().
   void load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady);
   void drop_patterns() noexcept;
   // Begin loaded patterns as soon as the device of the arena is known, for all clients of the pool.
   void device_is_bound() noexcept;
-  // Give free memory back. The arena is released too if no range in it is live and either `force` is set or
-  // no iteration of any client ran since the last call (so that a loop that calls this in each step does not
-  // thrash). With `force`, and live ranges in an arena that has pages, as much of the arena's end as possible
-  // is released. The next boundary allocates the arena again. True: no arena is left.
+  // Give free memory back. The arena is released too if the arena has no live range and either `force` is set
+  // or no iteration of any client ran since the last call (so that a loop that calls this in each step does
+  // not thrash). With `force`, and live ranges in an arena that has pages, as much of the arena's end as
+  // possible is released. The next boundary allocates the arena again. True: no arena is left.
   bool give_back(bool force) noexcept;
   // Allocate the arena now instead of at the next boundary and regardless of earlier refusals, because room
-  // was made for it. Under a budget this is the only way to get an arena. False: the arena is smaller than
-  // the patterns need.
+  // was made for the arena. Under a budget an arena is allocated only by this call, unless set_takes_arena()
+  // allows more. False: the arena is smaller than the patterns need.
   bool ask_for_arena() noexcept;
   // Under a budget, allow arena allocation at boundaries too, as long as the caller makes sure that there is
   // room.
@@ -137,7 +136,7 @@ class Client : private Live<Client> {
   // only for lack of one; kDynamic: none.
   Offset place_of(Address address) noexcept;
   // Give the next request inside a dynamic scope this place in the arena, if the place is free: used to
-  // restore a buffer to its former place.
+  // restore a buffer to the former place.
   void place_next(Offset place) noexcept;
   bool is_alone() const noexcept;  // true: no other client uses this memory
 
@@ -172,9 +171,9 @@ class Client : private Live<Client> {
   void wake() noexcept;
   void check_again_after(std::uint64_t events) noexcept;  // in events of the ring, from now
 
-  // --- coordination with other clients of the pool; call with its lock held
+  // --- coordination with other clients of the pool; call with the pool's lock held
   bool replaying() const noexcept { return replaying_; }
-  // true: in the middle of its plan, so that holes of the arena are about to be used
+  // true: in the middle of a plan, so that holes of the arena are about to be used
   bool plays() const noexcept;
   std::uint64_t iterations() const noexcept { return iterations_; }
   std::size_t retained() const noexcept { return retained_; }
@@ -199,7 +198,7 @@ class Client : private Live<Client> {
   const std::vector<Pattern*>& patterns() const noexcept { return known_; }
   // Mark patterns as dormant if no sequence has followed them for long, and all patterns while only other
   // clients of the memory are at work; the arena gives back the memory that only dormant patterns need. Call
-  // about once a second. A pattern that is followed again has the whole arena from its second iteration on.
+  // about once a second. A pattern that is followed again has the whole arena from the second iteration on.
   void rest_unused() noexcept;
   // Forget unused patterns that need a larger arena than the patterns in use. Call with the pool's lock held.
   void forget_unused() noexcept;
@@ -215,7 +214,7 @@ class Client : private Live<Client> {
     std::size_t sequences = 0;
     std::uint64_t seen = 0, dropped = 0, kept = 0;  // events of the ring
     std::uint64_t lost = 0;              // events of the tape dropped for lack of room
-    std::uint64_t in_file = 0;           // events of the tape waiting in its file
+    std::uint64_t in_file = 0;           // events waiting in the tape's file
     std::uint64_t others_layouts = 0;    // changes of the arena layout of other clients' plans
     std::size_t needed = 0;              // bytes of arena that patterns need
     Refusal refusal = Refusal::none;     // why no arena of that size exists
@@ -253,7 +252,7 @@ class Client : private Live<Client> {
   };
   static constexpr Stream kNoStream = std::numeric_limits<Stream>::min();
   friend class ThreadCache;
-  struct Aside {  // state of bypassing the plan in an iteration that outgrows it
+  struct Aside {  // state of bypassing the plan in an iteration that outgrows the plan
     unsigned larger = 0;    // buffers at the iteration's beginning that are larger than planned
     double excess = 0;      // of the last such buffer: (size - planned size) / planned size
     bool decided = false;  // the decision for this iteration has been made
@@ -261,7 +260,7 @@ class Client : private Live<Client> {
     // allocations until the iteration returns to the plan; 0: the arena has been released
     unsigned patience = 0;
   };
-  // a live range that blocks a planned slot, and the iterations in which it first and last did so
+  // a live range that blocks a planned slot, and the first and last iteration of the blocking
   struct Blocker {
     Occupancy::Range range;
     std::uint64_t first, last;
@@ -341,7 +340,7 @@ class Client : private Live<Client> {
   std::string name_;
   std::uint64_t uid_;
   Owner owner_ = 0;  // this client's number in the pool
-  std::deque<Sequence> sequences_;    // by number; a spare sequence keeps its number
+  std::deque<Sequence> sequences_;    // by number; a spare sequence keeps the number
   std::vector<Sequence*> spare_;      // unused for long; their streams or threads may no longer exist
   std::size_t begun_ = 0;             // new sequences since the last sweep for unused ones
   std::uint64_t caches_ = 0;          // thread caches are valid only if they hold this number
@@ -370,7 +369,7 @@ class Client : private Live<Client> {
   std::size_t taken_beside_ = 0;
   Pattern* ended_ = nullptr;          // pattern of the last iteration that ended
   Succession succession_;             // history of ended iterations
-  Pattern* coming_ = nullptr;         // installed; takes effect when a sequence begins an iteration in it
+  Pattern* coming_ = nullptr;  // installed; takes effect when a sequence begins an iteration of the pattern
   ClientStats stats_;
   std::deque<Divergence> divergences_;
   std::vector<Blocker> blockers_;     // live at every boundary since they first blocked a slot

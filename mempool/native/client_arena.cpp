@@ -1,4 +1,4 @@
-// The arena that a client's patterns need: when to allocate it, enlarge it, and give it up for an iteration
+// The arena that a client's patterns need: when to allocate, enlarge, and give up the arena for an iteration
 // that outgrows the plan.
 #include <algorithm>
 #include <utility>
@@ -42,7 +42,7 @@ void Client::have_arena() noexcept {
 
 // Decide at a boundary whether growing the arena waits for this iteration's low-water mark. Buffers live at
 // the low-water mark have no slots in the new arena yet, so that both must fit, and an arena that cannot grow
-// in place is replaced while no range in it is live. An iteration without a low-water mark ends the waiting.
+// in place is replaced while empty. An iteration without a low-water mark ends the waiting.
 bool Client::awaits_calm() noexcept {
   if (std::exchange(awaits_calm_, false)) return false;
   const auto wants = [&](const Pattern* one) {
@@ -58,15 +58,15 @@ void Client::come_to_calm(Stream stream) noexcept {
   have_arena();
 }
 
-// Detect an iteration that outgrows its plan. Its largest buffers have no slot, and beside the arena the
+// Detect an iteration that outgrows the plan. The largest buffers have no slot, and beside the arena the
 // iteration would need as much memory again. If detected in time, the iteration bypasses the plan: once no
 // range in the arena is live (the last iteration's gradients, for example), the arena is released and the
-// iteration uses its memory. If memory suffices for both, the bypass is used with exponential backoff.
+// iteration uses the memory. If memory suffices for both, the bypass is used with exponential backoff.
 //
 // A few larger buffers may be extras, so the decision requires several buffers that exceed the planned sizes
 // by about the same factor, and at least as many such buffers as others. Return true if this request is
-// oversized too. If it nevertheless matched a slot, that slot belongs to another buffer, unless the slot's
-// size equals the request.
+// oversized too. If the request nevertheless matched a slot, that slot belongs to another buffer, unless the
+// slot's size equals the request.
 bool Client::outgrows(const Follower::Due& due, std::size_t bytes, const Follower::Match& match) noexcept {
   const double excess = static_cast<double>(bytes) / static_cast<double>(due.size) - 1;
   const bool alike = aside_.larger != 0 && excess <= 2 * aside_.excess && aside_.excess <= 2 * excess;
@@ -147,9 +147,9 @@ void Client::set_takes_arena(bool takes) noexcept {
   takes_arena_ = takes;
 }
 
-// Allocate the arena for other clients. An arena that cannot grow in place is replaced at a moment when no
-// range in it is live. The boundaries of a refused client may never be such a moment, for example if each of
-// its iterations uses buffers that this client made before, so that any client whose boundary is one
+// Allocate the arena for other clients. An arena that cannot grow in place is replaced at a moment without
+// live ranges. The boundaries of a refused client may never be such a moment, for example if each iteration
+// of that client uses buffers that this client made before, so that any client whose boundary is one
 // allocates the arena for the refused clients.
 void Client::have_arena_for_others() noexcept {
   if (!for_others_.is_due(iterations_) || pool_->occupancy().alive() != 0) return;

@@ -1,4 +1,4 @@
-// Marks and boundaries: where iterations begin, which pattern they follow, and how well they follow it.
+// Marks and boundaries: where iterations begin, which pattern they follow, and how closely.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kMostBlockers = 256;
 constexpr std::size_t kFewEvents = 64;  // in a shorter recording, every mark deserves a look
-// iterations during which a buffer blocks a slot before it counts as long-lived
+// iterations during which a buffer blocks a slot before counting as long-lived
 constexpr std::uint64_t kPatience = 2;
 // looks after memory was taken beside the arena, or after a plan took effect
 constexpr unsigned kLooksBeside = 2;
@@ -32,7 +32,7 @@ std::uint64_t Client::misses() const noexcept {
   return misses;
 }
 
-// Let the latest plan take effect and restart its hit statistics, kept as a difference so that a hit updates
+// Let the latest plan take effect and restart the hit statistics, kept as a difference so that a hit updates
 // only one counter.
 void Client::begin_latest() noexcept {
   coming_ = nullptr;
@@ -48,8 +48,8 @@ void Client::begin_latest() noexcept {
 }
 
 // Check at a boundary whether the last installed pattern is followed from here on. If a shorter pattern ended
-// in the middle of its iteration, its live buffers are still in its slots, and the new pattern takes effect
-// with its next iteration.
+// in the middle of an iteration, the live buffers are still in the old slots, and the new pattern takes
+// effect with the next iteration.
 void Client::perhaps_in_effect() noexcept {
   if (coming_ == nullptr || !replaying_) return;
   for (const Sequence& sequence : sequences_) {
@@ -67,7 +67,7 @@ std::uint64_t Client::latest_misses() const noexcept {
 }
 
 // Return true if no longer period is to be expected. A difference at every hundredth iteration belongs to a
-// period of a hundred and shows after several occurrences. A sequence that has left its pattern reaches no
+// period of a hundred and shows after several occurrences. A sequence that has left the pattern reaches no
 // boundary that would reveal the loss, hence the comparison of misses.
 bool Client::settled() const noexcept {
   return clean_ >= std::max(kCleanIterations, 4 * longest_clean_) && latest_misses() == misses_before_;
@@ -133,7 +133,7 @@ void Client::boundary(Pattern* ended) noexcept {
   taken_beside_ = 0;
   aside_ = {};
   if (ended != nullptr) {
-    // A warm-up is always followed by its steady pattern.
+    // A warm-up is always followed by the steady pattern.
     if (ended_ != nullptr && ended_->cyclic && ended->cyclic) ended_->next = ended;
     ended_ = ended;
     if (ended->cyclic) {
@@ -173,7 +173,7 @@ void Client::begin_everywhere(std::uint64_t mark) noexcept {
   perhaps_in_effect();
 }
 
-// Return the pattern of the sequence that is furthest in its iteration; null if no sequence has begun one.
+// Return the pattern of the sequence that is furthest in the iteration; null if no sequence has begun one.
 Pattern* Client::followed() const noexcept {
   const Follower* furthest = nullptr;
   for (const Sequence& sequence : sequences_) {

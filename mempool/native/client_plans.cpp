@@ -184,7 +184,7 @@ void Client::name_streams(std::uint32_t sequence) noexcept {
     for (Table& table : pattern->tables) {
       if (table.sequence != sequence || table.stream == stream) continue;
       for (Sequence& other : sequences_) {
-        // the follower took the table for the part of its own stream
+        // the follower took the table for the part of the follower's own stream
         if (other.follower.follows(table) && MEMPOOL_GUARDED("renamed")) other.follower.leave();
       }
       table.stream = stream;

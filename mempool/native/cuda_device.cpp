@@ -250,7 +250,7 @@ CudaDevice::Capture CudaDevice::capture_of(Stream stream) const noexcept {
 
 bool CudaDevice::capturing(Stream stream) noexcept {
   const Scope scope(*this);
-  // unknown here; the owning thread queries its own stream
+  // unknown here; the owning thread queries the stream
   if (ThreadStream::elsewhere(stream)) return false;
   return scope && capture_of(stream) != Capture::none;
 }
@@ -336,7 +336,7 @@ bool CudaDevice::wait(Stream stream, Event event) noexcept {
     calls_.judge(cu::kCapturedEvent, driver_.stream_wait.symbol);
     return false;
   }
-  // A capture must not depend on work queued outside it, but may come after that work.
+  // A capture must not depend on work queued outside the capture, but may come after that work.
   const bool together = marker.captured == (capture == Capture::active) && capture != Capture::elsewhere;
   if (together && calls_.ok(driver_.stream_wait, handle(stream), marker.event, 0)) return true;
   return !marker.captured && (calls_.ok(driver_.event_synchronize, marker.event) || wait_for_all() || absent());
@@ -347,8 +347,8 @@ void CudaDevice::forget(Event event) noexcept {
   if (marker != nullptr && marker != &unrecorded_) put_back(marker);
 }
 
-// Wait for the whole context, which breaks every capture in it. The capture of a stream that the legacy
-// default stream waits for can be detected before.
+// Wait for the whole context, which breaks every capture in the context. The capture of a stream that the
+// legacy default stream waits for can be detected before.
 bool CudaDevice::wait_for_all() noexcept {
   const Guarded guard(shared().lock);
   if (shared().captures != 0 && MEMPOOL_GUARDED("hold")) {

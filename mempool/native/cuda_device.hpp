@@ -1,13 +1,12 @@
 // Memory of one kind (see cuda_memory.hpp), streams and events of a CUDA device, through the driver.
 //
-// Any thread may call, whatever its current context and whatever graph is being captured: each call makes the
-// device's primary context current and relaxes the thread's capture mode, and restores both.
-// A stream below zero is the per-thread default stream of some thread (see thread_stream.hpp). From other
-// threads no event can be recorded on it and it cannot be made to wait, so that work that must come after it
-// waits for the device.
-// Calls that the driver refuses are counted (errors()), and an order that cannot be established on the device
-// is replaced by a wait. After the driver has shut down at the end of the process, and in a forked child,
-// where no driver exists, calls do nothing.
+// Any thread may call, whatever context is current and whatever graph is being captured: each call makes the
+// device's primary context current and relaxes the thread's capture mode, and restores both. A stream below
+// zero is the per-thread default stream of some thread (see thread_stream.hpp). From other threads no event
+// can be recorded on such a stream and no wait queued there, so that work that must come after the stream's
+// work waits for the device. Calls that the driver refuses are counted (errors()), and an order that cannot
+// be established on the device is replaced by a wait. After the driver has shut down at the end of the
+// process, and in a forked child, where no driver exists, calls do nothing.
 #pragma once
 
 #include <memory>
@@ -73,7 +72,7 @@ class CudaDevice final : public Device {
   std::size_t foresight() const noexcept override { return backing_->memory->foresight(); }
   void prefetch(Address address, std::size_t bytes) noexcept override;
   // Record an event. Also 0 if no event could be recorded, after waiting for the stream. An event of a
-  // capture never completes: its work is not queued until the graph is launched.
+  // capture never completes: the captured work is not queued until the graph is launched.
   Event record(Stream stream) noexcept override;
   bool query(Event event) noexcept override;
   bool tells(Event event) const noexcept override;
@@ -133,7 +132,7 @@ class CudaDevice final : public Device {
   mutable Atomic<CuContext> context_{nullptr};
   Atomic<bool> unfinished_{false};       // the last wait for the whole device failed
   mutable Lock lock_;  // protects the members below, the waiting list, and the creation of the context
-  Marker* markers_ = nullptr;            // free list; each marker has its own event
+  Marker* markers_ = nullptr;            // free list; each marker has an event
   Marker unrecorded_;
 };
 

@@ -24,7 +24,7 @@ struct CuPlace {  // CUmemLocation
   int id = 0;
 };
 struct CuMemoryKind {  // CUmemAllocationProp
-  int type = 1;        // pinned: the memory stays where it is
+  int type = 1;        // pinned: the memory never moves
   int shared_as = 0;   // not shared with other processes
   CuPlace place;
   void* of_windows = nullptr;
@@ -42,7 +42,7 @@ constexpr int kModeRelaxed = 2;             // a thread's mode towards graph cap
 constexpr int kCaptureActive = 1;           // status of a stream
 // flag of an event: cheaper, and only the order of events is needed
 constexpr unsigned int kDisableTiming = 2;
-constexpr unsigned int kNonBlocking = 1;    // flag of a stream: the default stream does not wait for it
+constexpr unsigned int kNonBlocking = 1;  // flag of a stream: the default stream does not wait for the stream
 constexpr unsigned int kGlobal = 1;         // flag of managed memory that any stream may use
 constexpr unsigned int kPortable = 1;       // flag of host memory that is usable in every context
 constexpr int kMinimum = 0;                 // granularity
@@ -56,8 +56,8 @@ enum class CuPart : unsigned char { always, pages, managed, host };
 
 struct CudaDriver;
 
-// A function of the driver: the symbol to which CUDA's header maps its short name, and the version that
-// introduced it, in the driver's numbering (10020 is 10.2).
+// A function of the driver: the symbol to which CUDA's header maps the short name, and the version that
+// introduced the function, in the driver's numbering (10020 is 10.2).
 struct CuEntry {
   CuEntry(CudaDriver& driver, CuPart part, const char* symbol, int since);
   const CuPart part;

@@ -83,7 +83,7 @@ void CudaGrowing::unmap(Space& space, Address base, std::size_t first, std::size
   }
 }
 
-// Grant access to the device and its peers; if peers are refused, to the device alone.
+// Grant access to the device and all peers; if peers are refused, to the device alone.
 bool CudaGrowing::make_usable(Address address, std::size_t bytes) noexcept {
   const auto& set_access = calls_.driver.set_access;
   CuCode code = set_access(address, bytes, access_.data(), access_.size());

@@ -1,4 +1,4 @@
-// Paged CUDA memory: address space is reserved first, and pages are mapped into it and unmapped.
+// Paged CUDA memory: address space is reserved first, and pages are mapped and unmapped there.
 #pragma once
 
 #include <map>
@@ -11,8 +11,8 @@
 namespace mempool {
 
 // Each page is a separate piece of physical memory, because a mapping can only be undone as a whole. The
-// pages of one device can be read and written by all its peers, as plain memory can once a program has
-// enabled peer access.
+// pages of one device can be read and written by all peers, as plain memory can once a program has enabled
+// peer access.
 class CudaGrowing final : public CudaMemory {
  public:
   using CudaMemory::CudaMemory;

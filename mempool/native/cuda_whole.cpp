@@ -92,7 +92,7 @@ Address CudaManaged::allocate(CuDevice device, std::size_t bytes) noexcept {
   const auto& function = calls_.driver.managed_alloc;
   CuAddress address = 0;
   if (!calls_.had(function(&address, bytes, cu::kGlobal), function.symbol, bytes)) return 0;
-  // Only advice: the memory works the same without it.
+  // Only advice: the memory works the same without the advice.
   if (moves_.load()) calls_.ok(calls_.driver.advise, address, bytes, cu::kSetPreferredLocation, device);
   return static_cast<Address>(address);
 }

@@ -34,7 +34,7 @@ class CudaPlain final : public CudaWhole {
   void free(Address base) noexcept override;
 };
 
-// Host memory with the same address on every device; it belongs to no single device.
+// Host memory with the same address on every device, belonging to no single device.
 class CudaPinned final : public CudaWhole {
  public:
   using CudaWhole::CudaWhole;
@@ -65,7 +65,7 @@ class CudaManaged final : public CudaWhole {
 
   Lock making_;  // protects the creation of the stream and the knowledge about the device
   Atomic<bool> known_{false};
-  Atomic<CuStream> stream_{nullptr};   // for prefetching; no work waits for it
+  Atomic<CuStream> stream_{nullptr};   // for prefetching; no work waits for this stream
   Atomic<CuDevice> device_{0};
   Atomic<bool> moves_{false};          // device and host may use the memory at the same time
   Atomic<std::size_t> held_{0};        // bytes reserved

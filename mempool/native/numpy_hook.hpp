@@ -2,7 +2,7 @@
 //
 // NumPy keeps its current handler in a context variable, which new threads do not inherit (NEP 49), so that
 // the variable is left alone. Instead, the four functions of NumPy's *default* handler, which every thread
-// uses, are replaced in place, once and for ever. The new functions recognize memory by its address: memory
+// uses, are replaced in place, once and for ever. The new functions recognise memory by its address: memory
 // made by no client goes to the functions that were installed before, and so does every allocation while no
 // client serves.
 #pragma once

@@ -15,7 +15,7 @@
 namespace mempool {
 
 inline constexpr Offset kDynamic = ~Offset{0};  // the fallback serves this position
-// consecutive sizes that suffice to recognize a position in a pattern
+// consecutive sizes that suffice to recognise a position in a pattern
 inline constexpr std::uint32_t kWindow = 8;
 
 // Return the same ranges merged into disjoint ranges in order.

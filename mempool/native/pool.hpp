@@ -1,5 +1,4 @@
-// Memory of one device: the arena shared by all plans, the overlap guard, the fallback, and the one lock over
-// everything.
+// Memory of one device: the arena shared by all plans, the overlap guard, the fallback, and a common lock.
 //
 // Clients (one per adapter, see client.hpp) send requests and the pool returns addresses. Every function here
 // is called with `lock` held unless its comment says otherwise.
@@ -139,7 +138,7 @@ class Pool : private Live<Pool>, private Idle {
   struct Freed;
   Given resize(Address old, std::size_t bytes, Stream stream, Freed& before) noexcept;
 
-  // --- free, for all three kinds of memory
+  // --- free, for all kinds of memory
   struct Freed {
     // dead: an address of this pool at which no buffer is live
     enum Kind : std::uint8_t { foreign, arena, segment, small, graph, dead } kind = foreign;

@@ -81,7 +81,7 @@ std::size_t Segments::returnable_beyond(const Block& block, std::size_t bytes) c
   return block.idle - segment.pages.count(first, std::min(rest, last)) * source_.traits().page;
 }
 
-// Return the bytes of pages shared by two free neighbors, which become returnable when the two are merged.
+// Return the bytes of pages shared by two free neighbours, which become returnable when the two are merged.
 std::size_t Segments::returnable_between(const Block& left, const Block& right) const noexcept {
   const Segment& segment = *left.segment;
   if (!paged(segment)) return 0;
@@ -451,7 +451,7 @@ void Segments::free(Block* block) noexcept {
   put_back(block);
 }
 
-// Merge a free block that is in no list with its free neighbors of the same stream, and add the result to
+// Merge a free block that is in no list with its free neighbours of the same stream, and add the result to
 // their lists.
 void Segments::put_back(Block* block) noexcept {
   block->idle = paged(*block->segment) ? returnable(*block) : block->size;

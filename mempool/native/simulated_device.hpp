@@ -79,7 +79,7 @@ class SimulatedDevice final : public Device {
   std::vector<Stream> captured_;
   std::map<Event, Stream> pending_;  // events recorded and not finished
   std::set<Event> events_;           // events alive
-  Address next_ = Address{1} << 44;  // addresses are never reused, so that a stale one is always recognized
+  Address next_ = Address{1} << 44;  // addresses are never reused, so that a stale one is always recognised
   Event next_event_ = 1;
   std::uint64_t calls_left_ = ~std::uint64_t{0};
 };

@@ -62,7 +62,7 @@ class SmallBlocks {
   std::size_t rounded(std::size_t bytes) const noexcept { return size_of(class_of(bytes)); }
   std::size_t blocks() const noexcept { return live_; }  // live blocks
   std::size_t largest() const noexcept { return largest_; }
-  std::size_t unit() const noexcept { return size_of(0); }  // bytes between neighboring size classes
+  std::size_t unit() const noexcept { return size_of(0); }  // bytes between neighbouring size classes
   // Call use(region) for each region, whose tables only a snapshot reads from outside.
   template <class Use>
   void each_region(Use use) const {

@@ -22,7 +22,7 @@ Atomic<void (*)(const char*)> raise_{nullptr};
 std::array<Atomic<Client*>, kDevices> plain_{};
 Lock making_;
 
-// Fraction of each device's memory that all pools together may hold; 0: never set.
+// By device, the fraction of its memory to which each of its pools is limited; 0: never set.
 std::array<Atomic<double>, kDevices> fractions_{};
 std::array<Atomic<Client*>, kDevices> limited_{};  // the client to which the fraction was applied last
 Atomic<bool> any_fraction_{false};
