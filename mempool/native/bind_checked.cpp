@@ -74,8 +74,8 @@ std::string place_of(PyFrameObject* frame, bool& library) {
   return place + ":" + std::to_string(PyFrame_GetLineNumber(frame));
 }
 
-// Return the current place in this thread's Python program; 0 if the thread runs no Python code now or does not
-// hold the interpreter's lock.
+// Return the current place in this thread's Python program; 0 if the thread runs no Python code now or does
+// not hold the interpreter's lock.
 Site here() noexcept try {
   if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == nullptr || !PyGILState_Check()) return 0;
   const Undisturbed undisturbed;
@@ -105,7 +105,8 @@ int call_listener(void*) {
   return 0;
 }
 
-// Let the main thread call the listener soon, because the thread that found the fault may be unable to run Python.
+// Let the main thread call the listener soon, because the thread that found the fault may be unable to run
+// Python.
 void found() { Py_AddPendingCall(call_listener, nullptr); }
 
 nb::object place(Site site) {

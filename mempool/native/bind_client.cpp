@@ -99,8 +99,8 @@ bool is_over() noexcept {
 #endif
 }
 
-// Wait without the interpreter's lock. Once the interpreter ends, the lock is not taken again: Python would end
-// this thread by unwinding, which noexcept functions on the thread's stack forbid.
+// Wait without the interpreter's lock. Once the interpreter ends, the lock is not taken again: Python would
+// end this thread by unwinding, which noexcept functions on the thread's stack forbid.
 std::pair<bool, double> wait_for_work(Client& client, double seconds, double looks, std::uint64_t allocations,
                                       std::uint64_t misses, std::uint64_t spoilt, std::uint64_t around,
                                       std::uint64_t others_layouts) {

@@ -41,8 +41,8 @@ void release_capture(Pool& pool, std::uint64_t graph) {
 }
 
 // Return true while the capture continues. `stream`: where the capture began. The capture of another thread's
-// default stream counts as continuing until that thread ends, because only that thread can query the stream, and no
-// thread ends the capture afterwards.
+// default stream counts as continuing until that thread ends, because only that thread can query the stream,
+// and no thread ends the capture afterwards.
 bool goes_on(Pool& pool, std::uint64_t graph, Stream stream) {
   if (ThreadStream::elsewhere(stream)) return !ThreadStream::ended(stream);
   Device& device = pool.source().device();

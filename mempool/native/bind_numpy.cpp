@@ -50,8 +50,8 @@ Hook& attached() {
   return numpy_hook::hook();
 }
 
-// A plain handler without NumPy's cache: the default handler keeps seven freed arrays of each size of up to 1 KiB,
-// for ever.
+// A plain handler without NumPy's cache: the default handler keeps seven freed arrays of each size of up to 1
+// KiB, for ever.
 numpy_hook::Handler plain{"mempool_plain",
                           1,
                           {nullptr, [](void*, std::size_t bytes) { return std::malloc(bytes); },

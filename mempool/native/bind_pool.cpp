@@ -98,7 +98,8 @@ PoolStats taken(Pool& pool) {
           pool.arena_streams().waits()};
 }
 
-// Make Python objects without the lock: making one may collect garbage, which frees arrays, which takes the lock.
+// Make Python objects without the lock: making one may collect garbage, which frees arrays, which takes the
+// lock.
 nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
   const PoolStats s = patiently(pool, [&] { return taken(pool); });
   nb::typed<nb::dict, nb::str, nb::any> d;
@@ -130,8 +131,8 @@ nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
 }  // namespace
 
 void bind_pool(nb::module_& m) {
-  // Release the interpreter's lock in calls that may wait for the device, directly or through another thread: a
-  // Python function of another thread may be queued on a stream.
+  // Release the interpreter's lock in calls that may wait for the device, directly or through another thread:
+  // a Python function of another thread may be queued on a stream.
   const auto released = nb::call_guard<nb::gil_scoped_release>();
   m.def("give_back_host_heap", &give_back_host_heap, released, "Return what planning left behind in the C library's heap.");
 

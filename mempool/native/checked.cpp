@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kZone = 64;
 constexpr unsigned char kRed = 0xFD, kPoison = 0xDD;
 constexpr std::size_t kMostFaults = 256;
-// bytes; buffers above kLargestQuarantined skip the quarantine one by one
+// bytes; buffers above kLargestQuarantined skip the quarantine
 constexpr std::size_t kMostQuarantined = std::size_t{64} << 20;
 constexpr std::size_t kLargestQuarantined = std::size_t{16} << 20;
 constexpr std::size_t kMostBlocks = 4096;

@@ -1,4 +1,5 @@
-// A checking client: redzones around buffers, poison in freed buffers, and the sites of allocations and frees.
+// A checking client: redzones around buffers, poison in freed buffers, and the sites of allocations and
+// frees.
 //
 // Memory of the client:
 //   | 64 bytes of redzone | the buffer | redzone to the next multiple of 64, and 64 more |

@@ -111,8 +111,8 @@ class Client : private Live<Client> {
   const Recorder<RecordedEvent>& history() const noexcept { return history_; }
   // Install a cyclic pattern recorded by this client, in which `iterations_seen` iterations were observed.
   // `instead`: install only as a replacement of a known pattern with the same sizes; false: no such pattern
-  // is known any more, and the new pattern is discarded. May throw std::bad_alloc, or std::invalid_argument for a
-  // pattern that this pool cannot replay; then nothing has changed.
+  // is known any more, and the new pattern is discarded. May throw std::bad_alloc, or std::invalid_argument
+  // for a pattern that this pool cannot replay; then nothing has changed.
   bool install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead = false);
   // Load a pattern from a file, preceded by a warm-up if the file has one. Replay starts with the next
   // allocation. Throws like install().

@@ -1,7 +1,7 @@
 // Sources of a CUDA device's memory, selected by one word:
 //
 //   plain    device memory, all or nothing (cuMemAlloc)
-//   growing  address space with pages mapped on demand (cuMemAddressReserve, cuMemMap): arenas resize in place
+//   growing  address space with mapped pages (cuMemAddressReserve, cuMemMap): arenas resize in place
 //   managed  unified memory (cuMemAllocManaged), possibly more than the device holds
 //   pinned   host memory, locked in place (cuMemHostAlloc), for asynchronous copies
 //

@@ -1,7 +1,7 @@
 // CuPy's allocator: a Python object that makes a MemoryPointer of a size, on CuPy's current device and
 // stream. CuPy holds an owner object for each memory; when the owner is destroyed, the memory is freed on the
 // stream of its allocation. No Python code runs then, so that this works in any thread, in the middle of a
-// garbage collection, and during the interpreter's shutdown. An owner keeps its client, and thus the pool, in
+// garbage collection, and during the interpreter's shutdown. An owner keeps the client, and thus the pool, in
 // existence.
 //
 // The interpreter's lock is released while waiting for the pool's lock and while using the device: a function
@@ -20,7 +20,7 @@ bool prepare() noexcept;
 struct Parts {
   PyObject* memory;    // cupy.cuda.UnownedMemory
   PyObject* pointer;   // cupy.cuda.MemoryPointer
-  PyObject* client;    // called with a device's index, once for each; returns its _core.Client
+  PyObject* client;    // called once per device with the index; returns the device's _core.Client
   PyObject* shortage;  // called with (index, bytes, tried again): true: retry; otherwise raises
   PyObject* device;    // capsule "int (int __pyx_skip_dispatch)"
   PyObject* stream;    // capsule "intptr_t (void)"

@@ -23,7 +23,7 @@ void let_go(const Owner& owner) {
   Py_DECREF(owner.keeps);
 }
 
-// Not noexcept: if the interpreter has ended meanwhile, taking its lock ends this thread by unwinding.
+// Not noexcept: if the interpreter has ended meanwhile, taking the lock ends this thread by unwinding.
 void dealloc(PyObject* self) {
   const Owner& owner = *reinterpret_cast<Owner*>(self);
   PyTypeObject* const type = Py_TYPE(self);

@@ -1,4 +1,4 @@
-// The object that CuPy holds while it uses a buffer; the buffer is freed when the object is destroyed. See
+// The object that CuPy holds while using a buffer; the buffer is freed when the object is destroyed. See
 // cupy_allocator.hpp.
 #pragma once
 

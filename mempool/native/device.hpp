@@ -13,19 +13,19 @@ using Stream = std::int64_t;  // a framework's stream handle; 0 is the default s
 using Event = std::uint64_t;  // 0: nothing to wait for
 
 struct DeviceTraits {
-  std::size_t alignment;       // bytes, a power of two; every address handed out is a multiple of it
+  std::size_t alignment;       // bytes, a power of two; every address handed out is a multiple
   std::size_t page;  // bytes committed and returned at a time; 0: a reservation is memory, all or nothing
   std::size_t shared_segment;  // bytes of a segment that several blocks share
   std::size_t large;           // requests of at least this many bytes get their own segment
   bool fresh_is_zero;          // newly committed memory reads as zeros
   // releasing memory waits for all queued work: do so only where a wait is needed anyway
   bool slow_return = false;
-  std::size_t granule = 0;     // bytes; a reservation takes a multiple of this size, whatever it asks for
+  std::size_t granule = 0;     // bytes; every reservation is rounded up to a multiple
   bool prefetches = false;  // more may be reserved than the device holds; prefetch() fetches upcoming buffers
 };
 
 struct DeviceMemory {
-  std::size_t free, total;  // bytes of the whole device, for all its users; zeros: unknown
+  std::size_t free, total;  // bytes of the whole device, for all users; zeros: unknown
 };
 
 class Device {
@@ -40,8 +40,8 @@ class Device {
   virtual bool commit(Address address, std::size_t bytes) noexcept = 0;
   // Return the memory of pages and keep their address space; pages committed again are fresh.
   virtual void decommit(Address address, std::size_t bytes) noexcept = 0;
-  // Resize a whole, fully committed reservation to `to` bytes and keep its contents without a copy, possibly
-  // at another address, by mapping its pages anew. No queued work may still use the memory. 0: impossible,
+  // Resize a whole, fully committed reservation to `to` bytes and keep the contents without a copy, possibly
+  // at another address, by mapping the pages anew. No queued work may still use the memory. 0: impossible,
   // nothing changed.
   virtual Address resize(Address address, std::size_t from, std::size_t to) noexcept = 0;
   // Release a whole reservation.
@@ -69,7 +69,7 @@ class Device {
   // Wait for all queued work. False: the wait failed, and no work may be considered finished.
   virtual bool synchronize() noexcept = 0;
   // Return true if work queued on the stream becomes part of a graph instead of being executed: then neither
-  // wait for it nor let other streams wait.
+  // wait for the stream nor let other streams wait.
   virtual bool capturing(Stream) noexcept { return false; }
   // Return the number of the stream's capture, which the driver assigns once per process; 0: no capture, or
   // one that can no longer become a graph.

@@ -1,6 +1,6 @@
 // Log of the memory that a device gave and got back, written into a history while one is kept. The log tracks
-// the held memory, so that a reservation released as a whole is logged page by page as it was committed:
-// readers that go backwards through a history, like PyTorch's viewer, find every piece where it was.
+// the held memory, so that a reservation released as a whole is logged page by page, in the order of the
+// commits: readers that go backwards through a history, like PyTorch's viewer, find every piece in place.
 #pragma once
 
 #include <algorithm>

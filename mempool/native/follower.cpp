@@ -25,7 +25,7 @@ void Follower::enter(Pattern* pattern, const Table* table, std::uint32_t positio
 }
 
 // Return true if another follower plays the table. A follower that stands still while this one advances does
-// not count, and one at the end of its table has little time to begin again.
+// not count, and a follower at the end of the table has little time to begin again.
 bool Follower::played(const Table& table) noexcept {
   const Follower* other = table.player;
   if (other == nullptr || other == this || !other->plays(table)) return false;
@@ -110,7 +110,7 @@ bool Follower::align(Pattern* pattern, std::uint64_t count) noexcept {
   if (table == nullptr || count < table->phase || played(*table)) return false;
   const std::uint32_t length = table->length();
   const auto position = static_cast<std::uint32_t>((count - table->phase) % length);
-  // Of the last kWindow sizes, which are remembered, the current allocation's size is not compared.
+  // Compare the remembered sizes, the last kWindow, except the current allocation's size.
   for (std::uint32_t back = 1; back <= kWindow - (count_ - count) && back <= count; ++back) {
     const auto before = static_cast<std::uint32_t>((position + std::uint64_t{length} * kWindow - back) % length);
     if (!table->fits(before, recent_[(count - back) % kWindow])) return false;
@@ -274,7 +274,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     debt_ = 0;
     if (resynchronise(known) || table_ != nullptr) return Match::none(Outcome::other_size);
   }
-  // A program that has left its patterns for good should not pay for the search each time.
+  // A program that has left all patterns for good should not pay for the search each time.
   if (strays_ > kStrayPatience && count_ % kStrayPatience != 0) return Match::none(Outcome::lost);
   // The window ends with this allocation, so that the search finds the position of the *next* allocation.
   return Match::none(resynchronise(known) ? Outcome::other_size : Outcome::lost);

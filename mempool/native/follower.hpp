@@ -1,5 +1,5 @@
-// Position of one sequence of allocations in its pattern. This class holds the whole policy for divergence;
-// it hands out positions, never addresses, so that a wrong guess costs hits and nothing else.
+// Position of one sequence of allocations in a pattern. This class holds the whole policy for divergence and
+// hands out positions, never addresses, so that a wrong guess costs hits and nothing else.
 //
 // * Expected size: a match; advance.
 // * Unexpected size: either an extra allocation (the pattern continues at the same position) or a buffer with
@@ -80,9 +80,9 @@ class Follower {
   }
   // Replace `old` by `fresh`, which serves the same sizes, at the same position.
   void replace(const Pattern* old, Pattern* fresh) noexcept;
-  // Follow a newly planned pattern if the last sizes match it. A follower in step with another pattern
-  // continues there until its iteration ends: the fewest buffers, which may lie in slots of the new plan, are
-  // live then.
+  // Follow a newly planned pattern if the last sizes match. A follower in step with another pattern continues
+  // there until the iteration ends: the fewest buffers, which may lie in slots of the new plan, are live
+  // then.
   void take_up(Pattern* pattern) noexcept;
 
   std::uint32_t sequence() const noexcept { return sequence_; }
@@ -95,13 +95,13 @@ class Follower {
   }
   std::uint64_t count() const noexcept { return count_; }
   std::uint64_t iteration() const noexcept { return iteration_; }
-  // The pattern to follow when this iteration ends; null if the next pattern is the same one or its
+  // The pattern to follow when this iteration ends; null if the next pattern is the same one or the regular
   // successor.
   Pattern* upcoming() const noexcept { return upcoming_; }
   // The pattern of the last iteration that ended; null if none was followed.
   Pattern* finished() const noexcept { return finished_; }
-  // Mark the follower as idle: its thread has ended and no other has taken its place, so that it plays no
-  // part.
+  // Mark the follower as idle: the thread has ended and no other thread has taken over, so that the follower
+  // plays no part.
   void set_idle(bool idle) noexcept { idle_ = idle; }
   // The expected allocation if every allocation so far belongs to the iteration and the iteration has just
   // begun; else a size of 0.
@@ -112,7 +112,7 @@ class Follower {
     const std::uint64_t place = count_ - began_at_;
     return table_ != nullptr && place < kEarly && place < table_->length() ? Due{place, table_->sizes[place]} : Due{};
   }
-  // Return true if the follower has begun its part, so that the slots it is about to use should stay free.
+  // Return true if the follower has begun a part, so that the slots about to be used should stay free.
   bool plays() const noexcept { return table_ != nullptr && plays(*table_); }
   // Return true during a warm-up, when long-lived buffers are allocated wherever there is room.
   bool warms_up() const noexcept { return count_ < warm_at_ && !idle_; }
@@ -176,11 +176,11 @@ class Follower {
   std::uint64_t iteration_ = 0;
   std::uint64_t count_ = 0;      // total allocations
   std::uint64_t began_at_ = 0;   // count_ when the iteration began
-  // count_ at which a warm-up is over even if it was of a shorter variant; 0: the warm-up is over
+  // count_ at which a warm-up is over, even one of a shorter variant; 0: the warm-up is over
   std::uint64_t warm_at_ = 0;
   std::uint64_t recent_[kWindow] = {};
-  // Another follower that plays a part this one would take; its count, and this follower's count when it last
-  // moved.
+  // Another follower that plays a part this follower would take; the rival's count, and this follower's count
+  // at the rival's last move.
   const Follower* rival_ = nullptr;
   std::uint64_t rival_count_ = 0, rival_since_ = 0;
 };

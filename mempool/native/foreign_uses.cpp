@@ -80,9 +80,9 @@ void ForeignUses::record(Use& use) noexcept {
   use.recorded = true;
 }
 
-// Record the event again if it could not be recorded at the free, or was captured with it.
+// Record the event again if recording failed at the free, or if the event was captured.
 bool ForeignUses::record_again(By& by) noexcept {
-  // nobody can record on it any more: synchronize once for all buffers freed so far
+  // no thread can record on the stream any more: synchronize once for all buffers freed so far
   if (ThreadStream::ended(by.stream)) {
     if (!device_.synchronize()) return false;
     synchronized();

@@ -1,8 +1,9 @@
 // Buffers used by streams other than their own, including freed buffers on which such a stream may still
-// work. Host order is not device order: their memory is not reused before those streams have completed.
+// work. Host order is not device order: the memory is not reused before those streams have completed.
 //
 // Events on the using streams tell when a freed buffer is unused. During a graph capture no event is recorded
-// or queried, because it would become part of the graph; buffers freed during the capture wait for resume().
+// or queried, because the event would become part of the graph; buffers freed during the capture wait for
+// resume().
 #pragma once
 
 #include <map>
@@ -26,7 +27,7 @@ class ForeignUses {
 
   // Return true if no live or deferred buffer has a foreign use.
   bool empty() const noexcept { return uses_.empty(); }
-  // Record the use of a live buffer by a stream that is not its own. May throw std::bad_alloc.
+  // Record the use of a live buffer by another stream than the buffer's own. May throw std::bad_alloc.
   void add(Address address, Stream stream);
   bool has(Address address) const noexcept { return uses_.count(address) != 0; }
   bool waits(Address address) const noexcept;

@@ -4,7 +4,7 @@ namespace mempool {
 namespace {
 
 // Return true if the filter fails: memory kept for a graph without need costs memory, the opposite error
-// costs its contents.
+// costs the graph's contents.
 bool takes(const GraphPools::Filter& filter, Stream stream) noexcept {
   try {
     return filter(stream);

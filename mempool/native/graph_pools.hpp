@@ -31,8 +31,8 @@ class GraphPools {
   // Forbid or allow waits for the device on behalf of this pool; return true if that changed.
   bool hold(Id id) noexcept;
   bool let_go(Id id) noexcept;
-  // Drop one use of the pool. Its memory is released when no graph needs it, at once or when the last of its
-  // buffers is freed.
+  // Drop one use of the pool. The memory is released when no graph needs the pool, at once or when the pool's
+  // last buffer is freed.
   void release(Id id) noexcept;
 
   bool begun() const noexcept { return begun_ != 0; }
@@ -40,7 +40,7 @@ class GraphPools {
   unsigned uses(Id id) noexcept;  // begins without a release
   // Return the segments that serve a request of this stream, or null.
   Segments* of(Stream stream) noexcept;
-  // Return the live block at this address, and its segments; or null.
+  // Return the live block at this address, and the segments that contain the block; or null.
   Block* find(Address address, Segments*& in) noexcept;
   bool owns(Address address) const noexcept;
   // Remove pools that are released and empty.

@@ -18,7 +18,7 @@ inline bool guarded(const char* name) noexcept {
 
 }  // namespace mempool
 
-#ifdef MEMPOOL_WORLD  // between a check and its consequence another thread may run
+#ifdef MEMPOOL_WORLD  // between a check and the consequence another thread may run
 #include "world/fibers.hpp"
 #define MEMPOOL_GUARDED(name) (::world::point(), ::mempool::guarded(name))
 #else

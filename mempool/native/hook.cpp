@@ -33,7 +33,7 @@ bool Hook::Entry::nothing_alive() noexcept {
   const Guarded guard(pool.lock);
   pool.collect();
   if (heir != nullptr && client->nothing_alive()) return true;
-  // A graph uses its memory at every launch, even when all its buffers are freed.
+  // A graph uses memory at every launch, even when all buffers of the graph are freed.
   if (pool.graphs().pools() != 0) return false;
   // Live buffers are counted by some client, which then keeps the pool; orphaned buffers are counted by none.
   const bool others = pool.clients().size() > 1 && pool.deferred().current == 0;
@@ -104,7 +104,8 @@ std::vector<void*> Hook::reclaim() {
   std::vector<void*> owners;
   const Guarded guard(lock_);
   if (entries_.load(std::memory_order_relaxed) == nullptr && unlinked_ == nullptr) return owners;
-  // A thread that loaded a client while it served may allocate from it as long as the thread is present.
+  // A thread that loaded a client while the client served may allocate from that client as long as the thread
+  // is present.
   if (!Presence::everybody_left()) return owners;
   std::size_t count = 0;
   Atomic<Entry*>* link = &entries_;

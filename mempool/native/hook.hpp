@@ -1,5 +1,5 @@
-// A framework's allocator, served by one client at a time; buffers of former clients are freed by the client
-// that made them.
+// A framework's allocator, served by one client at a time; buffers of former clients are freed by their
+// makers.
 //
 // A framework keeps the installed functions for ever: buffers outlive the pool that made them, their thread,
 // a fork, and the interpreter. A client that no longer serves is therefore held until none of its memory is
@@ -44,9 +44,8 @@ class Hook {
   // --- called by the installer
 
   // Let `client` serve from now on, through `checked` if not null. `owner` is an opaque object that keeps
-  // both in existence; it is held until reclaim() returns it. `instead`: replace the present server without a
-  // gap.
-  // no: another client serves; again: the entry was still held; anew: `owner` was taken
+  // both in existence, held until reclaim() returns the object. `instead`: replace the present server without
+  // a gap. no: another client serves; again: the entry was still held; anew: `owner` was taken
   enum class Served { no, again, anew };
   // may throw std::bad_alloc
   Served serve(Client& client, Checked* checked, void* owner, bool instead = false);
@@ -69,7 +68,7 @@ class Hook {
     Entry* const entry = serving_.load(std::memory_order_acquire);
     return entry == nullptr || Client::Bypass::active() ? nullptr : entry;
   }
-  // Free a buffer into the client that made it. False: foreign. Present.
+  // Free a buffer into the client of its allocation. False: foreign. Present.
   bool free(Address address, Stream stream = 0) noexcept;
   // Call `act` with each client that serves or has served. Present.
   template <class Act>

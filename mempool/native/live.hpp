@@ -7,7 +7,7 @@
 namespace mempool {
 
 // Base class that counts the objects of a derived class. Uses no atomic of sync.hpp: no code waits for the
-// count or depends on it.
+// count or depends on the value.
 template <class Counted>
 class Live {
  public:

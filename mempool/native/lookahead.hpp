@@ -10,7 +10,7 @@ namespace mempool {
 
 class Lookahead {
  public:
-  // Call `tell(offset, bytes)` for upcoming buffers, after an allocation that was served at its planned
+  // Call `tell(offset, bytes)` for upcoming buffers, after an allocation that was served at the planned
   // address.
   template <class Tell>
   void go_on(const Follower& follower, std::size_t window, Tell tell) {

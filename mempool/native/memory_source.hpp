@@ -1,6 +1,6 @@
-// The only place where a pool takes memory from its device and returns it. It counts the reserved bytes and
-// enforces the limit (`max_reserved`) for arena, segments and small pages together. A *budget* is a soft
-// limit: before more memory is taken, idle memory is released, and memory taken beyond the budget
+// The only place where a pool takes memory from the device and returns memory. The class counts the reserved
+// bytes and enforces the limit (`max_reserved`) for arena, segments and small pages together. A *budget* is a
+// soft limit: before more memory is taken, idle memory is released, and memory taken beyond the budget
 // nevertheless is counted.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace mempool {
 // Owner of idle memory.
 class Idle {
  public:
-  // Release the memory that is idle for longest. False: no memory is idle, or it cannot be released now.
+  // Release the memory that is idle for longest. False: no memory is idle, or a release is impossible now.
   virtual bool give_back_oldest() noexcept = 0;
 
  protected:
@@ -49,7 +49,7 @@ class MemorySource {
     return true;
   }
   // False, here and below: the device could not be waited for, and the memory is kept because queued work may
-  // use it.
+  // use the memory.
   [[nodiscard]] bool decommit(Address address, std::size_t bytes) noexcept {
     if (traits_.page == 0 || bytes == 0) return true;
     ++calls_;

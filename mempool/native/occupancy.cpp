@@ -32,7 +32,7 @@ void BitSet::clear_above(std::uint32_t word) noexcept {
 }
 
 std::uint32_t BitSet::search_up_to(std::uint32_t index) const noexcept {
-  // Ascend to the first level whose word has a smaller member, then descend to the largest member below it.
+  // Ascend to the first level whose word has a smaller member, then descend to the largest member below.
   for (std::size_t level = 0; level < levels_.size(); ++level, index = (index >> 6) - 1) {
     std::uint64_t word = levels_[level][index >> 6] & (~std::uint64_t{0} >> (63 - (index & 63)));
     if (word == 0) {

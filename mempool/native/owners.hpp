@@ -31,8 +31,8 @@ class Owners {
     if (number != kWhoever) owners_[number].client = client;
     return static_cast<Owner>(number);
   }
-  // Remove a client and orphan its live buffers. `alive`: live buffers of number 0 if that is the only number
-  // so far.
+  // Remove a client and orphan the client's live buffers. `alive`: live buffers of number 0 if that is the
+  // only number so far.
   void strike(const Client* client, std::size_t alive) noexcept {
     for (One& one : owners_) {
       if (one.client == client) one.client = nullptr;
@@ -45,7 +45,7 @@ class Owners {
     }
   }
   void begins(Owner owner) noexcept { ++owners_[owner].alive; }
-  // Count the end of a buffer. Return the client that counts the buffer; null: its client no longer exists.
+  // Count the end of a buffer. Return the client that counts the buffer; null: the client no longer exists.
   Client* ends(Owner owner, Client* freeing) noexcept {
     if (!several_ || owner == kWhoever) return freeing;
     --owners_[owner].alive;

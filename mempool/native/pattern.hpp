@@ -67,7 +67,7 @@ struct Table {
 struct Pattern : Live<Pattern> {
   std::uint64_t id = 0;
   bool cyclic = true;          // false: a warm-up, followed by `next`
-  bool marked = false;         // warm-up only: the program marks its iterations
+  bool marked = false;         // warm-up only: the program marks iterations
   std::uint32_t unroll = 1;    // iterations after which addresses repeat
   std::size_t arena_bytes = 0;
   // the low-water mark: the position in the first table before which the fewest bytes are live
@@ -95,8 +95,8 @@ struct Pattern : Live<Pattern> {
   bool same_sizes(const Pattern& other) const noexcept;
   // Return true if every request that `other` has a slot for has a slot here, at the same position.
   bool serves(const Pattern& other) const noexcept;
-  // Return true if the pattern is an envelope: it covers iteration variants that differ only in sizes and has
-  // slots for the largest sizes.
+  // Return true if the pattern is an envelope, which covers iteration variants that differ only in sizes and
+  // has slots for the largest sizes.
   bool is_envelope() const noexcept { return !tables.front().least.empty(); }
   const Table* table_of(std::uint32_t sequence, Stream stream) const noexcept {
     for (const Table& table : tables) {

@@ -17,7 +17,7 @@ constexpr std::size_t kLeastTakenOver = std::size_t{1} << 20;
 constexpr std::size_t kLeastTakenOver = std::size_t{64} << 20;
 #endif
 constexpr std::size_t kMostDeprived = 64;
-// boundaries; an arena that served longer resets the backoff when it is converted to segments
+// boundaries; an arena that served longer resets the backoff of conversions to segments
 constexpr std::uint64_t kServedLong = 64;
 
 }  // namespace
@@ -66,8 +66,8 @@ Refusal Pool::try_arena(std::size_t bytes) noexcept {
   const std::size_t wanted = source_.round_to_page(bytes);
   if (wanted <= arena_bytes_) return Refusal::none;
   if (source_.held()) return Refusal::captured;
-  // An arena that cannot grow in place is replaced, and only while no range in it is live: live buffers never
-  // move. If live ranges prevent the replacement now, free memory is not given back.
+  // An arena that cannot grow in place is replaced, and only while empty: live buffers never move. If live
+  // ranges prevent the replacement now, free memory is not given back.
   collect();
   const bool in_place = arena_base_ != 0 && wanted <= arena_space_;
   if (arena_base_ != 0 && !in_place && occupancy_.alive() != 0) {
@@ -383,7 +383,7 @@ Pool::Freed Pool::free(Address address, Stream stream) noexcept {
   return freed;
 }
 
-// Defer the release: the program has freed the buffer, and its memory becomes free on `stream` when the
+// Defer the release: the program has freed the buffer, and the memory becomes free on `stream` when the
 // streams that use the buffer have completed.
 void Pool::wait_for_uses(Address address, const Freed& freed, Stream stream) noexcept {
   deferred_.add(freed.rounded);
@@ -400,7 +400,7 @@ bool Pool::add_use(Address address, const Freed& freed, Stream stream) noexcept 
   return false;
 }
 
-// Return memory freed by another stream to its own stream once the freeing stream has completed, so that
+// Return memory freed by another stream to the own stream once the freeing stream has completed, so that
 // neither stream waits for the other. False: the release is deferred.
 bool Pool::hand_back(Address address, const Freed& freed, Stream stream) noexcept {
   if (stream == freed.stream) return true;

@@ -1,7 +1,7 @@
 // Memory of one device: the arena shared by all plans, the overlap guard, the fallback, and a common lock.
 //
 // Clients (one per adapter, see client.hpp) send requests and the pool returns addresses. Every function here
-// is called with `lock` held unless its comment says otherwise.
+// is called with `lock` held unless the comment says otherwise.
 #pragma once
 
 #include <array>
@@ -57,7 +57,7 @@ struct ArenaStats {
   std::size_t alive = 0;      // live ranges
   std::size_t strangers = 0;  // live unplanned ranges: they start at no planned offset
   std::uint64_t refused = 0;  // failed attempts to allocate or enlarge the arena
-  // times the arena was converted to segments because its memory was needed elsewhere
+  // times the arena was converted to segments because the memory was needed elsewhere
   std::uint64_t dissolved = 0;
 };
 
@@ -148,7 +148,7 @@ class Pool : private Live<Pool>, private Idle {
     Owner owner = 0;
     bool is_live() const noexcept { return kind != foreign && kind != dead; }
   };
-  // Free a buffer. If other streams use the buffer, its memory becomes reusable when those streams have
+  // Free a buffer. If other streams use the buffer, the memory becomes reusable when those streams have
   // completed.
   Freed free(Address address, Stream stream) noexcept;
   // Fast path of free() for buffers in the arena. Return the requested size; 0: no live buffer at the
@@ -261,7 +261,7 @@ class Pool : private Live<Pool>, private Idle {
   Owner adopt(Client* client);  // may throw std::bad_alloc
   void part(Client* client) noexcept;
   const std::vector<Client*>& clients() const noexcept { return clients_; }
-  bool anyone_plays(const Client* but) const noexcept;  // true: another client is in the middle of its plan
+  bool anyone_plays(const Client* but) const noexcept;  // true: another client is in the middle of a plan
   std::uint64_t boundaries() const noexcept;            // sum over all clients
   void layout_changed() noexcept { ++layouts_; }
   // changes of the arena layout of any client's plans

@@ -52,7 +52,7 @@ class Presence {
     if (waiter_pays() && syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0) return false;
     for (Slot* slot = slots().load(std::memory_order_acquire); slot != nullptr; slot = slot->next) {
       // The addition of 0 orders this check strictly before or after the reader's arrival: a reader that
-      // arrives after it sees the earlier unlinking.
+      // arrives later sees the earlier unlinking.
       for (int tries = 0; slot->depth.fetch_add(0, std::memory_order_acq_rel) != 0; ++tries) {
         if (tries == 100) return false;
         const timespec pause{0, 100000};
@@ -103,7 +103,7 @@ class Presence {
     return slot;
   }
 
-  struct Leaver {  // a thread that returns after its thread-local objects are destroyed takes a slot for ever
+  struct Leaver {  // a thread that returns after the thread-local objects are destroyed takes a slot for ever
     ~Leaver() {
       Slot*& slot = mine_or_null();
       if (slot != nullptr) slot->taken.store(false, std::memory_order_release);

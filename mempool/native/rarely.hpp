@@ -6,7 +6,7 @@
 
 namespace mempool {
 
-// Counts in iterations or boundaries, as its user chooses.
+// Counts in iterations or boundaries, as the user chooses.
 class Rarely {
  public:
   // The pause is `shortest` after the first time and doubles after each further time, up to `longest`.
@@ -15,7 +15,7 @@ class Rarely {
 
   bool is_due(std::uint64_t now) const noexcept { return now >= at_; }
   void done(std::uint64_t now) noexcept { done(now, longest_); }
-  // Start the pause; given its outcome, the action is worth trying again after `longest` at the latest.
+  // Start the pause; given the outcome, the action is worth trying again after `longest` at the latest.
   void done(std::uint64_t now, std::uint64_t longest) noexcept {
     pause_ = std::min(pause_, longest);
     wait(now);

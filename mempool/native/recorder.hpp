@@ -24,7 +24,7 @@ struct RecordedEvent {
   };
 
   std::uint64_t index;     // number of earlier events seen by the recorder, including dropped ones
-  std::uint64_t address;   // connects a free with its allocation
+  std::uint64_t address;   // connects a free with the allocation
   std::uint64_t size;      // bytes requested; on a tape, 0 for events other than alloc
   std::uint64_t time_ns;   // monotonic clock
   std::int64_t stream;

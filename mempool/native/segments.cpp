@@ -71,7 +71,7 @@ std::size_t Segments::returnable(const Block& block) const noexcept {
   return segment.pages.count(first, last) * source_.traits().page;
 }
 
-// Return the returnable bytes of `block` beyond its first `bytes`. Uses block.idle, which is known for the
+// Return the returnable bytes of `block` beyond the first `bytes`. Uses block.idle, which is known for the
 // whole block.
 std::size_t Segments::returnable_beyond(const Block& block, std::size_t bytes) const noexcept {
   const Segment& segment = *block.segment;
@@ -96,7 +96,7 @@ bool Segments::sets_mark(std::size_t bytes) const noexcept {
 }
 
 // Release idle memory before a new high-water mark is set, whatever may be retained: the oldest first. With
-// varying sizes, each size would otherwise get its own segment that fits no other size. If releasing waits
+// varying sizes, each size would otherwise get a separate segment that fits no other size. If releasing waits
 // for the device, release only the missing bytes, only of the stream's own memory, and in the long run only
 // an unnoticeable amount, because released memory may have to be allocated again, without end.
 void Segments::make_way(std::size_t bytes, Stream stream) noexcept {
@@ -145,8 +145,8 @@ bool Segments::return_pages(Block* block, std::size_t most) noexcept {
   return true;
 }
 
-// Release at least `least` bytes of the block's idle memory to the device, and the segment too if no block in
-// it is live. False: the device could not be waited for.
+// Release at least `least` bytes of the block's idle memory to the device, and the segment too if no block
+// there is live. False: the device could not be waited for.
 bool Segments::give_back(Block* block, std::size_t least) noexcept {
   if (is_whole(*block) && (!paged(*block->segment) || least >= block->idle)) return drop(*block->segment);
   unshelve(block);
@@ -277,13 +277,13 @@ Block* Segments::reuse(std::size_t bytes, bool large, Stream stream, Effort effo
   if (!large) return block != nullptr && effort == Effort::reuse && !committed(*block, bytes) ? nullptr : block;
   if (block == nullptr || effort == Effort::last_resort) return block;
   // Leave a much larger block to a larger request, unless the rest can be split off and used. Under a budget
-  // the block is rather released whole: a split block is useless to others until all of it is free again.
+  // the block is rather released whole: a split block is useless to others until all parts are free again.
   const std::size_t rest = block->size - bytes;
   return rest > bytes / 8 && (rest < source_.traits().large || source_.has_budget()) ? nullptr : block;
 }
 
-// Use free memory that reuse() would leave for others, however badly it fits, before a segment sets a new
-// high-water mark. Blocks of large segments also serve requests that are not much smaller than large. Not
+// Use free memory that reuse() would leave for others, however badly the block fits, before a segment sets a
+// new high-water mark. Blocks of large segments also serve requests that are not much smaller than large. Not
 // used where pages can be returned singly, or where a budget makes free blocks go back whole.
 Block* Segments::squeeze(std::size_t bytes, bool large, Stream stream) const noexcept {
   if (!splits_finely()) return nullptr;
@@ -416,7 +416,7 @@ bool Segments::grow_into_neighbour(Block* block, std::size_t bytes) noexcept {
   unshelve(after);
   try {
     split(after, bytes - block->size);
-  } catch (...) {  // take all of it: wasteful but correct
+  } catch (...) {  // take the whole block: wasteful but correct
   }
   if (!commit_pages(after)) {
     put_back(after);
@@ -451,7 +451,7 @@ void Segments::free(Block* block) noexcept {
   put_back(block);
 }
 
-// Merge a free block that is in no list with its free neighbours of the same stream, and add the result to
+// Merge a free block that is in no list with the free neighbours of the same stream, and add the result to
 // their lists.
 void Segments::put_back(Block* block) noexcept {
   block->idle = paged(*block->segment) ? returnable(*block) : block->size;

@@ -1,15 +1,15 @@
 // The dynamic fallback: best fit with coalescing on segments taken from the device.
 //
-// A request of at least `traits.large` bytes gets its own segment, so that long-lived buffers do not pin the
-// memory of temporaries; smaller requests share segments. Before the pool takes more memory than ever before,
-// free memory serves any request that fits, and idle memory is given back. On a device with pages, a shared
-// segment is little more than address space: its pages are committed at first use and returned one by one, so
-// that the segment may be wide and free memory coalesces regardless of its former use.
+// A request of at least `traits.large` bytes gets a separate segment, so that long-lived buffers do not pin
+// the memory of temporaries; smaller requests share segments. Before the pool takes more memory than ever
+// before, free memory serves any request that fits, and idle memory is given back. On a device with pages, a
+// shared segment is little more than address space: the pages are committed at first use and returned one by
+// one, so that the segment may be wide and free memory coalesces regardless of former use.
 //
-// Free memory that could be returned is *idle*. It is kept up to a limit, beyond which the longest idle
-// memory is released first.
+// Free memory that could be returned is *idle*. Idle memory is kept up to a limit, beyond which the longest
+// idle memory is released first.
 //
-// A free block belongs to the stream it was freed on and serves only that stream, because host order is not
+// A free block belongs to the stream of the free and serves only that stream, because host order is not
 // device order; `give_free_blocks_to` (after a device synchronization) lifts this restriction.
 #pragma once
 
@@ -43,17 +43,17 @@ class Segments {
   Block* allocate(std::size_t bytes, Stream stream, Effort effort = Effort::normal);
   Block* find(Address address) const noexcept { return blocks_.find(address); }
   bool owns(Address address) const noexcept;  // true: the address lies in a segment
-  // Free a block; its memory serves later requests on its stream.
+  // Free a block; the memory serves later requests on the block's stream.
   void free(Block* block) noexcept;
 
-  // Resize a live block to at least `bytes` and keep its contents without a copy, possibly at another
+  // Resize a live block to at least `bytes` and keep the contents without a copy, possibly at another
   // address; false: resizing is impossible and the block is unchanged. `stream` was the last user of the
   // block.
   bool resize(Block* block, std::size_t bytes, Stream stream) noexcept;
 
   void set_retained_limit(std::size_t bytes) noexcept { retained_limit_ = bytes; }
-  // Keep free memory for graph replays, which use it too: no limit or budget releases it, only trim() does,
-  // for a time when no graph needs the memory any more.
+  // Keep free memory for graph replays, which use free memory too: no limit or budget releases it, only
+  // trim() does, for a time when no graph needs the memory any more.
   void keep_for_replays() noexcept { for_replays_ = true; }
   bool keeps(std::size_t bytes) const noexcept { return idle_.bytes() <= retained_limit_ && bytes <= retained_limit_ - idle_.bytes(); }
   // A live buffer in a reservation that another part of the pool made.
@@ -73,7 +73,7 @@ class Segments {
   // Release free segments and the free pages of shared segments. `idle_before`: release only memory idle
   // since an earlier epoch, the oldest first, until at most `keep` idle bytes are left.
   void trim(std::uint64_t idle_before = ~std::uint64_t{0}, std::size_t keep = 0) noexcept;
-  bool give_back_oldest() noexcept;  // false: no memory is idle, or releasing it is not allowed now
+  bool give_back_oldest() noexcept;  // false: no memory is idle, or a release is not allowed now
   void next_epoch() noexcept { ++epoch_; }
   std::uint64_t epoch() const noexcept { return epoch_; }
   void give_free_blocks_to(Stream stream);  // only after Device::synchronize()
@@ -113,7 +113,7 @@ class Segments {
   std::size_t returnable(const Block& block) const noexcept;
   std::size_t returnable_beyond(const Block& block, std::size_t bytes) const noexcept;
   std::size_t returnable_between(const Block& left, const Block& right) const noexcept;
-  void shelve(Block* block) noexcept;    // adds a free block, whose idle bytes are known, to its lists
+  void shelve(Block* block) noexcept;    // adds a free block, whose idle bytes are known, to the lists
   void unshelve(Block* block) noexcept;
   Block* reuse(std::size_t bytes, bool large, Stream stream, Effort effort) const noexcept;
   Block* take_segment(std::size_t bytes, bool large, Stream stream);

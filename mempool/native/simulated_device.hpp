@@ -52,8 +52,9 @@ class SimulatedDevice final : public Device {
   bool synchronize() noexcept override;
 
   void finish(Stream stream) noexcept;
-  // Begin a graph capture on these streams; an empty list ends it. Calls that would spoil the capture count
-  // as errors: waiting for the device, releasing memory, querying an event, and events of these streams.
+  // Begin a graph capture on these streams; an empty list ends the capture. Calls that would spoil the
+  // capture count as errors: waiting for the device, releasing memory, querying an event, and events of these
+  // streams.
   void capture(std::vector<Stream> streams);
   void set_capacity(std::size_t bytes) noexcept;
   // refuse every request for memory after this many more calls

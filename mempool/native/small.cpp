@@ -49,8 +49,8 @@ SmallBlocks::Region* SmallBlocks::add_region() {
   return regions_.back().get();
 }
 
-// Another stream may still work on a page that it used; the new stream waits for it, unless waiting is not
-// allowed now.
+// Another stream may still work on a page after using it; the new stream waits for that work, unless waiting
+// is not allowed now.
 bool SmallBlocks::may_take(const Page& page, Stream stream) const noexcept {
   return page.blocks == 0 && (page.stream == stream || !page.was_used || !source_.held());
 }
@@ -214,7 +214,7 @@ void SmallBlocks::trim() noexcept {
   forget_streams();
 }
 
-// Clear the former users of spare pages. A spare page goes to the next requesting stream, and by then its
+// Clear the former users of spare pages. A spare page goes to the next requesting stream, and by then the
 // former user may no longer exist and could not be waited for.
 void SmallBlocks::forget_users() noexcept {
   const auto spare = [](const Page& page) { return page.blocks == 0 && page.was_used; };

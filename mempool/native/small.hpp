@@ -1,8 +1,9 @@
 // Small allocations: size classes in separate pages, so that small requests never disturb a plan or split a
 // segment.
 //
-// A region is address space aligned to its size, so that one shift and one hash look-up lead from any address
-// to the region's table; the tables are separate from the memory, which the host could not touch on a GPU.
+// A region is address space aligned to the region's size, so that one shift and one hash look-up lead from
+// any address to the region's table; the tables are separate from the memory, which the host could not touch
+// on a GPU.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // The memory and the buffers of a pool at one moment: plain columns, taken under the pool's lock and read
-// without it.
+// without the lock.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ struct Snapshot {
 
     std::uint64_t base;
     std::uint64_t size;   // bytes
-    std::int64_t stream;  // of the first live block in the segment, else of its first block
+    std::int64_t stream;  // of the first live block in the segment, else of the first block
     std::uint32_t kind;
     std::uint32_t paged;  // 1: pages of a reservation, which are committed and returned
     std::uint64_t graph_high, graph_low;  // the graph pool of the segment; zeros: none
   };
   // A part of a segment; the blocks of a segment follow each other without gaps, so that their sizes add up
-  // to its size.
+  // to the segment's size.
   struct Block {
     // waiting: freed, but still used by another stream.
     enum State : std::uint32_t { free, live, waiting };

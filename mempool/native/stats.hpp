@@ -22,9 +22,9 @@ struct Gauge {
 };
 
 // Result of an allocation of at least the small-size threshold: served at the planned address, or the reason
-// against it.
+// for the miss.
 enum class Outcome : std::uint8_t {
-  hit,          // at its planned address
+  hit,          // at the planned address
   unplanned,    // no plan was active: pass-through, recording, solving
   other_size,   // the plan expected another size here: an extra allocation, or a changed shape
   occupied,     // a live range intersects the planned address

@@ -1,5 +1,5 @@
-// All events of a client's buffers, for a trace file: in memory up to a bound, and beyond it in an unnamed
-// file, so that a program that does nothing but allocate can be recorded as long as the disk has room.
+// All events of a client's buffers, for a trace file: in memory up to a bound, then in an unnamed file, so
+// that a program that does nothing but allocate can be recorded as long as the disk has room.
 #pragma once
 
 #include <string>

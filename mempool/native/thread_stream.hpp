@@ -1,5 +1,5 @@
 // Numbers for per-thread default streams. The driver has one handle for them, which means another stream in
-// each thread. Here each has its own negative number, which no handle is. A number is not reused after its
+// each thread. Here each stream has a negative number, which no handle is. A number is not reused after the
 // thread has ended, because work queued there may still run.
 #pragma once
 

@@ -22,7 +22,7 @@ Atomic<void (*)(const char*)> raise_{nullptr};
 std::array<Atomic<Client*>, kDevices> plain_{};
 Lock making_;
 
-// By device, the fraction of its memory to which each of its pools is limited; 0: never set.
+// Fraction of the memory to which each pool of a device is limited, by device; 0: never set.
 std::array<Atomic<double>, kDevices> fractions_{};
 std::array<Atomic<Client*>, kDevices> limited_{};  // the client to which the fraction was applied last
 Atomic<bool> any_fraction_{false};
@@ -40,7 +40,7 @@ struct Capture {
   GraphPools::Filter takes;
   std::shared_ptr<Streams> streams;
   CudaDevice* probe;  // device object for stream queries
-  // PyTorch has ended it, but a stream is still captured: the body of a conditional node is over
+  // PyTorch has ended the capture, but a stream is still captured: the body of a conditional node is over
   bool ended = false;
 };
 // never destroyed, because tensors are freed until the very end
@@ -312,7 +312,7 @@ void begin_pool(int device, PoolId id, std::function<bool(StreamHandle)> filter)
   CudaDevice* const probe = probe_of(device);
   GraphPools::Filter takes = [filter = std::move(filter), streams, probe](Stream stream) {
     if (!filter(reinterpret_cast<StreamHandle>(stream))) return false;
-    // The default stream cannot be captured, and querying it would report other streams' captures.
+    // The default stream cannot be captured, and a query would report other streams' captures.
     if (stream == 0 || !probe->capturing(stream)) return true;
     const Guarded guard(streams->lock);
     std::vector<Stream>& seen = streams->seen;
@@ -359,8 +359,8 @@ void end_pool(int device, PoolId id) {
 }
 
 // Release a graph's memory. Graphs may share an id, and PyTorch does not say which of them is gone. A pool
-// that was created after some of them has seen fewer begin: the memory it keeps may belong to the others, so
-// that it keeps the memory until no more graphs are left than it has seen.
+// that was created after some of them has seen fewer begin: the memory kept may belong to the others and is
+// therefore kept until no more graphs are left than the pool has seen.
 void release_pool(int device, PoolId id) {
   const Presence::Here here;
   const Guarded guard(capturing_);

@@ -1,10 +1,10 @@
-// Memory of PyTorch's CUDA tensors: the functions for its CUDAPluggableAllocator, with its signatures.
-// PyTorch calls them from any thread, with or without the interpreter's lock, also after Python has ended; no
-// Python runs here.
+// Memory of PyTorch's CUDA tensors: the functions for the CUDAPluggableAllocator, with the signatures that
+// PyTorch expects. PyTorch calls them from any thread, with or without the interpreter's lock, also after
+// Python has ended; no Python runs here.
 //
-// One client at a time serves one device: the device it was made for, or the first device requested. Requests
-// for another device, or without a serving client, go to a plain pool of that device, which plans nothing and
-// exists for ever, because PyTorch cannot change its allocator once CUDA is in use.
+// One client at a time serves one device: the device of the client's creation, or the first device requested.
+// Requests for another device, or without a serving client, go to a plain pool of that device, which plans
+// nothing and exists for ever, because PyTorch cannot change the allocator once CUDA is in use.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 #include "cuda_driver.hpp"
 #include "hook.hpp"
 
-struct CUstream_st;  // named as in CUDA's headers: part of the mangled names of functions that take it
+struct CUstream_st;  // named as in CUDA's headers: part of the mangled names of functions with this parameter
 
 namespace mempool::torch_cuda {
 
@@ -39,7 +39,7 @@ void free(void* address, std::size_t bytes, int device, StreamHandle stream);
 void init(int devices);
 void empty_cache();
 void set_memory_fraction(double fraction, int device);
-// Return the base of the reservation that contains the address, and its bytes.
+// Return the base of the reservation that contains the address, and the reservation's bytes.
 void* base_of(void* address, std::size_t* bytes);
 void record_stream(void* address, StreamHandle stream);
 void begin_pool(int device, PoolId id, std::function<bool(StreamHandle)> filter);
