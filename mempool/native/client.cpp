@@ -94,7 +94,7 @@ Client::Sequence& Client::find_sequence(Stream stream, const void* thread) {
   }
   Sequence& fresh = new_sequence(stream, thread);
   name_streams(fresh.follower.sequence());
-  // A new thread begins at the recorded thread's beginning, in the other threads' iteration.
+  // A new thread begins where the recorded thread began, in the current iteration of the other threads.
   if (current_ != nullptr || holds_back_) begin(fresh, ~std::uint64_t{0});
   return fresh;
 }

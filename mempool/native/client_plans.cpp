@@ -193,8 +193,7 @@ void Client::name_streams(std::uint32_t sequence) noexcept {
   }
   try {
     if (renamed) pool_->rebuild_cells();
-  // the shared addresses are updated a little later; until then streams wait for more than needed
-  } catch (...) {
+  } catch (...) {  // stream sharing is updated a little later; until then streams wait for more than needed
   }
 }
 

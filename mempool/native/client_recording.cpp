@@ -8,7 +8,7 @@
 namespace mempool {
 namespace {
 
-// a growing recording may take this fraction of the pool's peak reserved memory
+// a growing recording may take 1/kShareOfMemory of the pool's peak reserved memory
 constexpr std::size_t kShareOfMemory = 16;
 // and at most this many events, because host memory may be separate from the pool's memory
 constexpr std::size_t kMostEvents = std::size_t{1} << 20;

@@ -98,7 +98,7 @@ bool ForeignUses::through(Use& use) noexcept {
   if (!use.recorded) return false;
   for (By& by : use.by) {
     if (by.event == 0) continue;
-    // this says nothing about buffers freed later
+    // not marked as busy: an unusable event says nothing about buffers freed later
     if (!device_.tells(by.event) && !record_again(by)) return false;
     // Streams finish in order, so one query of a busy stream suffices for all buffers freed later.
     if (holds(busy_, by.stream)) return false;

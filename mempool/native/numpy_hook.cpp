@@ -40,8 +40,8 @@ void* hook_calloc(void* ctx, std::size_t count, std::size_t each) {
   return installed.saved.calloc(ctx, count, each);
 }
 
-// Free a buffer. NumPy passes the length, but the array may have been changed since, so that the length is
-// not used.
+// Free a buffer. NumPy passes the length, but the array may have been changed since, so that the pool ignores
+// the length.
 void hook_free(void* ctx, void* old, std::size_t bytes) {
   if (old != nullptr && !hook_.nobody_ever_served()) {
     const Presence::Here here;
