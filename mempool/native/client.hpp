@@ -210,7 +210,7 @@ class Client : private Live<Client> {
     std::uint64_t latest_plan_active_at_iteration = 0;
     bool settled = false;  // enough iterations without a miss that no longer period is to be expected
     std::uint64_t spoilt = 0;  // score: raised by every iteration with a miss, lowered by every clean one
-    std::uint64_t allocations = 0;       // of at least the small-size threshold
+    std::uint64_t allocations = 0;       // above the small-size threshold
     std::size_t sequences = 0;
     std::uint64_t seen = 0, dropped = 0, kept = 0;  // events of the ring
     std::uint64_t lost = 0;              // events of the tape dropped for lack of room

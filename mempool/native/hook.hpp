@@ -1,5 +1,5 @@
-// A framework's allocator, served by one client at a time; buffers of former clients are freed by their
-// makers.
+// A framework's allocator, served by one client at a time; buffers of former clients return to the
+// pools that they came from.
 //
 // A framework keeps the installed functions for ever: buffers outlive the pool that made them, their thread,
 // a fork, and the interpreter. A client that no longer serves is therefore held until none of its memory is

@@ -21,7 +21,7 @@ struct Gauge {
   void sub(std::size_t amount) noexcept { current -= amount; }
 };
 
-// Result of an allocation of at least the small-size threshold: served at the planned address, or the reason
+// Result of an allocation above the small-size threshold: served at the planned address, or the reason
 // for the miss.
 enum class Outcome : std::uint8_t {
   hit,          // at the planned address
@@ -51,7 +51,7 @@ struct ClientStats {
   Gauge requested;  // bytes asked for
   Gauge live;       // bytes in use after rounding
   Gauge blocks;     // allocations
-  Gauge small;      // allocations below the threshold, counted in `blocks` too
+  Gauge small;      // allocations up to the small-size threshold, counted in `blocks` too
   Gauge small_requested;  // bytes asked for by small allocations, counted in `requested` too
   Gauge small_live;       // bytes in use after rounding, counted in `live` too
   std::array<std::uint64_t, static_cast<std::size_t>(Outcome::count)> outcomes{};
