@@ -19,11 +19,12 @@ class AddressMap {
     }
   }
 
-  // Room for one more, so that inserting it does not throw. May throw std::bad_alloc, and then has changed nothing.
+  // Make room for one more entry, so that the next insert does not throw. May throw std::bad_alloc; then
+  // nothing has changed.
   void make_room() {
     if (entries_.empty() || size_ * 2 >= entries_.size()) grow();
   }
-  // As make_room().
+  // May throw like make_room().
   void insert(Address key, T* value) {
     make_room();
     place(key, value);
@@ -34,7 +35,7 @@ class AddressMap {
     std::size_t hole = home(key);
     while (entries_[hole].key != key || entries_[hole].value == nullptr) hole = next(hole);
     for (std::size_t slot = next(hole); entries_[slot].value != nullptr; slot = next(slot)) {
-      // An entry may move back unless its home lies cyclically in (hole, slot].
+      // An entry may move back unless the entry's home lies cyclically in (hole, slot].
       const std::size_t from = home(entries_[slot].key);
       if (((slot - from) & mask()) >= ((slot - hole) & mask())) {
         entries_[hole] = entries_[slot];
@@ -45,7 +46,7 @@ class AddressMap {
     --size_;
   }
 
-  // What `from` led to is found under `to`.
+  // Move the value at key `from` to key `to`.
   void rekey(Address from, Address to) noexcept {
     T* const value = find(from);
     erase(from);

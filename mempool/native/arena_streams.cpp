@@ -12,14 +12,16 @@ unsigned bit_of(std::vector<Stream>& known, Stream stream, std::size_t most) {
   const auto found = std::find(known.begin(), known.end(), stream);
   if (found != known.end()) return static_cast<unsigned>(found - known.begin());
   if (known.size() < most) known.push_back(stream);
-  return static_cast<unsigned>(known.size() - 1);  // those beyond share the last: they wait for more than they must
+  // streams beyond the limit share the last bit and wait for more than needed
+  return static_cast<unsigned>(known.size() - 1);
 }
 
 bool is_shared(unsigned mask) noexcept { return (mask & (mask - 1)) != 0; }
 
 }  // namespace
 
-// Where others begin or end to be planned, and in what is shared at every border.
+// Divide the arena into zones: at borders where the set of planned streams changes, and in shared ranges at
+// every border.
 void ArenaStreams::cut(const std::vector<Planned>& plans, std::vector<Stream>& known, std::vector<Offset>& begins,
                        std::vector<Mask>& planned) {
   struct Border {
@@ -51,7 +53,7 @@ void ArenaStreams::cut(const std::vector<Planned>& plans, std::vector<Stream>& k
       planned.push_back(static_cast<Mask>(mask));
     }
   }
-  // Neighbours become one where there are too many.
+  // Merge neighbouring zones if there are too many.
   const std::size_t together = (begins.size() + kMostZones - 1) / kMostZones;
   if (together == 1) return;
   std::size_t zones = 0;
@@ -74,7 +76,7 @@ void ArenaStreams::set_plans(const std::vector<Planned>& plans) {
   std::vector<Offset> begins{0};
   std::vector<Mask> planned{static_cast<Mask>(known.empty() ? 0 : 1)};
   if (known.size() > 1) cut(plans, known, begins, planned);
-  // Of each new zone, the latest frees of those that it was made of.
+  // Each new zone inherits the latest frees of the overlapping old zones.
   std::vector<Uses> uses(begins.size(), Uses{});
   for (std::size_t zone = 0, old = 0; zone < begins.size(); ++zone) {
     const Offset end = zone + 1 < begins.size() ? begins[zone + 1] : ~Offset{0};
@@ -99,7 +101,8 @@ Line ArenaStreams::find(Stream stream) const noexcept {
 Line ArenaStreams::line_of(Stream stream) noexcept {
   const Line found = find(stream);
   if (found != kNone || count_ == most_) return found;
-  if (count_ == 1 && MEMPOOL_GUARDED("first_line")) {  // nobody has counted what the first one freed
+  // the first stream's frees have not been counted so far
+  if (count_ == 1 && MEMPOOL_GUARDED("first_line")) {
     for (Uses& uses : uses_) uses[0] = lines_[0].clock;
   }
   lines_[count_].stream = stream;
@@ -150,7 +153,8 @@ Line ArenaStreams::enter(Offset begin, Offset end, Stream stream) noexcept {
   return line;
 }
 
-// False: it cannot. An event may be of no use, as one that became part of a graph; then another one is tried.
+// Let a line wait for another line's frees. False: impossible. If an event became part of a graph and is
+// therefore useless, a new event is tried.
 bool ArenaStreams::wait(State& waiting, Line other, std::uint64_t clock) noexcept {
   State& past = lines_[other];
   for (int attempt = 0; attempt < 2; ++attempt) {
@@ -178,7 +182,7 @@ bool ArenaStreams::wait_for_device() noexcept {
 }
 
 void ArenaStreams::record(State& line) noexcept {
-  if (line.events_kept == kMostEvents) {  // who should wait for the oldest waits for a later one
+  if (line.events_kept == kMostEvents) {  // a wait for the oldest event becomes a wait for a later one
     LiveEvents::forget(source_.device(), line.events[0].event);
     std::move(line.events.begin() + 1, line.events.end(), line.events.begin());
     --line.events_kept;

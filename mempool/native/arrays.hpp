@@ -1,4 +1,4 @@
-// What native code made, as NumPy's arrays.
+// NumPy arrays of values made by native code.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,7 +11,7 @@
 template <class T>
 using Array = nanobind::ndarray<nanobind::numpy, const T, nanobind::ndim<1>>;
 
-// The values' memory read as Ts, without a copy: the array owns it.
+// Return an array that owns the values' memory, read as Ts, without a copy.
 template <class T, class Value>
 Array<T> viewed_as(std::vector<Value> values) {
   auto kept = std::make_unique<std::vector<Value>>(std::move(values));

@@ -1,5 +1,5 @@
-// Wakes a planner: rung rarely, under the pool's lock, and never missed. It holds no kernel object, so a fork cannot
-// break it.
+// Wake-up signal for a planner: rung rarely, under the pool's lock, and never missed. The bell holds no
+// kernel object, and therefore survives a fork.
 #pragma once
 
 #include <linux/futex.h>
@@ -20,7 +20,8 @@ class Bell {
     syscall(SYS_futex, &rings_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
   }
   std::uint32_t rings() const noexcept { return rings_.load(std::memory_order_acquire); }
-  // Returns when it has been rung since it had rung so many times, when the time is over, or for no reason at all.
+  // Wait until the bell has rung more often than `rings` times or the time is over; may also return
+  // spuriously.
   void wait(std::uint32_t rings, std::chrono::nanoseconds patience) noexcept {
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience);
     const timespec limit{static_cast<time_t>(seconds.count()), static_cast<long>((patience - seconds).count())};

@@ -16,12 +16,12 @@ using namespace mempool;
 
 namespace {
 
-// Places in Python files by number. Never destroyed: buffers are freed until the very end.
+// Numbers of places in Python files. Never destroyed, because buffers are freed until the very end.
 struct Places {
   Lock lock;
   std::unordered_map<std::string, Site> numbers;
   std::deque<std::string> names{"an unknown place"};
-  std::vector<std::string> libraries;  // whoever called them is to be named, not they
+  std::vector<std::string> libraries;  // path prefixes; reports name the callers of these libraries instead
   PyObject* listener = nullptr;
 
   Site number(std::string name) {
@@ -47,7 +47,8 @@ Places& places() {
   return *places;
 }
 
-// An allocator may be called while an exception is on its way, and must not start a garbage collection.
+// Scope that saves a pending exception and disables garbage collection: an allocator may be called while an
+// exception propagates, and must not start a collection.
 class Undisturbed {
  public:
   Undisturbed() : collecting_(PyGC_Disable()) { PyErr_Fetch(&type_, &value_, &trace_); }
@@ -63,7 +64,7 @@ class Undisturbed {
   int collecting_;
 };
 
-// "file:line" of a frame; `library` says whether somebody further out is to be named instead.
+// Return "file:line" of a frame; `library` is set if a caller further out should be named instead.
 std::string place_of(PyFrameObject* frame, bool& library) {
   PyCodeObject* const code = PyFrame_GetCode(frame);
   const char* const file = PyUnicode_AsUTF8(code->co_filename);
@@ -73,7 +74,8 @@ std::string place_of(PyFrameObject* frame, bool& library) {
   return place + ":" + std::to_string(PyFrame_GetLineNumber(frame));
 }
 
-// Where this thread's Python program is; 0 if it runs none now or does not hold the interpreter's lock.
+// Return the current place in this thread's Python program; 0 if the thread runs no Python code now or does
+// not hold the interpreter's lock.
 Site here() noexcept try {
   if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == nullptr || !PyGILState_Check()) return 0;
   const Undisturbed undisturbed;
@@ -103,7 +105,8 @@ int call_listener(void*) {
   return 0;
 }
 
-// The main thread calls the listener soon: whoever found the fault may not be able to run Python.
+// Let the main thread call the listener soon, because the thread that found the fault may be unable to run
+// Python.
 void found() { Py_AddPendingCall(call_listener, nullptr); }
 
 nb::object place(Site site) {

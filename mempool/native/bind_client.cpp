@@ -90,7 +90,7 @@ nb::typed<nb::list, Items> divergences(Client& client) {
   return list;
 }
 
-// While the interpreter ends, and, when that is no longer said of it, afterwards.
+// Return true while the interpreter is finalizing, and after the interpreter has ended.
 bool is_over() noexcept {
 #if PY_VERSION_HEX >= 0x030D0000
   return Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;
@@ -99,8 +99,8 @@ bool is_over() noexcept {
 #endif
 }
 
-// Once the interpreter ends, its lock is not taken again: Python would end this thread by unwinding it, which noexcept
-// functions on its stack forbid.
+// Wait without the interpreter's lock. Once the interpreter ends, the lock is not taken again: Python would
+// end this thread by unwinding, which noexcept functions on the thread's stack forbid.
 std::pair<bool, double> wait_for_work(Client& client, double seconds, double looks, std::uint64_t allocations,
                                       std::uint64_t misses, std::uint64_t spoilt, std::uint64_t around,
                                       std::uint64_t others_layouts) {
@@ -114,7 +114,7 @@ std::pair<bool, double> wait_for_work(Client& client, double seconds, double loo
 nb::bytes take_tape(Client& client) {
   std::vector<RecordedEvent> events;
   {
-    const nb::gil_scoped_release released;  // some of it may be in a file
+    const nb::gil_scoped_release released;  // part of the tape may be in a file
     events = client.take_tape();
   }
   return nb::bytes(events.data(), events.size() * sizeof(RecordedEvent));

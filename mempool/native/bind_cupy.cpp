@@ -12,7 +12,7 @@ namespace {
 
 nb::object cupy_allocator(nb::handle memory, nb::handle pointer, nb::handle client, nb::handle shortage, nb::handle device,
                           nb::handle stream) {
-  // Arrays may be alive when the interpreter ends, and then their pool is too.
+  // Arrays may be live when the interpreter ends, and their pool with them.
   nb::set_leak_warnings(false);
   PyObject* const made =
       cupy::make_allocator({memory.ptr(), pointer.ptr(), client.ptr(), shortage.ptr(), device.ptr(), stream.ptr()});
@@ -20,10 +20,10 @@ nb::object cupy_allocator(nb::handle memory, nb::handle pointer, nb::handle clie
   return nb::steal(made);
 }
 
-// Other clients of the memory number their graphs as they like.
+// Return an id that other clients of the memory, which choose their own graph ids, do not use.
 GraphPools::Id id_of(std::uint64_t graph) { return {~std::uint64_t{0}, graph}; }
 
-// What is asked for on streams that are part of this capture is the graph's.
+// Serve requests on streams that are part of this capture from the graph's memory.
 void begin_capture(Pool& pool, std::uint64_t graph) {
   Device& device = pool.source().device();
   const Guarded guard(pool.lock);
@@ -40,7 +40,9 @@ void release_capture(Pool& pool, std::uint64_t graph) {
   pool.release_graph(id_of(graph));
 }
 
-// `stream`: where it began. Of a thread's own only that thread can say while it runs; nobody ends it afterwards.
+// Return true while the capture continues. `stream`: where the capture began. The capture of another thread's
+// default stream counts as continuing until that thread ends, because only that thread can query the stream,
+// and no thread ends the capture afterwards.
 bool goes_on(Pool& pool, std::uint64_t graph, Stream stream) {
   if (ThreadStream::elsewhere(stream)) return !ThreadStream::ended(stream);
   Device& device = pool.source().device();

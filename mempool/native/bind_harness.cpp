@@ -1,4 +1,4 @@
-// Parts of the core on their own, for tests that feed them synthetic input.
+// Bindings of single parts of the core, for tests that feed synthetic input.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 

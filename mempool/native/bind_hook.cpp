@@ -13,7 +13,7 @@ void release_reclaimed(Hook& hook) {
 
 void serve(Hook& hook, Client& client, Checked* checked, bool instead) {
   release_reclaimed(hook);
-  // Buffers may be alive when the interpreter ends, and then their client is too.
+  // Buffers may be live when the interpreter ends, and their client with them.
   nb::set_leak_warnings(false);
   nb::tuple owner = nb::make_tuple(nb::find(client), checked == nullptr ? nb::none() : nb::find(*checked));
   const Hook::Served served = hook.serve(client, checked, owner.ptr(), instead);

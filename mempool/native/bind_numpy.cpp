@@ -10,7 +10,7 @@ using namespace mempool;
 
 namespace {
 
-// NumPy's C interface is a table of addresses (numpy/__multiarray_api.h); its indices never change.
+// NumPy's C interface is a table of addresses (numpy/__multiarray_api.h) with fixed indices.
 constexpr std::size_t kAbiVersion = 0, kFeatureVersion = 211, kDefaultHandler = 306;
 constexpr unsigned kFirstWithHandlers = 0xf;  // NumPy 1.22
 

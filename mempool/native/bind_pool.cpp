@@ -16,7 +16,7 @@ using namespace mempool;
 
 namespace {
 
-// A device that Python holds too (tests look at its counts) and the pool only borrows.
+// A device that the pool borrows, because Python holds the device too (tests read the counts).
 class BorrowedDevice final : public Device {
  public:
   BorrowedDevice(Device& device, nb::object owner) : device_(device), owner_(owner.release().ptr()) {}
@@ -97,7 +97,8 @@ PoolStats taken(Pool& pool) {
           pool.arena_streams().waits()};
 }
 
-// Python's objects are made without the lock: making one may collect garbage, which frees arrays, which takes the lock.
+// Make Python objects without the lock: making one may collect garbage, which frees arrays, which takes the
+// lock.
 nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
   const PoolStats s = patiently(pool, [&] { return taken(pool); });
   nb::typed<nb::dict, nb::str, nb::any> d;
@@ -129,8 +130,8 @@ nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
 }  // namespace
 
 void bind_pool(nb::module_& m) {
-  // Who waits for the device, or for somebody who does, lets Python's other threads run: a function that is queued on a stream
-  // may be one of theirs.
+  // Release the interpreter's lock in calls that may wait for the device, directly or through another thread:
+  // a Python function of another thread may be queued on a stream.
   const auto released = nb::call_guard<nb::gil_scoped_release>();
 
   nb::class_<Pool>(m, "Pool", "One device's memory: arena, guard, fallback.")
@@ -149,7 +150,7 @@ void bind_pool(nb::module_& m) {
       .def("wait_for_device",
            [](Pool& pool) {
              const nb::gil_scoped_release release;
-             return pool.source().device().synchronize();  // without the lock: others allocate meanwhile
+             return pool.source().device().synchronize();  // without the pool's lock, so that other threads can allocate meanwhile
            },
            "All that was queued anywhere is done. False: it could not be waited for, as while a graph is captured.")
       .def("clients",

@@ -1,4 +1,4 @@
-// Binding of what makes rows of a trace from recorded events.
+// Binding of the conversion from recorded events to rows of a trace.
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"

@@ -1,4 +1,4 @@
-// What a pool holds, and the history of a client, as packed records for NumPy.
+// The contents of a pool and the history of a client, as packed records for NumPy.
 #include <nanobind/stl/string.h>
 
 #include "bindings.hpp"
@@ -16,7 +16,8 @@ nb::bytes packed(const std::vector<Record>& records) {
   return nb::bytes(records.data(), records.size() * sizeof(Record));
 }
 
-// Python's objects are made without the lock: making one may collect garbage, which frees arrays, which takes the lock.
+// Make Python objects without the lock: making one may collect garbage, which frees arrays, which takes the
+// lock.
 nb::typed<nb::tuple, nb::bytes, nb::bytes, nb::bytes> snapshot(Pool& pool, const Client* client) {
   const Snapshot taken = take_snapshot(pool, client);
   return nb::make_tuple(packed(taken.segments), packed(taken.blocks), packed(taken.history));

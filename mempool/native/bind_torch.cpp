@@ -18,7 +18,8 @@ std::uintptr_t address_of(Function* function) {
   return reinterpret_cast<std::uintptr_t>(function);
 }
 
-// By the names that torch._C._CUDAPluggableAllocator's setters have, and "alloc" and "free".
+// Return the functions' addresses, named like the setters of torch._C._CUDAPluggableAllocator, plus "alloc"
+// and "free".
 nb::typed<nb::dict, nb::str, int> torch_cuda_functions() {
   nb::typed<nb::dict, nb::str, int> functions;
   functions["alloc"] = address_of(&torch_cuda::allocate);

@@ -1,4 +1,4 @@
-// The binding is split by noun; each of these adds its own to the module.
+// Functions that each add the bindings of one noun to the module.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,8 +14,9 @@ inline nanobind::dict gauge(const mempool::Gauge& g) {
   return d;
 }
 
-// With the interpreter's lock where the pool's is free: whoever holds that may be waiting for the device, and the device for a
-// function of Python's that is queued on a stream.
+// Run `act` with the interpreter's lock if the pool's lock is free, else without the interpreter's lock: the
+// holder of the pool's lock may be waiting for the device, and the device for a Python function queued on a
+// stream.
 template <class Pool, class Act>
 auto patiently(Pool& pool, Act act) {
   if (pool.lock.try_lock()) {
@@ -26,7 +27,7 @@ auto patiently(Pool& pool, Act act) {
   return act();
 }
 
-// What takes long, or may wait for the device, is done while Python's threads run on.
+// Run `act`, which takes long or may wait for the device, without the interpreter's lock.
 template <class Act>
 auto unlocked(Act act) {
   const nanobind::gil_scoped_release release;

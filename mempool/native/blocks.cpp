@@ -39,7 +39,8 @@ Block* FreeBins::best_of(unsigned bin, std::size_t bytes, unsigned most) const n
 }
 
 Block* FreeBins::best_fit(std::size_t bytes) const noexcept {
-  constexpr unsigned kFew = 32;  // a program may leave thousands of holes of one size; looking at all is quadratic
+  // a program may leave thousands of holes of one size; a search of all would be quadratic
+  constexpr unsigned kFew = 32;
   const unsigned first = bin_of(bytes);
   for (unsigned word = first / 64; word < nonempty_.size(); ++word) {
     std::uint64_t bits = nonempty_[word];

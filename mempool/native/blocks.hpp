@@ -1,4 +1,4 @@
-// What segments are made of, and the lists of what is free.
+// The parts of segments, and the lists of free blocks.
 #pragma once
 
 #include <array>
@@ -25,30 +25,33 @@ struct Block : Live<Block> {
   Block* idle_before = nullptr;  // neighbours in the list of idle blocks
   Block* idle_after = nullptr;
   std::size_t idle = 0;          // bytes that could be returned; meaningful while free
-  std::uint64_t idle_since = 0;  // the epoch in which most of them were freed
+  std::uint64_t idle_since = 0;  // the epoch in which most of the idle bytes were freed
   Stream stream = 0;
   Owner owner = 0;  // meaningful while in use
   static constexpr std::uint64_t kNoPlace = ~std::uint64_t{0};
-  std::uint64_t place = kNoPlace;  // offset in the arena that a plan has for it which has none yet
+  // planned offset in the arena, for a block served by the fallback for lack of an arena
+  std::uint64_t place = kNoPlace;
   bool free = false;
-  bool fresh = false;  // never used since its pages were committed: reads as zeros where the device says so
+  // never used since the pages were committed: reads as zeros on devices that promise this
+  bool fresh = false;
 };
 
 struct Segment : Live<Segment> {
   Address base = 0;
   std::size_t size = 0;               // reserved
   bool large = false;
-  PageSet pages;                      // shared segments: those committed, of all that blocks lie in
+  PageSet pages;  // shared segments only: committed pages among all pages covered by blocks
   std::size_t committed = 0;          // bytes
   Block* first = nullptr;             // the block at `base`
 };
 
-// Free blocks by size: 8 bins for each power of two, smallest sufficient block first.
+// Free blocks by size: 8 bins per power of two, smallest sufficient block first.
 class FreeBins {
  public:
   void add(Block* block) noexcept;
   void remove(Block* block) noexcept;
-  // The smallest sufficient block, the lowest of equals; in a crowded bin, of the first few.
+  // Return the smallest sufficient block, the lowest address among equals; in a crowded bin, the best of the
+  // first few.
   Block* best_fit(std::size_t bytes) const noexcept;
 
  private:
@@ -59,7 +62,7 @@ class FreeBins {
   std::array<std::uint64_t, kBins / 64> nonempty_{};
 };
 
-// Free blocks with idle memory, as they came.
+// Free blocks with idle memory, in order of arrival.
 class IdleList {
  public:
   void add(Block* block) noexcept;

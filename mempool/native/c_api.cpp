@@ -5,7 +5,7 @@
 using mempool::Address;
 using mempool::Client;
 
-// A pool belongs to one device, so the device index only picks the client, which the caller has done.
+// Ignores the device index: a pool belongs to one device, and the caller has chosen the client by that index.
 void* mempool_alloc(void* client, size_t bytes, int, intptr_t stream) {
   return reinterpret_cast<void*>(static_cast<Client*>(client)->allocate(bytes, stream));
 }

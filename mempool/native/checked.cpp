@@ -11,13 +11,14 @@ namespace {
 constexpr std::size_t kZone = 64;
 constexpr unsigned char kRed = 0xFD, kPoison = 0xDD;
 constexpr std::size_t kMostFaults = 256;
-constexpr std::size_t kMostQuarantined = std::size_t{64} << 20;  // bytes; larger buffers skip it one by one
+// bytes; buffers above kLargestQuarantined skip the quarantine
+constexpr std::size_t kMostQuarantined = std::size_t{64} << 20;
 constexpr std::size_t kLargestQuarantined = std::size_t{16} << 20;
 constexpr std::size_t kMostBlocks = 4096;
 
 unsigned char* bytes_at(Address address) { return reinterpret_cast<unsigned char*>(address); }
 
-// Bytes of redzone after a buffer.
+// Return the bytes of redzone after a buffer.
 std::size_t tail(std::size_t bytes) noexcept { return kZone + (kZone - bytes % kZone) % kZone; }
 
 void paint(Address address, std::size_t bytes) noexcept {
@@ -25,7 +26,7 @@ void paint(Address address, std::size_t bytes) noexcept {
   std::memset(bytes_at(address + bytes), kRed, tail(bytes));
 }
 
-// Offset of the first byte that is not `value`; `bytes` if all are.
+// Return the offset of the first byte that is not `value`; `bytes` if all are.
 std::size_t first_other(Address address, std::size_t bytes, unsigned char value) noexcept {
   const unsigned char* const begin = bytes_at(address);
   return static_cast<std::size_t>(
@@ -34,7 +35,7 @@ std::size_t first_other(Address address, std::size_t bytes, unsigned char value)
 
 }  // namespace
 
-// A forked child must find every list whole: the locks are held across the fork.
+// Holds the locks across a fork, so that a forked child finds every list intact.
 struct CheckedFork {
   Lock lock;
   std::vector<Checked*> all;
@@ -42,7 +43,7 @@ struct CheckedFork {
   static CheckedFork& instance() {
     static CheckedFork* const instance = [] {
       pthread_atfork(prepare, release, release);
-      return new CheckedFork;  // threads may outlive every static
+      return new CheckedFork;  // threads may outlive every static object
     }();
     return *instance;
   }
@@ -95,12 +96,12 @@ bool Checked::fault(Fault::Kind kind, const Records::value_type& record, std::pt
   const auto& [address, r] = record;
   try {
     if (faults_.size() < kMostFaults) faults_.push_back({kind, address, r.bytes, offset, r.allocated, r.freed, noticed});
-  } catch (...) {  // counted at least
+  } catch (...) {  // the fault is counted, though not listed
   }
   return true;
 }
 
-// True if something is wrong with it, and then repairs it, so that each fault is found once.
+// Check a buffer. Return true if damaged, and repair the damage, so that each fault is found once.
 bool Checked::inspect(const Records::value_type& record, Site noticed) noexcept {
   const Address address = record.first;
   const std::size_t bytes = record.second.bytes;
@@ -119,12 +120,12 @@ bool Checked::inspect(const Records::value_type& record, Site noticed) noexcept 
   return fault(Fault::after_free, record, static_cast<std::ptrdiff_t>(touched), noticed);
 }
 
-// Whether the address is none to free, though it is one of ours: freed already, or inside a buffer or its redzones.
+// Return true if the address is the pool's but cannot be freed: freed already, or inside a buffer or redzone.
 bool Checked::wrong_free(Address address, Site here) noexcept {
   auto record = records_.upper_bound(address + kZone);
   if (record == records_.begin()) return false;
   --record;
-  if (record->first > address) {  // in its front redzone
+  if (record->first > address) {  // in the front redzone of the next buffer
     return fault(Fault::inside, *record, -static_cast<std::ptrdiff_t>(record->first - address), here);
   }
   const std::size_t offset = address - record->first;
@@ -133,7 +134,7 @@ bool Checked::wrong_free(Address address, Site here) noexcept {
   return fault(Fault::inside, *record, static_cast<std::ptrdiff_t>(offset), here);
 }
 
-// A live buffer that is freed goes into the quarantine, or is `released` at once.
+// Put a freed live buffer into the quarantine, or add the buffer to `released` at once.
 void Checked::bury(Records::iterator record, Stream stream, Site here, Released& released) {
   inspect(*record, here);
   Record& r = record->second;
@@ -150,7 +151,8 @@ void Checked::bury(Records::iterator record, Stream stream, Site here, Released&
   std::memset(bytes_at(record->first), kPoison, r.bytes);
 }
 
-// Ends the quarantine of the oldest, until there is room again or, if `all`, nobody is left in it.
+// End the quarantine of the oldest buffers until there is room again or, if `all`, until the quarantine is
+// empty.
 void Checked::discharge(bool all, Site here, Released& released) noexcept {
   while (!released.full() && !quarantine_.empty() &&
          (all || quarantined_ > kMostQuarantined || quarantine_.size() > kMostBlocks)) {

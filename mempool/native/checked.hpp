@@ -1,10 +1,13 @@
-// A client under suspicion: redzones around every buffer, poison in the freed ones, and who did what, where.
+// A checking client: redzones around buffers, poison in freed buffers, and the sites of allocations and
+// frees.
 //
-//   what the client gives:  | 64 bytes of redzone | the buffer | redzone to the next multiple of 64, and 64 more |
+// Memory of the client:
+//   | 64 bytes of redzone | the buffer | redzone to the next multiple of 64, and 64 more |
 //
-// A freed buffer is filled with poison and kept in quarantine, the oldest making room, before the client has it back.
-// Redzones are looked at when a buffer is freed, poison when it leaves the quarantine, and both by verify(). What is
-// found is collected and told to a listener; the program goes on. Host memory only.
+// A freed buffer is filled with poison and kept in quarantine before the client gets it back; the oldest
+// buffers leave first. Redzones are checked when a buffer is freed, poison when the buffer leaves the
+// quarantine, and both by verify(). Faults are collected and reported to a listener; the program goes on.
+// Host memory only.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +20,16 @@
 
 namespace mempool {
 
-// Where in the program a thing was done: a number that a front end gives and can explain; 0: not known.
+// Number of a site in the program, assigned and explained by a front end; 0: unknown.
 using Site = std::uint32_t;
 
 struct Fault {
   enum Kind : std::uint8_t { past_end, before_begin, after_free, double_free, inside } kind;
-  Address address;        // the buffer's
-  std::size_t bytes;      // its size
-  std::ptrdiff_t offset;  // from its address: the first byte that was written, or what was freed
-  Site allocated, freed;  // freed: 0 while it lives
-  Site noticed;           // where it came out
+  Address address;        // of the buffer
+  std::size_t bytes;      // of the buffer
+  std::ptrdiff_t offset;  // offset from `address` of the first overwritten byte, or of the freed address
+  Site allocated, freed;  // freed: 0 while the buffer is live
+  Site noticed;           // where the fault was detected
 };
 
 class Checked {
@@ -36,20 +39,20 @@ class Checked {
     void (*found)() = nullptr;
   };
   Checked(Client& client, const FrontEnd& front_end);
-  ~Checked();  // the quarantine goes back; live buffers stay the client's
+  ~Checked();  // ends the quarantine; live buffers stay with the client
   Checked(const Checked&) = delete;
   Checked& operator=(const Checked&) = delete;
 
-  // As the client's own.
+  // Same as the client's functions.
   Address allocate(std::size_t bytes, Stream stream, bool zeroed = false) noexcept;
   bool free(Address address, Stream stream, bool* dead = nullptr) noexcept;
   Address reallocate(Address address, std::size_t bytes, Stream stream, bool* foreign) noexcept;
   std::size_t size_of(Address address, bool& ours) noexcept;
 
-  void verify() noexcept;  // looks at everything now
+  void verify() noexcept;  // checks all buffers now
   void flush() noexcept;   // ends the quarantine
   std::vector<Fault> faults();
-  std::uint64_t faults_found();  // the list is bounded, this is not
+  std::uint64_t faults_found();  // unlike the list, not bounded
   Client& client() noexcept { return client_; }
 
  private:
@@ -64,7 +67,9 @@ class Checked {
   bool fault(Fault::Kind kind, const Records::value_type& record, std::ptrdiff_t offset, Site noticed) noexcept;
   bool inspect(const Records::value_type& record, Site noticed) noexcept;
   bool wrong_free(Address address, Site here) noexcept;
-  struct Released {  // what the client gets back once the lock is free; no memory needed to free memory
+  // memory for the client, to be returned once the lock is free; fixed size, because freeing must not
+  // allocate
+  struct Released {
     static constexpr std::size_t kMost = 16;
     Address base[kMost];
     Stream stream[kMost];
@@ -87,7 +92,7 @@ class Checked {
   Client& client_;
   FrontEnd front_end_;
   Lock lock_;                        // never held while the client is called
-  Records records_;                  // live and in quarantine, by the buffer's address
+  Records records_;                  // live and quarantined buffers, by address
   std::deque<Address> quarantine_;   // oldest first
   std::size_t quarantined_ = 0;      // bytes
   std::vector<Fault> faults_;

@@ -1,4 +1,4 @@
-// The hot path, and what is known of it.
+// The hot path of a client, and queries of the client's state.
 #include "client.hpp"
 
 #include <algorithm>
@@ -10,10 +10,10 @@ namespace mempool {
 namespace {
 
 constexpr std::size_t kMostDivergences = 64;
-#ifdef MEMPOOL_WORLD  // where programs are small
+#ifdef MEMPOOL_WORLD  // the simulated world's programs are small
 constexpr std::size_t kFewSequences = 4;
 #else
-constexpr std::size_t kFewSequences = 64;  // that it is no use to look through
+constexpr std::size_t kFewSequences = 64;  // sequences; fewer new ones are not worth a sweep
 #endif
 
 }  // namespace
@@ -37,14 +37,14 @@ Client::~Client() {
   pool_->part(this);
   if (pool_->source().log().history() == &history_) pool_->source().log().end();
   try {
-    pool_->rebuild_cells();  // without this one's plans
-  } catch (...) {            // the old cells stay: right, and a little larger than needed
+    pool_->rebuild_cells();  // without this client's plans
+  } catch (...) {            // the old slots stay: correct, and slightly more than needed
   }
   pool_->shrink_arena();
   if (retained_ != 0) pool_->retain_as_wished();
 }
 
-// --- beside other clients
+// --- coordination with other clients
 
 bool Client::plays() const noexcept {
   return replaying_ && std::any_of(sequences_.begin(), sequences_.end(), [](const Sequence& one) {
@@ -94,7 +94,7 @@ Client::Sequence& Client::find_sequence(Stream stream, const void* thread) {
   }
   Sequence& fresh = new_sequence(stream, thread);
   name_streams(fresh.follower.sequence());
-  // A new thread begins where the recorded one began, in the iteration of the others.
+  // A new thread begins where the recorded thread began, in the current iteration of the other threads.
   if (current_ != nullptr || holds_back_) begin(fresh, ~std::uint64_t{0});
   return fresh;
 }
@@ -118,7 +118,9 @@ Client::Sequence& Client::new_sequence(Stream stream, const void* thread) {
   return fresh;
 }
 
-// Nobody tells when a stream is no more. What no plan has and nobody used since as many others began is another's next.
+// Reuse sequences of vanished streams: no notification tells that a stream was destroyed. A sequence becomes
+// spare if no plan has a table for the sequence, which made no allocation since the last sweep; sweeps happen
+// after that many new sequences.
 void Client::sweep_sequences() {
   begun_ = 0;
   spare_.reserve(sequences_.size());
@@ -157,7 +159,7 @@ void Client::retire(const void* thread) noexcept {
 // --- the hot path
 
 void Client::note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept {
-  // Where the size was the expected one, the follower has gone on to the next position.
+  // If the size was the expected one, the follower has already advanced to the next position.
   const bool expected =
       outcome == Outcome::occupied || outcome == Outcome::no_arena || outcome == Outcome::other_stream;
   const std::uint32_t position = follower.position() - (expected && follower.position() != 0 ? 1 : 0);
@@ -169,15 +171,15 @@ void Client::note(const Follower& follower, std::size_t bytes, Outcome outcome) 
       return;
     }
   }
-  if (divergences_.size() == kMostDivergences) return;  // the first ones explain; later ones follow from them
+  if (divergences_.size() == kMostDivergences) return;  // the first divergences explain the later ones
   try {
     divergences_.push_back({iterations_, follower.sequence(), position, expected ? bytes : follower.expected(), bytes,
                             follower.stream(), outcome, 1});
-  } catch (...) {  // an explanation less
+  } catch (...) {  // one explanation fewer
   }
 }
 
-// `place`: where the plan has it, if all that is missing is the arena.
+// Serve a request from the plan. `place`: set to the planned offset if only the arena is missing.
 Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome, Offset& place) {
   const Follower::Due due = replaying_ && marked_ ? sequence.follower.early() : Follower::Due{};
   Follower::Match match = sequence.follower.next(bytes, known_, marked_);
@@ -198,7 +200,7 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
     return 0;
   }
   if (match.slot == nullptr) return 0;
-  if (bytes > match.size && MEMPOOL_GUARDED("own_size")) {  // the guard looks at the planned range only
+  if (bytes > match.size && MEMPOOL_GUARDED("own_size")) {  // the guard examines the planned range only
     outcome = Outcome::other_size;
     return 0;
   }
@@ -217,7 +219,8 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   return 0;
 }
 
-// Where more is reserved than the device holds, the plan knows what is needed next, which page faults do not.
+// Prefetch upcoming buffers. On a device with more memory reserved than present, the plan knows the next
+// buffers in advance, page faults do not.
 void Client::look_ahead(Sequence& sequence) noexcept {
   Device& device = pool_->source().device();
   const std::size_t window = device.foresight();
@@ -255,8 +258,9 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
   return given;
 }
 
-// Where the arena's holes are about to be used, they stay free, and what is made while a program warms up may stay in them. Where
-// an iteration has outgrown its envelope, the arena serves it as it can, once much was taken beside it.
+// Choose the use of the arena's holes. Holes about to be used by a plan stay free, and buffers allocated
+// during warm-up may stay in them. If an iteration has outgrown its envelope, the arena serves requests in
+// any hole once much memory was taken beside the arena.
 Pool::Holes Client::holes_for(const Sequence& asks) const noexcept {
   if (pool_->anyone_plays(this)) return Pool::Holes::kept;
   if (!replaying_) return Pool::Holes::open;
@@ -278,7 +282,7 @@ void Client::served(const Pool::Given& given, std::size_t bytes) noexcept {
   if (pool_->owners().several()) pool_->set_owner(given.address, owner_);
 }
 
-// Small is what was asked for as such, wherever it was served.
+// Small means requested as small, no matter where the request was served.
 void Client::served_small(const Pool::Given& given, std::size_t bytes) noexcept {
   stats_.small.add(1);
   stats_.small_requested.add(bytes);
@@ -298,23 +302,25 @@ void Client::ended(std::size_t requested, std::size_t rounded) noexcept {
   if (is_small(requested)) ended_small(requested, rounded);
 }
 
-// Into `given`, field by field: a copy of it would wait until what was just written can be read again.
+// Fill `given` field by field: copying the struct would stall until the values just written can be read
+// again.
 void Client::serve_small(std::size_t bytes, Stream stream, Pool::Given& given) noexcept try {
   const std::uint32_t recorded_as = tape_.on() ? sequence(stream).follower.sequence() : 0;
   given.address = pool_->allocate_small(bytes, stream);
   given.rounded = pool_->small().rounded(bytes);
-  if (given.address == 0) given = pool_->allocate_dynamic(bytes, stream, Pool::Holes::open);  // any hole will do
+  // any hole will do
+  if (given.address == 0) given = pool_->allocate_dynamic(bytes, stream, Pool::Holes::open);
   if (given.address == 0) return refuse(bytes);
   served_small(given, bytes);
   served(given, bytes);
   if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
-} catch (...) {  // the host has no memory for a new thread's sequence
+} catch (...) {  // no host memory for a new thread's sequence
   given = {};
   refuse(bytes);
 }
 
-// A graph is being captured; false: this request is none of its.
+// Serve a request during a graph capture; false: the request does not belong to the graph.
 bool Client::serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& given) noexcept try {
   const std::uint32_t recorded_as = tape_.on() ? sequence(stream).follower.sequence() : 0;
   if (!pool_->allocate_for_graph(bytes, stream, given)) return false;
@@ -331,7 +337,7 @@ bool Client::serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& give
   if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   return true;
-} catch (...) {  // the host has no memory for a new thread's sequence
+} catch (...) {  // no host memory for a new thread's sequence
   refuse(bytes);
   return true;
 }
@@ -366,7 +372,7 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
   return {};
 }
 
-// The steady state in a straight line; 0: something is to be recorded, decided or taken from elsewhere.
+// Fast path of the steady state; 0: recording, a decision or another source of memory is required.
 Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
   if (!replaying_ || awaits_calm_ || aside_.stands || outside() || recorded() || pool_->forked() || pool_->foresees()) return 0;
   if (aside_.larger != 0 && sequence.follower.early().size != 0) return 0;
@@ -391,7 +397,7 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
     const Guarded guard(pool_->lock);
     Sequence* const cached = cache.client == caches_ && cache.stream == stream ? cache.sequence : nullptr;
     if (pool_->capturing() && serve_for_graph(bytes, stream, given)) {
-      // whose memory nobody else gets
+      // served from the graph's own memory
     } else if (is_small(bytes)) {
       serve_small(bytes, stream, given);
     } else {
@@ -403,7 +409,7 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
   return given.address;
 }
 
-// Only what is planned, and is this stream's: everything else may ask the device.
+// Serve planned buffers of this stream only, because any other request may need the device.
 Address Client::allocate_at_once(std::size_t bytes, Stream stream) noexcept {
   const ThreadCache& cache = ThreadCache::mine();
   if (cache.stream != stream || is_small(bytes) || !pool_->lock.try_lock()) return 0;
@@ -430,7 +436,7 @@ bool Client::free_locked(Address address, Stream stream, bool* dead) noexcept {
   if (dead != nullptr) *dead = false;
   if (!recorded() && !pool_->owners().several()) {
     if (const std::size_t bytes = pool_->free_in_arena(address, stream)) {
-      ended(bytes, pool_->round_up(bytes));  // it may be small, in a hole
+      ended(bytes, pool_->round_up(bytes));  // a small buffer in a hole is possible
       return true;
     }
   } else if (!recorded()) {
@@ -452,7 +458,7 @@ bool Client::free_locked(Address address, Stream stream, bool* dead) noexcept {
   return true;
 }
 
-// A buffer of this client is over, whoever frees it.
+// Count the end of a buffer of this client, whichever client frees the buffer.
 void Client::freed(Address address, std::size_t requested, std::size_t rounded, Stream stream) noexcept {
   ended(requested, rounded);
   if (!recorded()) return;
@@ -510,7 +516,7 @@ void Client::refuse(std::size_t bytes) noexcept {
 
 OutOfMemory Client::last_out_of_memory() noexcept { return ThreadCache::mine().out_of_memory; }
 
-// --- what is known
+// --- queries
 
 Client::State Client::state() {
   const Guarded guard(pool_->lock);

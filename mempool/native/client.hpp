@@ -1,11 +1,12 @@
-// One adapter's view of a pool: its sequences, recording, patterns and statistics. The state machine of the project.
+// One adapter's view of a pool: sequences, recording, patterns and statistics. The project's state machine.
 //
-//   pass-through --set_active(true)--> recording --install()--> armed --boundary, arena had--> replaying
-//                                         ^                                                      |
-//                                         +---- the pattern changed for good (planner decides) --+
+//   pass-through --set_recording(true)--> recording --install()--> armed --boundary, arena taken--> replaying
+//                                             ^                                                         |
+//                                             +---- the pattern changed for good (planner decides) -----+
 //
-// In every state a request is served: from its planned address if it follows a pattern and the guard agrees, else from
-// the fallback. Entry points take the size, the stream and nothing else of the framework; the device is the pool's.
+// Every state serves every request: from the planned address if the request follows a pattern and the overlap
+// guard agrees, else from the fallback. Entry points take the size, the stream and nothing else of the
+// framework; the device belongs to the pool.
 #pragma once
 
 #include <chrono>
@@ -33,15 +34,15 @@ namespace mempool {
 struct Divergence {
   std::uint64_t iteration = 0;
   std::uint32_t sequence = 0;
-  std::uint32_t position = 0;   // in its sequence's table
+  std::uint32_t position = 0;   // in the table of the sequence
   std::uint64_t expected = 0;   // bytes
   std::uint64_t actual = 0;     // bytes
   Stream stream = 0;
   Outcome outcome = Outcome::lost;
-  std::uint64_t repeats = 1;    // times in a row at this position with these sizes
+  std::uint64_t repeats = 1;    // consecutive occurrences at this position with these sizes
 };
 
-// Why the last request of this thread could not be served: bytes, of all clients of its pool.
+// State of the pool, in bytes over all clients, when this thread's last request failed.
 struct OutOfMemory {
   std::size_t asked = 0, requested = 0, live = 0, reserved = 0, arena = 0, limit = 0;
 };
@@ -57,159 +58,182 @@ class Client : private Live<Client> {
   Client& operator=(const Client&) = delete;
 
   // --- the hot path; any thread, with or without an interpreter lock
-  // 0: out of memory, and last_out_of_memory() says more. `zeroed`: filled with zeros, untouched where it can be.
+  // Allocate a buffer. 0: out of memory; last_out_of_memory() has the details. `zeroed`: filled with zeros;
+  // memory that is known to be zero stays untouched.
   Address allocate(std::size_t bytes, Stream stream, bool zeroed = false) noexcept;
-  // False: not ours, or (`dead`) ours and already free; nothing happened.
+  // Free a buffer. False: the address is not the pool's, or (`dead`) is the pool's and already free; nothing
+  // happened.
   bool free(Address address, Stream stream, bool* dead = nullptr) noexcept;
-  // The same for a caller who holds what others need meanwhile, as an interpreter's lock: they wait neither for the pool's
-  // lock nor for the device. 0 or false: not at once, and nothing happened.
+  // Variants of allocate() and free() for callers that hold a resource others need meanwhile, such as an
+  // interpreter's lock: they wait neither for the pool's lock nor for the device. 0 or false: a wait would be
+  // needed; nothing happened.
   Address allocate_at_once(std::size_t bytes, Stream stream) noexcept;
   bool free_at_once(Address address, Stream stream) noexcept;
-  // Moves to a new buffer of `bytes`; 0: not served, the old one is as it was. `foreign`: the old one is not ours.
+  // Move a buffer to a new buffer of `bytes`. 0: out of memory; the old buffer is unchanged. `foreign`: the
+  // old address is not the pool's.
   Address reallocate(Address address, std::size_t bytes, Stream stream, bool* foreign) noexcept;
 
-  // A live buffer is used by this stream too. False: no such buffer, or the stream is its own. May throw std::bad_alloc.
+  // Record a use of a live buffer by `stream`. False: no such buffer, or the stream owns the buffer. May
+  // throw std::bad_alloc.
   bool use(Address address, Stream stream);
 
   // --- marks and scopes; any thread
-  void mark(Mark mark, bool found = false);  // found: not by the program, which the tape tells
-  void show_found();                         // a step that is on the tape alone
-  void enter_dynamic() noexcept;  // until leave_dynamic(), nothing is planned or recorded
+  // found: detected by the pool, not set by the program; the tape records the difference
+  void mark(Mark mark, bool found = false);
+  void show_found();                         // writes a detected step to the tape only
+  void enter_dynamic() noexcept;  // no planning or recording until leave_dynamic()
   void leave_dynamic() noexcept;
 
   // --- recording and planning; the planner's thread
   void set_recording(bool on) noexcept;       // the planner's ring
-  // Room for twice as many events, if the recording is full and small beside what is recorded. May throw std::bad_alloc.
+  // Double the capacity of the recording if full, and small compared to the memory described. May throw
+  // std::bad_alloc.
   bool grow_recording();
-  // Everything, for a trace file. What is too much for memory goes to a file in `folder`, if there is one; see tape.hpp. May
-  // throw std::bad_alloc.
+  // Record all events for a trace file. Events that exceed the memory for them go to a file in `folder`, if
+  // given (see tape.hpp). May throw std::bad_alloc.
   void set_tape(bool on, const std::string& folder = {}, std::size_t piece = Tape::kPiece);
   struct Recording {
     std::vector<BriefEvent> events;     // oldest first
     std::vector<Stream> streams;        // by sequence
-    std::vector<std::uint64_t> counts;  // by sequence: allocations ever, at the same moment
-    bool whole = true;                  // nothing was lost or left out since the client began
+    std::vector<std::uint64_t> counts;  // by sequence: total allocations at the time of the copy
+    bool whole = true;                  // no event was lost or left out since the client began
   };
-  Recording recording(std::size_t allocations = ~std::size_t{0});  // the last so many, and what came between
-  // The oldest events of it that nobody has taken; empty: there are none. One thread at a time. May throw std::bad_alloc.
-  std::vector<RecordedEvent> take_tape();
-  // The last so many allocations, frees and dealings with the device, for who asks later; 0: none, and those kept are
-  // forgotten. The same number again goes on; another one begins anew. A free has the bytes that were requested. May throw
+  // the last `allocations` allocations and the events between them
+  Recording recording(std::size_t allocations = ~std::size_t{0});
+  // Return the oldest events of the tape not yet taken; empty: none are left. One thread at a time. May throw
   // std::bad_alloc.
+  std::vector<RecordedEvent> take_tape();
+  // Keep the last `events` allocations, frees and device calls for later questions; 0: keep none and forget
+  // the kept events. An unchanged number continues the history; another number starts a new history. A free
+  // event holds the requested bytes. May throw std::bad_alloc.
   void set_history(std::size_t events);
-  const Recorder<RecordedEvent>& history() const noexcept { return history_; }  // the pool's lock is held
-  // A cyclic pattern that was recorded here, in which so many iterations were seen. `instead`: only in place of one of the same
-  // sizes; false: that is forgotten by now, and so is this. May throw std::bad_alloc, or std::invalid_argument for one that
-  // this pool cannot replay; then nothing has changed.
+  // call with the pool's lock held
+  const Recorder<RecordedEvent>& history() const noexcept { return history_; }
+  // Install a cyclic pattern recorded by this client, in which `iterations_seen` iterations were observed.
+  // `instead`: install only as a replacement of a known pattern with the same sizes; false: no such pattern
+  // is known any more, and the new pattern is discarded. May throw std::bad_alloc, or std::invalid_argument
+  // for a pattern that this pool cannot replay; then nothing has changed.
   bool install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead = false);
-  // A pattern from a file: its warm-up first, if there is one. Replays from the next allocation on. Throws as install.
+  // Load a pattern from a file, preceded by a warm-up if the file has one. Replay starts with the next
+  // allocation. Throws like install().
   void load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady);
   void drop_patterns() noexcept;
-  // A loaded pattern begins as soon as it is known which device has its arena; those of the pool's other clients too.
+  // Begin loaded patterns as soon as the device of the arena is known, for all clients of the pool.
   void device_is_bound() noexcept;
-  // Gives free memory back. The arena goes too if nothing in it is alive and either no client's iteration ran since the last
-  // call (so that a loop that asks each time does not thrash) or `force`, and by force as much of its end as can be where
-  // something is alive and it has pages; the next boundary takes it again. True: no arena left.
+  // Give free memory back. The arena is released too if the arena has no live range and either `force` is set
+  // or no iteration of any client ran since the last call (so that a loop that calls this in each step does
+  // not thrash). With `force`, and live ranges in an arena that has pages, as much of the arena's end as
+  // possible is released. The next boundary allocates the arena again. True: no arena is left.
   bool give_back(bool force) noexcept;
-  // The arena now, rather than at the next boundary, and whatever was refused before: room was made for it. Where there is a budget
-  // it comes only so. False: not as large as the patterns need it.
+  // Allocate the arena now instead of at the next boundary and regardless of earlier refusals, because room
+  // was made for the arena. Under a budget an arena is allocated only by this call, unless set_takes_arena()
+  // allows more. False: the arena is smaller than the patterns need.
   bool ask_for_arena() noexcept;
-  // Or at boundaries, as without a budget, as long as somebody sees to it that there is room.
+  // Under a budget, allow arena allocation at boundaries too, as long as the caller makes sure that there is
+  // room.
   void set_takes_arena(bool takes) noexcept;
-  // Where the plan that is followed has the live buffer, or would have it if there were an arena; kDynamic: nowhere.
+  // Return the offset of the live buffer in the followed plan, also for a buffer that is outside the arena
+  // only for lack of one; kDynamic: none.
   Offset place_of(Address address) noexcept;
-  // The next request inside of a dynamic scope gets this place in the arena if it is free: what was there before comes back.
+  // Give the next request inside a dynamic scope this place in the arena, if the place is free: used to
+  // restore a buffer to the former place.
   void place_next(Offset place) noexcept;
-  bool is_alone() const noexcept;  // no other client uses this memory
+  bool is_alone() const noexcept;  // true: no other client uses this memory
 
-  // --- waiting for something to plan; the planner's thread
-  // What recurs in the recording, as far as a brief look tells.
+  // --- waiting for planning work; the planner's thread
+  // Recurring part of the recording, as found by a brief look.
   struct Recurs {
-    std::size_t begin;        // the earliest allocation of the ring that says anything; 0 where there are marks
+    std::size_t begin;        // the earliest relevant allocation in the ring; 0 if there are marks
     std::size_t allocations;  // in the ring
   };
-  // None: nothing recurs. May throw std::bad_alloc.
+  // Search the recording for a recurring iteration. None: nothing recurs. May throw std::bad_alloc.
   std::optional<Recurs> look();
-  // What ends a wait beside news in the recording.
+  // Conditions that end a wait, besides news in the recording.
   struct Wait {
-    double seconds;             // at most
-    double looks;               // seconds of processor time for looks in vain, which end no wait
-    std::uint64_t allocations;  // of State: so many
-    std::uint64_t misses;       // while nothing is recorded: so many, ever
-    std::uint64_t spoilt;       // of State: so much while nothing is recorded
-    std::uint64_t around = 0;   // iterations of State, before which nobody plans around what stays in the way
-    std::uint64_t others_layouts = ~std::uint64_t{0};  // ends it where State has another number; this one: nobody cares
+    double seconds;             // longest wait
+    double looks;               // seconds of processor time for unsuccessful looks, which do not end the wait
+    std::uint64_t allocations;  // State::allocations to reach
+    std::uint64_t misses;       // total misses to reach, while nothing is recorded
+    std::uint64_t spoilt;       // State::spoilt to reach, while nothing is recorded
+    std::uint64_t around = 0;   // State::iterations before which no replanning around blocking ranges starts
+    // ends the wait if State::others_layouts differs; the default: ignored
+    std::uint64_t others_layouts = ~std::uint64_t{0};
   };
   struct Heard {
-    bool news;      // there may be something to plan
+    bool news;      // true: there may be something to plan
     double looked;  // seconds of processor time
   };
-  // Also ends when something stays in the way of a plan, when the arena was refused, and by wake(). Meanwhile free memory
-  // goes back that was idle for one to two seconds.
+  // Wait until one of the conditions holds. Also ends when a range keeps blocking a plan, when the arena was
+  // refused, and by wake(). Meanwhile releases free memory that has been idle for one to two seconds.
   Heard wait_for_work(const Wait& wait) noexcept;
-  // Whether the bell rang since it was heard last: for who looks at the recording without waiting.
+  // Return true if the bell rang since the last call, for callers that inspect the recording without waiting.
   bool heard() noexcept;
   void wake() noexcept;
-  void check_again_after(std::uint64_t events) noexcept;  // of the ring, from now
+  void check_again_after(std::uint64_t events) noexcept;  // in events of the ring, from now
 
-  // --- beside other clients of the pool; its lock is held
+  // --- coordination with other clients of the pool; call with the pool's lock held
   bool replaying() const noexcept { return replaying_; }
-  bool plays() const noexcept;  // in the middle of its plan: holes of the arena are about to be used
+  // true: in the middle of a plan, so that holes of the arena are about to be used
+  bool plays() const noexcept;
   std::uint64_t iterations() const noexcept { return iterations_; }
   std::size_t retained() const noexcept { return retained_; }
-  // The largest arena that a pattern needs which does not rest.
+  // Return the size of the largest arena that a pattern needs, dormant patterns excepted.
   std::size_t needed_bytes() const noexcept { return largest() == nullptr ? 0 : largest()->arena_bytes; }
   std::size_t live() const noexcept { return stats_.live.current; }
   bool nothing_alive() const noexcept { return stats_.blocks.current == 0; }
-  // What the other one left alive is from now on freed and counted here. Both serve the same framework, one after the other.
+  // Take over the live buffers of `former`: from now on they are freed and counted here. Both clients serve
+  // the same framework, one after the other.
   void inherit(Client& former) noexcept;
-  bool came_to_boundary = false;  // since idle memory went back last: Pool::return_idle_after
+  bool came_to_boundary = false;  // since idle memory was last released: see Pool::return_idle_after
 
-  // Bytes of free memory that this client would have the pool keep; takes the lock. The largest wish counts.
+  // Set the bytes of free memory that the pool should keep for this client; takes the lock. The largest wish
+  // of all clients counts.
   void set_retained_limit(std::size_t bytes) noexcept;
 
-  // In a forked child: no planned addresses, no recording, no planner.
+  // Handlers for fork. A forked child has no planned addresses, no recording and no planner.
   static void prepare_fork() noexcept;
   static void after_fork_in_parent() noexcept;
   static void after_fork_in_child() noexcept;
 
   const std::vector<Pattern*>& patterns() const noexcept { return known_; }
-  // To be called about once a second: what nobody has followed for long rests, and so does all while only others of the memory
-  // are at work; the arena gives back what only such patterns need. One that is followed again has the whole arena from its second iteration on.
+  // Mark patterns as dormant if no sequence has followed them for long, and all patterns while only other
+  // clients of the memory are at work; the arena gives back the memory that only dormant patterns need. Call
+  // about once a second. A pattern that is followed again has the whole arena from the second iteration on.
   void rest_unused() noexcept;
-  // Forgets patterns that nobody follows and that need a larger arena than the others. The pool's lock is held.
+  // Forget unused patterns that need a larger arena than the patterns in use. Call with the pool's lock held.
   void forget_unused() noexcept;
   struct State {
     bool recording = false, tape = false, marked = false, replaying = false;
     std::uint64_t iterations = 0;        // boundaries seen
     std::uint64_t marks = 0;
-    std::uint64_t plan_active_at_iteration = 0;  // the first one; 0: not yet
+    std::uint64_t plan_active_at_iteration = 0;  // the first iteration with a plan; 0: none yet
     std::uint64_t latest_plan_active_at_iteration = 0;
-    bool settled = false;                // so many iterations without a miss that no longer period is to be expected
-    std::uint64_t spoilt = 0;            // a score: up with every iteration that missed, down with every clean one
-    std::uint64_t allocations = 0;       // of at least the small-size threshold
+    bool settled = false;  // enough iterations without a miss that no longer period is to be expected
+    std::uint64_t spoilt = 0;  // score: raised by every iteration with a miss, lowered by every clean one
+    std::uint64_t allocations = 0;       // above the small-size threshold
     std::size_t sequences = 0;
     std::uint64_t seen = 0, dropped = 0, kept = 0;  // events of the ring
-    std::uint64_t lost = 0;              // events of the tape for which there was no room
-    std::uint64_t in_file = 0;           // events of the tape that wait there
-    std::uint64_t others_layouts = 0;    // times that where other clients' plans lie has changed
-    std::size_t needed = 0;              // bytes of the arena that patterns need
-    Refusal refusal = Refusal::none;     // why there is none so large
+    std::uint64_t lost = 0;              // events of the tape dropped for lack of room
+    std::uint64_t in_file = 0;           // events waiting in the tape's file
+    std::uint64_t others_layouts = 0;    // changes of the arena layout of other clients' plans
+    std::size_t needed = 0;              // bytes of arena that patterns need
+    Refusal refusal = Refusal::none;     // why no arena of that size exists
   };
   State state();
   ClientStats stats();
   void reset_peaks() noexcept;
-  // Where something is in the way of a plan iteration after iteration: its range of the arena, and all that were in the
-  // way before and are still there.
+  // Return the ranges of the arena that block a plan in iteration after iteration, together with all live
+  // ranges that did so before; empty if none blocks a plan at present.
   std::vector<std::pair<Offset, Offset>> blockers();
-  // Where in the arena the plans of the pool's other clients lie, but those that rest: disjoint ranges in order.
+  // Return the ranges of the arena used by plans of the pool's other clients, dormant patterns excepted:
+  // disjoint and in order.
   std::vector<std::pair<Offset, Offset>> others_reach();
   std::vector<Divergence> divergences();
   static OutOfMemory last_out_of_memory() noexcept;
   const std::string& name() const noexcept { return name_; }
   Pool& pool() noexcept { return *pool_; }
 
-  // Between enter and leave the allocations of this thread bypass the adapters: the pool must not record itself.
+  // While active, this thread's allocations bypass the adapters: the pool must not record itself.
   class Bypass {
    public:
     void enter() noexcept;
@@ -222,20 +246,22 @@ class Client : private Live<Client> {
     Sequence(std::uint32_t id, Stream stream, const void* thread) : follower(id, stream), thread(thread) {}
     Follower follower;
     Lookahead lookahead;
-    const void* thread;  // null: its thread has ended; the next new thread takes it over
-    std::uint64_t looked_at = 0;  // its count when that was last looked at
+    const void* thread;  // null: the thread has ended, and the next new thread takes the sequence over
+    std::uint64_t looked_at = 0;  // allocation count at the last sweep
     bool is_spare() const noexcept { return follower.stream() == kNoStream; }
   };
   static constexpr Stream kNoStream = std::numeric_limits<Stream>::min();
   friend class ThreadCache;
-  struct Aside {  // whether this iteration, which has outgrown the plan, goes without it
-    unsigned larger = 0;    // buffers at its beginning than is due there
-    double excess = 0;      // how much larger the last of them was, as a share of what is due
-    bool decided = false;
-    bool stands = false;
-    unsigned patience = 0;  // allocations, until it goes on with the plan; 0: the arena has gone back
+  struct Aside {  // state of bypassing the plan in an iteration that outgrows the plan
+    unsigned larger = 0;    // buffers at the iteration's beginning that are larger than planned
+    double excess = 0;      // of the last such buffer: (size - planned size) / planned size
+    bool decided = false;  // the decision for this iteration has been made
+    bool stands = false;  // true: the plan is bypassed in this iteration
+    // allocations until the iteration returns to the plan; 0: the arena has been released
+    unsigned patience = 0;
   };
-  struct Blocker {  // what lies where a plan has another buffer, and the iterations in which it was in the way
+  // a live range that blocks a planned slot, and the first and last iteration of the blocking
+  struct Blocker {
     Occupancy::Range range;
     std::uint64_t first, last;
   };
@@ -252,10 +278,10 @@ class Client : private Live<Client> {
   void ended_small(std::size_t requested, std::size_t rounded) noexcept;
   void serve_small(std::size_t bytes, Stream stream, Pool::Given& given) noexcept;
   bool serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& given) noexcept;
-  struct Resized {  // of the buffer that a new one replaces
+  struct Resized {  // the buffer that a new one replaces
     Address address = 0;
     Pool::Freed before{};
-    bool done = false;  // the new one has its memory and contents
+    bool done = false;  // the new buffer has taken over memory and contents
   };
   Pool::Given serve(std::size_t bytes, Stream stream, Resized* resized = nullptr) noexcept;
   Pool::Given serve_large(Sequence& sequence, std::size_t bytes, Stream stream, Resized* resized);
@@ -265,13 +291,13 @@ class Client : private Live<Client> {
   Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome, Offset& place);
   void look_ahead(Sequence& sequence) noexcept;
   bool outside() const noexcept { return dynamic_ != 0 || between_; }
-  bool recorded() const noexcept { return ring_.on() | tape_.on() | history_.on(); }  // in one branch
+  bool recorded() const noexcept { return ring_.on() | tape_.on() | history_.on(); }  // as one branch
   void note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept;
   void boundary(Pattern* ended) noexcept;
   void note_blocker(const Occupancy::Range& range) noexcept;
   void watch_blockers() noexcept;
   std::uint64_t large_allocations() const noexcept;
-  std::uint64_t misses() const noexcept;         // ever
+  std::uint64_t misses() const noexcept;         // total
   std::uint64_t latest_misses() const noexcept;  // since the latest plan took effect
   void begin_latest() noexcept;
   void perhaps_in_effect() noexcept;
@@ -280,7 +306,7 @@ class Client : private Live<Client> {
   void look_beside() noexcept;
   Pool::Holes holes_for(const Sequence& asks) const noexcept;
   void begin(Sequence& sequence, std::uint64_t mark) noexcept;
-  void begin_everywhere(std::uint64_t mark) noexcept;  // the mark's number
+  void begin_everywhere(std::uint64_t mark) noexcept;  // `mark`: number of the mark
   Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
   void have_arena() noexcept;
   void take_arena() noexcept;
@@ -313,60 +339,65 @@ class Client : private Live<Client> {
   std::shared_ptr<Pool> pool_;
   std::string name_;
   std::uint64_t uid_;
-  Owner owner_ = 0;  // its number in the pool
-  std::deque<Sequence> sequences_;    // by number, which a spare one keeps
-  std::vector<Sequence*> spare_;      // unused for long, by streams and threads that may be no more
-  std::size_t begun_ = 0;             // sequences since it was last looked which are unused
-  std::uint64_t caches_ = 0;          // what threads remember of them is right if it has this number
+  Owner owner_ = 0;  // this client's number in the pool
+  std::deque<Sequence> sequences_;    // by number; a spare sequence keeps the number
+  std::vector<Sequence*> spare_;      // unused for long; their streams or threads may no longer exist
+  std::size_t begun_ = 0;             // new sequences since the last sweep for unused ones
+  std::uint64_t caches_ = 0;          // thread caches are valid only if they hold this number
   Recorder<BriefEvent> ring_;
   Tape tape_;
   Recorder<RecordedEvent> history_{0};
   std::vector<std::unique_ptr<Pattern>> patterns_;
-  std::vector<Pattern*> known_;       // the same, most recently used first
+  std::vector<Pattern*> known_;       // the same patterns, most recently used first
   std::uint64_t rested_at_ = 0;       // iteration of the last rest_unused()
-  std::uint64_t allocations_seen_ = 0, others_seen_ = 0;  // then: its own, and others' boundaries
-  std::uint64_t layouts_ = 0;         // of the pool's, those that came from here
-  Pattern* current_ = nullptr;        // where a new iteration or thread begins
-  // An envelope was loaded, and the first iteration is not over: it has places for anything, parameters too.
+  // at that time: own allocations, and boundaries of other clients
+  std::uint64_t allocations_seen_ = 0, others_seen_ = 0;
+  std::uint64_t layouts_ = 0;         // the pool's layout changes caused by this client
+  Pattern* current_ = nullptr;        // the pattern with which a new iteration or thread begins
+  // An envelope was loaded and the first iteration is not over. The envelope would have slots for all
+  // buffers, also for parameters, so that replay waits.
   bool holds_back_ = false;
-  bool awaits_calm_ = false;          // for a larger arena, until least is alive in this iteration
-  // When to give back what lies idle beside the arena, on a device where that has to be waited for: ever more rarely.
-  unsigned looks_beside_ = 0;         // to come
-  Rarely beside_{1, 1024};            // iterations
+  bool awaits_calm_ = false;          // growth of the arena is deferred to this iteration's low-water mark
+  // Schedule for releasing idle memory outside the arena on devices where releasing waits for the device,
+  // with backoff.
+  unsigned looks_beside_ = 0;         // remaining looks
+  Rarely beside_{1, 1024};            // in iterations
   Aside aside_;
-  Rarely asides_{1, 1024};            // iterations; of those for which there was room
-  std::size_t taken_beside_ = 0;      // bytes from the device for what had no place in the arena, in this iteration
-  Pattern* ended_ = nullptr;          // of the last iteration that ended
-  Succession succession_;             // of the iterations that ended
-  Pattern* coming_ = nullptr;         // installed, and not in effect before a sequence begins an iteration in it
+  // in iterations; backoff of bypassing the plan where memory would suffice for both
+  Rarely asides_{1, 1024};
+  // bytes taken from the device in this iteration for buffers without a slot in the arena
+  std::size_t taken_beside_ = 0;
+  Pattern* ended_ = nullptr;          // pattern of the last iteration that ended
+  Succession succession_;             // history of ended iterations
+  Pattern* coming_ = nullptr;  // installed; takes effect when a sequence begins an iteration of the pattern
   ClientStats stats_;
   std::deque<Divergence> divergences_;
-  std::vector<Blocker> blockers_;     // alive at every boundary since they were first in the way
-  unsigned dynamic_ = 0;              // depth of dynamic scopes
-  bool takes_arena_ = false;          // within a budget
+  std::vector<Blocker> blockers_;     // live at every boundary since they first blocked a slot
+  unsigned dynamic_ = 0;              // nesting depth of dynamic scopes
+  bool takes_arena_ = false;          // under a budget: see set_takes_arena()
   Offset place_next_ = kDynamic;      // see place_next()
-  bool between_ = false;              // between the end of a marked region and the next one's beginning
+  bool between_ = false;              // between the end of a marked region and the beginning of the next
   bool marked_ = false, replaying_ = false;
   std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, latest_at_ = 0, spoilt_ = 0;
-  std::uint64_t clean_ = 0;           // iterations in a row without a miss, since the latest plan took effect
-  std::uint64_t longest_clean_ = 0;   // of those before a miss
-  decltype(ClientStats::outcomes) before_steady_{};  // when the first plan took effect
-  decltype(ClientStats::outcomes) before_latest_{};  // and when the latest did
-  std::uint64_t misses_before_ = 0;   // when this iteration began
-  std::uint64_t turn_ = 0;            // the number of the iteration in which all followers began together last
-  std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // iterations of all clients
-  Rarely for_others_{32, 1024};       // iterations; an arena that others need
-  Refusal refusal_ = Refusal::none;   // of the largest arena that a pattern needs
-  std::uint64_t refusals_ = 0;        // times that this has become another one
-  std::uint64_t check_at_ = 64;       // ring event
+  std::uint64_t clean_ = 0;  // consecutive iterations without a miss since the latest plan took effect
+  std::uint64_t longest_clean_ = 0;   // longest such run that ended with a miss
+  decltype(ClientStats::outcomes) before_steady_{};  // outcomes when the first plan took effect
+  decltype(ClientStats::outcomes) before_latest_{};  // outcomes when the latest plan took effect
+  std::uint64_t misses_before_ = 0;   // misses when this iteration began
+  std::uint64_t turn_ = 0;            // number of the last iteration that all followers began together
+  std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // sum of all clients' iterations
+  Rarely for_others_{32, 1024};       // in iterations; backoff of allocating an arena for other clients
+  Refusal refusal_ = Refusal::none;   // for the largest arena that a pattern needs
+  std::uint64_t refusals_ = 0;        // times that refusal_ has changed
+  std::uint64_t check_at_ = 64;       // ring event number
   Bell bell_;
   bool work_ = false;
-  bool woken_ = false;                // wake() came, perhaps before the wait
+  bool woken_ = false;                // wake() was called, perhaps before the wait
   bool interrupted_ = false;          // the ring was off for a while
   std::uint64_t misses_looked_at_ = ~std::uint64_t{0};
   std::uint64_t refusals_heard_ = 0;
   std::size_t retained_ = 0;
-  std::chrono::steady_clock::time_point rested_{};  // rest_unused() by the clock
+  std::chrono::steady_clock::time_point rested_{};  // time of the last rest_unused() by the clock
 };
 
 }  // namespace mempool

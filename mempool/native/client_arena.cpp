@@ -1,4 +1,5 @@
-// The arena that a client's patterns need: when it is taken, made larger, and given up for an iteration that outgrows it.
+// The arena that a client's patterns need: when to allocate, enlarge, and give up the arena for an iteration
+// that outgrows the plan.
 #include <algorithm>
 #include <utility>
 
@@ -7,16 +8,18 @@
 namespace mempool {
 namespace {
 
-// Iterations between two times that an arena is asked for in vain, at most: by what was asked.
+// Longest backoff in iterations after a refused arena: with live ranges in the way, with a failed memory
+// check, and after a failed attempt at the device.
 constexpr std::uint64_t kLongestMoment = 4, kLongestLook = 64, kLongestPause = 1024;
-constexpr unsigned kSeveral = 6;         // buffers that are larger than is due
-constexpr double kMostExcess = 7;        // and by how much at most, as a share of that: an envelope reaches as far down
-constexpr unsigned kAsidePatience = 256;  // allocations, while what an iteration found alive in the arena may go
+constexpr unsigned kSeveral = 6;         // buffers larger than planned before an iteration counts as outgrown
+// largest (size - planned size) / planned size considered; envelopes reach down by the same factor
+constexpr double kMostExcess = 7;
+constexpr unsigned kAsidePatience = 256;  // allocations to wait for the live ranges found in the arena to end
 
 }  // namespace
 
-// Sees to the arena that the patterns need, at a boundary. Where it cannot be had, or not so large, the pool goes on with
-// what there is, and tries again some iterations later.
+// Allocate or enlarge the arena for the patterns, at a boundary. If the arena is refused or stays smaller,
+// the pool continues with the present arena and tries again some iterations later.
 void Client::have_arena() noexcept {
   if (pool_->forked() || !pool_->source().device().bound()) return;
   if (pool_->clients().size() > 1) have_arena_for_others();
@@ -28,7 +31,7 @@ void Client::have_arena() noexcept {
   }
   take_arena();
   if (pool_->arena_bytes() >= needed_bytes()) refusal_ = Refusal::none;
-  const bool enough = largest(pool_->arena_bytes()) != nullptr;  // for one pattern
+  const bool enough = largest(pool_->arena_bytes()) != nullptr;  // for at least one pattern
   if (std::exchange(replaying_, enough || (replaying_ && pool_->arena_bytes() != 0)) || !replaying_) return;
   if (active_at_ == 0) {
     active_at_ = iterations_ + 1;
@@ -37,9 +40,9 @@ void Client::have_arena() noexcept {
   begin_latest();
 }
 
-// At a boundary: whether a larger arena is to be taken later in this iteration, when less is alive. What is alive then has no
-// place in it yet, so that there is room for both, and where it cannot grow in place nothing alive is in the one there is. An
-// iteration that comes to no such moment ends the waiting.
+// Decide at a boundary whether growing the arena waits for this iteration's low-water mark. Buffers live at
+// the low-water mark have no slots in the new arena yet, so that both must fit, and an arena that cannot grow
+// in place is replaced while empty. An iteration without a low-water mark ends the waiting.
 bool Client::awaits_calm() noexcept {
   if (std::exchange(awaits_calm_, false)) return false;
   const auto wants = [&](const Pattern* one) {
@@ -55,12 +58,15 @@ void Client::come_to_calm(Stream stream) noexcept {
   have_arena();
 }
 
-// An iteration that outgrows its plan has no place for its largest buffers, and beside the arena it would need as much again.
-// Where it shows in time, it goes without the plan: once nothing in the arena is alive, such as the last iteration's gradients,
-// the arena goes back, and the iteration has its memory. Where there is room for both that is done ever more rarely.
+// Detect an iteration that outgrows the plan. The largest buffers have no slot, and beside the arena the
+// iteration would need as much memory again. If detected in time, the iteration bypasses the plan: once no
+// range in the arena is live (the last iteration's gradients, for example), the arena is released and the
+// iteration uses the memory. If memory suffices for both, the bypass is used with exponential backoff.
 //
-// A few buffers may be beside the iteration: it takes several that are about as much larger than is due, and as many as were not.
-// True: so is this one, and the place that it has, which is another's, it has by chance; unless the size is the very one.
+// A few larger buffers may be extras, so the decision requires several buffers that exceed the planned sizes
+// by about the same factor, and at least as many such buffers as others. Return true if this request is
+// oversized too. If the request nevertheless matched a slot, that slot belongs to another buffer, unless the
+// slot's size equals the request.
 bool Client::outgrows(const Follower::Due& due, std::size_t bytes, const Follower::Match& match) noexcept {
   const double excess = static_cast<double>(bytes) / static_cast<double>(due.size) - 1;
   const bool alike = aside_.larger != 0 && excess <= 2 * aside_.excess && aside_.excess <= 2 * excess;
@@ -70,7 +76,7 @@ bool Client::outgrows(const Follower::Due& due, std::size_t bytes, const Followe
   if (!aside_.decided && aside_.larger >= kSeveral && 2 * aside_.larger > due.place) {
     aside_.decided = true;
     aside_.stands = may_stand_aside();
-    if (aside_.stands) awaits_calm_ = false;  // the next boundary looks anew
+    if (aside_.stands) awaits_calm_ = false;  // the next boundary decides again
   }
   return alike;
 }
@@ -85,8 +91,9 @@ bool Client::may_stand_aside() noexcept {
   return true;
 }
 
-// At each allocation of such an iteration, until the arena has gone back, but for what stays in it for good. What does not go
-// soon is of this iteration, which then goes on in the arena.
+// Try to release the arena at each allocation of such an iteration, except for the part with long-lived
+// ranges. If live ranges remain after the waiting time, they belong to this iteration, which then returns to
+// the plan.
 void Client::stand_aside(Stream stream) noexcept {
   if (aside_.patience == 0) return;
   const std::size_t before = pool_->arena_bytes();
@@ -99,7 +106,8 @@ void Client::stand_aside(Stream stream) noexcept {
   }
 }
 
-// The largest that a pattern needs, or else the largest that can be had: who needs more hinders nobody.
+// Allocate the largest arena that a pattern needs, or else the largest available: a pattern that needs more
+// does not hinder the others.
 void Client::take_arena() noexcept {
   if (pool_->dissolved()) return;
   for (Pattern* one = largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
@@ -114,12 +122,13 @@ void Client::take_arena() noexcept {
   }
 }
 
-// To look at what there is costs little, to try in vain all free memory; a moment in which nothing is alive is soon over.
+// Set the backoff after a refusal. A check of available memory costs little, a failed attempt costs all free
+// memory, and a moment without live ranges passes quickly.
 void Client::refused(Pattern& pattern, Refusal why) noexcept {
   const bool looked = why == Refusal::foreseen || why == Refusal::budget;
   pattern.asks.done(iterations_, why == Refusal::device ? kLongestPause : looked ? kLongestLook : kLongestMoment);
   const bool vacates = why == Refusal::alive && pool_->vacated().any();
-  if (vacates) pattern.asks.make_due(iterations_ + 1);  // at the next boundary it may be empty
+  if (vacates) pattern.asks.make_due(iterations_ + 1);  // the arena may be empty at the next boundary
   if (&pattern == largest() && std::exchange(refusal_, why) != why) ++refusals_;
 }
 
@@ -138,9 +147,10 @@ void Client::set_takes_arena(bool takes) noexcept {
   takes_arena_ = takes;
 }
 
-// An arena that cannot grow in place is replaced, in a moment when nothing in it is alive. At others' own boundaries there may
-// never be one, as where each iteration of theirs uses what this client made before: whoever comes to one takes it for those
-// who were refused.
+// Allocate the arena for other clients. An arena that cannot grow in place is replaced at a moment without
+// live ranges. The boundaries of a refused client may never be such a moment, for example if each iteration
+// of that client uses buffers that this client made before, so that any client whose boundary is one
+// allocates the arena for the refused clients.
 void Client::have_arena_for_others() noexcept {
   if (!for_others_.is_due(iterations_) || pool_->occupancy().alive() != 0) return;
   bool had = false, refused = false;
@@ -155,7 +165,8 @@ void Client::have_arena_for_others() noexcept {
   if (refused) for_others_.done(iterations_);
 }
 
-// The pattern that does not rest and needs the largest arena, of at most so many bytes; null: there is none.
+// Return the pattern that needs the largest arena of at most `most` bytes, dormant patterns excepted; null:
+// none.
 Pattern* Client::largest(std::size_t most) const noexcept {
   Pattern* largest = nullptr;
   for (Pattern* pattern : known_) {

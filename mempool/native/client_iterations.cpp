@@ -1,4 +1,4 @@
-// Marks and boundaries: where iterations begin, which pattern they follow, and whether that goes well.
+// Marks and boundaries: where iterations begin, which pattern they follow, and how closely.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -9,11 +9,14 @@ namespace mempool {
 namespace {
 
 constexpr std::size_t kMostBlockers = 256;
-constexpr std::size_t kFewEvents = 64;  // in a recording of fewer, each mark is worth a look
-constexpr std::uint64_t kPatience = 2;  // iterations that a buffer is in the way before it is taken to stay
-constexpr unsigned kLooksBeside = 2;  // after memory was taken beside the arena, or the arena itself
-constexpr std::uint64_t kMostSpoilt = 24;  // so that it is soon over
-constexpr std::uint64_t kCleanIterations = 32;  // after which, at the earliest, the planner stops recording
+constexpr std::size_t kFewEvents = 64;  // in a shorter recording, every mark deserves a look
+// iterations during which a buffer blocks a slot before counting as long-lived
+constexpr std::uint64_t kPatience = 2;
+// looks after memory was taken beside the arena, or after a plan took effect
+constexpr unsigned kLooksBeside = 2;
+constexpr std::uint64_t kMostSpoilt = 24;  // low enough that the score soon returns to zero
+// clean iterations before which the planner never stops recording
+constexpr std::uint64_t kCleanIterations = 32;
 
 }  // namespace
 
@@ -29,8 +32,8 @@ std::uint64_t Client::misses() const noexcept {
   return misses;
 }
 
-// The latest plan takes effect, and how well that is followed is counted anew. It is a difference, so that a hit pays for one
-// counter.
+// Let the latest plan take effect and restart the hit statistics, kept as a difference so that a hit updates
+// only one counter.
 void Client::begin_latest() noexcept {
   coming_ = nullptr;
   latest_at_ = iterations_ + 1;
@@ -44,8 +47,9 @@ void Client::begin_latest() noexcept {
   divergences_.clear();  // they belonged to another plan
 }
 
-// At a boundary: whether the pattern installed last is followed from here on. Where a shorter one ended in the middle of its
-// iteration, what that one left alive is still in its places, and it is in effect from its next iteration on.
+// Check at a boundary whether the last installed pattern is followed from here on. If a shorter pattern ended
+// in the middle of an iteration, the live buffers are still in the old slots, and the new pattern takes
+// effect with the next iteration.
 void Client::perhaps_in_effect() noexcept {
   if (coming_ == nullptr || !replaying_) return;
   for (const Sequence& sequence : sequences_) {
@@ -62,8 +66,9 @@ std::uint64_t Client::latest_misses() const noexcept {
   return misses;
 }
 
-// A difference at every hundredth iteration is part of a period of a hundred, and shows when it has come several times.
-// Who has left the pattern comes to no boundary that would say so.
+// Return true if no longer period is to be expected. A difference at every hundredth iteration belongs to a
+// period of a hundred and shows after several occurrences. A sequence that has left the pattern reaches no
+// boundary that would reveal the loss, hence the comparison of misses.
 bool Client::settled() const noexcept {
   return clean_ >= std::max(kCleanIterations, 4 * longest_clean_) && latest_misses() == misses_before_;
 }
@@ -74,7 +79,7 @@ void Client::judge_iteration() noexcept {
     const bool clean = misses == misses_before_;
     if (!clean) longest_clean_ = std::max(longest_clean_, clean_);
     clean_ = clean ? clean_ + 1 : 0;
-    // One iteration in six may miss a little for ever (a log, a checkpoint); more than that is a change.
+    // One iteration in six may always miss a little (a log, a checkpoint); more misses indicate a change.
     if (!clean) spoilt_ = std::min(spoilt_ + 6, kMostSpoilt);
     if (clean && spoilt_ > 0) --spoilt_;
     if (ring_.on() ? settled() && clean_ % kCleanIterations == 0 : !clean) signal_work();
@@ -91,11 +96,11 @@ void Client::note_blocker(const Occupancy::Range& range) noexcept {
   if (range.end == 0 || blockers_.size() == kMostBlockers) return;
   try {
     blockers_.push_back({range, iterations_, iterations_});
-  } catch (...) {  // it will be in the way again
+  } catch (...) {  // the range will block the slot again
   }
 }
 
-// At a boundary: what was in the way and is over now came late, and will not stay there.
+// Forget, at a boundary, the blocking ranges that have ended: they were freed late and will not stay.
 void Client::watch_blockers() noexcept {
   const Occupancy& occupancy = pool_->occupancy();
   const auto over = [&](const Blocker& blocker) { return occupancy.end_at(blocker.range.begin) != blocker.range.end; };
@@ -128,7 +133,7 @@ void Client::boundary(Pattern* ended) noexcept {
   taken_beside_ = 0;
   aside_ = {};
   if (ended != nullptr) {
-    // A warm-up is always followed by its steady pattern.
+    // A warm-up is always followed by the steady pattern.
     if (ended_ != nullptr && ended_->cyclic && ended->cyclic) ended_->next = ended;
     ended_ = ended;
     if (ended->cyclic) {
@@ -142,13 +147,14 @@ void Client::boundary(Pattern* ended) noexcept {
   pool_->vacate_no_more();
   if (!awaits_calm()) have_arena();
   perhaps_in_effect();
-  // Without a plan nobody knows what the next iteration takes.
+  // Without a plan the needs of the next iteration are unknown.
   if (!replaying_) return;
   pool_->return_idle_after(*this);
   if (looks_beside_ != 0 && beside_.is_due(iterations_)) look_beside();
 }
 
-// What was taken for what went off the plan may be of no more use. The first look tells what is idle from then on.
+// Release memory that was taken beside the arena for unplanned requests and is idle now. The first look only
+// determines the memory that is idle from then on.
 void Client::look_beside() noexcept {
   --looks_beside_;
   pool_->return_beside() ? beside_.done(iterations_) : beside_.wait(iterations_);
@@ -159,14 +165,15 @@ void Client::begin_everywhere(std::uint64_t mark) noexcept {
   const bool warming = current_ != nullptr && !current_->cyclic && mark < current_->tables.front().marks.size();
   if (!warming && ended != nullptr) current_ = ended->next != nullptr ? ended->next : ended;
   if (!warming && ended == nullptr && current_ != nullptr && !current_->cyclic) current_ = current_->next;
-  holds_back_ = holds_back_ && mark == 0;  // the first iteration, which an optimizer's state is made in
+  // true during the first iteration, in which the optimizer's state is allocated
+  holds_back_ = holds_back_ && mark == 0;
   if (current_ == nullptr && !known_.empty() && !holds_back_) current_ = known_.front();
   ++turn_;
   for (Sequence& sequence : sequences_) begin(sequence, mark);
   perhaps_in_effect();
 }
 
-// The pattern of whichever sequence came furthest in its iteration; null if none came anywhere.
+// Return the pattern of the sequence that is furthest in the iteration; null if no sequence has begun one.
 Pattern* Client::followed() const noexcept {
   const Follower* furthest = nullptr;
   for (const Sequence& sequence : sequences_) {

@@ -1,4 +1,4 @@
-// Patterns come and go: from the planner, from files, one in place of another.
+// Lifecycle of patterns: installed by the planner, loaded from files, replaced and forgotten.
 #include <algorithm>
 #include <stdexcept>
 #include <utility>
@@ -9,7 +9,7 @@ namespace mempool {
 namespace {
 
 constexpr std::size_t kMostPatterns = 16;
-constexpr unsigned kRestAfter = 10;  // rounds without use
+constexpr unsigned kRestAfter = 10;  // rounds of rest_unused() without use
 
 }  // namespace
 
@@ -22,7 +22,7 @@ bool Client::in_use(const Pattern* pattern) const noexcept {
   });
 }
 
-// Others may have planned beside what was there, and may come closer now.
+// Count a change of the layout: other clients that planned around the former layout may now plan closer.
 void Client::layout_changed() noexcept {
   ++layouts_;
   pool_->layout_changed();
@@ -50,7 +50,7 @@ void Client::keep_patterns_bounded() noexcept {
   }
 }
 
-// Between two iterations, and others of the memory are at work meanwhile.
+// Return true if this client is between two iterations while other clients of the memory are at work.
 bool Client::is_idle() noexcept {
   const std::uint64_t mine = large_allocations(), others = pool_->boundaries() - iterations_;
   const bool same = std::exchange(allocations_seen_, mine) == mine;
@@ -80,7 +80,7 @@ void Client::forget_unused() noexcept {
   }
 }
 
-// Patterns come from files too; what the hot path takes for granted is made sure here.
+// Validate a pattern, which may come from a file: the hot path relies on these properties.
 void Client::check(const Pattern& pattern, bool cyclic) const {
   if (pattern.cyclic != cyclic) throw std::invalid_argument("a steady pattern is cyclic and a warm-up is not");
   if (pattern.tables.empty()) throw std::invalid_argument("a pattern needs at least one table");
@@ -100,7 +100,7 @@ void Client::check(const Pattern& pattern, bool cyclic) const {
   }
 }
 
-// Makes patterns known, all of them or none.
+// Add patterns to the known ones, all of them or none.
 void Client::admit(std::vector<std::unique_ptr<Pattern>> fresh) {
   patterns_.reserve(patterns_.size() + fresh.size());
   std::vector<Pattern*> known;
@@ -118,8 +118,9 @@ void Client::admit(std::vector<std::unique_ptr<Pattern>> fresh) {
   layout_changed();
 }
 
-// An older plan of the same sizes, or of some of them, has had its day: whoever follows it goes on in the fresh one, where it
-// stood. Whether there was one that nobody follows now: the fresh one waits in its place, and rests if it did.
+// Replace older patterns that `fresh` serves completely: their followers continue in `fresh` at the same
+// position. Return true if such patterns existed and none was in use: then `fresh` waits in their place, and
+// is dormant if they were.
 bool Client::supersede(Pattern* fresh) noexcept {
   bool idle = false, used = false;
   for (auto it = patterns_.begin(); it != patterns_.end();) {
@@ -156,7 +157,7 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   std::vector<std::unique_ptr<Pattern>> one;
   one.push_back(std::move(pattern));
   const Guarded guard(pool_->lock);
-  for (Table& table : fresh->tables) {  // one from a file has been renamed here
+  for (Table& table : fresh->tables) {  // streams of a pattern from a file were renamed here
     if (table.sequence >= sequences_.size() || sequences_[table.sequence].is_spare()) continue;
     table.stream = sequences_[table.sequence].follower.stream();
   }
@@ -175,7 +176,7 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   return true;
 }
 
-// A plan of another process has that one's streams; a sequence is the same one by its number.
+// Assign this process's streams to tables of a plan from another process; sequences keep their numbers.
 void Client::name_streams(std::uint32_t sequence) noexcept {
   const Stream stream = sequences_[sequence].follower.stream();
   bool renamed = false;
@@ -183,7 +184,8 @@ void Client::name_streams(std::uint32_t sequence) noexcept {
     for (Table& table : pattern->tables) {
       if (table.sequence != sequence || table.stream == stream) continue;
       for (Sequence& other : sequences_) {
-        if (other.follower.follows(table) && MEMPOOL_GUARDED("renamed")) other.follower.leave();  // one that took it for the part of its own stream
+        // the follower took the table for the part of the follower's own stream
+        if (other.follower.follows(table) && MEMPOOL_GUARDED("renamed")) other.follower.leave();
       }
       table.stream = stream;
       renamed = true;
@@ -191,7 +193,7 @@ void Client::name_streams(std::uint32_t sequence) noexcept {
   }
   try {
     if (renamed) pool_->rebuild_cells();
-  } catch (...) {  // who shares addresses with whom is told a little later, and waits for more
+  } catch (...) {  // stream sharing is updated a little later; until then streams wait for more than needed
   }
 }
 
@@ -239,7 +241,7 @@ void Client::drop_patterns() noexcept {
   blockers_.clear();
   try {
     pool_->rebuild_cells();
-  } catch (...) {  // the old cells stay: right, and a little larger than needed
+  } catch (...) {  // the old slots stay: correct, and slightly more than needed
   }
   pool_->shrink_arena();
 }

@@ -1,4 +1,4 @@
-// The recording, of what happens to a client's buffers.
+// Recording of the events of a client's buffers.
 #include <algorithm>
 #include <utility>
 
@@ -8,8 +8,10 @@
 namespace mempool {
 namespace {
 
-constexpr std::size_t kShareOfMemory = 16;  // of what the pool held at most, a recording that grows may take one part,
-constexpr std::size_t kMostEvents = std::size_t{1} << 20;  // and so many events, for that may be another memory
+// a growing recording may take 1/kShareOfMemory of the pool's peak reserved memory
+constexpr std::size_t kShareOfMemory = 16;
+// and at most this many events, because host memory may be separate from the pool's memory
+constexpr std::size_t kMostEvents = std::size_t{1} << 20;
 
 }  // namespace
 
@@ -33,7 +35,7 @@ bool Client::grow_recording() {
     if (capacity > std::min(most, kMostEvents) || ring_.kept() < ring_.capacity()) return false;
   }
   std::vector<BriefEvent> room;
-  room.reserve(capacity);  // here, where no request waits for it
+  room.reserve(capacity);  // allocated here, where no request waits
   const Guarded guard(pool_->lock);
   if (!ring_.on() || ring_.capacity() >= capacity) return false;
   ring_.grow_into(room);
@@ -47,7 +49,7 @@ void Client::set_tape(bool on, const std::string& folder, std::size_t piece) {
 
 Client::Recording Client::recording(std::size_t allocations) {
   Recording recording;
-  recording.events.resize(events_kept());  // no request waits for the memory, whose pages are taken here
+  recording.events.resize(events_kept());  // allocates and touches the pages here, where no request waits
   const Guarded guard(pool_->lock);
   std::size_t first = ring_.kept();
   for (std::size_t left = allocations; first != 0 && left != 0; --first) {
@@ -93,7 +95,8 @@ void Client::set_history(std::size_t events) {
   const Guarded guard(pool_->lock);
   DeviceLog& device = pool_->source().log();
   if (events != 0) {
-    device.begin(history_, runs_held(*pool_));  // of several clients, into the last one's
+    // device calls of a pool with several clients go into the last client's history
+    device.begin(history_, runs_held(*pool_));
   } else if (device.history() == &history_) {
     device.end();
   }

@@ -1,4 +1,4 @@
-// Which clients there are, for threads that end and for forks.
+// Registry of clients, for threads that end and for forks.
 #include <algorithm>
 #include <map>
 #include <vector>
@@ -9,8 +9,8 @@
 namespace mempool {
 namespace {
 
-// Clients by number, so that a thread that ends can find those that still exist. Never destroyed: threads may outlive
-// every static.
+// Clients by number, so that an ending thread can find the clients that still exist. Never destroyed, because
+// threads may outlive every static object.
 struct Registry {
   Lock lock;
   std::map<std::uint64_t, Client*> clients;
@@ -21,7 +21,7 @@ Registry& registry() {
   return *registry;
 }
 
-// The pools of all clients, each once. The registry's lock is held.
+// Return the pools of all clients, each once. Call with the registry's lock held.
 std::vector<Pool*> all_pools() {
   std::vector<Pool*> pools;
   for (const auto& [uid, client] : registry().clients) {
@@ -59,7 +59,7 @@ void Client::Bypass::enter() noexcept { ++ThreadCache::mine().bypass; }
 void Client::Bypass::leave() noexcept { --ThreadCache::mine().bypass; }
 bool Client::Bypass::active() noexcept { return ThreadCache::mine().bypass != 0; }
 
-// --- fork: the child inherits every lock in a known state, and no thread but its own
+// --- fork: the child inherits every lock in a known state, and no thread except the forking one
 
 void Client::prepare_fork() noexcept {
   registry().lock.lock();

@@ -1,8 +1,8 @@
-// How the planner hears that there may be something to plan.
+// Wake-up of the planner when there may be something to plan.
 //
-// It waits outside the interpreter. To come back in, a thread takes turns with the program's, dozens of times where that
-// keeps letting go of the interpreter's lock for a moment, as NumPy does; so whatever would only find that there is nothing
-// to do is done out here.
+// The planner waits outside the interpreter. To enter the interpreter, a thread takes turns with the
+// program's threads, dozens of times if the program keeps releasing the interpreter's lock for a moment, as
+// NumPy does. Checks that would only find nothing to do therefore run here.
 #include <time.h>
 
 #include <algorithm>
@@ -16,9 +16,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kTick{250};  // between two looks at what rings no bell
+constexpr std::chrono::milliseconds kTick{250};  // interval between checks of conditions that ring no bell
 constexpr std::chrono::seconds kIdle{1};
-constexpr std::size_t kLeastNews = 16;  // events between two rings, and at least a quarter of what is kept
+// smallest number of events between two rings; at least a quarter of the kept events
+constexpr std::size_t kLeastNews = 16;
 
 double processor_seconds() noexcept {
   timespec spent;
@@ -35,10 +36,10 @@ void Client::signal_work() noexcept {
   bell_.ring();
 }
 
-// The pool's lock is held.
+// Call with the pool's lock held.
 bool Client::hear() noexcept {
   const bool work = std::exchange(work_, false);
-  // Whatever comes of it, the bell rings again; who hears it may say when.
+  // Schedule the next ring whatever the outcome; the listener may choose another time.
   if (work) check_at_ = ring_.seen() + std::max(kLeastNews, ring_.kept() / 4);
   return work;
 }
@@ -62,10 +63,10 @@ void Client::check_again_after(std::uint64_t events) noexcept {
 }
 
 std::optional<Client::Recurs> Client::look() {
-  std::vector<std::uint32_t> sequences;  // of the allocations: a part of what is kept of them
+  std::vector<std::uint32_t> sequences;  // of the allocations, which are part of the kept events
   std::vector<std::uint64_t> sizes;
   const std::size_t kept = events_kept();
-  sequences.reserve(kept);  // here, where no request waits for it
+  sequences.reserve(kept);  // allocated here, where no request waits
   sizes.reserve(kept);
   {
     const Guarded guard(pool_->lock);
@@ -85,16 +86,16 @@ std::optional<Client::Recurs> Client::look() {
   return std::nullopt;
 }
 
-// Whether there is more to the bell than a look in vain. The pool's lock is not held.
+// Return true if the ring deserves more than an unsuccessful look. Call without the pool's lock.
 bool Client::is_news(const Wait& wait, double looked, std::uint64_t dropped) noexcept {
   {
     const Guarded guard(pool_->lock);
-    if (!ring_.on()) return false;  // an iteration went wrong: is_due() tells when that is enough
+    if (!ring_.on()) return false;  // an iteration had misses: is_due() decides when there were enough
     if (looked >= wait.looks || settled() || (replaying_ && misses() == misses_looked_at_)) return true;
   }
   try {
     if (look()) return true;
-  } catch (...) {  // whoever hears it finds out
+  } catch (...) {  // the listener will find the cause
     return true;
   }
   const Guarded guard(pool_->lock);

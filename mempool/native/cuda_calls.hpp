@@ -1,4 +1,4 @@
-// The driver's answers for one device: what it refuses is counted, and told by name, with what was asked.
+// The driver's results for one device: refused calls are counted and described by name and request.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace mempool {
 
-// A call that was refused.
+// A refused call.
 struct CudaRefusal {
   CuCode code = cu::kSuccess;
   const char* asked = nullptr;
-  std::size_t bytes = 0;  // that were asked for; 0: none
+  std::size_t bytes = 0;  // bytes requested; 0: none
 };
 
 class CudaCalls {
@@ -21,12 +21,12 @@ class CudaCalls {
 
   const CudaDriver& driver;
 
-  // Calls a function of the driver; false: refused.
+  // Call a driver function; false: refused.
   template <class... Wanted, class... Given>
   bool ok(const CuFunction<Wanted...>& function, Given... given) const noexcept {
     return judge(function(given...), function.symbol);
   }
-  // Of an answer that is there already. `bytes`: that were asked for, 0: none.
+  // Evaluate a result code. `bytes`: bytes requested, 0: none.
   bool judge(CuCode code, const char* asked, std::size_t bytes = 0) const noexcept {
     if (code == cu::kSuccess) return true;
     if (code == cu::kDeinitialized || code == cu::kNotInitialized) {
@@ -40,22 +40,23 @@ class CudaCalls {
     mine() = {code, asked, bytes};
     return false;
   }
-  // The same of a request for memory, where lack of it is no error.
+  // The same for a request for memory, where lack of memory is no error.
   bool had(CuCode code, const char* asked, std::size_t bytes) const noexcept {
     return code != cu::kOutOfMemory && judge(code, asked, bytes);
   }
 
-  bool gone() const noexcept { return gone_.load(); }  // the driver has shut down, for this process
+  bool gone() const noexcept { return gone_.load(); }  // the driver has shut down for this process
   std::uint64_t errors() const noexcept { return errors_.load(); }
   CuCode last() const noexcept { return last_.load(); }
-  // As "cuMemCreate (2097152 bytes): CUDA_ERROR_NOT_SUPPORTED (801): operation not supported".
+  // Return a text like "cuMemCreate (2097152 bytes): CUDA_ERROR_NOT_SUPPORTED (801): operation not
+  // supported".
   std::string last_text() const { return text({last(), asked_.load(), bytes_.load()}); }
   std::string text(const CudaRefusal& refusal) const {
     std::string text = refusal.asked != nullptr ? refusal.asked : "";
     if (refusal.bytes != 0) text += " (" + std::to_string(refusal.bytes) + " bytes)";
     return (text.empty() ? text : text + ": ") + driver.text(refusal.code);
   }
-  // The calling thread's last one, of any device, until it is cleared.
+  // The calling thread's last refusal on any device, until cleared.
   static CudaRefusal& mine() noexcept { return per_thread<CudaRefusal>(); }
 
  private:

@@ -9,29 +9,31 @@
 namespace mempool {
 namespace {
 
-// The default stream is 0, and the handles of the legacy and the per-thread one (1 and 2) are the driver's own.
-// What is below zero is the calling thread's.
+// Convert a stream to the driver's handle. The default stream is 0; 1 and 2 are the driver's handles of the
+// legacy and the per-thread default stream. A negative number is the calling thread's default stream.
 CuStream handle(Stream stream) { return reinterpret_cast<CuStream>(stream < 0 ? ThreadStream::kHandle : stream); }
 
 }  // namespace
 
-// --- what all pools of one device have in common
+// --- state shared by all pools of one device
 
 struct CudaDevice::Shared {
   Lock lock;
   unsigned captures = 0;
-  std::vector<std::unique_ptr<Backing>> left;  // of devices that are gone, which could not wait for what they gave back
+  // of destroyed devices that could not wait before releasing memory
+  std::vector<std::unique_ptr<Backing>> left;
 };
 
 CudaDevice::Shared& CudaDevice::shared(int index) noexcept {
-  static auto* const all = new std::array<Shared, kShared>;  // never destroyed, like whoever calls when a process ends
+  // never destroyed, because calls may come at the end of the process
+  static auto* const all = new std::array<Shared, kShared>;
   return (*all)[static_cast<std::size_t>(index) % all->size()];
 }
 
 CudaDevice::Shared& CudaDevice::shared() const noexcept { return shared(index_.load()); }
 
 void CudaDevice::begin_capture(int index) noexcept {
-  const Guarded guard(shared(index).lock);  // after who waits at the moment
+  const Guarded guard(shared(index).lock);  // after a wait in progress has ended
   ++shared(index).captures;
 }
 
@@ -48,7 +50,7 @@ void CudaDevice::end_capture() noexcept {
   for (int index = 0; index < kShared; ++index) end_capture(index);
 }
 
-// --- what every call needs: a context that is current, and captures that do not mind
+// --- requirements of every call: a current context and a relaxed capture mode
 
 class CudaDevice::Scope {
  public:
@@ -75,7 +77,7 @@ class CudaDevice::Scope {
 
  private:
   const CudaDevice& device_;
-  int mode_ = cu::kModeRelaxed;  // after the first exchange: the thread's own
+  int mode_ = cu::kModeRelaxed;  // after the first exchange: the thread's own mode
   bool relaxed_ = false, pushed_ = false, ready_ = false;
 };
 
@@ -96,7 +98,7 @@ CudaDevice::~CudaDevice() {
     const Guarded guard(shared().lock);
     shared().left.push_back(std::move(backing_));
   } catch (...) {
-    backing_.release();  // never given back: wasteful and right
+    backing_.release();  // never released: wasteful but correct
   }
 }
 
@@ -125,7 +127,8 @@ bool CudaDevice::bind(int index) noexcept {
   return index_.compare_exchange_strong(unbound, index) || unbound == index;
 }
 
-// Retained when first needed, since a context costs hundreds of MiB, and kept: other libraries use the same one.
+// Return the primary context, retained at first use because a context costs hundreds of MiB, and kept,
+// because other libraries use the same context.
 CuContext CudaDevice::context() const noexcept {
   if (context_.load() != nullptr) return context_.load();
   const Guarded guard(lock_);
@@ -142,13 +145,13 @@ CuContext CudaDevice::context() const noexcept {
 
 DeviceTraits CudaDevice::traits() const noexcept { return backing_->memory->traits(); }
 
-// What the driver said to the calling thread's requests for memory.
+// Refusals of the calling thread's requests for memory.
 struct CudaDevice::Refusals {
   std::uint64_t count = 0;
   CudaRefusal last;
 };
 
-// A request for memory. What other calls of the thread were refused is no reason for it to fail.
+// Perform a request for memory. Earlier refusals of other calls of this thread do not make the request fail.
 template <class Ask>
 auto CudaDevice::ask_for_memory(Ask ask) noexcept {
   CudaCalls::mine() = {};
@@ -190,7 +193,7 @@ void CudaDevice::release(Address address, std::size_t bytes) noexcept {
   try {
     const Guarded guard(lock_);
     backing_->waiting.emplace_back(address, bytes);
-  } catch (...) {  // never given back: wasteful and right
+  } catch (...) {  // never released: wasteful but correct
   }
 }
 
@@ -199,7 +202,7 @@ void CudaDevice::Backing::release_waiting() noexcept {
   waiting.clear();
 }
 
-// Everything that was queued is over, and the lock of what is shared is held.
+// Release deferred memory after all queued work has completed. Call with the shared lock held.
 void CudaDevice::release_waiting() noexcept {
   {
     const Guarded guard(lock_);
@@ -229,7 +232,7 @@ void CudaDevice::zero(Address address, std::size_t bytes, Stream stream) noexcep
 }
 
 DeviceMemory CudaDevice::memory() const noexcept {
-  if (kind_ == CudaKind::pinned) return {0, 0};  // it is the host's
+  if (kind_ == CudaKind::pinned) return {0, 0};  // the memory is the host's
   const Scope scope(*this);
   DeviceMemory memory{0, 0};
   if (!scope || !calls_.ok(driver_.mem_info, &memory.free, &memory.total)) return {0, 0};
@@ -247,7 +250,8 @@ CudaDevice::Capture CudaDevice::capture_of(Stream stream) const noexcept {
 
 bool CudaDevice::capturing(Stream stream) noexcept {
   const Scope scope(*this);
-  if (ThreadStream::elsewhere(stream)) return false;  // nobody can say; its own thread asks for itself
+  // unknown here; the owning thread queries the stream
+  if (ThreadStream::elsewhere(stream)) return false;
   return scope && capture_of(stream) != Capture::none;
 }
 
@@ -285,7 +289,7 @@ Event CudaDevice::record(Stream stream) noexcept {
   if (!scope) return absent() ? 0 : unrecorded;
   if (ThreadStream::elsewhere(stream)) return unrecorded;
   const Capture capture = capture_of(stream);
-  if (capture == Capture::elsewhere) return unrecorded;  // to use the stream at all would break the capture
+  if (capture == Capture::elsewhere) return unrecorded;  // any use of the stream would break the capture
   Marker* const marker = take_marker();
   if (marker != nullptr) {
     marker->captured = capture == Capture::active;
@@ -301,7 +305,7 @@ bool CudaDevice::query(Event event) noexcept {
   if (event == 0) return true;
   const Marker& marker = *reinterpret_cast<const Marker*>(event);
   const Scope scope(*this);
-  if (!scope || marker.event == nullptr || marker.captured) return absent();  // to ask would break a capture
+  if (!scope || marker.event == nullptr || marker.captured) return absent();  // a query would break a capture
   const CuCode code = driver_.event_query(marker.event);
   if (code == cu::kNotReady) return false;
   return calls_.judge(code, driver_.event_query.symbol) || absent();
@@ -332,7 +336,7 @@ bool CudaDevice::wait(Stream stream, Event event) noexcept {
     calls_.judge(cu::kCapturedEvent, driver_.stream_wait.symbol);
     return false;
   }
-  // A capture must not depend on what is queued outside it, but may come after it.
+  // A capture must not depend on work queued outside the capture, but may come after that work.
   const bool together = marker.captured == (capture == Capture::active) && capture != Capture::elsewhere;
   if (together && calls_.ok(driver_.stream_wait, handle(stream), marker.event, 0)) return true;
   return !marker.captured && (calls_.ok(driver_.event_synchronize, marker.event) || wait_for_all() || absent());
@@ -343,8 +347,8 @@ void CudaDevice::forget(Event event) noexcept {
   if (marker != nullptr && marker != &unrecorded_) put_back(marker);
 }
 
-// To wait for the whole context breaks every capture in it. One of a stream that the legacy default stream waits for can
-// be seen before.
+// Wait for the whole context, which breaks every capture in the context. The capture of a stream that the
+// legacy default stream waits for can be detected before.
 bool CudaDevice::wait_for_all() noexcept {
   const Guarded guard(shared().lock);
   if (shared().captures != 0 && MEMPOOL_GUARDED("hold")) {
@@ -364,7 +368,7 @@ CuContext CudaDevice::context_of(Stream stream) const noexcept {
   if (driver_.context_current(&named) != cu::kSuccess) return nullptr;
   const Scope scope(*this);
   if (!scope) return nullptr;
-  const bool has_handle = stream > ThreadStream::kHandle;  // the others are of the context that is current
+  const bool has_handle = stream > ThreadStream::kHandle;  // the other handles belong to the current context
   if (has_handle && !calls_.ok(driver_.stream_context, handle(stream), &named)) return nullptr;
   return named == context() ? nullptr : named;
 }
@@ -377,7 +381,8 @@ bool CudaDevice::wait_elsewhere(CuContext context, Stream stream) noexcept {
 }
 
 bool CudaDevice::synchronize() noexcept {
-  if (context_.load() == nullptr) return true;  // nothing was ever handed out, and a context would be made for nothing
+  // no memory was ever handed out, and a wait would create a context for nothing
+  if (context_.load() == nullptr) return true;
   const Scope scope(*this);
   return scope ? wait_for_all() || absent() : absent();
 }

@@ -1,11 +1,12 @@
-// A CUDA device's memory of one kind (see cuda_memory.hpp), streams and events, through the driver.
+// Memory of one kind (see cuda_memory.hpp), streams and events of a CUDA device, through the driver.
 //
-// Any thread may call, whatever context is current there and whatever graph is being captured: each call makes the
-// device's primary context current and the thread relaxed towards captures, and leaves both as it found them.
-// A stream below zero is the per-thread default stream of some thread (see thread_stream.hpp): another thread's cannot be
-// recorded and cannot be made to wait, so who must come after it waits for the device.
-// Calls that the driver refuses are counted (errors()), and what could not be ordered on the device is waited for. When
-// the driver has shut down because the process ends, or in a forked child, where there is none, calls do nothing.
+// Any thread may call, whatever context is current and whatever graph is being captured: each call makes the
+// device's primary context current and relaxes the thread's capture mode, and restores both. A stream below
+// zero is the per-thread default stream of some thread (see thread_stream.hpp). From other threads no event
+// can be recorded on such a stream and no wait queued there, so that work that must come after the stream's
+// work waits for the device. Calls that the driver refuses are counted (errors()), and an order that cannot
+// be established on the device is replaced by a wait. After the driver has shut down at the end of the
+// process, and in a forked child, where no driver exists, calls do nothing.
 #pragma once
 
 #include <memory>
@@ -22,40 +23,42 @@ class CudaDevice final : public Device {
  public:
   static constexpr int kUnbound = -1;
 
-  // `index` as the driver numbers the visible devices, or kUnbound: told by bind(). Neither starts the driver nor makes a
-  // context: the first call that needs them does, and where there is no such device is refused. Throws std::runtime_error
-  // where the driver is too old for this kind of memory.
+  // `index`: the driver's number of the visible device, or kUnbound: set later by bind(). The constructor
+  // neither starts the driver nor creates a context: the first call that needs them does, and fails if the
+  // device does not exist. Throws std::runtime_error if the driver is too old for this kind of memory.
   CudaDevice(int index, const CudaDriver& driver, CudaKind kind = CudaKind::plain);
   ~CudaDevice() override;
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
 
-  // Whether the device is now the one of this index; the first call that names a device decides. While unbound, memory
-  // is refused.
+  // Bind the device to an index; true: the device now has this index. The first call that names a device
+  // decides. While unbound, requests for memory are refused.
   bool bind(int index) noexcept;
-  // Between these calls a graph is captured on the device of this index: to wait for all of it would break the capture, so
-  // every pool that would do so does not, and keeps what it gives back for later. Calls nest.
+  // Between these calls a graph is captured on the device with this index. Waiting for the whole device would
+  // break the capture, so that pools do not wait and defer the release of memory. Calls nest.
   static void begin_capture(int index) noexcept;
   static void end_capture(int index) noexcept;
-  // The same on every device: a stream of any may become part of the capture.
+  // The same for every device: a stream of any device may join the capture.
   static void begin_capture() noexcept;
   static void end_capture() noexcept;
   int index() const noexcept { return index_.load(); }
   CudaKind kind() const noexcept { return kind_; }
-  std::uint64_t errors() const noexcept { return calls_.errors(); }  // calls refused, except for lack of memory
+  // refused calls, except for lack of memory
+  std::uint64_t errors() const noexcept { return calls_.errors(); }
   std::string last_error_text() const { return calls_.last_text(); }
   std::uint64_t refusals() const noexcept override;
   std::string last_refusal_text() const override;
-  // Throws std::runtime_error where there is no such device, or none with this kind of memory. Starts the driver, and makes
-  // no context.
+  // Throws std::runtime_error if the device does not exist or lacks this kind of memory. Starts the driver,
+  // creates no context.
   void check() const;
-  // What is written rarely may be in several places at once, and no longer. Managed memory only; false: refused.
+  // Set or clear the read-mostly advice, by which rarely written data may be in several places at once.
+  // Managed memory only; false: refused.
   bool read_mostly(Address address, std::size_t bytes, bool on) noexcept;
 
-  // Of pinned memory, which every context uses. The other context that the calling thread means by this stream, or null: it
-  // is of this device's own.
+  // For pinned memory, which every context uses: return the other context that the calling thread means by
+  // this stream, or null: the stream belongs to this device's own context.
   CuContext context_of(Stream stream) const noexcept;
-  // Waits for a stream of another context. False: refused, or a graph is captured there.
+  // Wait for a stream of another context. False: refused, or the stream is part of a graph capture.
   bool wait_elsewhere(CuContext context, Stream stream) noexcept;
 
   DeviceTraits traits() const noexcept override;
@@ -68,14 +71,15 @@ class CudaDevice final : public Device {
   void zero(Address address, std::size_t bytes, Stream stream) noexcept override;
   std::size_t foresight() const noexcept override { return backing_->memory->foresight(); }
   void prefetch(Address address, std::size_t bytes) noexcept override;
-  // 0 also where no event could be recorded, after waiting for the stream. An event of a capture is never done: what
-  // it stands for is not queued until the graph is launched.
+  // Record an event. Also 0 if no event could be recorded, after waiting for the stream. An event of a
+  // capture never completes: the captured work is not queued until the graph is launched.
   Event record(Stream stream) noexcept override;
   bool query(Event event) noexcept override;
   bool tells(Event event) const noexcept override;
   bool may_record(Stream stream) noexcept override;
-  // Within a capture: an edge of the graph. A stream of a capture waits for earlier work by blocking the caller. A stream
-  // outside would become part of the capture: that is refused and counted as an error.
+  // Within a capture the wait becomes an edge of the graph. A captured stream waits for earlier work by
+  // blocking the caller. A wait of a stream outside for a captured event would add the stream to the capture;
+  // the wait is refused and counted as an error.
   bool wait(Stream stream, Event event) noexcept override;
   void forget(Event event) noexcept override;
   bool synchronize() noexcept override;
@@ -91,19 +95,21 @@ class CudaDevice final : public Device {
   struct Refusals;
   template <class Ask>
   auto ask_for_memory(Ask ask) noexcept;
-  enum class Capture { none, active, elsewhere };  // elsewhere: of a stream that the legacy default stream waits for
+  // elsewhere: the capture of a stream that the legacy default stream waits for
+  enum class Capture { none, active, elsewhere };
   struct Marker {
-    CuEvent event = nullptr;  // none: nothing could be recorded, and nothing is known to be done
+    CuEvent event = nullptr;  // null: no event could be recorded, and completion is unknown
     bool captured = false;    // last recorded in a capture
-    Marker* next = nullptr;   // in the list of free ones
+    Marker* next = nullptr;   // in the free list
   };
 
-  struct Backing {  // outlives the device where something could not be given back
+  struct Backing {  // memory and driver calls; outlives the device if memory could not be released
     explicit Backing(const CudaDriver& driver) : calls(driver) {}
     void release_waiting() noexcept;
     CudaCalls calls;
     std::unique_ptr<CudaMemory> memory;
-    std::vector<std::pair<Address, std::size_t>> waiting;  // given back while unfinished_: freed after the next wait that succeeds
+    // released while unfinished_: freed after the next successful wait
+    std::vector<std::pair<Address, std::size_t>> waiting;
   };
 
   bool absent() const noexcept { return calls_.gone() || index_.load() == kUnbound; }
@@ -116,17 +122,17 @@ class CudaDevice final : public Device {
   struct Shared;
   Shared& shared() const noexcept;
   static Shared& shared(int index) noexcept;
-  static constexpr int kShared = 64;  // indices beyond share with others: wasteful and right
+  static constexpr int kShared = 64;  // higher indices share entries: wasteful but correct
 
   const CudaDriver& driver_;
   const CudaKind kind_;
   std::unique_ptr<Backing> backing_;
-  const CudaCalls& calls_;               // the backing's
+  const CudaCalls& calls_;               // of the backing
   Atomic<int> index_{kUnbound};
   mutable Atomic<CuContext> context_{nullptr};
-  Atomic<bool> unfinished_{false};       // the last wait for everything failed
-  mutable Lock lock_;                    // of what follows and what waits, and of the making of the context
-  Marker* markers_ = nullptr;            // free, each with an event of its own
+  Atomic<bool> unfinished_{false};       // the last wait for the whole device failed
+  mutable Lock lock_;  // protects the members below, the waiting list, and the creation of the context
+  Marker* markers_ = nullptr;            // free list; each marker has an event
   Marker unrecorded_;
 };
 

@@ -15,7 +15,7 @@ std::string version_text(int version) {
 }
 
 void* opened(const std::string& name) {
-  // Nobody else should find these symbols through us.
+  // Keep the library's symbols local, so that no other library resolves them through this handle.
   void* const handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle != nullptr) return handle;
   const char* const why = dlerror();
@@ -47,13 +47,13 @@ void CudaDriver::require(CuPart part) const {
 
 CuCode CudaDriver::start() const noexcept {
   if (started_.load(std::memory_order_acquire)) return cu::kSuccess;
-  const CuCode code = init(0);  // for whoever comes first, and nothing for who comes after
+  const CuCode code = init(0);  // the first call initializes the driver, later calls have no effect
   if (code == cu::kSuccess) started_.store(true, std::memory_order_release);
   return code;
 }
 
 const CudaDriver& CudaDriver::open(const std::string& library) {
-  // Never destroyed: devices outlive whatever ends a process destroys.
+  // Never destroyed: devices outlive the objects destroyed at the end of the process.
   static auto& lock = *new Lock;
   static auto& drivers = *new std::map<std::string, std::unique_ptr<CudaDriver>>;
   const Guarded guard(lock);

@@ -1,5 +1,5 @@
-// The CUDA driver's library, opened while the program runs: built without CUDA's headers, and a machine without a GPU
-// only sees an error where it asks for one.
+// The CUDA driver's library, opened at run time: the build needs no CUDA headers, and a machine without a GPU
+// reports an error only when a GPU is requested.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,10 @@
 
 namespace mempool {
 
-// What the driver's ABI has; handles are opaque.
+// Types of the driver's ABI; handles are opaque.
 using CuCode = int;
 using CuDevice = int;
-using CuAddress = unsigned long long;  // bytes
+using CuAddress = unsigned long long;  // in bytes
 using CuContext = struct CuContextHandle*;
 using CuStream = struct CuStreamHandle*;
 using CuEvent = struct CuEventHandle*;
@@ -24,11 +24,11 @@ struct CuPlace {  // CUmemLocation
   int id = 0;
 };
 struct CuMemoryKind {  // CUmemAllocationProp
-  int type = 1;        // that stays where it is
-  int shared_as = 0;   // not with other processes
+  int type = 1;        // pinned: the memory never moves
+  int shared_as = 0;   // not shared with other processes
   CuPlace place;
   void* of_windows = nullptr;
-  unsigned char flags[8] = {};  // the second: network adapters may reach it
+  unsigned char flags[8] = {};  // the second: access by network adapters
 };
 struct CuAccess {  // CUmemAccessDesc
   CuPlace place;
@@ -38,31 +38,32 @@ struct CuAccess {  // CUmemAccessDesc
 namespace cu {
 constexpr CuCode kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kDeinitialized = 4,
                  kNotReady = 600, kNotSupported = 801, kCaptureImplicit = 906, kCapturedEvent = 907;
-constexpr int kModeRelaxed = 2;             // of a thread towards captures of graphs
+constexpr int kModeRelaxed = 2;             // a thread's mode towards graph captures
 constexpr int kCaptureActive = 1;           // status of a stream
-constexpr unsigned int kDisableTiming = 2;  // of an event: cheaper, and only its order is asked for
-constexpr unsigned int kNonBlocking = 1;    // of a stream: the default stream does not wait for it
-constexpr unsigned int kGlobal = 1;         // managed memory that any stream may use
-constexpr unsigned int kPortable = 1;       // host memory that every context knows
+// flag of an event: cheaper, and only the order of events is needed
+constexpr unsigned int kDisableTiming = 2;
+constexpr unsigned int kNonBlocking = 1;  // flag of a stream: the default stream does not wait for the stream
+constexpr unsigned int kGlobal = 1;         // flag of managed memory that any stream may use
+constexpr unsigned int kPortable = 1;       // flag of host memory that is usable in every context
 constexpr int kMinimum = 0;                 // granularity
 constexpr int kHasManaged = 83, kHasConcurrentManaged = 89, kHasPages = 102,
               kHasDirectPages = 110;  // attributes of a device
 constexpr int kSetReadMostly = 1, kUnsetReadMostly = 2, kSetPreferredLocation = 3;  // advice
 }  // namespace cu
 
-// Which functions a device needs.
+// Groups of driver functions, by the kind of memory that needs them.
 enum class CuPart : unsigned char { always, pages, managed, host };
 
 struct CudaDriver;
 
-// One function of the driver: the name that CUDA's header maps its short name to, and the version that brought it, as the
-// driver counts them (10020 is 10.2).
+// A function of the driver: the symbol to which CUDA's header maps the short name, and the version that
+// introduced the function, in the driver's numbering (10020 is 10.2).
 struct CuEntry {
   CuEntry(CudaDriver& driver, CuPart part, const char* symbol, int since);
   const CuPart part;
   const char* const symbol;
   const int since;
-  void* address = nullptr;  // null: this driver has none
+  void* address = nullptr;  // null: this driver lacks the function
 };
 
 template <class... Arguments>
@@ -74,29 +75,29 @@ struct CuFunction : CuEntry {
 };
 
 struct CudaDriver {
-  // The driver in the library of this name, opened when first asked for and kept for the process: code that is called
-  // while a process ends must not be unloaded. Throws std::runtime_error with the library and what it lacks; the next
-  // call tries again.
+  // Return the driver in the library of this name, opened at the first call and kept for the process, because
+  // code that is called at the end of a process must not be unloaded. Throws std::runtime_error with the
+  // library and the missing part; the next call tries again.
   static const CudaDriver& open(const std::string& library);
   CudaDriver(const CudaDriver&) = delete;
   CudaDriver& operator=(const CudaDriver&) = delete;
 
-  // Throws std::runtime_error that names what this driver lacks for a part, and which version has it.
+  // Throws std::runtime_error naming the function this driver lacks for a part, and the version that has it.
   void require(CuPart part) const;
 
-  // Before the first call that needs it: once started, the driver never looks at CUDA_VISIBLE_DEVICES again, and serves no
-  // forked child. What it says is not remembered: the next call tries again.
+  // Start the driver before the first call that needs it: once started, the driver ignores changes of
+  // CUDA_VISIBLE_DEVICES and serves no forked child. Errors are not cached: the next call tries again.
   CuCode start() const noexcept;
 
-  std::string text(CuCode code) const;     // as "CUDA_ERROR_INVALID_VALUE (1): invalid argument"
-  int count() const noexcept;              // devices; 0 where the driver cannot tell
-  std::vector<std::string> names() const;  // of all devices; makes no context
+  std::string text(CuCode code) const;     // formatted as "CUDA_ERROR_INVALID_VALUE (1): invalid argument"
+  int count() const noexcept;              // devices; 0 if the driver cannot tell
+  std::vector<std::string> names() const;  // of all devices; creates no context
 
  private:
   friend struct CuEntry;
   explicit CudaDriver(std::string library);
   const std::string library_;
-  std::vector<CuEntry*> entries_;  // before those that put themselves into it
+  std::vector<CuEntry*> entries_;  // declared before the entries, which register themselves here
   mutable Atomic<bool> started_{false};
 
  public:

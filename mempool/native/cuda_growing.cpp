@@ -9,7 +9,7 @@ constexpr std::size_t kPage = kGrowingTraits.page;
 
 DeviceTraits CudaGrowing::traits() const noexcept { return kGrowingTraits; }
 
-// `lock_` is held, here and below.
+// Call with `lock_` held, here and below.
 bool CudaGrowing::look_at(CuDevice device) noexcept try {
   if (!access_.empty()) return true;
   const CudaDriver& driver = calls_.driver;
@@ -21,7 +21,7 @@ bool CudaGrowing::look_at(CuDevice device) noexcept try {
   if (!calls_.ok(driver.granularity, &page, static_cast<const CuMemoryKind*>(&kind_), cu::kMinimum)) return false;
   if (page == 0 || kPage % page != 0) return calls_.judge(cu::kNotSupported, driver.granularity.symbol, page);
   if (!calls_.ok(driver.device_count, &devices)) return false;
-  int direct = 0;  // for network adapters that read and write it without the host
+  int direct = 0;  // for network adapters that access the memory without the host
   if (calls_.ok(driver.device_attribute, &direct, cu::kHasDirectPages, device) && direct != 0) kind_.flags[1] = 1;
   std::vector<CuAccess> access{{{1, device}, 3}};
   for (CuDevice peer = 0; peer < devices; ++peer) {
@@ -30,7 +30,7 @@ bool CudaGrowing::look_at(CuDevice device) noexcept try {
   }
   access_ = std::move(access);
   return true;
-} catch (...) {  // the host has no memory
+} catch (...) {  // no host memory
   return false;
 }
 
@@ -63,7 +63,7 @@ CudaGrowing::Space* CudaGrowing::space_of(Address address, Address& base) noexce
   return address - base < found->second.bytes ? &found->second : nullptr;
 }
 
-// The mapping keeps the memory, so its handle is given back at once.
+// Map one page. The mapping keeps the memory, so that the handle is released at once.
 bool CudaGrowing::map_page(Address address) const noexcept {
   const CudaDriver& driver = calls_.driver;
   CuMemory memory = 0;
@@ -77,12 +77,13 @@ bool CudaGrowing::map_page(Address address) const noexcept {
 void CudaGrowing::unmap(Space& space, Address base, std::size_t first, std::size_t last) noexcept {
   for (std::size_t page = space.mapped.find(first, last, true); page < last;) {
     const bool unmapped = calls_.ok(calls_.driver.mem_unmap, CuAddress{base + page * kPage}, kPage);
-    if (unmapped) space.mapped.assign(page, page + 1, false);  // else it is there still, and is used again
+    // otherwise the page is still mapped and is used again
+    if (unmapped) space.mapped.assign(page, page + 1, false);
     page = space.mapped.find(page + 1, last, true);
   }
 }
 
-// Where peers may not have it after all, the device itself has.
+// Grant access to the device and all peers; if peers are refused, to the device alone.
 bool CudaGrowing::make_usable(Address address, std::size_t bytes) noexcept {
   const auto& set_access = calls_.driver.set_access;
   CuCode code = set_access(address, bytes, access_.data(), access_.size());
@@ -101,7 +102,8 @@ bool CudaGrowing::commit(Address address, std::size_t bytes) noexcept {
   const std::size_t first = (address - base) / kPage, last = first + bytes / kPage;
   std::size_t page = first;
   for (; page < last; ++page) {
-    if (space->mapped.find(page, page + 1, true) == page) continue;  // it could not be unmapped before
+    // still mapped, because unmapping failed before
+    if (space->mapped.find(page, page + 1, true) == page) continue;
     if (!map_page(base + page * kPage)) break;
     space->mapped.assign(page, page + 1, true);
   }
@@ -124,7 +126,7 @@ void CudaGrowing::release(Address address, std::size_t) noexcept {
   if (found == spaces_.end()) return;
   const std::size_t pages = found->second.bytes / kPage;
   unmap(found->second, address, 0, pages);
-  if (found->second.mapped.find(0, pages, true) != pages) return;  // never given back: wasteful and right
+  if (found->second.mapped.find(0, pages, true) != pages) return;  // never released: wasteful but correct
   calls_.ok(calls_.driver.address_free, CuAddress{address}, found->second.bytes);
   spaces_.erase(found);
 }

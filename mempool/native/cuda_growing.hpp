@@ -1,4 +1,4 @@
-// CUDA memory by pages: address space is reserved first, and pages are mapped into it and unmapped.
+// Paged CUDA memory: address space is reserved first, and pages are mapped and unmapped there.
 #pragma once
 
 #include <map>
@@ -10,8 +10,9 @@
 
 namespace mempool {
 
-// Each page is physical memory of its own, since a mapping can only be undone as it was made. The pages of one device can be
-// read and written by all its peers, as plain memory can once a program has allowed it.
+// Each page is a separate piece of physical memory, because a mapping can only be undone as a whole. The
+// pages of one device can be read and written by all peers, as plain memory can once a program has enabled
+// peer access.
 class CudaGrowing final : public CudaMemory {
  public:
   using CudaMemory::CudaMemory;
@@ -33,9 +34,9 @@ class CudaGrowing final : public CudaMemory {
   Space* space_of(Address address, Address& base) noexcept;
 
   Lock lock_;
-  std::map<Address, Space> spaces_;  // by their beginning
+  std::map<Address, Space> spaces_;  // by base address
   CuMemoryKind kind_;
-  std::vector<CuAccess> access_;     // empty: the device has not been looked at
+  std::vector<CuAccess> access_;     // empty: the device has not been queried
 };
 
 }  // namespace mempool

@@ -1,4 +1,4 @@
-// What CUDA memory is like, whether a driver gives it or a replay has its addresses only.
+// Properties of CUDA memory, of a real driver and of a replay with addresses only.
 #pragma once
 
 #include "device.hpp"
@@ -7,13 +7,14 @@ namespace mempool {
 
 inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 
-// The driver gives memory in pieces of 2 MiB, so a segment of its own wastes 1 MiB on average, and giving one back waits
-// for the device. Both are little for 10 MiB and more; what is smaller shares segments of 20 MiB.
+// The driver allocates in pieces of 2 MiB, so that a separate segment wastes 1 MiB on average, and a release
+// waits for the device. Both costs are small for 10 MiB and more; smaller requests share segments of 20 MiB.
 inline constexpr DeviceTraits kWholeTraits{512, 0, 20 * kMiB, 10 * kMiB, false, true, 2 * kMiB};
 
-// Pages are of 2 MiB, as of every device so far; a device with larger ones is refused. Address space is cheap, and what is
-// free in one segment fits together whatever it was used for. Unmapping waits for the device, so nothing goes back by itself.
-inline constexpr std::size_t kGrowingShared = std::size_t{1} << 40;  // more than any device has
+// Pages are 2 MiB, as on every device so far; a device with larger ones is refused. Address space is cheap,
+// and free memory in one segment coalesces regardless of former use. Unmapping waits for the device, so that
+// no memory is released automatically.
+inline constexpr std::size_t kGrowingShared = std::size_t{1} << 40;  // larger than the memory of any device
 inline constexpr DeviceTraits kGrowingTraits{512, 2 * kMiB, kGrowingShared, kGrowingShared, false, true, 2 * kMiB};
 
 }  // namespace mempool

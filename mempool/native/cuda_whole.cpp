@@ -10,7 +10,7 @@ Address CudaWhole::reserve(CuDevice device, std::size_t bytes, std::size_t align
   if (bytes == 0) return 0;
   Address base = allocate(device, bytes);
   if (base == 0 || base % alignment == 0) return base;
-  // The driver promises 256 bytes only. What is added makes room to move up.
+  // The driver guarantees only 256 bytes; the extra bytes allow moving the address up to the alignment.
   free(base);
   if (bytes + alignment < bytes) return 0;
   base = allocate(device, bytes + alignment);
@@ -66,7 +66,7 @@ DeviceTraits CudaManaged::traits() const noexcept {
   return traits;
 }
 
-// What the device can do, and how much it holds. False: it has no such memory.
+// Query the device's capabilities and free memory. False: the device has no managed memory.
 bool CudaManaged::look_at(CuDevice device) noexcept {
   if (known_.load()) return true;
   const Guarded guard(making_);
@@ -92,7 +92,7 @@ Address CudaManaged::allocate(CuDevice device, std::size_t bytes) noexcept {
   const auto& function = calls_.driver.managed_alloc;
   CuAddress address = 0;
   if (!calls_.had(function(&address, bytes, cu::kGlobal), function.symbol, bytes)) return 0;
-  // Advice only: it is the same memory without.
+  // Only advice: the memory works the same without the advice.
   if (moves_.load()) calls_.ok(calls_.driver.advise, address, bytes, cu::kSetPreferredLocation, device);
   return static_cast<Address>(address);
 }
@@ -110,7 +110,8 @@ void CudaManaged::release(Address address, std::size_t bytes) noexcept {
   held_.fetch_sub(bytes);
 }
 
-// Some milliseconds of the bus, and far less than the device holds, or what is fetched would displace what is in use.
+// A few milliseconds of bus time, and far less than the device holds, because prefetched data would otherwise
+// displace data in use.
 std::size_t CudaManaged::foresight() const noexcept {
   return held_.load() > room_.load() ? std::min(256 * kMiB, room_.load() / 8) : 0;
 }

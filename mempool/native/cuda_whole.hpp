@@ -1,4 +1,4 @@
-// The kinds of CUDA memory that come and go as a whole: plain, managed and pinned.
+// The kinds of CUDA memory that are allocated and freed as a whole: plain, managed and pinned.
 #pragma once
 
 #include <map>
@@ -22,7 +22,7 @@ class CudaWhole : public CudaMemory {
   Address take_base(Address address) noexcept;
 
   Lock lock_;
-  std::map<Address, Address> bases_;  // address handed out -> allocation, where they differ
+  std::map<Address, Address> bases_;  // address handed out -> allocation, if they differ
 };
 
 class CudaPlain final : public CudaWhole {
@@ -34,7 +34,7 @@ class CudaPlain final : public CudaWhole {
   void free(Address base) noexcept override;
 };
 
-// Every device knows host memory by the same address. Nothing of it is the device's own.
+// Host memory with the same address on every device, belonging to no single device.
 class CudaPinned final : public CudaWhole {
  public:
   using CudaWhole::CudaWhole;
@@ -44,8 +44,9 @@ class CudaPinned final : public CudaWhole {
   void free(Address base) noexcept override;
 };
 
-// Pages are where they were used last; what is too much for the device goes to the host and comes back when it is used.
-// They are to be on the device if they can, and prefetch() brings them before they are missed.
+// Memory whose pages are where they were last used; pages that do not fit on the device move to the host and
+// return when used. The preferred location is the device, and prefetch() moves pages there before they are
+// needed.
 class CudaManaged final : public CudaWhole {
  public:
   using CudaWhole::CudaWhole;
@@ -62,13 +63,13 @@ class CudaManaged final : public CudaWhole {
   void free(Address base) noexcept override;
   bool look_at(CuDevice device) noexcept;
 
-  Lock making_;                        // of the stream, and of what is known of the device
+  Lock making_;  // protects the creation of the stream and the knowledge about the device
   Atomic<bool> known_{false};
-  Atomic<CuStream> stream_{nullptr};   // for prefetching: nobody waits for it
+  Atomic<CuStream> stream_{nullptr};   // for prefetching; no work waits for this stream
   Atomic<CuDevice> device_{0};
-  Atomic<bool> moves_{false};          // the device and the host may use the memory at the same time
+  Atomic<bool> moves_{false};          // device and host may use the memory at the same time
   Atomic<std::size_t> held_{0};        // bytes reserved
-  Atomic<std::size_t> room_{0};        // bytes of the device's memory that were free when first asked
+  Atomic<std::size_t> room_{0};        // free bytes of the device's memory at the first query
 };
 
 }  // namespace mempool

@@ -15,27 +15,28 @@
 namespace mempool::cupy {
 namespace {
 
-// As Cython names the types of what it exports: a function of another type is called as a Python object.
+// Signatures in Cython's notation for exported functions; a function of another type is called as a Python
+// object.
 constexpr const char* kDeviceCapsule = "int (int __pyx_skip_dispatch)";
 constexpr const char* kStreamCapsule = "intptr_t (void)";
 
 struct Held {
-  Client* client = nullptr;   // none yet
-  PyObject* owner = nullptr;  // its Python object
+  Client* client = nullptr;   // null: none yet
+  PyObject* owner = nullptr;  // the client's Python object
 };
 
 struct Allocator {
   PyObject_HEAD
   vectorcallfunc call;
   Parts parts;                        // all owned
-  int (*device)(int);                 // or null: parts.device is called
+  int (*device)(int);                 // null: parts.device is called instead
   std::intptr_t (*stream)();
-  std::vector<Held>* held;            // by the device's index
+  std::vector<Held>* held;            // by device index
 };
 
 PyTypeObject* allocator_type = nullptr;
 
-// The number that a call gave; false: a Python error is set. Takes the reference.
+// Convert the result of a call to a number; false: a Python error is set. Steals the reference.
 bool number_of(PyObject* answer, std::int64_t& number) {
   if (answer == nullptr) return false;
   number = PyLong_AsLongLong(answer);
@@ -49,7 +50,8 @@ bool current_device(const Allocator& a, std::int64_t& index) {
   return PyErr_Occurred() == nullptr;
 }
 
-// The legacy default stream has two handles, and the per-thread one is another stream in each thread.
+// Return the current stream. The legacy default stream has two handles, and the per-thread one is another
+// stream in each thread.
 bool current_stream(const Allocator& a, Stream& stream) {
   if (a.stream == nullptr) {
     if (!number_of(PyObject_CallNoArgs(a.parts.stream), stream)) return false;
@@ -80,7 +82,7 @@ const Held* ask_for_client(Allocator& a, std::int64_t index) {
   Held& held = (*a.held)[at];
   if (held.client == nullptr) {
     held = {client, made};
-  } else {  // another thread was here meanwhile
+  } else {  // another thread stored a client meanwhile
     Py_DECREF(made);
   }
   return &held;
@@ -103,7 +105,7 @@ Address allocate(Client& client, std::size_t bytes, Stream stream) {
   return address;
 }
 
-// False: a Python error is set.
+// Allocate memory for the owner, with retries. False: a Python error is set.
 bool fill(Allocator& a, Owner& owner, std::size_t bytes, std::int64_t index) {
   for (bool again = false;; again = true) {
     owner.address = allocate(*owner.client, bytes, owner.stream);
@@ -119,7 +121,7 @@ bool fill(Allocator& a, Owner& owner, std::size_t bytes, std::int64_t index) {
   }
 }
 
-// MemoryPointer(UnownedMemory(address, bytes, owner, index), 0)
+// Return MemoryPointer(UnownedMemory(address, bytes, owner, index), 0).
 PyObject* pointer_to(const Allocator& a, Address address, std::size_t bytes, PyObject* owner, std::int64_t index) {
   PyObject* arguments[5] = {nullptr, PyLong_FromSize_t(address), PyLong_FromSize_t(bytes), owner, PyLong_FromLongLong(index)};
   PyObject* memory = nullptr;

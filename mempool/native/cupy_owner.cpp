@@ -12,7 +12,8 @@ void give_back(const Owner& owner) {
   PyEval_RestoreThread(state);
 }
 
-// The last buffer of a pool that is closed ends the pool. Waiting for the device, others need not wait too.
+// Release the client's Python object. The last buffer of a closed pool ends the pool; the wait for the device
+// then happens without the interpreter's lock, so that other threads need not wait.
 void let_go(const Owner& owner) {
   if (Py_REFCNT(owner.keeps) == 1) {
     PyThreadState* const state = PyEval_SaveThread();
@@ -22,7 +23,7 @@ void let_go(const Owner& owner) {
   Py_DECREF(owner.keeps);
 }
 
-// Not noexcept: where the interpreter has ended meanwhile, taking its lock ends this thread by unwinding it.
+// Not noexcept: if the interpreter has ended meanwhile, taking the lock ends this thread by unwinding.
 void dealloc(PyObject* self) {
   const Owner& owner = *reinterpret_cast<Owner*>(self);
   PyTypeObject* const type = Py_TYPE(self);

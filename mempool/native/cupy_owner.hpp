@@ -1,4 +1,5 @@
-// What CuPy holds for as long as it uses a buffer: its end is the buffer's. See cupy_allocator.hpp.
+// The object that CuPy holds while using a buffer; the buffer is freed when the object is destroyed. See
+// cupy_allocator.hpp.
 #pragma once
 
 #include <Python.h>
@@ -11,12 +12,13 @@ struct Owner {
   PyObject_HEAD
   PyObject* keeps;  // the client's Python object
   Client* client;
-  Address address;  // 0: none yet, and nothing is given back
-  Stream stream;    // where it was made, and where it goes back
+  Address address;  // 0: no buffer yet, and none is freed
+  Stream stream;    // stream of the allocation and of the free
 };
 
 bool prepare_owner() noexcept;
-// Without an address. A new reference, or null with a Python error. Collects no garbage.
+// Return an owner without an address: a new reference, or null with a Python error. Triggers no garbage
+// collection.
 Owner* new_owner(Client& client, PyObject* keeps, Stream stream) noexcept;
 
 }  // namespace mempool::cupy

@@ -1,6 +1,6 @@
-// What a device gave and got back, written into a history while one is kept. Knows which memory is held, so that a
-// reservation that goes back as a whole is written down page by page as it came: who reads a history backwards, as
-// PyTorch's viewer does, finds every piece where it was.
+// Log of the memory that a device gave and got back, written into a history while one is kept. The log tracks
+// the held memory, so that a reservation released as a whole is logged page by page, in the order of the
+// commits: readers that go backwards through a history, like PyTorch's viewer, find every piece in place.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class DeviceLog {
  public:
   using Runs = std::vector<std::pair<Address, std::size_t>>;  // (begin, bytes)
 
-  // Into `history` from now on, with what is held now. May throw std::bad_alloc.
+  // Write into `history` from now on, given the memory held now. May throw std::bad_alloc.
   void begin(Recorder<RecordedEvent>& history, const Runs& held) {
     held_.clear();
     for (const auto& [address, bytes] : held) held_[address] = bytes;
@@ -34,7 +34,7 @@ class DeviceLog {
     add(kind, address, bytes);
     keep(address, bytes);
   }
-  // All that is held of these bytes goes back.
+  // Log the release of all memory held in this range.
   void gave(RecordedEvent::Kind kind, Address address, std::size_t bytes) noexcept {
     if (!on()) return;
     const Address end = address + bytes;
@@ -58,7 +58,7 @@ class DeviceLog {
   void keep(Address address, std::size_t bytes) noexcept {
     try {
       held_[address] = bytes;
-    } catch (...) {  // a piece that the history will not see go
+    } catch (...) {  // the history will miss the release of this piece
     }
   }
 

@@ -6,7 +6,8 @@ namespace mempool {
 namespace {
 
 constexpr std::uint32_t kStrayPatience = 64;
-constexpr std::uint64_t kStandstill = 4096;  // allocations; an interpreter's lock lets threads run in bursts
+// allocations; large because an interpreter's lock lets threads run in bursts
+constexpr std::uint64_t kStandstill = 4096;
 constexpr std::uint32_t kNear = 256;     // positions
 constexpr std::uint32_t kFar = 4096;
 
@@ -23,8 +24,8 @@ void Follower::enter(Pattern* pattern, const Table* table, std::uint32_t positio
   strays_ = beyond_ = 0;
 }
 
-// Whether another one has begun the part. One that stands still while this one goes on does not play, and one that has come
-// to the end is given little time to begin again.
+// Return true if another follower plays the table. A follower that stands still while this one advances does
+// not count, and a follower at the end of the table has little time to begin again.
 bool Follower::played(const Table& table) noexcept {
   const Follower* other = table.player;
   if (other == nullptr || other == this || !other->plays(table)) return false;
@@ -60,7 +61,8 @@ bool Follower::next_begins_with(const Pattern* ended, std::uint64_t size) const 
   return table != nullptr && table->fits(0, size);
 }
 
-// Whether the other part expects what this one does up to here. Of an envelope's sizes only the last ones are known.
+// Return true if `other` expects the same sizes as the current table up to this position. For envelopes only
+// the last sizes are known and compared.
 bool Follower::begins_like(const Table& other) const noexcept {
   if (other.least.empty() && table_->least.empty()) return other.prefixes[position_] == table_->prefixes[position_];
   for (std::uint32_t back = 1; back < kWindow && back <= position_; ++back) {
@@ -74,7 +76,7 @@ void Follower::begin_next() noexcept {
   boundary_ = table_ == &pattern_->tables.front();
   Pattern* const upcoming = upcoming_;
   begin(next, ~std::uint64_t{0}, iteration_ + 1);
-  --began_at_;  // the allocation at hand is the first of the new iteration
+  --began_at_;  // the current allocation is the first of the new iteration
   if (upcoming != nullptr && !align(upcoming, count_ - 1)) upcoming_ = upcoming;
 }
 
@@ -101,13 +103,14 @@ void Follower::take_up(Pattern* pattern) noexcept {
   }
 }
 
-// `count`: the allocations before the one that the position is for.
+// Move to the position of `pattern` that the allocation count implies, if the last sizes fit. `count`:
+// allocations before the one that the position is for.
 bool Follower::align(Pattern* pattern, std::uint64_t count) noexcept {
   const Table* table = own_table(pattern);
   if (table == nullptr || count < table->phase || played(*table)) return false;
   const std::uint32_t length = table->length();
   const auto position = static_cast<std::uint32_t>((count - table->phase) % length);
-  // The last kWindow sizes are remembered; of those, the one at hand is not looked at.
+  // Compare the remembered sizes, the last kWindow, except the current allocation's size.
   for (std::uint32_t back = 1; back <= kWindow - (count_ - count) && back <= count; ++back) {
     const auto before = static_cast<std::uint32_t>((position + std::uint64_t{length} * kWindow - back) % length);
     if (!table->fits(before, recent_[(count - back) % kWindow])) return false;
@@ -133,7 +136,7 @@ bool Follower::switch_table(std::uint64_t size, const std::vector<Pattern*>& kno
   return false;
 }
 
-// Another pattern that begins like this one may be shorter, and have ended here.
+// Switch to another pattern with the same beginning that is shorter and has ended here.
 bool Follower::switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& known) noexcept {
   for (Pattern* pattern : known) {
     const Table* table = own_table(pattern);
@@ -145,7 +148,8 @@ bool Follower::switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& 
   return false;
 }
 
-// What has the sizes of a steady iteration may be made to stay while the program warms up, such as an optimizer's state.
+// Move to the only position that follows the last kWindow sizes. During warm-up, cyclic patterns are skipped:
+// buffers with the sizes of a steady iteration may be long-lived, such as an optimizer's state.
 bool Follower::resynchronise(const std::vector<Pattern*>& known) noexcept {
   if (count_ < kWindow) return false;
   std::uint64_t window[kWindow];
@@ -166,7 +170,7 @@ bool Follower::resynchronise(const std::vector<Pattern*>& known) noexcept {
   return false;
 }
 
-// How many of the last sizes lead to the position and what it expects, the one at hand among them.
+// Return how many of the last sizes, including the current one, match the sizes that end at the position.
 std::uint32_t Follower::agreement(std::uint32_t position) const noexcept {
   const auto most = static_cast<std::uint32_t>(std::min<std::uint64_t>({kWindow, position + std::uint64_t{1}, count_}));
   std::uint32_t agree = 0;
@@ -174,9 +178,10 @@ std::uint32_t Follower::agreement(std::uint32_t position) const noexcept {
   return agree;
 }
 
-// Steps to the place that most of the last sizes lead to; the farther it is away, the more there must be: two within 32
-// positions, each further one for eight times the distance. Without marks what is nearer beyond the end than behind is the
-// next iteration's, as when this one has ended early.
+// Step to the nearby position that most of the last sizes lead to. A longer distance requires more agreement:
+// two sizes within 32 positions, one more for each eightfold distance. Without marks, a position beyond the
+// end that is nearer than one behind belongs to the next iteration, because this iteration may have ended
+// early.
 bool Follower::step_near(bool marked, std::uint32_t reach) noexcept {
   const std::uint32_t length = table_->length();
   const bool goes_on = !marked && pattern_->cyclic && upcoming_ == nullptr &&
@@ -211,7 +216,7 @@ bool Follower::step_near(bool marked, std::uint32_t reach) noexcept {
   return true;
 }
 
-// Another one has begun the part first: there may be one that nobody plays.
+// Leave a table that another follower plays first; another matching table without a player may exist.
 Follower::Match Follower::yield_part(std::uint64_t size, const std::vector<Pattern*>& known) noexcept {
   if (strays_ == 0 && switch_table(size, known)) return matched();
   leave();
@@ -223,7 +228,8 @@ Follower::Match Follower::yield_part(std::uint64_t size, const std::vector<Patte
 Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
   if (table_ != nullptr && position_ == table_->length() && strays_ == 0) {
     const bool ends_here = !marked || !pattern_->cyclic;
-    // Unless the next iteration begins with this size, another pattern may begin like this whole one and go on.
+    // Unless the next iteration begins with this size, another pattern may start with this whole pattern and
+    // continue.
     if (!(ends_here && next_begins_with(pattern_, size)) && clean_ && switch_table(size, known)) return matched();
     if (!ends_here) {
       ++beyond_;
@@ -238,7 +244,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     if (strays_ == 0 && clean_ && !marked && switch_to_ended(size, known)) {
       begin_next();
       if (played(*table_)) return yield_part(size, known);
-      // What comes next may have been replaced by a plan that was waiting, which stands anywhere.
+      // The next pattern may have been replaced by a waiting plan, which is at an arbitrary position.
       if (expects(size)) return matched();
     }
     const std::uint64_t behind = std::uint64_t{position_} + strays_;
@@ -250,11 +256,11 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     clean_ = false;
   }
   const bool suspect = strays_ != 0 || differed_lately();
-  // Differences that keep coming back mean that it stands in the wrong place, however well it gets along there.
+  // Recurring differences mean a wrong position, however well single sizes match there.
   debt_ = differed_lately() ? debt_ + 1 : 1;
   last_stray_ = count_;
   if (table_ != nullptr && suspect && position_ < table_->length()) {
-    // One that has strayed for long looks rarely, and farther away.
+    // After many strays, search rarely but farther away.
     const bool far = strays_ >= kWindow;
     const bool looks = far ? strays_ % (strays_ < kStrayPatience ? kWindow : kStrayPatience) == 0 : debt_ < kWindow;
     if (looks && step_near(marked, far ? kFar : kNear)) {
@@ -268,9 +274,9 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     debt_ = 0;
     if (resynchronise(known) || table_ != nullptr) return Match::none(Outcome::other_size);
   }
-  // A program that has left for good should not pay for the search each time.
+  // A program that has left all patterns for good should not pay for the search each time.
   if (strays_ > kStrayPatience && count_ % kStrayPatience != 0) return Match::none(Outcome::lost);
-  // The window ends with this allocation, so what it finds is where the *next* one stands.
+  // The window ends with this allocation, so that the search finds the position of the *next* allocation.
   return Match::none(resynchronise(known) ? Outcome::other_size : Outcome::lost);
 }
 

@@ -1,17 +1,19 @@
-// Where one sequence of allocations stands in its pattern. This is the whole policy for divergence; it hands out
-// positions, never addresses, so being fooled costs hits and nothing else.
+// Position of one sequence of allocations in a pattern. This class holds the whole policy for divergence and
+// hands out positions, never addresses, so that a wrong guess costs hits and nothing else.
 //
-// * The expected size: a match, move on.
-// * Another size: an extra allocation (stay: the pattern goes on where it was) or one with a changed shape (step over it:
-//   the pattern goes on behind it). Which of the two is told by the next size that matches either.
-// * At the first difference in an iteration: another known pattern, or the part of another thread, that shares the prefix
-//   and expects this size, or that has ended here.
-// * From the second stray on, and where one came a short while ago: the place near by that most of the last sizes lead to;
-//   something was left out, or is done again.
-// * After kWindow strays in a row, or in short succession: the one place in any known pattern that follows the last kWindow
-//   sizes; while a warm-up may last, in that only.
+// * Expected size: a match; advance.
+// * Unexpected size: either an extra allocation (the pattern continues at the same position) or a buffer with
+//   a changed shape (the pattern continues behind this position). The next size that fits one of the two
+//   positions decides.
+// * First difference in an iteration: try another known pattern, or the part of another thread, that shares
+//   the prefix and either expects this size or has ended here.
+// * Second stray in a row, or a stray soon after another: step to the nearby position that most of the last
+//   sizes lead to, because allocations were left out or repeated.
+// * kWindow strays in a row or in short succession: the only position in any known pattern that follows the
+//   last kWindow sizes; while a warm-up may last, in the warm-up only.
 //
-// A part has one player at a time: of several threads that do the same work, one replays and the others do not disturb it.
+// A part has one player at a time: of several threads that do the same work, one replays and the others do
+// not disturb it.
 #pragma once
 
 #include <vector>
@@ -21,8 +23,9 @@
 
 namespace mempool {
 
-inline constexpr std::uint32_t kEarly = 32;    // positions, in which an iteration has only begun
-inline constexpr std::uint64_t kForgiven = 64;  // allocations after which a difference no longer counts against the place
+inline constexpr std::uint32_t kEarly = 32;    // positions; up to here an iteration counts as just begun
+// allocations after which a difference no longer counts against the position
+inline constexpr std::uint64_t kForgiven = 64;
 
 class Follower {
  public:
@@ -31,14 +34,13 @@ class Follower {
   struct Match {
     const Slot* slot = nullptr;  // null: no position
     Outcome outcome = Outcome::lost;
-    std::uint64_t size = 0;      // that the position was planned for
+    std::uint64_t size = 0;      // planned size of the position
     bool boundary = false;       // this allocation is the first of a new iteration of the first table
 
     static Match none(Outcome why) noexcept { return {nullptr, why, 0, false}; }
   };
-  // The position of the next allocation. `marked`: iterations begin by marks only.
-  // The straight way through next(): the slot of the next allocation if it is the expected one and nothing else happens
-  // there, else null. `advance` goes on behind it.
+  // Fast path of next(): return the slot of the next allocation if the size is the expected one and nothing
+  // else happens there, else null. advance() then moves to the next position.
   const Slot* expected_slot(std::uint64_t size) const noexcept {
     if (boundary_ || strays_ != 0 || position_ == 0 || !expects(size)) return nullptr;
     return &table_->slots[position_ * std::size_t{pattern_->unroll} + column_];
@@ -47,6 +49,7 @@ class Follower {
     recent_[count_++ % kWindow] = size;
     ++position_;
   }
+  // Return the position of the next allocation. `marked`: iterations begin by marks only.
   Match next(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
     recent_[count_++ % kWindow] = size;
     if (table_ != nullptr && (strays_ != 0 || position_ == 0) && played(*table_)) return yield_part(size, known);
@@ -56,16 +59,17 @@ class Follower {
     }
     return diverged(size, known, marked);
   }
-  // Iteration number `iteration`: position 0 of `pattern`, or the position that a warm-up has for its `mark`-th mark.
+  // Begin iteration number `iteration` at position 0 of `pattern`, or at the position of the `mark`-th mark
+  // of a warm-up.
   void begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iteration) noexcept;
-  // Follows nothing until an iteration begins.
+  // Follow no pattern until an iteration begins.
   void hold_back() noexcept { warm_at_ = ~std::uint64_t{0}; }
   void leave() noexcept {
     table_ = nullptr, pattern_ = finished_ = upcoming_ = nullptr;
     strays_ = 0;
     boundary_ = false;
   }
-  // Another stream's from now on; allocations are counted on.
+  // Reassign this follower to another stream; the allocation count continues.
   void pass_on(Stream stream) noexcept {
     leave();
     stream_ = stream;
@@ -74,29 +78,33 @@ class Follower {
     debt_ = 0;
     idle_ = false;
   }
-  // `fresh` has the same sizes as `old` and takes its place.
+  // Replace `old` by `fresh`, which serves the same sizes, at the same position.
   void replace(const Pattern* old, Pattern* fresh) noexcept;
-  // Takes up a pattern that was just planned, if the last sizes are what it expects. Who is in step with another one
-  // goes on in that until its iteration ends: fewest buffers, which may lie where the new plan has others, live then.
+  // Follow a newly planned pattern if the last sizes match. A follower in step with another pattern continues
+  // there until the iteration ends: the fewest buffers, which may lie in slots of the new plan, are live
+  // then.
   void take_up(Pattern* pattern) noexcept;
 
   std::uint32_t sequence() const noexcept { return sequence_; }
   Stream stream() const noexcept { return stream_; }
   Pattern* pattern() const noexcept { return pattern_; }
-  const Table* table() const noexcept { return table_; }  // null: no part of the pattern is followed
+  const Table* table() const noexcept { return table_; }  // null: no table is followed
   std::uint32_t position() const noexcept { return position_; }
   std::uint64_t expected() const noexcept {
     return table_ != nullptr && position_ < table_->length() ? table_->sizes[position_] : 0;
   }
   std::uint64_t count() const noexcept { return count_; }
   std::uint64_t iteration() const noexcept { return iteration_; }
-  // The pattern that is taken up when this iteration ends; null if the next is the same one or its successor.
+  // The pattern to follow when this iteration ends; null if the next pattern is the same one or the regular
+  // successor.
   Pattern* upcoming() const noexcept { return upcoming_; }
-  // The pattern of the iteration that ended last; null if none was followed.
+  // The pattern of the last iteration that ended; null if none was followed.
   Pattern* finished() const noexcept { return finished_; }
-  // While its thread has ended and no other has taken its place, it plays no part.
+  // Mark the follower as idle: the thread has ended and no other thread has taken over, so that the follower
+  // plays no part.
   void set_idle(bool idle) noexcept { idle_ = idle; }
-  // What is due if nothing so far was beside the iteration, which has only begun; else a size of 0.
+  // The expected allocation if every allocation so far belongs to the iteration and the iteration has just
+  // begun; else a size of 0.
   struct Due {
     std::uint64_t place = 0, size = 0;
   };
@@ -104,17 +112,17 @@ class Follower {
     const std::uint64_t place = count_ - began_at_;
     return table_ != nullptr && place < kEarly && place < table_->length() ? Due{place, table_->sizes[place]} : Due{};
   }
-  // It has begun its part, so that the places it is about to use should stay free.
+  // Return true if the follower has begun a part, so that the slots about to be used should stay free.
   bool plays() const noexcept { return table_ != nullptr && plays(*table_); }
-  // What is made to stay is made now, wherever that finds room.
+  // Return true during a warm-up, when long-lived buffers are allocated wherever there is room.
   bool warms_up() const noexcept { return count_ < warm_at_ && !idle_; }
-  // The allocation at hand is the one before which least is alive.
+  // Return true if the current allocation is at the low-water mark, before which the fewest bytes are live.
   bool is_calm() const noexcept { return table_ == &pattern_->tables.front() && position_ == pattern_->calm + 1; }
   bool follows(const Table& table) const noexcept { return table_ == &table; }
   bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow && beyond_ < kWindow; }
 
  private:
-  // Whether the next position is for this size; nothing else may hand one out.
+  // Return true if the next position is for this size. No other function may hand out a position.
   bool expects(std::uint64_t size) const noexcept {
     return table_ != nullptr && position_ < table_->length() &&
            (table_->fits(position_, size) || !MEMPOOL_GUARDED("own_size"));
@@ -149,27 +157,30 @@ class Follower {
   bool begins_like(const Table& other) const noexcept;
 
   std::uint32_t sequence_;
-  std::uint32_t role_;  // the recorded sequence whose part this one plays: threads of a pool swap their work
+  // the recorded sequence whose part this follower plays: the threads of a thread pool swap their work
+  std::uint32_t role_;
   Stream stream_;
   Pattern* pattern_ = nullptr;
   Pattern* finished_ = nullptr;
   Pattern* upcoming_ = nullptr;
   const Table* table_ = nullptr;
-  std::uint32_t position_ = 0;   // the next expected
+  std::uint32_t position_ = 0;   // the next expected position
   std::uint32_t column_ = 0;     // iteration_ % unroll
-  std::uint32_t strays_ = 0;     // allocations since the last match, or since leaving
-  std::uint32_t beyond_ = 0;     // allocations behind the iteration's last, before the mark
+  std::uint32_t strays_ = 0;     // allocations since the last match, or since leaving the pattern
+  std::uint32_t beyond_ = 0;     // allocations after the last planned one of the iteration, before the mark
   std::uint32_t debt_ = 0;       // differences in short succession
   std::uint64_t last_stray_ = 0; // count_ at the last difference
-  bool clean_ = true;            // everything matched since the iteration began
+  bool clean_ = true;            // every allocation matched since the iteration began
   bool boundary_ = false;
   bool idle_ = false;
   std::uint64_t iteration_ = 0;
-  std::uint64_t count_ = 0;      // allocations ever
-  std::uint64_t began_at_ = 0;   // the count when the iteration began
-  std::uint64_t warm_at_ = 0;    // the count at which a warm-up is over, though it was of a shorter kind; 0 if it is
+  std::uint64_t count_ = 0;      // total allocations
+  std::uint64_t began_at_ = 0;   // count_ when the iteration began
+  // count_ at which a warm-up is over, even one of a shorter variant; 0: the warm-up is over
+  std::uint64_t warm_at_ = 0;
   std::uint64_t recent_[kWindow] = {};
-  // Another one that plays a part which this one would take, how far it was, and this one's count then.
+  // Another follower that plays a part this follower would take; the rival's count, and this follower's count
+  // at the rival's last move.
   const Follower* rival_ = nullptr;
   std::uint64_t rival_count_ = 0, rival_since_ = 0;
 };

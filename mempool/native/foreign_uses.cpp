@@ -50,7 +50,7 @@ void ForeignUses::add(Address address, Stream stream) {
   }
 }
 
-// One buffer less, freed.
+// Count one freed buffer less for the stream.
 void ForeignUses::forget(Stream stream) noexcept {
   const auto known = find(streams_, stream);
   awaited_ -= --known->waiting == 0 ? 1 : 0;
@@ -80,9 +80,10 @@ void ForeignUses::record(Use& use) noexcept {
   use.recorded = true;
 }
 
-// What could not be recorded at the free, or was captured with it, is recorded when that is over.
+// Record the event again if recording failed at the free, or if the event was captured.
 bool ForeignUses::record_again(By& by) noexcept {
-  if (ThreadStream::ended(by.stream)) {  // where nobody can record any more: once for all that was freed so far
+  // no thread can record on the stream any more: synchronize once for all buffers freed so far
+  if (ThreadStream::ended(by.stream)) {
     if (!device_.synchronize()) return false;
     synchronized();
     return true;
@@ -97,8 +98,9 @@ bool ForeignUses::through(Use& use) noexcept {
   if (!use.recorded) return false;
   for (By& by : use.by) {
     if (by.event == 0) continue;
-    if (!device_.tells(by.event) && !record_again(by)) return false;  // which says nothing of what was freed later
-    // Streams finish in order, so one look at a busy stream is enough for all that was freed later.
+    // not marked as busy: an unusable event says nothing about buffers freed later
+    if (!device_.tells(by.event) && !record_again(by)) return false;
+    // Streams finish in order, so one query of a busy stream suffices for all buffers freed later.
     if (holds(busy_, by.stream)) return false;
     if (!device_.query(by.event)) {
       busy_.push_back(by.stream);
@@ -116,7 +118,7 @@ ForeignUses::Freed ForeignUses::next(bool begin) noexcept {
   Use* before = nullptr;
   for (Use* use = first_; use != nullptr; before = use, use = use->next) {
     if (!through(*use) && MEMPOOL_GUARDED("record_stream")) {
-      if (busy_.size() == awaited_) break;  // so are all that follow
+      if (busy_.size() == awaited_) break;  // all following buffers are busy too
       continue;
     }
     (before == nullptr ? first_ : before->next) = use->next;

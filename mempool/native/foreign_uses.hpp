@@ -1,8 +1,9 @@
-// Buffers that other streams than their own use, and those of them that the program has freed while such a stream may
-// still be at work on them. Host order is not device order: nobody gets their memory before those streams are through.
+// Buffers used by streams other than their own, including freed buffers on which such a stream may still
+// work. Host order is not device order: the memory is not reused before those streams have completed.
 //
-// Freed buffers are told by events. None is recorded or asked for while a graph is captured, since that would become part
-// of the graph; what is freed then waits for resume().
+// Events on the using streams tell when a freed buffer is unused. During a graph capture no event is recorded
+// or queried, because the event would become part of the graph; buffers freed during the capture wait for
+// resume().
 #pragma once
 
 #include <map>
@@ -16,7 +17,7 @@ class ForeignUses {
  public:
   struct Freed {
     Address address;
-    Stream stream;  // on which the program freed it
+    Stream stream;  // on which the program freed the buffer
   };
 
   explicit ForeignUses(Device& device) : device_(device) {}
@@ -24,20 +25,20 @@ class ForeignUses {
   ForeignUses(const ForeignUses&) = delete;
   ForeignUses& operator=(const ForeignUses&) = delete;
 
-  // Neither a live buffer with such a use nor one that waits.
+  // Return true if no live or deferred buffer has a foreign use.
   bool empty() const noexcept { return uses_.empty(); }
-  // A live buffer is used by a stream that is not its own. May throw std::bad_alloc.
+  // Record the use of a live buffer by another stream than the buffer's own. May throw std::bad_alloc.
   void add(Address address, Stream stream);
   bool has(Address address) const noexcept { return uses_.count(address) != 0; }
   bool waits(Address address) const noexcept;
-  std::size_t waiting() const noexcept { return waiting_; }  // how many
-  // The program has freed a buffer of these. Needs no memory.
+  std::size_t waiting() const noexcept { return waiting_; }  // number of deferred buffers
+  // Free a buffer with foreign uses. Allocates no memory.
   void free(Address address, Stream stream) noexcept;
 
-  // The oldest of those with which the streams are through, or an address of 0; it is forgotten. To be called until there
-  // is none: what a call learns of a busy stream holds for the calls that follow it, until `begin`.
+  // Return and forget the oldest freed buffer whose using streams have completed, or an address of 0. Call
+  // repeatedly until the result is 0: the knowledge that a stream is busy is kept until a call with `begin`.
   Freed next(bool begin) noexcept;
-  // The device has been waited for: all that is freed is through.
+  // Mark all freed buffers as completed, after a device synchronization.
   void synchronized() noexcept;
 
   void pause() noexcept { ++paused_; }
@@ -54,12 +55,12 @@ class ForeignUses {
     Stream stream = 0;
     bool freed = false;
     bool recorded = false;
-    Use* next = nullptr;  // freed after this one
+    Use* next = nullptr;  // the next freed buffer
   };
   struct Known {
     Stream stream;
-    std::size_t uses;     // buffers that it uses, live and freed
-    std::size_t waiting;  // of these, freed
+    std::size_t uses;     // buffers that the stream uses, live and freed
+    std::size_t waiting;  // the freed ones of these
   };
   void record(Use& use) noexcept;
   bool record_again(By& by) noexcept;
@@ -68,11 +69,11 @@ class ForeignUses {
 
   Device& device_;
   std::map<Address, Use> uses_;
-  Use* first_ = nullptr;  // freed, oldest first
+  Use* first_ = nullptr;  // freed buffers, oldest first
   Use* last_ = nullptr;
-  std::vector<Stream> busy_;  // since next(true); has room for all of streams_
-  std::vector<Known> streams_;  // that use any
-  std::size_t awaited_ = 0;    // of these, how many something waits for
+  std::vector<Stream> busy_;  // busy streams since next(true); has capacity for all of streams_
+  std::vector<Known> streams_;  // streams with foreign uses
+  std::size_t awaited_ = 0;    // number of streams that some freed buffer waits for
   std::size_t waiting_ = 0;
   unsigned paused_ = 0;
 };

@@ -3,7 +3,8 @@
 namespace mempool {
 namespace {
 
-// Where it cannot tell, it does: kept for a graph without need costs memory, and the other way round its contents.
+// Return true if the filter fails: memory kept for a graph without need costs memory, the opposite error
+// costs the graph's contents.
 bool takes(const GraphPools::Filter& filter, Stream stream) noexcept {
   try {
     return filter(stream);

@@ -1,9 +1,9 @@
-// Memory of captured graphs. A graph uses the same addresses again at every replay, wherever the program's own buffers
-// have gone by then, so what was allocated while one was captured is a pool's of its own: nobody else gets it before that
-// pool is released.
+// Memory of captured graphs. A graph uses the same addresses at every replay, regardless of later allocations
+// by the program, so that memory allocated during a capture belongs to a separate pool and is not reused
+// elsewhere before that pool is released.
 //
-// While a graph is captured nothing may wait for the device, and no event may be recorded on a stream that is part of it:
-// MemorySource is on hold, and gives nothing back.
+// During a capture no call may wait for the device, and no event may be recorded on a stream that is part of
+// the capture: MemorySource is on hold and releases nothing.
 #pragma once
 
 #include <algorithm>
@@ -19,32 +19,34 @@ namespace mempool {
 class GraphPools {
  public:
   using Id = std::pair<std::uint64_t, std::uint64_t>;
-  using Filter = std::function<bool(Stream)>;  // whether a request of this stream belongs to the pool
+  using Filter = std::function<bool(Stream)>;  // true: a request of this stream belongs to the pool
 
   explicit GraphPools(MemorySource& source) : source_(source) {}
 
-  // Requests that the filter takes come from this pool from now on; each begin wants a release. May throw std::bad_alloc.
+  // Serve requests that match the filter from this pool from now on; each begin requires a release. May throw
+  // std::bad_alloc.
   void begin(Id id, Filter filter);
   // False: no such pool takes requests.
   bool end(Id id) noexcept;
-  // Whether nothing may wait for the device on behalf of this pool; each says whether that has changed.
+  // Forbid or allow waits for the device on behalf of this pool; return true if that changed.
   bool hold(Id id) noexcept;
   bool let_go(Id id) noexcept;
-  // What no graph needs any more goes back, now or when the last of its buffers is freed.
+  // Drop one use of the pool. The memory is released when no graph needs the pool, at once or when the pool's
+  // last buffer is freed.
   void release(Id id) noexcept;
 
   bool begun() const noexcept { return begun_ != 0; }
   bool begun(Id id) noexcept;
   unsigned uses(Id id) noexcept;  // begins without a release
-  // The segments that a request of this stream is to be served from, or null.
+  // Return the segments that serve a request of this stream, or null.
   Segments* of(Stream stream) noexcept;
-  // The live block at this address, and the segments it is of; or null.
+  // Return the live block at this address, and the segments that contain the block; or null.
   Block* find(Address address, Segments*& in) noexcept;
   bool owns(Address address) const noexcept;
-  // Pools that are released and empty go back.
+  // Remove pools that are released and empty.
   void trim() noexcept;
 
-  // Calls use(id, segments) with each of the pools, whose segments only a snapshot reads from outside.
+  // Call use(id, segments) for each pool, whose segments only a snapshot reads from outside.
   template <class Use>
   void each(Use use) const {
     for (const One& one : pools_) use(one.id, one.segments);
@@ -55,7 +57,7 @@ class GraphPools {
  private:
   static constexpr std::size_t kShared = std::size_t{2} << 20;  // bytes
   struct One {
-    // Small segments: a program may capture hundreds of graphs, each with a pool of its own.
+    // Small segments, because a program may capture hundreds of graphs with one pool each.
     One(Id name, MemorySource& source)
         : id(name), segments(source, std::min(kShared, source.traits().shared_segment)) {}
     Id id;

@@ -1,5 +1,5 @@
-// Checks that can be taken out one at a time, to show that the tests notice. In every build but the mutation tests'
-// (-DMEMPOOL_MUTATIONS) a guard is the constant true and costs nothing.
+// Checks that can be removed one at a time, to show that the tests detect the removal. In every build except
+// the mutation tests' (-DMEMPOOL_MUTATIONS) a guard is the constant true and costs nothing.
 #pragma once
 
 #ifdef MEMPOOL_MUTATIONS
@@ -9,7 +9,7 @@
 
 namespace mempool {
 
-// Whether the environment asks to do without this guard. Read once, before there are threads.
+// Name of the guard that the environment removes, or null. Read once, before there are threads.
 inline const char* const removed_guard = std::getenv("MEMPOOL_REMOVED_GUARD");
 
 inline bool guarded(const char* name) noexcept {
@@ -18,7 +18,7 @@ inline bool guarded(const char* name) noexcept {
 
 }  // namespace mempool
 
-#ifdef MEMPOOL_WORLD  // between a check and what follows from it another thread may run
+#ifdef MEMPOOL_WORLD  // between a check and the consequence another thread may run
 #include "world/fibers.hpp"
 #define MEMPOOL_GUARDED(name) (::world::point(), ::mempool::guarded(name))
 #else

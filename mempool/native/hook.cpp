@@ -33,9 +33,9 @@ bool Hook::Entry::nothing_alive() noexcept {
   const Guarded guard(pool.lock);
   pool.collect();
   if (heir != nullptr && client->nothing_alive()) return true;
-  // A graph uses its memory at every launch, with all its buffers freed.
+  // A graph uses memory at every launch, even when all buffers of the graph are freed.
   if (pool.graphs().pools() != 0) return false;
-  // What is alive is in the books of some client, who then keeps the pool; what nobody's buffer is any more in nobody's.
+  // Live buffers are counted by some client, which then keeps the pool; orphaned buffers are counted by none.
   const bool others = pool.clients().size() > 1 && pool.deferred().current == 0;
   return pool.live_blocks() == 0 || (others && client->nothing_alive());
 }
@@ -56,7 +56,7 @@ void Hook::prepare() {
 
 void Hook::after_fork_in_child() {
   Presence::after_fork_in_child();
-  prepared.lock.unlock();  // whoever held a lock does not exist here
+  prepared.lock.unlock();  // a thread that held a lock does not exist in the child
   for (Hook* hook = prepared.hooks; hook != nullptr; hook = hook->also_prepared_) hook->lock_.unlock();
 }
 
@@ -77,7 +77,7 @@ Hook::Served Hook::serve(Client& client, Checked* checked, void* owner, bool ins
   return anew ? Served::anew : Served::again;
 }
 
-// Frees come to the newest client of a pool, whichever of its clients here made the buffer.
+// Redirect frees to the newest client of a pool, whichever of the pool's clients here made the buffer.
 void Hook::inherit(Entry& heir) noexcept {
   Pool& pool = heir.client->pool();
   const Guarded guard(pool.lock);
@@ -104,7 +104,8 @@ std::vector<void*> Hook::reclaim() {
   std::vector<void*> owners;
   const Guarded guard(lock_);
   if (entries_.load(std::memory_order_relaxed) == nullptr && unlinked_ == nullptr) return owners;
-  // Who loaded a client while it served may allocate from it for as long as he is present.
+  // A thread that loaded a client while the client served may allocate from that client as long as the thread
+  // is present.
   if (!Presence::everybody_left()) return owners;
   std::size_t count = 0;
   Atomic<Entry*>* link = &entries_;

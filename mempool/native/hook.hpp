@@ -1,8 +1,9 @@
-// A framework's allocator, which one client at a time serves, while what former ones gave is freed where it came from.
+// A framework's allocator, served by one client at a time; buffers of former clients return to the
+// pools that they came from.
 //
-// A framework keeps our functions for ever: buffers outlive the pool that made them, their thread, a fork, and the
-// interpreter. So a client that no longer serves is held until nothing of its memory is alive. What no client made is
-// foreign, and goes to the functions that were there before.
+// A framework keeps the installed functions for ever: buffers outlive the pool that made them, their thread,
+// a fork, and the interpreter. A client that no longer serves is therefore held until none of its memory is
+// live. Addresses made by no client are foreign and go to the functions that were installed before.
 #pragma once
 
 #include <cstddef>
@@ -16,14 +17,15 @@ namespace mempool {
 
 class Hook {
  public:
-  // A client that serves or served.
+  // A client that serves or has served.
   struct Entry {
     Client* client;
-    Checked* checked;     // before the client; or null
+    Checked* checked;     // in front of the client; or null
     void* owner;          // keeps both in existence
-    Atomic<Entry*> next;  // older ones
+    Atomic<Entry*> next;  // older entries
     Entry* also_unlinked = nullptr;
-    Entry* heir = nullptr;  // a newer one on the same pool, which frees and counts what this one left alive
+    // a newer entry on the same pool, which frees and counts the buffers this one left live
+    Entry* heir = nullptr;
 
     Address allocate(std::size_t bytes, bool zeroed, Stream stream = 0) noexcept {
       return checked == nullptr ? client->allocate(bytes, stream, zeroed) : checked->allocate(bytes, stream, zeroed);
@@ -36,35 +38,39 @@ class Hook {
     bool nothing_alive() noexcept;
   };
 
-  constexpr Hook() = default;  // statics are made before anything runs and never destroyed: buffers outlive them all
+  // static hooks exist before any code runs and are never destroyed, because buffers outlive everything
+  constexpr Hook() = default;
 
-  // --- by whoever installs
+  // --- called by the installer
 
-  // From now on `client` serves, through `checked` if that is not null. `owner` is what keeps both in existence, opaque
-  // here; it is held until reclaim() gives it back. `instead`: of whoever serves now, without a moment in between.
-  enum class Served { no, again, anew };  // no: another one serves; again: it was still held; anew: `owner` was taken
-  Served serve(Client& client, Checked* checked, void* owner, bool instead = false);  // may throw std::bad_alloc
-  // Nobody serves from now on; buffers made before are freed as they should.
+  // Let `client` serve from now on, through `checked` if not null. `owner` is an opaque object that keeps
+  // both in existence, held until reclaim() returns the object. `instead`: replace the present server without
+  // a gap. no: another client serves; again: the entry was still held; anew: `owner` was taken
+  enum class Served { no, again, anew };
+  // may throw std::bad_alloc
+  Served serve(Client& client, Checked* checked, void* owner, bool instead = false);
+  // Let no client serve from now on; buffers made before are still freed correctly.
   void stop() noexcept;
   Client* serving() noexcept;
-  // The owners of clients that do not serve and of whose memory nothing is alive; they are forgotten.
+  // Return and forget the owners of clients that do not serve and whose memory has no live buffers.
   std::vector<void*> reclaim();
-  std::size_t held() noexcept;  // clients
-  // Before the first use; more than once does nothing.
+  std::size_t held() noexcept;  // number of clients
+  // Call before the first use; repeated calls do nothing.
   void prepare();
 
-  // --- by the framework; where it says "present", while a Presence::Here of the caller lives
+  // --- called by the framework; "present" means while the caller holds a Presence::Here
 
   bool nobody_serves() const noexcept { return serving_.load(std::memory_order_relaxed) == nullptr; }
   bool nobody_ever_served() const noexcept { return entries_.load(std::memory_order_relaxed) == nullptr; }
-  // What this thread's requests go to, or null: to the functions that were there before. Present.
+  // Return the entry that serves this thread's requests, or null: use the previously installed functions.
+  // Present.
   Entry* serving_here() const noexcept {
     Entry* const entry = serving_.load(std::memory_order_acquire);
     return entry == nullptr || Client::Bypass::active() ? nullptr : entry;
   }
-  // Frees into whichever client made it. False: foreign. Present.
+  // Free a buffer into the client of its allocation. False: foreign. Present.
   bool free(Address address, Stream stream = 0) noexcept;
-  // Calls `act` with each client that serves or served. Present.
+  // Call `act` with each client that serves or has served. Present.
   template <class Act>
   void each(Act act) const {
     for (Entry* entry = entries_.load(std::memory_order_acquire); entry != nullptr;
@@ -72,13 +78,13 @@ class Hook {
       act(*entry->client);
     }
   }
-  // The entry whose client made this live buffer, and its size; or null. Present.
+  // Return the entry whose client made this live buffer, and the buffer's size; or null. Present.
   Entry* owner_of(Address address, std::size_t& bytes) noexcept;
 
  private:
-  Atomic<Entry*> serving_{nullptr};  // one of entries, or null
-  Atomic<Entry*> entries_{nullptr};  // newest first; changed under `lock_`, followed by anybody who is present
-  Entry* unlinked_ = nullptr;        // taken out of entries; somebody may still be on them
+  Atomic<Entry*> serving_{nullptr};  // one of entries_, or null
+  Atomic<Entry*> entries_{nullptr};  // newest first; changed under `lock_`, read by threads that are present
+  Entry* unlinked_ = nullptr;        // removed from entries_, but possibly still in use by a thread
   Lock lock_;
   bool prepared_ = false;
   Hook* also_prepared_ = nullptr;

@@ -10,9 +10,10 @@ namespace {
 
 const std::size_t kHostPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 constexpr std::size_t kOwnMapping = std::size_t{4} << 20;
-// From the size on at which NumPy does so, and up to where much is often touched here and there only.
+// Bounds for huge pages: NumPy uses them from the same size on; larger memory is often touched only sparsely.
 constexpr std::size_t kLeastHuge = std::size_t{4} << 20, kMostHuge = std::size_t{1} << 30;
-// Inaccessible pages are not counted as committed, and accessible ones are: what malloc would refuse, commit() does too.
+// Inaccessible pages are not charged as committed memory, accessible ones are: commit() refuses memory that
+// malloc would refuse.
 constexpr int kAnonymous = MAP_PRIVATE | MAP_ANONYMOUS;
 
 void* at(Address address) { return reinterpret_cast<void*>(address); }
@@ -23,7 +24,7 @@ DeviceTraits HostDevice::traits() const noexcept {
   return {64, kHostPage, std::size_t{64} << 20, std::size_t{16} << 20, true};
 }
 
-// Reserved pages are inaccessible, so address space costs nothing even where the kernel does not overcommit.
+// Reserve inaccessible pages, so that address space costs nothing even if the kernel does not overcommit.
 Address HostDevice::reserve(std::size_t bytes, std::size_t alignment) noexcept {
   const std::size_t slack = alignment > kHostPage ? alignment : 0;
   if (bytes + slack < bytes) return 0;
@@ -40,14 +41,15 @@ Address HostDevice::reserve(std::size_t bytes, std::size_t alignment) noexcept {
 
 bool HostDevice::commit(Address address, std::size_t bytes) noexcept {
   if (mprotect(at(address), bytes, PROT_READ | PROT_WRITE) != 0) return false;
-  // A fault for every 2 MiB where the kernel has huge pages to give.
+  // One page fault per 2 MiB if the kernel has free huge pages.
   if (bytes >= kLeastHuge && bytes <= kMostHuge) madvise(at(address), bytes, MADV_HUGEPAGE);
   return true;
 }
 
 void HostDevice::decommit(Address address, std::size_t bytes) noexcept {
-  // Mapping afresh returns the pages and their commit charge, but each hole is a mapping of its own, and a process has
-  // only some 65,000. Small holes therefore stay accessible: their pages go back, and the kernel merges the mapping.
+  // Mapping anew returns the pages and their commit charge, but each hole is a separate mapping, and a
+  // process has only some 65,000. Small holes therefore stay accessible: their pages are returned, and the
+  // kernel merges the mapping.
   if (bytes >= kOwnMapping && mmap(at(address), bytes, PROT_NONE, kAnonymous | MAP_FIXED, -1, 0) != MAP_FAILED) return;
   madvise(at(address), bytes, MADV_DONTNEED);
 }
@@ -64,7 +66,7 @@ void HostDevice::copy(Address to, Address from, std::size_t bytes, Stream) noexc
 }
 
 void HostDevice::zero(Address address, std::size_t bytes, Stream) noexcept {
-  // Past this size fresh pages are cheaper than writing, and stay untouched where the program never looks.
+  // From this size on fresh pages are cheaper than writing, and stay untouched where the program never reads.
   constexpr std::size_t kFreshPages = std::size_t{64} << 20;
   const Address first = (address + kHostPage - 1) / kHostPage * kHostPage;
   const Address last = (address + bytes) / kHostPage * kHostPage;

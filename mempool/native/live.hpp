@@ -1,4 +1,4 @@
-// How many objects of each kind there are in the process, against leaks: the tests ask after each of theirs.
+// Counts of the existing objects of each class in the process, with which tests detect leaks.
 #pragma once
 
 #include <atomic>
@@ -6,7 +6,8 @@
 
 namespace mempool {
 
-// Counts the objects of a class that derives from it. Not one of sync.hpp's atomics: nobody waits for it or decides by it.
+// Base class that counts the objects of a derived class. Uses no atomic of sync.hpp: no code waits for the
+// count or depends on the value.
 template <class Counted>
 class Live {
  public:
@@ -22,7 +23,7 @@ class Live {
   inline static std::atomic<std::int64_t> count_{0};
 };
 
-// The same for what is no object: reservations of address space, arenas and segments alike.
+// The same count for reservations of address space, of arenas and segments alike, which are no objects.
 struct Reservation {
   static void made() noexcept { count().fetch_add(1, std::memory_order_relaxed); }
   static void gone() noexcept { count().fetch_sub(1, std::memory_order_relaxed); }

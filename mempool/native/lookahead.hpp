@@ -1,4 +1,5 @@
-// What a follower's plan uses next, each told once and not farther ahead than a window: for a device that has to fetch it.
+// The next uses of a follower's plan, each announced once and within a window, for a device that prefetches
+// memory.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +10,14 @@ namespace mempool {
 
 class Lookahead {
  public:
-  // After an allocation that was served at its planned place: calls `tell(offset, bytes)` for those to come.
+  // Call `tell(offset, bytes)` for upcoming buffers, after an allocation that was served at the planned
+  // address.
   template <class Tell>
   void go_on(const Follower& follower, std::size_t window, Tell tell) {
     const Pattern& pattern = *follower.pattern();
     const Table& table = *follower.table();
     const std::uint64_t length = table.length(), now = follower.iteration() * length + follower.position();
-    if (&table != table_ || now < at_ || now > told_) {  // somewhere else than before
+    if (&table != table_ || now < at_ || now > told_) {  // the follower has moved elsewhere
       table_ = &table;
       at_ = told_ = now;
       ahead_ = 0;
@@ -32,11 +34,11 @@ class Lookahead {
   }
 
  private:
-  const Table* table_ = nullptr;  // only compared: it may be gone
-  // Places are counted on over the iterations of a table.
-  std::uint64_t at_ = 0;    // where the follower was
-  std::uint64_t told_ = 0;  // all before it are told
-  std::uint64_t ahead_ = 0; // bytes of the places from `at_` to `told_`
+  const Table* table_ = nullptr;  // only compared, because the table may no longer exist
+  // Positions continue counting across the iterations of a table.
+  std::uint64_t at_ = 0;    // the follower's position at the last call
+  std::uint64_t told_ = 0;  // all positions before this one are announced
+  std::uint64_t ahead_ = 0; // bytes of the positions from `at_` to `told_`
 };
 
 }  // namespace mempool

@@ -1,6 +1,7 @@
-// The one place where a pool takes memory from its device and gives it back: it counts what is reserved and keeps
-// the limit (`max_reserved`), for arena, segments and small pages together. A *budget* is a softer one: before more is taken than
-// that, what is idle goes back, and what is taken beyond it all the same is counted.
+// The only place where a pool takes memory from the device and returns memory. The class counts the reserved
+// bytes and enforces the limit (`max_reserved`) for arena, segments and small pages together. A *budget* is a
+// soft limit: before more memory is taken, idle memory is released, and memory taken beyond the budget
+// nevertheless is counted.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +15,10 @@
 
 namespace mempool {
 
-// Who keeps memory that nobody uses.
+// Owner of idle memory.
 class Idle {
  public:
-  // What is idle for longest goes back. False: nothing is, or not now.
+  // Release the memory that is idle for longest. False: no memory is idle, or a release is impossible now.
   virtual bool give_back_oldest() noexcept = 0;
 
  protected:
@@ -31,7 +32,7 @@ class MemorySource {
   const DeviceTraits& traits() const noexcept { return traits_; }
   Device& device() noexcept { return device_; }
 
-  // Address space; where the device has no pages this takes (and counts) the memory too.
+  // Reserve address space; on a device without pages this takes (and counts) the memory too.
   Address reserve(std::size_t bytes, std::size_t alignment) noexcept {
     if (traits_.page == 0 && !may_take(bytes)) return 0;
     const Address address = device_.reserve(bytes, alignment);
@@ -47,7 +48,8 @@ class MemorySource {
     took(RecordedEvent::segment_map, address, bytes);
     return true;
   }
-  // False, here and below: the device could not be waited for, and since queued work may use it, it is kept.
+  // False, here and below: the device could not be waited for, and the memory is kept because queued work may
+  // use the memory.
   [[nodiscard]] bool decommit(Address address, std::size_t bytes) noexcept {
     if (traits_.page == 0 || bytes == 0) return true;
     ++calls_;
@@ -56,7 +58,7 @@ class MemorySource {
     gave(RecordedEvent::segment_unmap, address, bytes, bytes);
     return true;
   }
-  // As Device::resize; `to` is a multiple of a page.
+  // Like Device::resize; `to` is a multiple of a page.
   Address resize(Address address, std::size_t from, std::size_t to) noexcept {
     if (traits_.page == 0 || (to > from && !may_take(to - from))) return 0;
     ++calls_;
@@ -71,21 +73,21 @@ class MemorySource {
     if (to < from) gave(RecordedEvent::segment_unmap, resized + to, from - to, from - to);
     return resized;
   }
-  // `committed`: how many of its bytes are committed now (all of them where the device has no pages).
+  // `committed`: the committed bytes of the reservation (all of them on a device without pages).
   [[nodiscard]] bool release(Address address, std::size_t bytes, std::size_t committed) noexcept {
     if ((traits_.page == 0 || committed != 0) && !wait_for_users()) return false;
     let_go(address, bytes, committed);
     return true;
   }
-  // The same of what nothing was queued on, and at a pool's end, when nobody is left to keep it: a device that cannot be
-  // waited for sees to that itself.
+  // Release memory that no queued work uses, or at a pool's end, when no owner is left to keep it: a device
+  // that cannot be waited for handles this itself.
   void release_anyway(Address address, std::size_t bytes, std::size_t committed) noexcept {
     if (traits_.page == 0 || committed != 0) wait_for_users();
     let_go(address, bytes, committed);
   }
 
-  // Host order is not device order: what is queued on `then` from now on runs after all that is queued on `first` now. False:
-  // it may not.
+  // Order streams: work queued on `then` from now on runs after all work queued on `first` so far. False: the
+  // order could not be established.
   bool order(Stream first, Stream then) noexcept {
     if (!MEMPOOL_GUARDED("stream")) return true;
     const Event event = LiveEvents::record(device_, first);
@@ -94,15 +96,17 @@ class MemorySource {
     return ordered || wait_for_users();
   }
 
-  // Memory goes back, or to whoever comes, when no queued work can still touch it. False: that is not known.
+  // Wait until no queued work can touch memory that is about to be released or reassigned. False: the wait
+  // failed.
   bool wait_for_users() noexcept { return !MEMPOOL_GUARDED("wait") || device_.synchronize() || !MEMPOOL_GUARDED("vain_wait"); }
 
-  // A graph is being captured: nothing may go back or wait for the device, and no event may be recorded on a stream of its.
-  // Holds nest.
+  // Begin a graph capture: no memory may be released, no call may wait for the device, and no event may be
+  // recorded on a captured stream. Holds nest.
   void hold() noexcept { ++holds_; }
   void end_hold() noexcept { --holds_; }
   bool held() const noexcept { return holds_ != 0 && MEMPOOL_GUARDED("hold"); }
-  // The same where a program may be capturing the stream into a graph that nobody told of.
+  // Return true if memory is on hold, or if the program may be capturing the stream into a graph unknown to
+  // the pool.
   bool held_for(Stream stream) noexcept { return held() || device_.capturing(stream); }
 
   std::size_t round_to_page(std::size_t bytes) const noexcept {
@@ -111,12 +115,13 @@ class MemorySource {
   }
 
   const Gauge& reserved() const noexcept { return reserved_; }
-  // The most that was reserved since the last reset. `reserved().peak` is that of all time, which the pool acts upon.
+  // Return the peak of reserved bytes since the last reset. `reserved().peak` is the all-time peak, on which
+  // decisions of the pool depend.
   std::size_t recent_peak() const noexcept { return recent_peak_; }
   void reset_peak() noexcept { recent_peak_ = reserved_.current; }
-  std::uint64_t calls() const noexcept { return calls_; }  // to the device, for memory
-  std::uint64_t times_took() const noexcept { return took_; }  // of these, those that got memory
-  std::uint64_t times_gave() const noexcept { return gave_; }  // and those that gave some back
+  std::uint64_t calls() const noexcept { return calls_; }  // calls to the device for memory
+  std::uint64_t times_took() const noexcept { return took_; }  // calls that got memory
+  std::uint64_t times_gave() const noexcept { return gave_; }  // calls that returned memory
   DeviceLog& log() noexcept { return log_; }
   std::size_t limit() const noexcept { return limit_; }
   void set_limit(std::size_t bytes) noexcept { limit_ = bytes; }
@@ -125,7 +130,7 @@ class MemorySource {
   void set_budget(std::size_t bytes, Idle* idle) noexcept { budget_ = bytes, idle_ = idle; }
   std::size_t budget() const noexcept { return budget_; }
   bool has_budget() const noexcept { return budget_ != kNoBudget; }
-  // Whether so much more is within it, once what is idle has gone back as far as that takes.
+  // Release idle memory as far as needed for `bytes` more within the budget. Return true if the budget holds.
   bool keep_budget(std::size_t bytes) noexcept {
     while (exceeds(bytes) && idle_ != nullptr && idle_->give_back_oldest()) {
     }
@@ -134,7 +139,8 @@ class MemorySource {
   bool exceeds(std::size_t bytes) const noexcept {
     return bytes > budget_ || reserved_.current > budget_ - bytes;
   }
-  std::uint64_t beyond_budget() const noexcept { return beyond_; }  // times that memory was taken beyond it
+  // times memory was taken beyond the budget
+  std::uint64_t beyond_budget() const noexcept { return beyond_; }
 
  private:
   void let_go(Address address, std::size_t bytes, std::size_t committed) noexcept {
@@ -154,13 +160,13 @@ class MemorySource {
     if (reserved_.current > budget_) ++beyond_;
     log_.took(kind, address, bytes);
   }
-  // Of these bytes so many were held.
+  // Count a release of `bytes`, of which `held` were committed.
   void gave(RecordedEvent::Kind kind, Address address, std::size_t bytes, std::size_t held) noexcept {
     reserved_.sub(held);
     ++gave_;
     log_.gave(kind, address, bytes);
   }
-  // Whether the limit permits so much more; what is idle has gone back for it as far as the budget wants that.
+  // Return true if the limit permits `bytes` more, after releasing idle memory as far as the budget requires.
   bool may_take(std::size_t bytes) noexcept {
     keep_budget(bytes);
     return bytes <= limit_ && reserved_.current <= limit_ - bytes;

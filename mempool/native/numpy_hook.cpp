@@ -9,9 +9,9 @@ namespace {
 
 Hook hook_;
 struct Installed {
-  Allocator saved{};  // what was there before; set before our functions are
+  Allocator saved{};  // the functions installed before; set before the new functions are
   bool attached = false;
-  Lock lock;          // of attach()
+  Lock lock;          // protects attach()
 };
 Installed installed;
 
@@ -40,7 +40,8 @@ void* hook_calloc(void* ctx, std::size_t count, std::size_t each) {
   return installed.saved.calloc(ctx, count, each);
 }
 
-// NumPy says how long the buffer is, but the array may have been changed since.
+// Free a buffer. NumPy passes the length, but the array may have been changed since, so that the pool ignores
+// the length.
 void hook_free(void* ctx, void* old, std::size_t bytes) {
   if (old != nullptr && !hook_.nobody_ever_served()) {
     const Presence::Here here;
@@ -49,7 +50,7 @@ void hook_free(void* ctx, void* old, std::size_t bytes) {
   installed.saved.free(ctx, old, bytes);
 }
 
-// The memory of a client that serves no longer moves to where allocations go now.
+// Move the memory of a client that no longer serves to the place of new allocations.
 void* move_out(void* ctx, Hook::Entry* from, void* old, std::size_t old_bytes, std::size_t bytes) {
   void* const fresh = hook_malloc(ctx, bytes);
   if (fresh == nullptr) return nullptr;
@@ -69,7 +70,8 @@ void* hook_realloc(void* ctx, void* old, std::size_t bytes) {
       return at(entry->reallocate(address_of(old), bytes));
     }
   }
-  return installed.saved.realloc(ctx, old, bytes);  // foreign memory stays so, for we do not know how much to copy
+  // foreign memory stays foreign, because the number of bytes to copy is unknown
+  return installed.saved.realloc(ctx, old, bytes);
 }
 
 }  // namespace
@@ -82,7 +84,8 @@ bool attach(Handler& handler) noexcept {
   if (std::strcmp(handler.name, "default_allocator") != 0 || handler.version != 1) return false;
   hook_.prepare();
   installed.saved = handler.allocator;
-  // One at a time, while other threads may call: each of ours works with each of the old ones, by address.
+  // Replace one function at a time, while other threads may call: each new function works with each of the
+  // old ones, by address.
   Allocator& functions = handler.allocator;
   __atomic_store_n(&functions.free, &hook_free, __ATOMIC_RELEASE);
   __atomic_store_n(&functions.realloc, &hook_realloc, __ATOMIC_RELEASE);

@@ -1,9 +1,10 @@
 // NumPy's data allocator, served by a client.
 //
-// NumPy keeps its current handler in a context variable, which new threads do not inherit (NEP 49). So it is left
-// alone: the four functions of NumPy's *default* handler, which every thread uses, are replaced in place, once and for
-// ever. Ours tell memory by its address: what no client of ours made goes to the functions that were there before, and
-// so does every allocation while no client serves.
+// NumPy keeps the current handler in a context variable, which new threads do not inherit (NEP 49), so that
+// the variable is left alone. Instead, the four functions of NumPy's *default* handler, which every thread
+// uses, are replaced in place, once and for ever. The new functions recognise memory by address: memory made
+// by no client goes to the functions that were installed before, and so does every allocation while no client
+// serves.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +14,8 @@
 
 namespace mempool::numpy_hook {
 
-// As NumPy's ndarraytypes.h declares them (PyDataMemAllocator and PyDataMem_Handler, version 1), which is part of its
-// binary interface.
+// Copies of the declarations in NumPy's ndarraytypes.h (PyDataMemAllocator and PyDataMem_Handler, version 1),
+// which are part of NumPy's binary interface.
 struct Allocator {
   void* ctx;
   void* (*malloc)(void* ctx, std::size_t bytes);
@@ -28,10 +29,11 @@ struct Handler {
   Allocator allocator;
 };
 
-// Puts our functions into the handler; the second time does nothing. False: not a handler we know, nothing happened.
+// Install the functions in the handler; repeated calls do nothing. False: an unknown handler, nothing
+// happened.
 bool attach(Handler& handler) noexcept;
 
-// Who serves NumPy.
+// Return the hook that serves NumPy.
 Hook& hook() noexcept;
 
 }  // namespace mempool::numpy_hook

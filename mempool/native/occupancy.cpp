@@ -32,7 +32,7 @@ void BitSet::clear_above(std::uint32_t word) noexcept {
 }
 
 std::uint32_t BitSet::search_up_to(std::uint32_t index) const noexcept {
-  // Up: the first level with a smaller member beside us. Down: its largest.
+  // Ascend to the first level whose word has a smaller member, then descend to the largest member below.
   for (std::size_t level = 0; level < levels_.size(); ++level, index = (index >> 6) - 1) {
     std::uint64_t word = levels_[level][index >> 6] & (~std::uint64_t{0} >> (63 - (index & 63)));
     if (word == 0) {
@@ -84,7 +84,7 @@ std::uint32_t Occupancy::cells_before(Offset end) const noexcept {
 }
 
 void Occupancy::set_cells(const std::vector<Offset>& starts) {
-  // Everything is made before anything is changed: running out of host memory here leaves the guard whole.
+  // Build everything before changing anything: running out of host memory here leaves the guard intact.
   std::vector<Cell> cells;
   cells.reserve(starts.size());
   for (const Offset start : starts) cells.push_back({start, 0});
@@ -205,11 +205,12 @@ Offset Occupancy::find_hole(std::size_t bytes, std::size_t alignment, Offset lim
     return best;
   }
   if (end_of_last() < limit) consider(end_of_last(), limit);
-  // Where much is alive, each search goes on where the last one stopped: no search is long.
+  // With many live ranges, each search continues where the last one stopped, so that no search is long.
   const bool all = alive_ <= kHolesLookedAt;
   const Offset from = all ? 0 : hole_cursor_;
   Offset edge = from;
-  bool edge_known = is_free(from, from + 1, cells_before(from + 1));  // something may live there since
+  // a range may have been placed there since
+  bool edge_known = is_free(from, from + 1, cells_before(from + 1));
   std::size_t looked = 0;
   walk(from, [&](Offset begin, Offset end) {
     if (edge_known && begin > edge && edge < limit) consider(edge, std::min(begin, limit));

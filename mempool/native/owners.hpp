@@ -1,6 +1,6 @@
-// Which client counts a live buffer: by a number that is kept with it, so that any client may free it.
+// The client that counts a live buffer, stored with the buffer as a number so that any client may free it.
 //
-// While there has only ever been one client at a time, everything is number 0's, and nothing of this is done.
+// As long as there has been only one client at a time, every buffer has number 0 and no bookkeeping is done.
 #pragma once
 
 #include <array>
@@ -15,10 +15,12 @@ using Owner = std::uint8_t;
 
 class Owners {
  public:
-  static constexpr Owner kWhoever = 255;  // of more clients than there are numbers for: counted by whoever frees it
+  // for clients beyond the available numbers: their buffers are counted by the client that frees them
+  static constexpr Owner kWhoever = 255;
 
   bool several() const noexcept { return several_; }
-  // A number for a client that comes while `alive` buffers are number 0's, if that is the only one so far.
+  // Return a number for a new client. `alive`: live buffers, all of number 0 if that is the only number so
+  // far.
   Owner enlist(Client* client, std::size_t alive) noexcept {
     std::size_t number = 0;
     while (number < kWhoever && (owners_[number].client != nullptr || owners_[number].alive != 0)) ++number;
@@ -29,7 +31,8 @@ class Owners {
     if (number != kWhoever) owners_[number].client = client;
     return static_cast<Owner>(number);
   }
-  // What it has left alive is nobody's. `alive`: of number 0, if that is the only one so far.
+  // Remove a client and orphan the client's live buffers. `alive`: live buffers of number 0 if that is the
+  // only number so far.
   void strike(const Client* client, std::size_t alive) noexcept {
     for (One& one : owners_) {
       if (one.client == client) one.client = nullptr;
@@ -42,7 +45,7 @@ class Owners {
     }
   }
   void begins(Owner owner) noexcept { ++owners_[owner].alive; }
-  // Who counts a buffer that is over; null: nobody any more.
+  // Count the end of a buffer. Return the client that counts the buffer; null: the client no longer exists.
   Client* ends(Owner owner, Client* freeing) noexcept {
     if (!several_ || owner == kWhoever) return freeing;
     --owners_[owner].alive;
@@ -55,7 +58,7 @@ class Owners {
  private:
   struct One {
     Client* client = nullptr;
-    std::size_t alive = 0;  // buffers, once there are several
+    std::size_t alive = 0;  // live buffers, counted once there are several clients
   };
   bool several_ = false;
   std::array<One, kWhoever + 1> owners_;

@@ -1,4 +1,4 @@
-// Which pages of a segment are committed.
+// The set of a segment's committed pages.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ class PageSet {
   }
   std::size_t size() const noexcept { return size_; }  // pages, in the set or not
 
-  // The first page of [page, end) that is in the set, or (`in` false) that is not; `end` if none.
+  // Return the first page of [page, end) that is in the set, or (`in` false) not in the set; `end` if none.
   std::size_t find(std::size_t page, std::size_t end, bool in) const noexcept {
     const std::size_t stop = in ? std::min(end, beyond_) : end;
     while (page < stop) {
@@ -37,14 +37,14 @@ class PageSet {
     std::size_t pages = 0;
     for (end = std::min(end, beyond_); page < end; page = (page / 64 + 1) * 64) {
       const std::uint64_t word = words_[page / 64] & mask(page, end);
-      // Most words are all or nothing, and not every processor counts bits in one instruction.
+      // Most words are all zeros or all ones, and not every processor counts bits in one instruction.
       pages += word == 0 ? 0 : word == ~std::uint64_t{0} ? 64 : static_cast<std::size_t>(__builtin_popcountll(word));
     }
     return pages;
   }
 
  private:
-  // The bits of [page, end) in the word that holds `page`.
+  // Return the bits of [page, end) in the word that holds `page`.
   static std::uint64_t mask(std::size_t page, std::size_t end) noexcept {
     const std::uint64_t above = ~std::uint64_t{0} << (page % 64);
     const std::size_t left = end - page / 64 * 64;

@@ -7,15 +7,18 @@
 namespace mempool {
 namespace {
 
-// No plan needs more, and page rounding and roomy reservations stay clear of overflow.
+// Upper limit on an arena in bytes. No plan needs more, and the limit keeps page rounding and the fourfold
+// reservation clear of overflow.
 constexpr std::size_t kMostArena = std::size_t{1} << 48;
-#ifdef MEMPOOL_WORLD  // where programs are small
+#ifdef MEMPOOL_WORLD  // the simulated world's programs are small
 constexpr std::size_t kLeastTakenOver = std::size_t{1} << 20;
 #else
-constexpr std::size_t kLeastTakenOver = std::size_t{64} << 20;  // bytes that are worth a wait for the device
+// bytes; less idle memory is not worth waiting for the device
+constexpr std::size_t kLeastTakenOver = std::size_t{64} << 20;
 #endif
 constexpr std::size_t kMostDeprived = 64;
-constexpr std::uint64_t kServedLong = 64;  // boundaries after which that an arena is dissolved is no habit
+// boundaries; an arena that served longer resets the backoff of conversions to segments
+constexpr std::uint64_t kServedLong = 64;
 
 }  // namespace
 
@@ -36,7 +39,7 @@ Pool::~Pool() {
   if (arena_base_ != 0) source_.release_anyway(arena_base_, arena_space_, arena_bytes_);
 }
 
-// Where the device has pages, address space is reserved amply, so that a later plan can grow in place.
+// On a device with pages, reserve ample address space so that a later plan can grow the arena in place.
 bool Pool::reserve_arena(std::size_t bytes) noexcept {
   const std::size_t roomy = std::max(bytes * 4, std::size_t{64} << 30);
   for (const std::size_t space : {source_.traits().page == 0 ? bytes : roomy, bytes}) {
@@ -63,8 +66,8 @@ Refusal Pool::try_arena(std::size_t bytes) noexcept {
   const std::size_t wanted = source_.round_to_page(bytes);
   if (wanted <= arena_bytes_) return Refusal::none;
   if (source_.held()) return Refusal::captured;
-  // An arena that cannot grow in place is replaced, and only while nothing in it is alive: nothing alive is ever moved. Where
-  // that is not so now, free memory stays where it is.
+  // An arena that cannot grow in place is replaced, and only while empty: live buffers never move. If live
+  // ranges prevent the replacement now, free memory is not given back.
   collect();
   const bool in_place = arena_base_ != 0 && wanted <= arena_space_;
   if (arena_base_ != 0 && !in_place && occupancy_.alive() != 0) {
@@ -77,7 +80,7 @@ Refusal Pool::try_arena(std::size_t bytes) noexcept {
   const std::size_t before = arena_bytes_;
   if (arena_base_ != 0 && !in_place && !release_arena()) return Refusal::device;
   if (arena_base_ == 0 && !reserve_arena(wanted)) {
-    // A smaller plan goes on in an arena as large as the one given up for this.
+    // Smaller plans continue in a new arena of the same size as the one released for this attempt.
     if (before != 0 && reserve_arena(before) && source_.commit(arena_base_, before)) arena_bytes_ = before;
     return Refusal::device;
   }
@@ -87,13 +90,13 @@ Refusal Pool::try_arena(std::size_t bytes) noexcept {
 }
 
 void Pool::vacate(std::size_t arena_bytes) noexcept try {
-  if (source_.has_budget()) return;  // what has no place would be swapped out for it
+  if (source_.has_budget()) return;  // buffers without a slot would be offloaded
   const auto alive = occupancy_.live_ranges();
   std::size_t beside = 0;
   for (const auto& [begin, end] : alive) beside += end - begin;
   if (!may_be_had(arena_bytes + beside, false)) return vacated_.stop(boundaries());
   vacated_.add(alive, boundaries());
-} catch (...) {  // the host has no memory to remember them
+} catch (...) {  // no host memory to remember the drained places
 }
 
 void Pool::vacate_no_more() noexcept {
@@ -107,23 +110,24 @@ bool Pool::within_budget(std::size_t arena_bytes, bool in_place) const noexcept 
 }
 
 std::ptrdiff_t Pool::room() const noexcept {
-  // What is taken begins and ends within a page.
+  // Both ends of an allocation may share a page with other memory.
   const std::size_t held = source_.reserved().current - segments_.retained() + 2 * source_.traits().page;
   const std::size_t budget = std::min(source_.budget(), std::size_t{1} << 62);
   const auto left = static_cast<std::ptrdiff_t>(budget) - static_cast<std::ptrdiff_t>(held);
   return arena_bytes_ == 0 ? left : std::max(left, static_cast<std::ptrdiff_t>(occupancy_.largest_hole(arena_bytes_)));
 }
 
-// Whether there is so much within the limit and on the device, as far as that is known, once all that is free has gone back.
+// Return true if, as far as known, the limit and the device allow such an arena once all free memory is given
+// back.
 bool Pool::may_be_had(std::size_t arena_bytes, bool in_place) noexcept {
   const std::size_t stays = segments_.kept_bytes() + (in_place ? arena_bytes_ : 0);
   return fits_beside(stays, arena_bytes - (in_place ? arena_bytes_ : 0));
 }
 
-// Of what is held so much stays and the rest goes back.
+// Return true if `more` bytes fit after all held memory except `stays` bytes is given back.
 bool Pool::fits_beside(std::size_t stays, std::size_t more) noexcept {
   if (stays > source_.limit() || more > source_.limit() - stays) return false;
-  if (source_.traits().prefetches) return true;  // more than the device holds
+  if (source_.traits().prefetches) return true;  // the device may be oversubscribed
   const DeviceMemory memory = device_->memory();
   return memory.total == 0 || more <= memory.free + (source_.reserved().current - stays);
 }
@@ -132,7 +136,7 @@ bool Pool::lies_in_arena(std::size_t bytes) noexcept {
   const std::size_t page = source_.traits().page;
   if (page == 0 || arena_bytes_ == 0) return false;
   std::size_t free = arena_bytes_;
-  Offset until = 0;  // pages that somebody lives in
+  Offset until = 0;  // end of the pages counted as occupied so far
   occupancy_.each_live([&](Offset begin, Offset end) {
     const Offset first = std::max(until, begin / page * page), last = (end + page - 1) / page * page;
     if (last > first) free -= std::min<std::size_t>(free, last - first);
@@ -175,7 +179,7 @@ bool Pool::dissolve_arena(Stream stream) noexcept try {
   retakes_.done(boundaries());
   ++arena_dissolved_;
   return true;
-} catch (...) {  // the host has no memory for the records
+} catch (...) {  // no host memory for the records
   return false;
 }
 
@@ -246,14 +250,16 @@ Pool::Given Pool::from_segments(std::size_t bytes, Stream stream, Segments::Effo
   return {block->address, block->size, block->fresh && source_.traits().fresh_is_zero};
 }
 
-// `anywhere`: where the plans have another stream too, which will then wait for this one.
+// `anywhere`: the range may lie where plans place buffers of another stream, which will then wait for this
+// stream.
 Pool::Given Pool::from_hole(std::size_t bytes, Stream stream, bool anywhere) {
   if (arena_bytes_ == 0 || forked_) return {};
   const Offset begin = occupancy_.find_hole(bytes, source_.traits().alignment, arena_bytes_);
   return begin == arena_bytes_ ? Given{} : claim(begin, bytes, stream, anywhere);
 }
 
-// The same guard as for planned addresses. `anywhere`: whether streams may share the memory that the plan has not share it.
+// Claim a range under the same guard as for planned addresses. `anywhere`: streams may share memory that no
+// plan shares between them.
 Pool::Given Pool::claim(Offset begin, std::size_t bytes, Stream stream, bool anywhere) {
   const Offset end = begin + std::max<std::size_t>(bytes, 1);
   const bool free = occupancy_.is_free(begin, end, occupancy_.cells_before(end)) || !MEMPOOL_GUARDED("hole");
@@ -297,15 +303,17 @@ Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
   }
   shrink_arena();
   given = from_segments(bytes, stream, Segments::Effort::last_resort);
-  // No plan is worth an error: it may need a place as large as another buffer's was when it was made, and have nothing but smaller.
+  // Giving up the plan is better than an out-of-memory error: the arena's free memory may suffice in total
+  // although no single hole is large enough.
   if (given.address != 0 || !lies_in_arena(bytes) || !dissolve_arena(stream)) return given;
   trim();
   return from_segments(bytes, stream, Segments::Effort::last_resort);
 }
 
-// Nobody tells when a stream is no more, and what it has freed serves no other. Where more of that lies idle than was ever in
-// use, the device is waited for before it is asked for more, and the idle memory is the stream's that asks. If one comes back
-// that was deprived so, it lives, and there is left twice as much.
+// Reassign idle memory of other streams. No notification tells that a stream was destroyed, and memory freed
+// on one stream serves no other. If more such memory lies idle than was ever in use, the pool waits for the
+// device before asking for more, and the idle memory goes to the requesting stream. If a stream that lost
+// memory in this way returns, the stream is alive, and the share of idle memory left alone doubles.
 void Pool::take_over_idle(std::size_t bytes, Stream stream) {
   const std::size_t used = source_.reserved().current - arena_bytes_ - segments_.retained();
   most_used_ = std::max(most_used_, used + bytes);
@@ -328,7 +336,8 @@ void Pool::take_over_idle(std::size_t bytes, Stream stream) {
 Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, Holes holes) noexcept {
   try {
     Given given = from_segments(bytes, stream, Segments::Effort::reuse);
-    const bool budget = source_.has_budget();  // then holes are the last that is within it: what stays for long does not belong there
+    // under a budget, holes are the last resort within the budget: long-lived buffers do not belong there
+    const bool budget = source_.has_budget();
     const bool may = holes == Holes::needed || (holes == Holes::open && !holes_shut_);
     if (given.address == 0 && may && !vacated_.any() && !budget) given = from_hole(bytes, stream, false);
     if (given.address == 0) take_over_idle(bytes, stream);
@@ -369,12 +378,13 @@ Pool::Freed Pool::small_at(const SmallBlocks::Place& place) const noexcept {
 Pool::Freed Pool::free(Address address, Stream stream) noexcept {
   if (uses_.empty() || !uses_.has(address)) return free_now(address, stream);
   const Freed freed = at(address);
-  if (!freed.is_live()) return freed;  // it waits already
+  if (!freed.is_live()) return freed;  // already freed, with the release deferred
   wait_for_uses(address, freed, freed.kind != Freed::arena && add_use(address, freed, stream) ? freed.stream : stream);
   return freed;
 }
 
-// The program has freed it; it is free on `stream` when those are through that use it.
+// Defer the release: the program has freed the buffer, and the memory becomes free on `stream` when the
+// streams that use the buffer have completed.
 void Pool::wait_for_uses(Address address, const Freed& freed, Stream stream) noexcept {
   deferred_.add(freed.rounded);
   if (is_small(freed)) deferred_small_.add(freed.rounded);
@@ -382,7 +392,7 @@ void Pool::wait_for_uses(Address address, const Freed& freed, Stream stream) noe
   collect();
 }
 
-// The stream that frees it is one that uses it. False: the host has no memory to remember that.
+// Count the freeing stream as a user of the buffer. False: no host memory to remember the use.
 bool Pool::add_use(Address address, const Freed& freed, Stream stream) noexcept try {
   if (stream != freed.stream) uses_.add(address, stream);
   return true;
@@ -390,8 +400,8 @@ bool Pool::add_use(Address address, const Freed& freed, Stream stream) noexcept 
   return false;
 }
 
-// What another stream than its own has freed is its own's again once that one is through: neither waits for the other. False:
-// not yet.
+// Return memory freed by another stream to the own stream once the freeing stream has completed, so that
+// neither stream waits for the other. False: the release is deferred.
 bool Pool::hand_back(Address address, const Freed& freed, Stream stream) noexcept {
   if (stream == freed.stream) return true;
   if (add_use(address, freed, stream)) {
@@ -476,7 +486,7 @@ void Pool::end_graph(GraphPools::Id id, bool still) noexcept {
   source_.end_hold();
   uses_.resume();
   collect();
-  graphs_.trim();  // what was released meanwhile
+  graphs_.trim();  // memory released during the capture
 }
 
 void Pool::release_graph(GraphPools::Id id) noexcept {
@@ -491,13 +501,14 @@ bool Pool::allocate_for_graph(std::size_t bytes, Stream stream, Given& given) no
     if (const Block* block = segments->allocate(bytes, stream, Segments::Effort::last_resort)) {
       given = {block->address, block->size, block->fresh && source_.traits().fresh_is_zero};
     }
-  } catch (...) {  // the host has no memory for a block's record
+  } catch (...) {  // no host memory for a block's record
   }
   return true;
 }
 
 Pool::Given Pool::resize(Address old, std::size_t bytes, Stream stream, Freed& before) noexcept {
-  if (uses_.has(old) && MEMPOOL_GUARDED("resize_shared")) return {};  // another stream may be at work on what it is now
+  // another stream may still work on the present contents
+  if (uses_.has(old) && MEMPOOL_GUARDED("resize_shared")) return {};
   Block* const block = segments_.find(old);
   if (block == nullptr) return {};
   before = {Freed::segment, block->requested, block->size, block->stream, block->owner};

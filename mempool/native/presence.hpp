@@ -1,8 +1,8 @@
-// Readers that cost a plain store, for pointers that are replaced rarely and followed all the time.
+// Readers that cost a plain store, for pointers that are replaced rarely and followed often.
 //
-// A thread says that it is here; who wants to destroy what the readers might hold unlinks it first and then waits until
-// everybody who was here has left. The barrier between the reader's store and its loads is paid by the waiter, through
-// membarrier(2); where the kernel has none, by the reader.
+// A thread announces its presence; a thread that wants to destroy an object unlinks it first and then waits
+// until all threads present at that time have left. The waiter pays for the barrier between the reader's
+// store and its loads, through membarrier(2); if the kernel lacks it, the reader pays.
 #pragma once
 
 #include <linux/membarrier.h>
@@ -18,7 +18,7 @@ namespace mempool {
 
 class Presence {
   struct alignas(64) Slot {
-    Atomic<unsigned> depth{0};  // how many Here of this thread live: written by it alone
+    Atomic<unsigned> depth{0};  // number of Here objects of this thread; written by this thread only
     Atomic<bool> taken{true};   // by a living thread
     Slot* next = nullptr;       // never changes once listed; slots are never deleted
   };
@@ -46,13 +46,13 @@ class Presence {
     Slot* slot_;
   };
 
-  // True: everybody who was here when this was called has left. False: not within about ten milliseconds.
+  // True: all threads present at the call have left. False: not within about ten milliseconds.
   static bool everybody_left() noexcept {
     if (uncounted().load(std::memory_order_relaxed)) return false;
     if (waiter_pays() && syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0) return false;
     for (Slot* slot = slots().load(std::memory_order_acquire); slot != nullptr; slot = slot->next) {
-      // Adding nothing puts this look before or after the reader's arrival, and never beside it: who arrives after it
-      // sees what was unlinked before it.
+      // The addition of 0 orders this check strictly before or after the reader's arrival: a reader that
+      // arrives later sees the earlier unlinking.
       for (int tries = 0; slot->depth.fetch_add(0, std::memory_order_acq_rel) != 0; ++tries) {
         if (tries == 100) return false;
         const timespec pause{0, 100000};
@@ -69,7 +69,7 @@ class Presence {
 #endif
   }
 
-  // The other threads do not exist in a forked child, wherever they were.
+  // Reset the slots of other threads, which do not exist in a forked child.
   static void after_fork_in_child() noexcept {
     for (Slot* slot = slots().load(std::memory_order_relaxed); slot != nullptr; slot = slot->next) {
       if (slot == mine_or_null()) continue;
@@ -88,7 +88,7 @@ class Presence {
     static Atomic<Slot*> head{nullptr};
     return head;
   }
-  // Set when a thread could not have a slot: from then on nobody knows who is here.
+  // Set when a thread could not get a slot: from then on presence is unknown.
   static Atomic<bool>& uncounted() noexcept {
     static Atomic<bool> any{false};
     return any;
@@ -103,7 +103,7 @@ class Presence {
     return slot;
   }
 
-  struct Leaver {  // a thread that still comes here after its thread-local objects are gone takes a slot for ever
+  struct Leaver {  // a thread that returns after the thread-local objects are destroyed takes a slot for ever
     ~Leaver() {
       Slot*& slot = mine_or_null();
       if (slot != nullptr) slot->taken.store(false, std::memory_order_release);

@@ -1,5 +1,6 @@
-// Events as they happen, in fixed-size records: a bounded ring for the planner, the memory of a tape (tape.hpp).
-// Tens of nanoseconds an event of the tape, most of them the clock's; a few of the ring, which asks for no time.
+// Events in fixed-size records as they occur: a bounded ring for the planner, and the memory of a tape
+// (tape.hpp). A tape event costs tens of nanoseconds, most of them for the clock; a ring event, without a
+// time, a few.
 #pragma once
 
 #include <time.h>
@@ -13,29 +14,29 @@
 namespace mempool {
 
 struct RecordedEvent {
-  // handover: a free, of a buffer whose memory the next event's allocation has: it grew or shrank in place, and in the
-  // program's eyes the new one was there before the old one's end. use: by a stream that is not the buffer's own. Then the
-  // marks. What follows is of a history only: memory that the device gave (all of a reservation, or pages of one) or got
-  // back, and a request that nobody served.
+  // handover: a free of a buffer whose memory goes to the next event's allocation, which grew or shrank in
+  // place; the program sees the new buffer before the end of the old one. use: by a stream other than the
+  // buffer's own. step, begin, end: marks. The following kinds occur in a history only: memory that the
+  // device gave (a whole reservation, or pages of one) or got back, and a refused request.
   enum Kind : std::uint32_t {
     alloc, free, handover, use, step, begin, end, segment_alloc, segment_free, segment_map, segment_unmap, refused,
-    found,  // of a tape: a step that nobody marked
+    found,  // on a tape only: a step detected by the pool
   };
 
-  std::uint64_t index;     // how many events the recorder had seen before this one, dropped ones included
-  std::uint64_t address;   // tells which free belongs to which allocation
-  std::uint64_t size;      // bytes requested; of a tape, 0 for others than alloc
+  std::uint64_t index;     // number of earlier events seen by the recorder, including dropped ones
+  std::uint64_t address;   // connects a free with the allocation
+  std::uint64_t size;      // bytes requested; on a tape, 0 for events other than alloc
   std::uint64_t time_ns;   // monotonic clock
   std::int64_t stream;
   std::uint32_t sequence;  // of the allocation: one for each (thread, stream)
   std::uint32_t kind;
 };
 
-// What the planner needs of an event: half the memory.
+// The fields of an event that the planner needs, in half the memory.
 struct BriefEvent {
   std::uint64_t address;
-  std::uint64_t size;      // of a use: its stream
-  std::uint32_t sequence;  // of the allocation, whose stream follows from it
+  std::uint64_t size;      // for a use event: the stream
+  std::uint32_t sequence;  // of the allocation; implies the stream
   std::uint32_t kind;
 };
 
@@ -44,7 +45,7 @@ class Recorder {
  public:
   static constexpr std::size_t kUnbounded = ~std::size_t{0};
 
-  // Keeps the last `capacity` events.
+  // Keep the last `capacity` events.
   explicit Recorder(std::size_t capacity) : capacity_(capacity) {}
 
   bool on() const noexcept { return on_; }
@@ -75,30 +76,31 @@ class Recorder {
     ++dropped_;
   }
 
-  // Replaces `events` by the kept ones from the `first`-th on, oldest first; in its own memory if that is enough.
+  // Replace `events` by the kept events from the `first`-th on, oldest first; reuses the memory of `events`
+  // if that suffices.
   void copy_from(std::size_t first, std::vector<Event>& events) const {
     events.resize(events_.size() - first);
     for (std::size_t i = 0; i < events.size(); ++i) events[i] = (*this)[first + i];
   }
-  // All kept events, where nothing was ever dropped; forgets them.
+  // Return all kept events and forget them. Valid only if no event was ever dropped.
   std::vector<Event> take() noexcept {
     std::vector<Event> events;
     events.swap(events_);
     oldest_ = 0;
     return events;
   }
-  // The i-th oldest of those kept.
+  // The i-th oldest kept event.
   const Event& operator[](std::size_t i) const noexcept {
     const std::size_t at = oldest_ + i;
     return events_[at < events_.size() ? at : at - events_.size()];
   }
-  // Calls `use` with each kept event, oldest first.
+  // Call `use` with each kept event, oldest first.
   template <class Use>
   void each(Use use) const {
     for (std::size_t i = oldest_; i < events_.size(); ++i) use(events_[i]);
     for (std::size_t i = 0; i < oldest_; ++i) use(events_[i]);
   }
-  // Keeps as many from now on as `events` has room for, which is more than before.
+  // Enlarge the capacity to that of `events`, which must be larger than before.
   void grow_into(std::vector<Event>& events) {
     copy_from(0, events);
     events_.swap(events);

@@ -1,4 +1,4 @@
-// The events of a trace put through a client, on a device that writes down what was held and when.
+// Replay of a trace's events through a client, on a device that logs the memory held over time.
 #pragma once
 
 #include <vector>
@@ -11,12 +11,12 @@ namespace mempool {
 class Replay {
  public:
   enum Kind : std::uint8_t { alloc, free, read, write, mark };
-  struct Events {  // columns of one length
+  struct Events {  // columns of equal length
     const std::uint8_t* kind;
     const std::int64_t* birth;   // index of the alloc of an event's buffer
-    const std::int64_t* size;    // of allocs, bytes
+    const std::int64_t* size;    // of allocs, in bytes
     const std::int64_t* stream;
-    const std::int8_t* mark;     // a Mark; -1: no mark of ours
+    const std::int8_t* mark;     // a Mark; -1: not a mark of the pool
     std::int64_t count;
   };
 
@@ -27,7 +27,7 @@ class Replay {
     reserved.resize(count);
   }
 
-  // Goes on until there may be something to plan, for at most so many events; whether any is left.
+  // Replay until there may be something to plan, for at most `most` events; return true if events are left.
   bool go(std::int64_t most) {
     const std::int64_t end = std::min(events_.count, next_ + most);
     bool news = false;
@@ -38,7 +38,7 @@ class Replay {
     return next_ < events_.count;
   }
 
-  std::vector<std::int64_t> address;         // of allocs that were served; -1 elsewhere
+  std::vector<std::int64_t> address;         // of served allocs; -1 elsewhere
   std::vector<std::int64_t> live, reserved;  // bytes after each event
   std::int64_t failed_at = -1;               // the first alloc that was not served
 

@@ -1,4 +1,5 @@
-// Addresses without memory, handed out as a GPU's plain or growing memory is, and what of them was held when.
+// Addresses without memory, handed out like a GPU's plain or growing memory, and a log of the memory held
+// over time.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +10,10 @@
 
 namespace mempool {
 
-// All work that is queued is done at once.
+// All queued work completes at once.
 class ReplayDevice final : public Device {
  public:
-  struct Held {  // from one event on, until another; none: to the end
+  struct Held {  // held from event `start` to `end`; kStill: to the end of the trace
     static constexpr std::int64_t kStill = -1;
     std::int64_t address, size, region, start, end;
   };
@@ -39,7 +40,7 @@ class ReplayDevice final : public Device {
   bool synchronize() noexcept override { return true; }
 
  private:
-  bool take(Address address, std::size_t bytes) noexcept;  // false: it is more than there is
+  bool take(Address address, std::size_t bytes) noexcept;  // false: the capacity is exceeded
   void give_back(Address from, Address to) noexcept;
   std::int64_t region_of(Address address) const noexcept;
 
@@ -48,9 +49,9 @@ class ReplayDevice final : public Device {
   std::uint64_t calls_ = 0;
   std::int64_t now_ = 0;
   Address next_ = 2 * kMiB;
-  std::vector<Held> held_;                // in the order in which it was taken
-  std::map<Address, std::size_t> alive_;  // index into held_, of a segment or a page
-  std::vector<Address> regions_;          // where each reservation begins, in ascending order
+  std::vector<Held> held_;                // in order of allocation
+  std::map<Address, std::size_t> alive_;  // index into held_ of a segment or a page
+  std::vector<Address> regions_;          // bases of the reservations, in ascending order
 };
 
 }  // namespace mempool

@@ -7,10 +7,13 @@ namespace mempool {
 namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 62;
-constexpr std::size_t kIdleShare = 8;  // of the high-water mark may be idle where it rises
-// Where memory cannot be returned by pages, so many times less than a large request is enough to be split off for others.
+// at a new high-water mark, at most 1/kIdleShare of the mark may be idle
+constexpr std::size_t kIdleShare = 8;
+// Without page-wise return, a rest of at least 1/kLeastRest of the size of a large request is split off for
+// others.
 constexpr std::size_t kLeastRest = 10;
-// Of the high-water mark so many times may go back for the sake of a lower one, and so many bytes more an allocation.
+// Limits on memory released for a lower high-water mark: kAtOnce times the mark, plus kUnfelt bytes per
+// allocation.
 constexpr std::size_t kAtOnce = 2, kUnfelt = std::size_t{32} << 10;
 
 }  // namespace
@@ -28,7 +31,7 @@ Segments::Bins& Segments::stream_bins(Stream stream) {
 }
 
 FreeBins& Segments::bins_of(const Block* block) noexcept {
-  Bins& bins = bins_.find(block->stream)->second;  // made when the block's stream first allocated
+  Bins& bins = bins_.find(block->stream)->second;  // created when the block's stream first allocated
   return block->segment->large ? bins.large : bins.shared;
 }
 
@@ -68,7 +71,8 @@ std::size_t Segments::returnable(const Block& block) const noexcept {
   return segment.pages.count(first, last) * source_.traits().page;
 }
 
-// What is returnable of `block` beyond its first `bytes`, whatever its size: it is known of all of it.
+// Return the returnable bytes of `block` beyond the first `bytes`. Uses block.idle, which is known for the
+// whole block.
 std::size_t Segments::returnable_beyond(const Block& block, std::size_t bytes) const noexcept {
   const Segment& segment = *block.segment;
   if (!paged(segment)) return 0;
@@ -77,7 +81,7 @@ std::size_t Segments::returnable_beyond(const Block& block, std::size_t bytes) c
   return block.idle - segment.pages.count(first, std::min(rest, last)) * source_.traits().page;
 }
 
-// A page that two neighbours share is returnable once they are one.
+// Return the bytes of pages shared by two free neighbours, which become returnable when the two are merged.
 std::size_t Segments::returnable_between(const Block& left, const Block& right) const noexcept {
   const Segment& segment = *left.segment;
   if (!paged(segment)) return 0;
@@ -91,9 +95,10 @@ bool Segments::sets_mark(std::size_t bytes) const noexcept {
   return source_.reserved().current + bytes > source_.reserved().peak;
 }
 
-// No new high-water mark is set beside much memory that nobody uses, whatever may be retained: the oldest goes first. Where sizes
-// vary, each of them would get a segment else that fits no other. Where that waits for the device, only what is missing goes, of
-// the stream's own memory, and no more in the long run than nobody feels: what goes may have to be taken again, for ever.
+// Release idle memory before a new high-water mark is set, whatever may be retained: the oldest first. With
+// varying sizes, each size would otherwise get a separate segment that fits no other size. If releasing waits
+// for the device, release only the missing bytes, only of the stream's own memory, and in the long run only
+// an unnoticeable amount, because released memory may have to be allocated again, without end.
 void Segments::make_way(std::size_t bytes, Stream stream) noexcept {
   if (source_.held()) return;
   const Gauge& reserved = source_.reserved();
@@ -140,7 +145,8 @@ bool Segments::return_pages(Block* block, std::size_t most) noexcept {
   return true;
 }
 
-// Idle memory goes back to the device, so many bytes of it at least, and its segment too if nothing lives there. False: it could not.
+// Release at least `least` bytes of the block's idle memory to the device, and the segment too if no block
+// there is live. False: the device could not be waited for.
 bool Segments::give_back(Block* block, std::size_t least) noexcept {
   if (is_whole(*block) && (!paged(*block->segment) || least >= block->idle)) return drop(*block->segment);
   unshelve(block);
@@ -168,7 +174,7 @@ void Segments::unshelve(Block* block) noexcept {
 Block* Segments::take_segment(std::size_t bytes, bool large, Stream stream) {
   const DeviceTraits& traits = source_.traits();
   const std::size_t size = source_.round_to_page(bytes);
-  // Everything that may throw is made before the device is asked.
+  // Allocate everything that may throw before asking the device.
   std::map<Address, Segment> made;
   Segment& segment = made[0];
   segment.size = size;
@@ -270,15 +276,15 @@ Block* Segments::reuse(std::size_t bytes, bool large, Stream stream, Effort effo
   Block* block = (large ? bins->second.large : bins->second.shared).best_fit(bytes);
   if (!large) return block != nullptr && effort == Effort::reuse && !committed(*block, bytes) ? nullptr : block;
   if (block == nullptr || effort == Effort::last_resort) return block;
-  // A much larger block is left for a larger request, unless the rest can be split off and used.
-  // Where there is a budget it goes back whole instead: what is split is of no use to others until all of it is free again.
+  // Leave a much larger block to a larger request, unless the rest can be split off and used. Under a budget
+  // the block is rather released whole: a split block is useless to others until all parts are free again.
   const std::size_t rest = block->size - bytes;
   return rest > bytes / 8 && (rest < source_.traits().large || source_.has_budget()) ? nullptr : block;
 }
 
-// Free memory that `reuse` leaves for others: before a segment that would set a new high-water mark, however badly it fits.
-// Large ones' also serves what is not much smaller. Not where pages go back by themselves, or where a budget makes it go back
-// whole.
+// Use free memory that reuse() would leave for others, however badly the block fits, before a segment sets a
+// new high-water mark. Blocks of large segments also serve requests that are not much smaller than large. Not
+// used where pages can be returned singly, or where a budget makes free blocks go back whole.
 Block* Segments::squeeze(std::size_t bytes, bool large, Stream stream) const noexcept {
   if (!splits_finely()) return nullptr;
   Block* const block = reuse(bytes, large, stream, Effort::last_resort);
@@ -325,7 +331,8 @@ Block* Segments::allocate(std::size_t bytes, Stream stream, Effort effort) {
   const std::size_t size = large || tight ? rounded : std::max(shared_, rounded);
   if (block == nullptr && sets_mark(source_.round_to_page(size))) block = squeeze(rounded, large, stream);
   if (block == nullptr) block = take_segment(size, large, stream);
-  // Where a segment to share cannot be had, one for this alone may; of pages it is address space that cannot.
+  // If no shared segment can be allocated, try one for this request alone; on a device with pages the address
+  // space was missing.
   const bool alone = effort == Effort::last_resort || source_.traits().page != 0;
   if (block == nullptr && alone && size > rounded) block = take_segment(rounded, large, stream);
   if (block == nullptr) return nullptr;
@@ -334,7 +341,7 @@ Block* Segments::allocate(std::size_t bytes, Stream stream, Effort effort) {
   unshelve(block);
   try {
     split(block, rounded);
-  } catch (...) {  // keep it whole: wasteful and right
+  } catch (...) {  // keep the block whole: wasteful but correct
   }
   if (!commit_pages(block)) {
     blocks_.erase(block->address);
@@ -358,13 +365,14 @@ Block* Segments::merge(Block* left, Block* right) noexcept {
   return left;
 }
 
-// --- a live block becomes larger or smaller
+// --- resizing live blocks
 
 bool Segments::resize(Block* block, std::size_t bytes, Stream stream) noexcept {
   if (bytes > kMostBytes || stream != block->stream) return false;
   const std::size_t rounded = round_up(bytes);
   Segment& segment = *block->segment;
-  if (segment.large != (rounded >= source_.traits().large)) return false;  // it belongs into the other kind of segment
+  // the new size belongs into the other kind of segment
+  if (segment.large != (rounded >= source_.traits().large)) return false;
   if (segment.large && is_whole(*block) && source_.round_to_page(rounded) != segment.size) {
     if (!resize_segment(segment, source_.round_to_page(rounded))) {
       if (rounded > block->size) return false;
@@ -384,7 +392,8 @@ bool Segments::resize_segment(Segment& segment, std::size_t bytes) noexcept {
   if (source_.held()) return false;
   if (bytes > segment.size) make_way(bytes - segment.size, segment.first->stream);
   Address base = source_.resize(segment.base, segment.size, bytes);
-  if (base == 0 && bytes > segment.size && source_.traits().page != 0) {  // a copy would take even more
+  // a copy would need even more memory
+  if (base == 0 && bytes > segment.size && source_.traits().page != 0) {
     trim();
     base = source_.resize(segment.base, segment.size, bytes);
   }
@@ -392,7 +401,7 @@ bool Segments::resize_segment(Segment& segment, std::size_t bytes) noexcept {
   Block* const block = segment.first;
   if (base != segment.base) {
     blocks_.rekey(segment.base, base);
-    auto node = segments_.extract(segment.base);  // the segment itself stays where it is
+    auto node = segments_.extract(segment.base);  // the Segment object does not move
     node.key() = base;
     segments_.insert(std::move(node));
   }
@@ -407,7 +416,7 @@ bool Segments::grow_into_neighbour(Block* block, std::size_t bytes) noexcept {
   unshelve(after);
   try {
     split(after, bytes - block->size);
-  } catch (...) {  // all of it: wasteful and right
+  } catch (...) {  // take the whole block: wasteful but correct
   }
   if (!commit_pages(after)) {
     put_back(after);
@@ -423,11 +432,11 @@ void Segments::shrink(Block* block, std::size_t bytes) noexcept {
   Block* const after = block->after;
   try {
     split(block, bytes);
-  } catch (...) {  // as large as before
+  } catch (...) {  // the block stays as large as before
   }
   if (block->after == after) return;
   unshelve(block->after);
-  put_back(block->after);  // beside what was free there already
+  put_back(block->after);  // merges with the free neighbour
 }
 
 bool Segments::owns(Address address) const noexcept {
@@ -442,7 +451,8 @@ void Segments::free(Block* block) noexcept {
   put_back(block);
 }
 
-// A free block that is in no list joins its free neighbours of the same stream and goes into theirs.
+// Merge a free block that is in no list with the free neighbours of the same stream, and add the result to
+// their lists.
 void Segments::put_back(Block* block) noexcept {
   block->idle = paged(*block->segment) ? returnable(*block) : block->size;
   block->idle_since = epoch_;
@@ -469,8 +479,8 @@ bool Segments::drop(Segment& segment) noexcept {
   return true;
 }
 
-// Makes one block of a segment in which nothing lives, whichever streams its blocks were freed on, for they have all been
-// waited for: it goes back to the device.
+// Merge all blocks of a segment without live blocks into one, across streams, after waiting for all of them,
+// so that the segment can be released.
 void Segments::gather(Segment& segment) noexcept {
   Block* const first = segment.first;
   for (const Block* block = first; block != nullptr; block = block->after) {
@@ -490,7 +500,7 @@ std::size_t Segments::idle_of_others(Stream stream) const noexcept {
   return idle_.bytes() - (own == bins_.end() ? 0 : own->second.idle);
 }
 
-// Streams of which there is no block: they may be no more, and lists are large.
+// Forget streams without a block: they may no longer exist, and their lists are large.
 void Segments::forget_streams() noexcept {
   for (auto& [stream, bins] : bins_) bins.blocks = 0;
   for (const auto& [base, segment] : segments_) {

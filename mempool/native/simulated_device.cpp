@@ -87,7 +87,7 @@ void SimulatedDevice::decommit(Address address, std::size_t bytes) noexcept {
   }
 }
 
-// What grows moves, what shrinks stays.
+// A reservation that grows moves; one that shrinks stays in place.
 Address SimulatedDevice::resize(Address address, std::size_t from, std::size_t to) noexcept {
   const Guarded guard(lock_);
   if (options_.page == 0) return 0;

@@ -1,4 +1,5 @@
-// Addresses without memory: a capacity, an optional page size, counted calls, failures on demand.
+// A device with addresses but no memory: a capacity, an optional page size, counted calls, failures on
+// demand.
 #pragma once
 
 #include <map>
@@ -22,16 +23,17 @@ struct SimulatedCounts {
   std::size_t committed = 0;       // bytes held now
   std::size_t peak_committed = 0;  // bytes
   std::uint64_t reserves = 0, commits = 0, decommits = 0, releases = 0;
-  std::uint64_t resizes = 0;       // reservations that became larger or smaller
+  std::uint64_t resizes = 0;       // reservations that were resized
   std::uint64_t refusals = 0;      // requests answered with "out of memory"
   std::uint64_t live_reservations = 0;
   std::uint64_t events_alive = 0;
   std::uint64_t synchronizes = 0;
-  std::uint64_t errors = 0;        // calls that no correct pool makes (unknown address, pages outside a reservation)
+  // calls that no correct pool makes (unknown address, pages outside a reservation)
+  std::uint64_t errors = 0;
 };
 
-// Streams are queues whose work finishes when the test says so: `record` returns an event that is pending until
-// `finish(stream)` or `synchronize()`.
+// Streams are queues whose work finishes on the test's command: `record` returns an event that is pending
+// until `finish(stream)` or `synchronize()`.
 class SimulatedDevice final : public Device {
  public:
   explicit SimulatedDevice(const SimulatedOptions& options) : options_(options) {}
@@ -50,11 +52,13 @@ class SimulatedDevice final : public Device {
   bool synchronize() noexcept override;
 
   void finish(Stream stream) noexcept;
-  // A graph is captured on these streams; none: no longer. What would spoil it counts as an error: to wait for the device, to
-  // give memory back, to ask whether an event has come, and events of these streams.
+  // Begin a graph capture on these streams; an empty list ends the capture. Calls that would spoil the
+  // capture count as errors: waiting for the device, releasing memory, querying an event, and events of these
+  // streams.
   void capture(std::vector<Stream> streams);
   void set_capacity(std::size_t bytes) noexcept;
-  void fail_after(std::uint64_t calls) noexcept;  // refuse every request for memory after this many more
+  // refuse every request for memory after this many more calls
+  void fail_after(std::uint64_t calls) noexcept;
   SimulatedCounts counts() const noexcept;
 
  private:
@@ -76,7 +80,7 @@ class SimulatedDevice final : public Device {
   std::vector<Stream> captured_;
   std::map<Event, Stream> pending_;  // events recorded and not finished
   std::set<Event> events_;           // events alive
-  Address next_ = Address{1} << 44;  // addresses are never used twice, so a stale one is always recognised
+  Address next_ = Address{1} << 44;  // addresses are never reused, so that a stale one is always recognised
   Event next_event_ = 1;
   std::uint64_t calls_left_ = ~std::uint64_t{0};
 };

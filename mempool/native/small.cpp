@@ -6,7 +6,8 @@
 namespace mempool {
 namespace {
 
-// The classes' reach; a device whose alignment is beyond a page has no small blocks.
+// Return the largest size that the classes cover; a device whose alignment exceeds a page has no small
+// blocks.
 std::size_t reach(std::size_t unit, std::size_t page) {
   return unit > page ? 0 : std::min(unit * SmallBlocks::kClasses, page);
 }
@@ -18,7 +19,7 @@ SmallBlocks::SmallBlocks(MemorySource& source, std::size_t largest)
       unit_log2_(std::max(6u, static_cast<unsigned>(__builtin_ctzll(source.traits().alignment)))),
       largest_(std::min(largest, reach(unit(), kPage))),
       granule_(std::max(kPage, source.traits().page) / kPage) {
-  // A device page beyond a region could not be committed for a part of it.
+  // A device page larger than a region could not be committed for a part of the page.
   if (granule_ * kPage > kRegion || kRegion % (granule_ * kPage) != 0) largest_ = 0;
   for (std::size_t k = 0; largest_ != 0 && k < kClasses; ++k) {
     inverse_[k] = static_cast<std::uint32_t>(~std::uint32_t{0} / size_of(k) + 1);
@@ -36,7 +37,8 @@ SmallBlocks::~SmallBlocks() {
 SmallBlocks::Region* SmallBlocks::add_region() {
   auto region = std::make_unique<Region>();
   regions_.reserve(regions_.size() + 1);
-  // What the device has given could not go back while a graph is captured, should this fail afterwards.
+  // Make room first: a reservation could not be released during a graph capture if the insertion failed
+  // afterwards.
   if (MEMPOOL_GUARDED("room")) regions_by_base_.make_room();
   const Address base = source_.reserve(kRegion, kRegion);
   if (base == 0) return nullptr;
@@ -47,7 +49,8 @@ SmallBlocks::Region* SmallBlocks::add_region() {
   return regions_.back().get();
 }
 
-// Another stream may still be at work on a page that was its own; who takes it waits for that, unless nobody may wait now.
+// Another stream may still work on a page after using it; the new stream waits for that work, unless waiting
+// is not allowed now.
 bool SmallBlocks::may_take(const Page& page, Stream stream) const noexcept {
   return page.blocks == 0 && (page.stream == stream || !page.was_used || !source_.held());
 }
@@ -76,7 +79,7 @@ bool SmallBlocks::mostly_empty() const noexcept {
   return empty != 0 && 2 * empty >= regions_.size() * (kRegion / kPage);
 }
 
-// Streams that no page is of: they may be no more. The one that asks may have none yet.
+// Forget streams without a page: they may no longer exist. The requesting stream may have no page yet.
 void SmallBlocks::forget_streams() noexcept {
   for (auto& [stream, stock] : stocks_) stock.pages = 0;
   for (const auto& region : regions_) {
@@ -99,7 +102,7 @@ bool SmallBlocks::commit_granule(Region& region, Page& page) noexcept {
 
 SmallBlocks::Page* SmallBlocks::fresh_page(std::size_t size_class, Stream stream) {
   Page* page = spare_page(stream);
-  if (page == nullptr && mostly_empty()) {  // of pages of streams that may be no more
+  if (page == nullptr && mostly_empty()) {  // of streams that may no longer exist
     trim();
     page = spare_page(stream);
   }
@@ -162,7 +165,7 @@ SmallBlocks::Place SmallBlocks::find(Address address) const noexcept {
   place.in_a_region = true;
   Page& page = region->pages[(address - region->base) / kPage];
   const auto within = static_cast<std::uint32_t>(address - page.address);
-  // A division: what was rounded up in the inverse adds less than 2^14, and the next block is 2^32 / size further.
+  // A division: the rounding of the inverse adds less than 2^14, and the next block is 2^32 / size further.
   const std::size_t block = (std::uint64_t{within} * inverse_[page.size_class]) >> 32;
   const bool begins = block < page.blocks && block * size_of(page.size_class) == within;
   if (!begins || (page.free[block / 64] >> (block % 64) & 1) != 0) return place;
@@ -211,8 +214,8 @@ void SmallBlocks::trim() noexcept {
   forget_streams();
 }
 
-// A page to spare goes to whichever stream asks next. The one that used it may not exist any more by then, and cannot be
-// waited for.
+// Clear the former users of spare pages. A spare page goes to the next requesting stream, and by then the
+// former user may no longer exist and could not be waited for.
 void SmallBlocks::forget_users() noexcept {
   const auto spare = [](const Page& page) { return page.blocks == 0 && page.was_used; };
   const auto any = [&](const auto& region) { return std::any_of(region->pages.begin(), region->pages.end(), spare); };
@@ -222,7 +225,7 @@ void SmallBlocks::forget_users() noexcept {
   }
 }
 
-// False: pages that nothing lives in could not go back.
+// Release the region's unused pages. False: the device could not be waited for.
 bool SmallBlocks::return_granules(Region& region) noexcept {
   if (source_.traits().page == 0) return true;
   for (Page* first = region.pages.begin(); first != region.pages.end(); first += granule_) {

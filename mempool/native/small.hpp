@@ -1,7 +1,9 @@
-// Small allocations: size classes in pages of their own, so that they never disturb a plan or split a segment.
+// Small allocations: size classes in separate pages, so that small requests never disturb a plan or split a
+// segment.
 //
-// A region is address space aligned to its size, so that any address in it leads to its table by one shift and one
-// hash look-up; the tables are kept apart from the memory, which on a GPU the host could not touch.
+// A region is address space aligned to the region's size, so that one shift and one hash look-up lead from
+// any address to the region's table; the tables are separate from the memory, which the host could not touch
+// on a GPU.
 #pragma once
 
 #include <array>
@@ -24,15 +26,16 @@ class SmallBlocks {
   static constexpr std::size_t kPage = std::size_t{16} << 10;
   static constexpr std::size_t kClasses = 16;
 
-  // Serves requests of up to `largest` bytes, or less where the classes do not reach so far: see largest().
+  // Serve requests of up to `largest` bytes, or less if the size classes end below: see largest().
   SmallBlocks(MemorySource& source, std::size_t largest);
   ~SmallBlocks();
   SmallBlocks(const SmallBlocks&) = delete;
   SmallBlocks& operator=(const SmallBlocks&) = delete;
 
-  // 0: out of memory. May throw std::bad_alloc.
+  // Return 0 if out of memory. May throw std::bad_alloc.
   Address allocate(std::size_t bytes, Stream stream);
-  // Where an address lies: in a live block, elsewhere in a region, or in none. Until the next call that is not const.
+  // Location of an address: in a live block, elsewhere in a region, or in no region. Valid until the next
+  // non-const call.
   class Place {
    public:
     bool in_a_region = false;
@@ -45,10 +48,10 @@ class SmallBlocks {
   };
   Place find(Address address) const noexcept;
   bool owns(Address address) const noexcept { return region_of(address) != nullptr; }
-  // Of a live block, here and below.
+  // Properties of a live block; here and below the place must be live.
   struct Block {
     std::size_t requested, rounded;
-    Stream stream;  // its next user's
+    Stream stream;  // the page's stream, on which freed blocks are reused
     Owner owner;
   };
   Block at(const Place& place) const noexcept {
@@ -58,24 +61,25 @@ class SmallBlocks {
   void set_owner(const Place& place, Owner owner) noexcept { place.page_->owner[place.block_] = owner; }
   void free(const Place& place) noexcept;
   std::size_t rounded(std::size_t bytes) const noexcept { return size_of(class_of(bytes)); }
-  std::size_t blocks() const noexcept { return live_; }  // live ones
+  std::size_t blocks() const noexcept { return live_; }  // live blocks
   std::size_t largest() const noexcept { return largest_; }
-  std::size_t unit() const noexcept { return size_of(0); }  // bytes between one size class and the next
-  // Calls use(region) with each of the regions, whose tables only a snapshot reads from outside.
+  std::size_t unit() const noexcept { return size_of(0); }  // bytes between neighbouring size classes
+  // Call use(region) for each region, whose tables only a snapshot reads from outside.
   template <class Use>
   void each_region(Use use) const {
     for (const auto& region : regions_) use(*region);
   }
-  // Gives back what nothing lives in: pages where the device has them, and whole regions.
+  // Release memory without live blocks: single pages if the device has pages, and whole regions.
   void trim() noexcept;
 
  private:
-  struct alignas(64) Page {  // what every call needs fits a cache line
-    std::array<std::uint64_t, 4> free{};  // a bit for each free block; 16 KiB hold at most 256 of 64 bytes
+  struct alignas(64) Page {  // the fields used by every call fit one cache line
+    // one bit per block, set if free; 16 KiB hold at most 256 blocks of 64 bytes
+    std::array<std::uint64_t, 4> free{};
     std::uint16_t blocks = 0, used = 0;
     std::uint8_t size_class = 0;
     bool committed = false;  // the same for all pages of a granule
-    bool listed = false;     // in its class's list of pages with room
+    bool listed = false;     // in the size class's list of pages with free blocks
     bool was_used = false;   // by `stream`
     Stream stream = 0;
     Address address = 0;
@@ -85,12 +89,12 @@ class SmallBlocks {
   };
   struct Region {
     Address base = 0;
-    std::size_t in_use = 0;  // pages that have blocks
+    std::size_t in_use = 0;  // pages that are split into blocks
     std::array<Page, kRegion / kPage> pages;
   };
-  struct Stock {  // pages with room, of one stream
+  struct Stock {  // pages with free blocks of one stream
     std::array<Page*, kClasses> room{};
-    std::size_t pages = 0;  // its own, when last counted
+    std::size_t pages = 0;  // pages of the stream at the last count
   };
 
   std::size_t class_of(std::size_t bytes) const noexcept { return bytes == 0 ? 0 : (bytes - 1) >> unit_log2_; }
@@ -108,15 +112,16 @@ class SmallBlocks {
 
   MemorySource& source_;
   unsigned unit_log2_;
-  std::array<std::uint32_t, kClasses> inverse_{};  // 2^32 / each class's size, rounded up
+  std::array<std::uint32_t, kClasses> inverse_{};  // 2^32 / size of each class, rounded up
   std::size_t largest_;
-  std::size_t granule_;  // pages committed and returned together: the device's pages may be larger than ours
+  // pages committed and returned together, because the device's pages may be larger than kPage
+  std::size_t granule_;
   std::vector<std::unique_ptr<Region>> regions_;
-  std::size_t first_spare_ = 0;  // regions before this one have no page to spare
+  std::size_t first_spare_ = 0;  // regions before this one have no spare page
   AddressMap<Region> regions_by_base_;
   std::map<Stream, Stock> stocks_;
   static constexpr std::size_t kFewStreams = 64;
-  std::size_t most_streams_ = kFewStreams;  // before those without a page are forgotten
+  std::size_t most_streams_ = kFewStreams;  // limit before streams without a page are forgotten
   std::size_t live_ = 0;
   Stock* last_stock_ = nullptr;
   Stream last_stream_ = 0;

@@ -8,20 +8,20 @@
 namespace mempool {
 namespace {
 
-// Puts what is free between what lives, joins free neighbours, and hands both to a sink: segment(s) and then its block(b)s,
-// in order.
+// Fills gaps between live blocks with free blocks and passes both to a sink: segment(s) and then its
+// block(b)s, in order.
 template <class Sink>
 class Walk {
  public:
   Walk(const ForeignUses& uses, Sink& sink) : uses_(uses), sink_(sink) {}
 
-  void of_graph(GraphPools::Id id) { graph_ = id; }  // all that follows
+  void of_graph(GraphPools::Id id) { graph_ = id; }  // for all following segments
   void begin(Address base, std::size_t bytes, Snapshot::Segment::Kind kind, Stream stream, bool paged) {
     sink_.segment({base, bytes, stream, kind, paged ? 1u : 0u, graph_.first, graph_.second});
     at_ = base;
     end_ = base + bytes;
   }
-  // What lives, in order of address; whatever of it lies outside the segment is another's.
+  // Add live blocks, in address order; the part of a block outside the segment belongs to another segment.
   void live(Address address, std::size_t bytes, std::size_t requested) {
     free_up_to(address);
     const std::size_t size = std::min<std::size_t>(bytes, end_ - at_);
@@ -56,7 +56,8 @@ void walk_arena(const Pool& pool, bool paged, Walk<Sink>& walk) {
   walk.end();
 }
 
-// The live blocks of a segment that begin in [begin, end). None lies across: where something lives, pages are committed.
+// Walk the live blocks of a segment that begin in [begin, end). No block crosses a border, because the pages
+// of live blocks are committed.
 template <class Sink>
 void walk_run(const Segment& segment, const Block*& block, Address begin, Address end, bool paged, Walk<Sink>& walk) {
   while (block != nullptr && block->address + block->size <= begin) block = block->after;

@@ -1,5 +1,6 @@
-// Which pattern comes next, from those that came before: what followed when as much of the past was last as it is now. So
-// epochs of several kinds of iterations (A A A B, or two networks in turn) are foretold once they have been seen.
+// Prediction of the next pattern from the history of patterns: the pattern that followed the longest earlier
+// match of the latest history. Epochs of several iteration variants (A A A B, or two networks in turn) are
+// thus predicted once they have been seen.
 #pragma once
 
 #include <algorithm>
@@ -19,11 +20,12 @@ class Succession {
     }
     past_[count_++] = ended;
   }
-  // Null: the last one has not come before.
+  // Null: the last pattern has not occurred before.
   Pattern* next() const noexcept {
     Pattern* foretold = nullptr;
     std::size_t longest = 0;
-    for (std::size_t i = count_; i-- > 1 && longest < kMostAlike;) {  // past_[i] followed what ends at i - 1
+    // past_[i] followed the history that ends at i - 1
+    for (std::size_t i = count_; i-- > 1 && longest < kMostAlike;) {
       std::size_t alike = 0;
       while (alike < i && alike < kMostAlike && past_[i - 1 - alike] == past_[count_ - 1 - alike]) ++alike;
       if (alike <= longest) continue;

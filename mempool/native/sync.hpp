@@ -1,5 +1,6 @@
-// Every lock, atomic and thread-local object of the core comes from here, so that a test build can replace them in one
-// place: the simulated world's threads are fibers, and each of these is where another may go on.
+// All locks, atomics and thread-local objects of the core, in one file so that a test build can replace them:
+// the simulated world's threads are fibers, and each of these operations is a point where another fiber may
+// continue.
 #pragma once
 
 #ifdef MEMPOOL_WORLD
@@ -19,22 +20,24 @@ namespace mempool {
 template <class T>
 using Atomic = std::atomic<T>;
 
-// A lock for critical sections of tens of nanoseconds: one locked instruction to take, a plain store to give back.
-// Waiters back off exponentially, so that the holder's core keeps the cache line for a run of operations (measured with
-// two threads that do nothing else: 21 ns an operation, against 131 with plain spinning and 44 with std::mutex), then
-// yield, then sleep, for a preempted holder or a slow section. It holds no kernel object: a forked child may reset it.
+// A lock for critical sections of tens of nanoseconds: one locked instruction to take, a plain store to
+// release. Waiters back off exponentially, so that the holder's core keeps the cache line for a run of
+// operations (measured with two threads that do nothing else: 21 ns an operation, against 131 with plain
+// spinning and 44 with std::mutex), then yield, then sleep, for a preempted holder or a slow section. The
+// lock holds no kernel object: a forked child may reset it.
 class Lock {
  public:
   void lock() noexcept {
     if (!MEMPOOL_GUARDED("lock") || !held_.exchange(true, std::memory_order_acquire)) return;
     contend();
   }
-  // False: somebody holds it.
+  // False: another thread holds the lock.
   bool try_lock() noexcept { return !MEMPOOL_GUARDED("lock") || !held_.exchange(true, std::memory_order_acquire); }
   void unlock() noexcept { held_.store(false, std::memory_order_release); }
 
  private:
-  // Bursts of one thread are cheaper than turns, each of which moves what is locked to another cache.
+  // Bursts of one thread are cheaper than alternation, which moves the protected data to another cache at
+  // each turn.
   static constexpr unsigned kMostPauses = 4096;
 
   [[gnu::noinline, gnu::cold]] void contend() noexcept {
@@ -63,7 +66,7 @@ class Lock {
   Atomic<bool> held_{false};
 };
 
-// One for each thread, which ends with it.
+// Return the calling thread's object, which is destroyed with the thread.
 template <class T>
 T& per_thread() noexcept {
   static thread_local T object;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kEvent = sizeof(RecordedEvent);
 
-// Calls `some(done)` until all bytes are through; false: an error, or the end.
+// Call `some(done)` until all bytes are transferred; false: an error, or the end of the file.
 template <class Some>
 bool all_of(std::size_t bytes, Some some) noexcept {
   for (std::size_t done = 0; done < bytes;) {
@@ -54,7 +54,7 @@ bool Tape::open() noexcept {
 #ifdef O_TMPFILE
   file_ = ::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
 #endif
-  if (file_ < 0) {  // a file system without such files
+  if (file_ < 0) {  // for file systems without unnamed files
     try {
       std::string name = folder_ + "/.mempool-XXXXXX";
       file_ = ::mkostemp(name.data(), O_CLOEXEC);
@@ -67,10 +67,10 @@ bool Tape::open() noexcept {
 
 void Tape::spill() noexcept {
   if (!open()) {
-    folder_.clear();  // in memory, then
+    folder_.clear();  // keep events in memory from now on
     return;
   }
-  if (taken_ == written_ && !reading_) taken_ = written_ = 0;  // from the beginning again
+  if (taken_ == written_ && !reading_) taken_ = written_ = 0;  // start again at the beginning of the file
   const std::vector<RecordedEvent> events = events_.take();
   const char* const bytes = reinterpret_cast<const char*>(events.data());
   const std::size_t at = written_ * kEvent;
@@ -98,7 +98,7 @@ Tape::Taken Tape::take() noexcept {
 }
 
 void Tape::read(Taken& taken) {
-  taken.events.resize(taken.in_file);  // if this throws, they are lost
+  taken.events.resize(taken.in_file);  // if this throws, the events are lost
   char* const bytes = reinterpret_cast<char*>(taken.events.data());
   const bool read = all_of(taken.in_file * kEvent, [&](std::size_t done) {
     return ::pread(file_, bytes + done, taken.in_file * kEvent - done, static_cast<off_t>(taken.at + done));
@@ -106,7 +106,7 @@ void Tape::read(Taken& taken) {
   if (!read) taken.events.clear();
 }
 
-// What could not be read is lost. The disk gets the room back that nothing is in.
+// Count unread events as lost, and return the disk space of a fully read file.
 void Tape::has_read(const Taken& taken) noexcept {
   reading_ = false;
   lost_ += taken.in_file - taken.events.size();

@@ -1,5 +1,5 @@
-// Everything that happens to a client's buffers, for a trace file: in memory up to a bound, and beyond it in a file without
-// a name, so that a program that does nothing but allocate can be recorded for as long as there is room on the disk.
+// All events of a client's buffers, for a trace file: in memory up to a bound, then in an unnamed file, so
+// that a program that does nothing but allocate can be recorded as long as the disk has room.
 #pragma once
 
 #include <string>
@@ -19,21 +19,22 @@ class Tape {
   Tape& operator=(const Tape&) = delete;
 
   bool on() const noexcept { return on_; }
-  // `folder`: for the file; empty: all stays in memory. So it does where the file cannot be made or written.
+  // `folder`: folder of the file; empty: all events stay in memory, as they do if the file cannot be created.
+  // Events that cannot be written to the file are lost and counted.
   void set_on(bool on, const std::string& folder = {}, std::size_t piece = kPiece);
   void add(RecordedEvent::Kind kind, Address address, std::size_t size, Stream stream, std::uint32_t sequence) noexcept {
     events_.add(kind, address, size, stream, sequence);
     if (events_.kept() >= piece_ && !folder_.empty()) spill();
   }
-  // What a forked child does with its parent's.
+  // Detach from the parent's tape, in a forked child.
   void leave() noexcept;
 
-  // Where the oldest events are that nobody has taken yet, which takes them: at most a piece of those in the file, else all
-  // that are in memory. A piece is read without the pool's lock, and before the next one is taken.
+  // The oldest events not yet taken: at most one piece of those in the file, else all those in memory. A
+  // piece is read without the pool's lock, and before the next one is taken.
   struct Taken {
     std::vector<RecordedEvent> events;
-    std::size_t in_file = 0;  // how many; then `events` is empty until they are read
-    std::size_t at = 0;       // bytes
+    std::size_t in_file = 0;  // number of events in the file; then `events` is empty until they are read
+    std::size_t at = 0;       // bytes; position in the file
   };
   Taken take() noexcept;
   void read(Taken& taken);  // may throw std::bad_alloc

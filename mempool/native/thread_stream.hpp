@@ -1,5 +1,6 @@
-// The per-thread default stream has one handle and is another stream in each thread. Here each has a number of its own,
-// below zero, which no handle is. It is not given again when its thread has ended: what was queued there may still run.
+// Numbers for per-thread default streams. The driver has one handle for them, which means another stream in
+// each thread. Here each stream has a negative number, which no handle is. A number is not reused after the
+// thread has ended, because work queued there may still run.
 #pragma once
 
 #include <set>
@@ -11,16 +12,16 @@ namespace mempool {
 
 class ThreadStream {
  public:
-  static constexpr Stream kHandle = 2;  // of the thread that calls
+  static constexpr Stream kHandle = 2;  // the driver's handle, which means the calling thread's stream
 
   static Stream mine() noexcept {
     Stream& stream = per_thread<Number>().stream;
     if (stream == 0) stream = numbers().give();
     return stream;
   }
-  // Whether it is another thread's: nothing can be queued there, and nothing recorded, from here.
+  // Return true for another thread's stream: from here no work can be queued and no event recorded there.
   static bool elsewhere(Stream stream) noexcept { return stream < 0 && stream != per_thread<Number>().stream; }
-  // Whether its thread has ended: nothing more is queued there by anybody.
+  // Return true if the stream's thread has ended, so that no further work is queued there.
   static bool ended(Stream stream) noexcept { return stream < 0 && numbers().ended(stream); }
 
  private:
@@ -36,7 +37,7 @@ class ThreadStream {
       const Guarded guard(lock_);
       try {
         given_.insert(next_);
-      } catch (...) {  // counts as ended, so more is waited for than needed
+      } catch (...) {  // the stream counts as ended, so that waits are longer than needed
       }
       return next_--;
     }
@@ -55,7 +56,8 @@ class ThreadStream {
     std::set<Stream> given_;  // of threads that have not ended
   };
   static Numbers& numbers() noexcept {
-    static auto* const all = new Numbers;  // never destroyed: threads may end after what a process ends with
+    // never destroyed, because threads may end after the objects destroyed at process end
+    static auto* const all = new Numbers;
     return *all;
   }
 };

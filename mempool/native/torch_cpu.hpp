@@ -1,5 +1,6 @@
-// PyTorch's CPU tensors, served by a client. libtorch is not here but in the companion (mempool/torch/companion.cpp),
-// which is built against the user's own and calls the functions of c_api.h.
+// Memory of PyTorch's CPU tensors, served by a client. The libtorch part is in the companion
+// (mempool/torch/companion.cpp), which is compiled against the user's libtorch and calls the functions of
+// c_api.h.
 #pragma once
 
 #include "hook.hpp"

@@ -22,15 +22,16 @@ Atomic<void (*)(const char*)> raise_{nullptr};
 std::array<Atomic<Client*>, kDevices> plain_{};
 Lock making_;
 
-// A part of each device's memory that all pools together may hold at most; 0: never said.
+// Fraction of the memory to which each pool of a device is limited, by device; 0: never set.
 std::array<Atomic<double>, kDevices> fractions_{};
-std::array<Atomic<Client*>, kDevices> limited_{};  // whose limit is so
+std::array<Atomic<Client*>, kDevices> limited_{};  // the client to which the fraction was applied last
 Atomic<bool> any_fraction_{false};
 
-// Graphs that are being captured. All pools of the device take part, those too that serve no more or begin to serve in the
-// middle: what is freed there is used by streams of the capture too, and whichever serves keeps the graph's memory.
+// Graphs being captured. All pools of the device take part, also pools that no longer serve or begin to serve
+// during the capture: memory freed there is used by captured streams too, and the serving pool keeps the
+// graph's memory.
 struct Capture {
-  struct Streams {  // on which it was seen to go on
+  struct Streams {  // streams on which the capture was observed
     Lock lock;
     std::vector<Stream> seen;
   };
@@ -38,12 +39,14 @@ struct Capture {
   PoolId id;
   GraphPools::Filter takes;
   std::shared_ptr<Streams> streams;
-  CudaDevice* probe;  // to be asked of streams
-  bool ended = false;  // PyTorch has said so, but a stream is still captured: the body of a conditional node is over
+  CudaDevice* probe;  // device object for stream queries
+  // PyTorch has ended the capture, but a stream is still captured: the body of a conditional node is over
+  bool ended = false;
 };
-std::vector<Capture>& captures_ = *new std::vector<Capture>;  // tensors are freed until the very end
-Lock capturing_;  // of `captures_`; taken before a pool's
-Atomic<unsigned> captured_{0};  // how many there are
+// never destroyed, because tensors are freed until the very end
+std::vector<Capture>& captures_ = *new std::vector<Capture>;
+Lock capturing_;  // protects `captures_`; taken before a pool's lock
+Atomic<unsigned> captured_{0};  // number of captures
 
 Stream stream_of(StreamHandle handle) noexcept { return reinterpret_cast<Stream>(handle); }
 Address address_of(void* pointer) noexcept { return reinterpret_cast<Address>(pointer); }
@@ -56,7 +59,7 @@ void limit(Client& client, double fraction) noexcept {
   client.pool().source().set_limit(std::min(bytes, client.pool().options().max_reserved));
 }
 
-// A pool that has come after the fraction was said.
+// Apply the fraction to a pool that was created after the fraction was set.
 void perhaps_limit(Client& client, int device) noexcept {
   if (!any_fraction_.load(std::memory_order_relaxed) || device < 0 || device >= kDevices) return;
   const auto at = static_cast<std::size_t>(device);
@@ -67,7 +70,7 @@ void perhaps_limit(Client& client, int device) noexcept {
 
 Client* make_client(int device);
 
-// The client that serves this device now, made where there is none; null: none can be made. Present.
+// Return the client that serves this device now, creating one if needed; null: none can be created. Present.
 Client* client_of(int device) {
   Client* const client = make_client(device);
   if (client != nullptr) perhaps_limit(*client, device);
@@ -78,7 +81,7 @@ Client* make_client(int device) {
   if (Hook::Entry* const entry = hook_.serving_here()) {
     Device& its = entry->client->pool().source().device();
     if (its.is(device)) return entry->client;
-    if (its.serves(device)) {  // from now on
+    if (its.serves(device)) {  // binds the device from now on
       entry->client->device_is_bound();
       return entry->client;
     }
@@ -90,13 +93,13 @@ Client* make_client(int device) {
   const Guarded guard(making_);
   if (plain.load(std::memory_order_relaxed) == nullptr) {
     const auto pool = std::make_shared<Pool>(std::make_unique<CudaDevice>(device, *driver_), PoolOptions{});
-    pool->segments().set_retained_limit(~std::size_t{0});  // a caching allocator like others
+    pool->segments().set_retained_limit(~std::size_t{0});  // a plain caching allocator
     plain.store(new Client(pool, "plain"), std::memory_order_release);
   }
   return plain.load(std::memory_order_relaxed);
 }
 
-// Of no pool: outlives them all.
+// Return the device object for stream queries, which belongs to no pool and outlives all of them.
 CudaDevice* probe_of(int device) {
   static std::array<CudaDevice*, kDevices> probes{};
   const Guarded guard(making_);
@@ -105,7 +108,7 @@ CudaDevice* probe_of(int device) {
   return probe;
 }
 
-// The client of whose memory a live buffer is, or null. Present.
+// Return the client that owns a live buffer, or null. Present.
 Client* owner_of(Address address) noexcept {
   std::size_t bytes = 0;
   if (Hook::Entry* const entry = hook_.owner_of(address, bytes)) return entry->client;
@@ -118,7 +121,7 @@ Client* owner_of(Address address) noexcept {
   return nullptr;
 }
 
-// Calls `act` with each pool of a device, of clients that serve or served, and plain ones.
+// Call `act` with each client of a device: those that serve or have served, and the plain one.
 template <class Act>
 void with_pools(int device, Act act) {
   hook_.each([&](Client& client) {
@@ -134,7 +137,7 @@ bool goes_on(const Capture& capture) noexcept {
   return std::any_of(seen.begin(), seen.end(), [&](Stream stream) { return capture.probe->capturing(stream); });
 }
 
-// `capturing_` is held, here and below. The capture is over; returns what follows it.
+// Finish a capture that is over; return the iterator behind it. Call with `capturing_` held, here and below.
 std::vector<Capture>::iterator finish(std::vector<Capture>::iterator capture) {
   const auto [device, id] = std::pair(capture->device, capture->id);
   const auto next = captures_.erase(capture);
@@ -147,7 +150,7 @@ std::vector<Capture>::iterator finish(std::vector<Capture>::iterator capture) {
   return next;
 }
 
-// PyTorch does not always say that a capture is over: not of one that has failed.
+// Finish captures that are over without a call of PyTorch, which does not report failed captures.
 void settle() {
   for (auto it = captures_.begin(); it != captures_.end();) {
     const bool known = [&] {
@@ -164,7 +167,7 @@ void take_part(Client& client, const Capture& capture) {
   if (!capture.ended) client.pool().begin_graph(capture.id, capture.takes);
 }
 
-// Before a client does anything while a graph is captured that began without it.
+// Add a client to the captures that began without it, before the client does anything else.
 void take_part(Client& client) {
   if (captured_.load() == 0) return;
   const Guarded guard(capturing_);
@@ -174,7 +177,7 @@ void take_part(Client& client) {
   }
 }
 
-// What former pools and others of the device keep for later goes back. `device`'s own client is `mine`.
+// Release memory that other pools of the device keep for later. `mine`: the client of the request.
 void make_room(int device, const Client& mine) {
   with_pools(device, [&](Client& client) {
     if (&client != &mine) client.give_back(true);
@@ -272,7 +275,7 @@ void set_memory_fraction(double fraction, int device) {
   if (device < 0 || device >= kDevices) throw std::invalid_argument("there is no CUDA device " + std::to_string(device));
   const Presence::Here here;
   const auto at = static_cast<std::size_t>(device);
-  fractions_[at].store(std::max(fraction, std::numeric_limits<double>::min()));  // 0 is: never said
+  fractions_[at].store(std::max(fraction, std::numeric_limits<double>::min()));  // 0 means never set
   limited_[at].store(nullptr);
   any_fraction_.store(true);
   with_pools(device, [&](Client& client) { limit(client, fraction); });
@@ -305,11 +308,11 @@ void begin_pool(int device, PoolId id, std::function<bool(StreamHandle)> filter)
   settle();
   const auto same = [&](const Capture& capture) { return capture.device == device && capture.id == id; };
   const auto known = std::find_if(captures_.begin(), captures_.end(), same);
-  if (known != captures_.end()) streams = known->streams;  // the next part of one that goes on
+  if (known != captures_.end()) streams = known->streams;  // the next part of a capture that continues
   CudaDevice* const probe = probe_of(device);
   GraphPools::Filter takes = [filter = std::move(filter), streams, probe](Stream stream) {
     if (!filter(reinterpret_cast<StreamHandle>(stream))) return false;
-    // The default stream cannot be captured, and asking for it tells of others.
+    // The default stream cannot be captured, and a query would report other streams' captures.
     if (stream == 0 || !probe->capturing(stream)) return true;
     const Guarded guard(streams->lock);
     std::vector<Stream>& seen = streams->seen;
@@ -355,8 +358,9 @@ void end_pool(int device, PoolId id) {
   });
 }
 
-// Graphs may share an id, and nobody says which of them is gone. A pool that came after some of them has seen fewer begin:
-// what it keeps may be the others', so it keeps it until no more graphs are left than it has seen.
+// Release a graph's memory. Graphs may share an id, and PyTorch does not say which of them is gone. A pool
+// that was created after some of them has seen fewer begin: the memory kept may belong to the others and is
+// therefore kept until no more graphs are left than the pool has seen.
 void release_pool(int device, PoolId id) {
   const Presence::Here here;
   const Guarded guard(capturing_);

@@ -1,9 +1,10 @@
-// PyTorch's CUDA tensors: the functions of its CUDAPluggableAllocator, with its signatures. It calls them from any thread, with
-// or without the interpreter's lock, also after Python has ended; no Python runs here.
+// Memory of PyTorch's CUDA tensors: the functions for the CUDAPluggableAllocator, with the signatures that
+// PyTorch expects. PyTorch calls them from any thread, with or without the interpreter's lock, also after
+// Python has ended; no Python runs here.
 //
-// One client at a time serves one device, the one it was made for or the first that asks. What belongs to another device,
-// or comes while nobody serves, has a plain pool of that device, which plans nothing and stays for ever: PyTorch cannot
-// change its allocator once CUDA is in use.
+// One client at a time serves one device: the device of the client's creation, or the first device requested.
+// Requests for another device, or without a serving client, go to a plain pool of that device, which plans
+// nothing and exists for ever, because PyTorch cannot change the allocator once CUDA is in use.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@
 #include "cuda_driver.hpp"
 #include "hook.hpp"
 
-struct CUstream_st;  // as CUDA's headers name it: part of the names of functions that take it
+struct CUstream_st;  // named as in CUDA's headers: part of the mangled names of functions with this parameter
 
 namespace mempool::torch_cuda {
 
@@ -22,22 +23,23 @@ using StreamHandle = CUstream_st*;
 using PoolId = std::pair<unsigned long long, unsigned long long>;
 
 Hook& hook() noexcept;
-// The driver of the plain pools; before anything is served, and once.
+// Set the driver of the plain pools; call once, before any request.
 void prepare(const CudaDriver& driver);
-// Called with the text of each request that cannot be served, to throw what the framework throws; null: none.
+// Set the function that is called with the text of each failed request, to throw the framework's exception;
+// null: none.
 void set_refusal(void (*raise)(const char* text)) noexcept;
-// Who serves this device outside the hook, or null: nobody has had to.
+// Return the client that serves this device outside the hook, or null: none was needed.
 Client* plain_client(int device) noexcept;
 
-// --- what PyTorch is given
+// --- functions for PyTorch
 
-// Throws: out of memory. Null for no bytes.
+// Throws if out of memory. Null for zero bytes.
 void* allocate(std::size_t bytes, int device, StreamHandle stream);
 void free(void* address, std::size_t bytes, int device, StreamHandle stream);
 void init(int devices);
 void empty_cache();
 void set_memory_fraction(double fraction, int device);
-// The reservation that it lies in, and its bytes.
+// Return the base of the reservation that contains the address, and the reservation's bytes.
 void* base_of(void* address, std::size_t* bytes);
 void record_stream(void* address, StreamHandle stream);
 void begin_pool(int device, PoolId id, std::function<bool(StreamHandle)> filter);

@@ -1,8 +1,10 @@
-// Places of an arena that is to be replaced by a larger one, which it can only be while nothing in it is alive. What was alive
-// at the end of one iteration, as gradients are, is so at the end of the next: meanwhile nothing is put where it was, and what
-// the plan has there comes from the fallback.
+// Arena drain: places kept empty because a larger arena is to replace the present one, which requires a
+// moment without live ranges. Buffers live at the end of one iteration, such as gradients, are live at the
+// end of the next: until then, no buffer is placed where they were, and the fallback serves the buffers
+// planned there.
 //
-// That may never empty the arena, as where something stays for good: it is tried for few boundaries in a row, ever more rarely.
+// The drain may never empty the arena, for example if a buffer is long-lived: it is tried for a few
+// boundaries in a row, with exponential backoff.
 #pragma once
 
 #include <algorithm>
@@ -18,9 +20,9 @@ class Vacated {
  public:
   bool any() const noexcept { return !begins_.empty(); }
   bool has(Offset begin) const noexcept { return std::binary_search(begins_.begin(), begins_.end(), begin); }
-  // At boundary number `now`: also what is alive now, unless it is not the time.
+  // Add the ranges live at boundary number `now`, unless the backoff forbids a drain.
   void add(const std::vector<std::pair<Offset, Offset>>& alive, std::uint64_t now) {
-    if (now == last_) return;  // for another plan
+    if (now == last_) return;  // a second request at the same boundary, for another plan
     last_ = now;
     if (rounds_ == kMostRounds) stop(now);
     if (!tries_.is_due(now)) return;
@@ -29,14 +31,14 @@ class Vacated {
     std::sort(begins_.begin(), begins_.end());
     begins_.erase(std::unique(begins_.begin(), begins_.end()), begins_.end());
   }
-  // No larger arena can be had now, or nobody wants one.
+  // End the drain: no larger arena can be allocated now, or none is wanted.
   void stop(std::uint64_t now) noexcept {
     if (!any()) return;
     begins_.clear();
     rounds_ = 0;
     tries_.done(now);
   }
-  // The arena is another one, or gone.
+  // Reset the drain: the arena was replaced or released.
   void done() noexcept {
     begins_.clear();
     rounds_ = 0;
