@@ -67,7 +67,7 @@ def pack_coupled(
 def _beside(
     buffers: Buffers, boxes: Sequence[tuple[int, int, int, int]], solve: Callable[[Buffers], Plan]
 ) -> NDArray[np.int64] | None:
-    """Return offsets of buffers around taken boxes (start, end, begin, end) of times and addresses, or None."""
+    """Return offsets of buffers around taken boxes (start, end, begin, end) in time and address, or None."""
     n = len(buffers)
     if n == 0:
         return np.zeros(0, np.int64)
