@@ -150,8 +150,8 @@ class SkylineOf {
     merge(start_);
   }
 
-  // Places `left` jobs, chosen by take(valley), which returns -1 to place no job in a valley. Stops placing
-  // jobs when a valley has no walls. Returns false when a job ends above `limit` or the cancellation flag is
+  // Places `left` jobs, chosen by take(valley), which returns -1 to place no job in a valley; -1 for a valley
+  // without walls ends the placement. Returns false when a job ends above `limit` or the cancellation flag is
   // set.
   template <class Take>
   bool fill(const Jobs& jobs, const Times& times, size_t left, int64_t limit, std::vector<int64_t>& offset,
