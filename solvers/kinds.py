@@ -3,7 +3,7 @@
 Each variant has separate buffers. A buffer still alive at the end of an iteration is freed during the next
 iteration, of any variant, and conflicts there only with the buffers that live before this free. All variants
 are laid out on one time line (`Joint`), on which the time of each variant appears once for each possible
-predecessor. A buffer that outlives its iteration has one piece of lifetime in its iteration and one in
+predecessor. A buffer that outlives an iteration has one piece of lifetime in this iteration and one in
 each follower's time after the same variant; between these pieces the buffer needs no memory. The result is a
 packing problem of buffers with gaps, whose peak load is the largest over all successions of variants.
 """
@@ -40,8 +40,8 @@ class Kind:
         buffers: n rows in order of allocation, of one group, without gaps, on a circle of n allocations: row
             k starts at time k. Ends beyond n are ignored, see ``reach``. Persistent buffers are not placed.
         reach: int64[n, K], for each of the K variants: the number of allocations before the buffer's free,
-            counted from the beginning of a following iteration of that variant. 0: the buffer is freed in its
-            own iteration. A value beyond the follower's end: the buffer lives on into the iteration after the
+            counted from the beginning of a following iteration of that variant. 0: the buffer is freed in the
+            same iteration. A value beyond the follower's end: the buffer lives on into the iteration after the
             follower, at most to the end of that iteration.
         sequence: int64[n], distinguishes buffers of equal size. If two variants begin with the same sizes and
             sequences, the buffers of this common beginning get the same offsets in both variants, so replay
@@ -80,7 +80,7 @@ class Joint:
             share the buffers of this beginning.
         columns: number of iterations after which addresses repeat.
         couples: bool for each of `buffers`: true if several variants share the buffer or the buffer outlives
-            its iteration. All other buffers meet only buffers of their own variant and coupling buffers.
+            an iteration. All other buffers meet only buffers of their own variant and coupling buffers.
     """
 
     couples: NDArray[np.bool_]

@@ -19,7 +19,7 @@ _PATIENCE = 2**27
 
 
 class Sides:
-    """Search for plans with a smaller arena than the best, at the target or as close to it as possible.
+    """Search for plans with a smaller arena than the best, at the target or as close as possible.
 
     The first goal arena is the target. After a failure the next goal lies halfway between the failed goal and
     the best arena, after a success halfway between the target and the best arena, until little is to be

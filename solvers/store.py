@@ -3,7 +3,7 @@
 The columns are those of `Buffers`, with the fixed offset as ``fixed`` and the gaps as the lists ``gap_start``
 and ``gap_end``; ``offset`` lists the plan's offsets, one for each of U iterations. The plan's scalars are in
 the schema metadata, under keys that begin with ``plan.``. A plan for several arenas has file version 2,
-because its offsets have a different meaning, and stores the capacities as ``plan.arenas``.
+because the offsets have a different meaning, and stores the capacities as ``plan.arenas``.
 """
 
 from __future__ import annotations

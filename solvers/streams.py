@@ -42,12 +42,12 @@ MOST_PARTS, MOST_ATTEMPTS = 8, 8
 def waits(plan: Plan, buffers: Buffers) -> float:
     """Return the mean number of waits of one stream for another per iteration, in steady state.
 
-    A buffer placed on memory last freed by another stream makes its stream wait for this free, unless its
-    stream has already waited for the other stream since.
+    When a stream gets memory that another stream freed last, the stream waits for this free, unless the stream
+    has already waited for the other stream since.
 
     Args:
-        plan: with offsets, for these buffers.
-        buffers: with their streams.
+        plan: a plan with offsets for these buffers.
+        buffers: the buffers, with their streams.
     """
     assert plan.offset is not None
     rows = (~buffers.persistent & (buffers.size > 0) & (buffers.lengths > 0)).nonzero()[0]
@@ -78,7 +78,7 @@ def solve_streams(
 ) -> Plan:
     """Make a plan in which streams share addresses if this saves enough bytes; otherwise as `solve`.
 
-    The first attempt packs each stream separately. Then all streams together are tried and, with at most
+    The first attempt packs each stream separately. Then all streams together are tried and, with 3 to
     `MOST_PARTS` streams and no capacity, pairs of streams whose loads peak at different times, one pair after
     the other, as long as the possible saving may be worth the waits.
 
@@ -188,7 +188,7 @@ class _Search:
                 refused.add(pair)
 
     def result(self) -> Plan:
-        """Return the best plan; its bound, status and stop reason hold even if any two streams may share."""
+        """Return the best plan; the bound, status and stop reason hold even if any two streams may share."""
         assert self._best is not None
         plan = dataclasses.replace(self._best, seconds=self._watch.seconds, nodes=self._total.nodes)
         if self._stopped_by:

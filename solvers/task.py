@@ -32,7 +32,7 @@ class Watch:
 
     Args:
         stop: the limits.
-        ahead: seconds by which the clock limit is moved forward.
+        ahead: seconds before the clock limit at which this limit counts as reached.
     """
 
     def __init__(self, stop: Stop, ahead: float = 0.0) -> None:

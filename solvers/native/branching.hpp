@@ -64,7 +64,7 @@ class Branching {
 
  private:
   static constexpr int32_t idle = -1;
-  static constexpr int64_t looks_each = 4;      // cost of examining a section, in looks of first fit; measured
+  static constexpr int64_t looks_each = 4;      // cost of a section in looks of first fit; measured
   static constexpr int64_t work_a_job = 64;     // cost of the setup per job
   static constexpr int32_t most_hashed = 4096;  // sections; wider states do not recur
 
@@ -91,7 +91,7 @@ class Branching {
     for (double& weight : taste_) weight = random_.unit();
     valleys_.forget();
     failed_ = 0;
-    limit_ = (64 + static_cast<int64_t>(key_.size()) / 16) * luby(++tries_);  // measured on many kinds of jobs
+    limit_ = (64 + static_cast<int64_t>(key_.size()) / 16) * luby(++tries_);  // measured on many problems
     here_ = {0, 0, -1, -1};
     for (int32_t from = 0, b = 1; b <= valleys_.sections(); ++b) {
       if (b < valleys_.sections() && !cut(b)) continue;

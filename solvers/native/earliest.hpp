@@ -86,7 +86,8 @@ class StartOrder {
 
   const int32_t* jobs_;
   std::vector<int32_t> first_from_;  // by moment: the first job that starts at this moment or later
-  std::vector<std::vector<int32_t>> levels_;  // ends of the jobs left; each level above holds the minimum of 16 entries
+  // ends of the jobs left; each level above holds the minimum of 16 entries
+  std::vector<std::vector<int32_t>> levels_;
 };
 
 // Chooses as JobTree does for the order by start, with the jobs across the cut of the circle first.
@@ -132,7 +133,7 @@ class EarliestFirst {
 inline std::vector<int32_t> earliest_first(const Jobs& jobs) {
   std::vector<int32_t> next = filled(jobs.instants + 1, 0), order = filled(jobs.count(), 0);
   const auto across = [&](int32_t job) { return arc(jobs, job).end >= jobs.instants; };
-  const auto first = [&](int32_t job) { return jobs.pieces[jobs.first[job]].start; };  // 0 for a job across the cut
+  const auto first = [&](int32_t job) { return jobs.pieces[jobs.first[job]].start; };  // 0 if across the cut
   for (int32_t j = 0; j < jobs.count(); ++j) ++next[first(j) + 1];
   for (int32_t t = 1; t <= jobs.instants; ++t) next[t] += next[t - 1];
   for (int32_t j = 0; j < jobs.count(); ++j) order[next[first(j)]++] = j;

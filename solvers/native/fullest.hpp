@@ -196,8 +196,8 @@ class Spans {
   }
 
  private:
-  static constexpr int32_t good_enough = 64;  // a search stops if a longer job could gain at most 1 / good_enough of
-                                              // its length
+  // a search stops if a longer job could gain at most 1 / good_enough of its length
+  static constexpr int32_t good_enough = 64;
   static constexpr int32_t bucket = 8, none = std::numeric_limits<int32_t>::max();
   struct Entry {
     int32_t start, end;

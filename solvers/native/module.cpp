@@ -331,8 +331,8 @@ NB_MODULE(_core, m) {
             values[row_of[row] * columns + turn] = offsets[k];
           }
         },
-        "into"_a.noconvert(), "rows"_a, "job"_a, "offset"_a,  // noconvert: a converted array is a copy, and writes to
-                                                              // it would be lost
+        // noconvert: a converted array is a copy, and writes to it would be lost
+        "into"_a.noconvert(), "rows"_a, "job"_a, "offset"_a,
         "Write offset[k] into column job[k] / len(rows) of row rows[job[k] % len(rows)], where job[k] is not negative.");
 
   m.def("skyline",

@@ -41,11 +41,12 @@ class Outward {
   int64_t arena() const { return arena_of(jobs_, offset_); }
 
  private:
-  static constexpr int64_t lifetimes = 2;  // times within this many mean lifetimes (of the jobs alive at the peak) of
-                                           // the peak are near; up to twice as many
+  // times within this many mean lifetimes (of the jobs alive at the peak) of the peak are near; up to twice
+  // as many
+  static constexpr int64_t lifetimes = 2;
   static constexpr int32_t most_times = 12;  // largest factor on the number of tries
-  static constexpr int64_t least_part = 3;       // the near part is less than 1 / least_part of all time; otherwise all
-                                                 // time is near
+  // the near part is less than 1 / least_part of all time; otherwise all time is near
+  static constexpr int64_t least_part = 3;
   // looks_to_begin: per job; measured
   static constexpr int64_t most_failures = 30, looks_a_glance = 300'000, looks_to_begin = 50;
 

@@ -31,8 +31,8 @@ namespace packing {
 enum PairRules : uint32_t {
   pairs_holes = 1,      // an offset skips gaps between fixed ranges that are too small for the job
   pairs_sums = 2,       // a job is above the stack of all jobs below it in a set
-  pairs_windows = 4,    // edge finding: jobs of a set between their lowest offset and highest end, which of them cannot
-                        // be topmost
+  // edge finding: jobs of a set between their lowest offset and highest end, which of them cannot be topmost
+  pairs_windows = 4,
   pairs_twins = 8,      // of equal jobs the first is below
   pairs_mirror = 16,    // a plan turned upside down is not searched again
   pairs_patterns = 32,  // offsets are sums of sizes
@@ -64,7 +64,7 @@ class Pairs {
   }
 
  private:
-  static constexpr int64_t looks_each = 4;           // cost of examining a pair, in looks of first fit; measured
+  static constexpr int64_t looks_each = 4;           // cost of a pair in looks of first fit; measured
   static constexpr int64_t first_try = 100;          // failures in the first try
   static constexpr double doubt = 0.05;              // probability of trying first the order with less room
   static constexpr size_t most_patterns = 1 << 12;   // with more sums, few offsets are excluded
@@ -143,10 +143,9 @@ class Pairs {
   std::vector<int64_t> low_, high_;                // per job: lowest and highest offset
   std::vector<char> below_;                        // at place(a, b): a is below b, directly or transitively
   std::vector<Pair> pairs_;
-  std::vector<int32_t> open_;                      // pairs not closed by any decision-free propagation when the try
-                                                   // began
+  std::vector<int32_t> open_;                      // pairs still open when the try began
   std::vector<std::vector<Neighbour>> neighbours_; // per job: the jobs that meet it
-  std::vector<std::vector<Range>> taken_;          // per job: fixed ranges that meet it, ascending and disjoint
+  std::vector<std::vector<Range>> taken_;          // per job: fixed ranges it meets, ascending, disjoint
   std::vector<Set> sets_;
   std::vector<std::vector<int32_t>> sets_of_;      // per job: indices of its sets
   std::vector<int64_t> patterns_;                  // possible offsets, ascending; empty: any

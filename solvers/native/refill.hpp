@@ -87,8 +87,8 @@ class Hanging {
   static constexpr int32_t none = std::numeric_limits<int32_t>::min();
   struct Job {
     int64_t base;
-    int32_t reach;  // how far the job reaches: its end at the left end of the window; its negated start at the right
-                    // end
+    // how far the job reaches: its end at the left end of the window; its negated start at the right end
+    int32_t reach;
     int32_t job;
   };
 
@@ -150,9 +150,9 @@ class Refill {
   static constexpr int64_t looks_a_step = 300;  // cost of a step with its undoing; measured
   static constexpr double few = 2;              // number of steps that are mostly undone
   static constexpr double wild = 0.5;           // probability of a random choice at a depth reached before
-  static constexpr double high = 0.9;           // fraction of the goal above which the instants of highest load come
-                                                // first
-  static constexpr int32_t most_rejected = 8;   // jobs rejected for one valley before the step fails; measured
+  // fraction of the goal above which the instants of highest load come first
+  static constexpr double high = 0.9;
+  static constexpr int32_t most_rejected = 8;   // jobs rejected per valley before the step fails; measured
   static constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
 
   struct Step {

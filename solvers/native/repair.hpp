@@ -176,13 +176,14 @@ class Repair {
     for (const int32_t job : cone) put_in(job, -1);
     for (const int32_t job : staying_) put_in(job, offset_[job]), taken_[job] = true;
     for (int32_t t = 1; t < width; ++t) load[t] += load[t - 1];
-    std::vector<int32_t> next(width + 1);  // the next instant whose ground is not known, or an instant on the way there
+    // the next instant whose ground is not known, or an instant on the way there
+    std::vector<int32_t> next(width + 1);
     std::iota(next.begin(), next.end(), 0);
     const auto open_from = [&](int32_t t) {
       while (next[t] != t) t = next[t] = next[next[t]];
       return t;
     };
-    for (auto it = by_offset_.rbegin(); it != by_offset_.rend() && open_from(0) < width; ++it) {  // highest first
+    for (auto it = by_offset_.rbegin(); it != by_offset_.rend() && open_from(0) < width; ++it) {  // from top
       if (taken_[*it] || span(*it).start >= hull.end || span(*it).end <= hull.start) continue;
       const int32_t to = std::min(span(*it).end, hull.end) - hull.start;
       for (int32_t t = open_from(std::max(span(*it).start - hull.start, 0)); t < to; t = open_from(t))
@@ -254,7 +255,8 @@ class Repair {
   std::unique_ptr<Branching> search_;
   int32_t highest_ = 0, free_ = 0;
   int64_t arena_ = 0, looks_ = 0, budget_ = first_budget;
-  int64_t most_ = 8000, most_searched_ = 400;  // largest number of jobs in a cone, and for the complete search
+  // largest number of jobs in a cone, and for the complete search
+  int64_t most_ = 8000, most_searched_ = 400;
   double depth_ = least_depth;   // depth of the cone, as a fraction of the arena
   double part_ = 0.25;    // fraction of the excess over the target to remove
 };

@@ -67,7 +67,8 @@ class Search {
   ValleyPacker packer_;
   Random random_;
   std::vector<int32_t> order_;
-  std::vector<int64_t> best_, past_;  // offsets of the best arena; ring buffer of the current arenas of the last steps
+  // offsets of the best arena; ring buffer of the current arenas of the last steps
+  std::vector<int64_t> best_, past_;
   int64_t arena_ = 0, current_ = 0, looks_ = 0;
   uint64_t steps_ = 0;
 };

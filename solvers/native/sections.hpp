@@ -19,7 +19,8 @@ inline Sections sections_of(const Jobs& jobs, bool merge) {
   std::vector<bool> begins(jobs.instants, false), ends(jobs.instants, false);
   for (const Piece& piece : jobs.pieces) begins[piece.start] = ends[piece.end] = true;
   // A section is a sequence of instants at which jobs begin, up to the first instant at which a job ends.
-  std::vector<int32_t> of = filled(jobs.instants, 0);  // the section open at an instant, or the last one opened before
+  // the section open at an instant, or the last one opened before
+  std::vector<int32_t> of = filled(jobs.instants, 0);
   int32_t current = -1;
   bool closed = true;
   for (int32_t t = 0; t < jobs.instants; ++t) {

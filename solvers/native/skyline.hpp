@@ -112,7 +112,7 @@ class JobTree {
   }
 
   std::vector<int32_t> by_start_, ends_;
-  std::vector<int32_t> first_from_;  // by instant: the first of by_start_ that starts at this instant or later
+  std::vector<int32_t> first_from_;  // by instant: first of by_start_ that starts then or later
   std::vector<Node> nodes_;
   int32_t length_;
   size_t leaves_ = 1;

@@ -27,8 +27,8 @@ class Stacks {
 
  private:
   static constexpr int32_t most_free = 18;   // largest number of jobs in a stack whose orders are tried
-  static constexpr int32_t most_pairs = 64;  // largest number of jobs among which all sets that meet in pairs are
-                                             // listed
+  // largest number of jobs among which all sets that meet in pairs are listed
+  static constexpr int32_t most_pairs = 64;
 
   // Considers the largest sets of jobs that are alive at one instant.
   void at_instants() {
@@ -77,8 +77,9 @@ class Stacks {
     std::sort(taken_.begin(), taken_.end());
     best_ = std::max(best_, top);
     std::stable_sort(free.begin(), free.end(), [&](int32_t a, int32_t b) { return jobs_.mask[a] > jobs_.mask[b]; });
-    int64_t height = 0;  // height for one order: an upper bound on what the set needs, so often shows that the set
-                         // cannot raise the bound
+    // height of the stack in one order: an upper bound on the set's least height, which may already show that
+    // the set cannot raise the bound
+    int64_t height = 0;
     for (const int32_t j : free) height = place(height, j) + jobs_.size[j];
     if (height <= best_) return;
     if (free.size() > most_free) return;

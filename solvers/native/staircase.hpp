@@ -84,7 +84,7 @@ inline std::vector<int64_t> pack_peak_first(const Jobs& jobs, const Cancel& canc
   for (const bool right : {false, true}) {
     Flank flank(jobs, stacked, peak, load, right);
     if (!flank.pack(offset, cancel)) return {};
-    if (right) below = std::max<int64_t>(0, flank.height() - load);  // depth that the flank reaches below the stack
+    if (right) below = std::max<int64_t>(0, flank.height() - load);  // depth below the stack
   }
   for (int64_t& of_job : offset) of_job += below;
   return offset;

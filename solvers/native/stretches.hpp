@@ -37,8 +37,8 @@ class Stretches {
   static constexpr double first_slack = 0x1p-11, least_slack = 0x1p-18;
   static constexpr int64_t first_patience = 10'000'000, most_patience = int64_t{1} << 40;
   static constexpr int64_t looks_a_job = 600;  // per job of a pass without backtracking; measured
-  static constexpr int64_t looks_to_begin = 50, looks_to_choose = 1000;  // per job; and least looks of a choice;
-                                                                         // measured
+  // per job; and least looks of a choice; measured
+  static constexpr int64_t looks_to_begin = 50, looks_to_choose = 1000;
   static constexpr int64_t looks_a_piece = 5;  // per piece around the highest job; measured
   static constexpr int32_t most_jobs = 20'000;
   static constexpr int32_t first_span = 1500;

@@ -45,7 +45,7 @@ class Valleys {
   static constexpr int64_t most = int64_t{1} << 62;  // largest sum of bytes anywhere
   static constexpr int32_t no_valley = -1;
   static constexpr double must_rise = -1;  // score of a section that no job within its valley covers
-  static constexpr int64_t most_pinned = int64_t{1} << 26;  // total number of sections of all jobs with a fixed offset
+  static constexpr int64_t most_pinned = int64_t{1} << 26;  // sections of all fixed jobs together
 
   struct Item {
     int32_t begin, end;  // sections
@@ -147,15 +147,15 @@ class Valleys {
   int64_t capacity_;
   int64_t grain_ = 1;  // all heights are multiples of this many bytes
   int64_t work_ = 0;   // sections and jobs examined
-  std::vector<Item> items_;      // jobs by begin, then end, so that the jobs of a valley are adjacent in memory
+  std::vector<Item> items_;      // jobs by begin, then end: those of a valley are adjacent in memory
   std::vector<int32_t> order_;   // the job of each item
   std::vector<int64_t> offset_;                // per job: offset, or -1
-  std::vector<int32_t> first_, next_, last_;   // linked lists of jobs not yet placed, by begin, then end; last_ links
-                                               // back
+  // linked lists of jobs not yet placed, by begin, then end; last_ links back
+  std::vector<int32_t> first_, next_, last_;
   std::vector<int64_t> slack_;                 // per section: capacity - height - bytes not yet placed
   std::vector<int32_t> crossing_;              // per boundary: number of jobs not yet placed that cross it
-  std::vector<int32_t> pinned_, pinned_at_;    // jobs with a fixed offset, lowest first; those of section s start at
-                                               // pinned_at_[s]
+  // jobs with a fixed offset, lowest first; those of section s start at pinned_at_[s]
+  std::vector<int32_t> pinned_, pinned_at_;
   Ceilings ceilings_;                          // per section, or empty
   std::vector<double> weight_;                 // per section: 1 + failures there since the last forget()
   std::vector<Run> runs_;
@@ -164,8 +164,8 @@ class Valleys {
   std::vector<Part> parts_;
   // Scratch of evaluate(), by section of the run.
   struct Column {
-    int32_t covers = 0, stands = 0;  // differences in the number of jobs within that cover the section, and that may
-                                     // stand there
+    // differences in the number of jobs within that cover the section, and that may stand there
+    int32_t covers = 0, stands = 0;
     int64_t load = 0;                // differences of their bytes
     int64_t least_begin = no_wall, least_end = no_wall;  // smallest job within that begins, or ends, here
   };

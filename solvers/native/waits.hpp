@@ -107,7 +107,7 @@ inline int64_t count_waits(const Replayed& plan) {
   const int64_t fill = plan.period == 0 ? 0 : longest / plan.period + 2;
   const int64_t before = plan.period == 0 ? 0 : (fill + plan.columns - 1) / plan.columns * plan.columns + plan.columns;
   const int64_t iterations = before + (plan.period == 0 ? 1 : plan.columns);
-  std::vector<int64_t> freed(zones.count() * streams, 0);  // [zone * streams + stream], the time by the stream's clock
+  std::vector<int64_t> freed(zones.count() * streams, 0);  // [zone * streams + stream], stream's clock
   std::vector<int64_t> waited(streams * streams, 0), clock(streams, 0), due(streams, 0);
   int64_t waits = 0;
   for (int64_t iteration = 0; iteration < iterations; ++iteration) {
