@@ -77,9 +77,9 @@ def quick(task: Task) -> Order | None:
 def valleys(task: Task) -> Order | None:
     """Run the skyline heuristics and return the best order, or None if there is no reason to go on.
 
-    The sequence is: lowest valley first by start time, which is quick; peak first and peak outward, if many jobs are alive
-    at the peak; maximum load first, nearly always the best; window repair, if there are more than `_FEW`
-    jobs; then lowest valley first in the other orders, unless there are more than `_HUGE` jobs.
+    The sequence is: lowest valley first by start time, which is quick; peak first and peak outward, if many
+    jobs are alive at the peak; maximum load first, nearly always the best; window repair, if there are more
+    than `_FEW` jobs; then lowest valley first in the other orders, unless there are more than `_HUGE` jobs.
     """
     others = orders(task.jobs)
     best = others.pop("start")

@@ -41,8 +41,8 @@ class Kind:
             k starts at time k. Ends beyond n are ignored, see ``reach``. Persistent buffers are not placed.
         reach: int64[n, K], for each of the K variants: the number of allocations before the buffer's free,
             counted from the beginning of a following iteration of that variant. 0: the buffer is freed in the
-            same iteration. A value beyond the follower's end: the buffer lives on into the iteration after the
-            follower, at most to the end of that iteration.
+            same iteration. A value beyond the follower's end: the buffer lives on into the iteration after
+            the follower, at most to the end of that iteration.
         sequence: int64[n], distinguishes buffers of equal size. If two variants begin with the same sizes and
             sequences, the buffers of this common beginning get the same offsets in both variants, so replay
             does not need to know yet which variant is running.

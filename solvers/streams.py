@@ -42,8 +42,8 @@ MOST_PARTS, MOST_ATTEMPTS = 8, 8
 def waits(plan: Plan, buffers: Buffers) -> float:
     """Return the mean number of waits of one stream for another per iteration, in steady state.
 
-    When a stream gets memory that another stream freed last, the stream waits for this free, unless the stream
-    has already waited for the other stream since.
+    When a stream gets memory that another stream freed last, the stream waits for this free, unless the
+    stream has already waited for the other stream since.
 
     Args:
         plan: a plan with offsets for these buffers.
