@@ -358,7 +358,7 @@ def _groups(buffers: Buffers, pieces: Pieces) -> list[NDArray[np.int64]]:
 def _taken(
     buffers: Buffers, groups: list[NDArray[np.int64]], k: int, offset: NDArray[np.int64], *, on_top: bool
 ) -> list[tuple[int, int]]:
-    """Return the address ranges that group k must not touch: earlier groups' and later groups' fixed offsets.
+    """Return address ranges that group k must avoid: earlier groups' buffers, later groups' fixed ones.
 
     With ``on_top`` and no fixed offsets, the result is one range from 0 up to the topmost end.
     """

@@ -1,4 +1,4 @@
-// Bytes on the device during each operation of a step, with two operations: add bytes to a range, find the
+// Bytes on the device during each operation of a step: adds bytes to a range of operations, and finds the
 // first or last operation over a level.
 //
 // A segment tree of maxima. Operations may count on into the next turn: operation k, of k operations, is
