@@ -1,6 +1,6 @@
-// Maximum load first: the load decides which job fills a valley. The job covers the instant of highest load
-// (the fullest instant) of the valley and is the longest such job, but may not rise above a wall under which
-// the load is higher than in the valley.
+// Maximum load first: the load decides which job fills a valley. The chosen job is the longest one that
+// covers the instant of highest load (the fullest instant) of the valley, or the longest one of all if none
+// covers that instant. The job may not rise above a wall under which the load is higher than in the valley.
 //
 // An arena is as small as the peak load if no bytes are lost at the instants of highest load. If a job ends
 // higher than the wall beside it, the run under the wall becomes a valley in turn, and bytes not filled there

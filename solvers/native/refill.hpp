@@ -195,8 +195,8 @@ class Refill {
     for (; !rejected_.empty(); rejected_.pop_back()) spans_.put_back(rejected_.back().slot, rejected_.back().job);
   }
 
-  // Places the best job that leaves no slit; returns false if there is none. Fails after several jobs that
-  // leave a slit.
+  // Places the best job that leaves no slit; returns false if there is none. After several jobs that leave a
+  // slit, sets failed_ and returns true.
   bool fill(Step step, const Valley& valley) {
     for (;;) {
       const Spans::Found found = choose(valley);
@@ -291,8 +291,8 @@ class Refill {
     else right_end_.pass_back();
   }
 
-  // Chooses as FullestFirst does; after many visits to the same place, uses less of the valley or smaller
-  // jobs.
+  // Chooses as FullestFirst does; at depths reached before, often only within a random part of the valley or
+  // among smaller jobs.
   Spans::Found choose(const Valley& valley) {
     const int32_t fullest = load_.fullest(valley.from, valley.to);
     const int64_t here = load_[fullest], wall = std::min(valley.before, valley.after);
@@ -354,7 +354,7 @@ class Refill {
     int32_t slot, job;
   };
   std::vector<Rejected> rejected_;
-  size_t deepest_ = 0;  // largest number of steps before any backtrack
+  size_t deepest_ = 0;  // largest number of steps at any failure
   int64_t looks_ = 0, failures_ = 0;
 };
 
