@@ -1,8 +1,8 @@
-"""Several arenas instead of one: walls between them in one address space, filled one after the other.
+"""Packing into several arenas, laid out in one address space with walls between them and filled one by one.
 
-Arena k begins at ``k * stride_of(capacities)``. Above it is a wall: a range that is taken all the time, up to
-where the next one begins. So every kernel keeps each buffer within one arena, and what is proven for the
-whole address space is proven for the arenas.
+Arena k begins at ``k * stride_of(capacities)``. Above each arena is a wall: a range of addresses that is
+taken all the time, up to the start of the next arena. So every kernel keeps each buffer within one arena, and
+a proof for the whole address space is a proof for the arenas.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ if TYPE_CHECKING:
 
     from traces.buffers import Buffers
 
-#: Solvers that know of several arenas; those of others have one.
+#: Solvers that support several arenas; the others support one arena only.
 WITH_ARENAS = ("auto", "greedy", "exact")
-#: Work of filling arenas, a job; as that of `Repair` for the same.
+#: Looks per job charged for filling an arena; as much as `Repair` charges for the same work.
 _LOOKS_A_JOB = 500
-#: How often arenas are filled in vain before they are searched, and the part of the loads that is in doubt.
+#: Number of attempts to fill the arenas in each order before the solver takes over, and the largest fraction
+#: of the load by which loads are randomly overestimated in later attempts.
 _FILLS, _DOUBT = 8, 0.03
-#: Nodes for what is left for the last arena, where its load allows it: at most, each time half as many, and a
-#: part of what may be spent.
+#: Limits of the search for the last arena, run if the load of the remaining jobs fits: the largest number of
+#: nodes in the first attempt, halved in each later attempt, and the divisor (1 / 8) of the remaining node
+#: budget.
 _NODES_LAST, _PART_LAST = 20_000_000, 8
 
 
 def arenas_of(capacity: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The capacities of several arenas, or none where there is only one.
+    """Return the capacities of several arenas, or () for a single arena or no capacity.
 
     Raises:
-        ValueError: no capacities, or one that no arena can have.
+        ValueError: no capacities, or an impossible capacity.
     """
     if capacity is None or isinstance(capacity, int | np.integer):
         return ()
@@ -57,11 +59,12 @@ def arenas_of(capacity: int | Sequence[int] | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Arenas:
-    """Several arenas, as the buffers can use them.
+    """Several arenas with the bytes that buffers can use in each.
 
     Attributes:
-        capacities: bytes of each, as given.
-        usable: bytes of each that buffers can end at: multiples of what divides all sizes and alignments.
+        capacities: bytes of each arena, as given.
+        usable: capacity of each arena, rounded down to a multiple of the greatest common divisor of all sizes
+            and alignments; not rounded if there are fixed offsets.
     """
 
     capacities: tuple[int, ...]
@@ -69,7 +72,7 @@ class Arenas:
 
     @classmethod
     def for_buffers(cls, capacities: tuple[int, ...], buffers: Buffers) -> Arenas:
-        """The arenas for these buffers."""
+        """Return the arenas for these buffers."""
         unit = 1
         taking = pieces_of(buffers).rows
         if len(taking) and not (buffers.offset[taking] >= 0).any():
@@ -79,29 +82,29 @@ class Arenas:
 
     @property
     def stride(self) -> int:
-        """From the first byte of an arena to that of the next."""
+        """Return the distance in bytes between the first bytes of two consecutive arenas."""
         return stride_of(self.capacities)
 
     @property
     def end(self) -> int:
-        """Where the last one ends."""
+        """Return the address at which the usable part of the last arena ends."""
         return (len(self.capacities) - 1) * self.stride + self.usable[-1]
 
     @property
     def walls(self) -> list[tuple[int, int]]:
-        """The ranges of addresses (from, to) between them."""
+        """Return the ranges of addresses (from, to) between the arenas."""
         return [
             (k * self.stride + usable, (k + 1) * self.stride) for k, usable in enumerate(self.usable[:-1])
         ]
 
     def within(self, buffers: Buffers) -> Buffers:
-        """The buffers with no alignment beyond the stride: the first byte of an arena is aligned enough."""
+        """Return the buffers with alignments capped at the stride: arena starts are aligned enough."""
         if (buffers.alignment <= self.stride).all():
             return buffers
         return dataclasses.replace(buffers, alignment=np.minimum(buffers.alignment, self.stride))
 
     def why_not(self, buffers: Buffers) -> str:
-        """Why the buffers cannot lie in the arenas, as far as loads and fixed offsets tell; or ""."""
+        """Return why loads or fixed offsets make the arenas infeasible for the buffers, or ""."""
         for least in sorted({0, *self.usable}):
             load = least_load(buffers.select(buffers.size > least))
             if load > (room := sum(usable for usable in self.usable if usable > least)):
@@ -118,7 +121,7 @@ class Arenas:
         return ""
 
     def used(self, buffers: Buffers, offset: NDArray[np.int64]) -> int:
-        """Bytes of all arenas up to the end of the topmost buffer of each."""
+        """Return the sum over the arenas of the bytes up to the end of the topmost buffer."""
         rows = pieces_of(buffers).rows
         arena, local = np.divmod(offset[rows], self.stride)
         tops = np.zeros(len(self.capacities), np.int64)
@@ -127,18 +130,19 @@ class Arenas:
 
 
 def least_load(buffers: Buffers) -> int:
-    """Bytes below which arenas together cannot be: the sum of the groups' peak loads.
+    """Return a lower bound in bytes on the sum of all arenas: the sum of the groups' peak loads.
 
-    Padding is not counted: the topmost buffer of each arena needs none.
+    Padding is not counted, since the topmost buffer of each arena needs none.
     """
     return sum(peak_load(buffers.select(buffers.group == group)) for group in distinct(buffers.group))
 
 
 def fill(task: Task, arenas: Arenas) -> None:
-    """Fill one arena after the other by what is alive, a few times with some doubt, until all are in.
+    """Fill the arenas one by one, maximum load first; retry with random overestimates until all jobs fit.
 
-    First in the order given, then smallest first, which leaves the larger ones to what fits nowhere else.
-    What the last one holds as far as its load tells is searched for.
+    Each turn fills the arenas in the given order and then smallest first, which leaves the larger arenas to
+    jobs that fit nowhere else. If the remaining jobs fit the last arena by their load, but filling fails, a
+    search follows.
     """
     given = list(range(len(arenas.usable)))
     smallest_first = sorted(given, key=lambda k: arenas.usable[k])
@@ -154,7 +158,7 @@ def fill(task: Task, arenas: Arenas) -> None:
 
 
 class _Filling:
-    """One attempt to fill the arenas in some order."""
+    """One attempt to fill the arenas in a given order."""
 
     def __init__(self, task: Task, arenas: Arenas, order: list[int], turn: int) -> None:
         self._task, self._arenas, self._order, self._turn = task, arenas, order, turn
@@ -162,7 +166,7 @@ class _Filling:
         self._offsets = task.jobs.fixed.copy()
 
     def run(self) -> NDArray[np.int64] | None:
-        """Offsets of all jobs, or None where some do not fit or a limit was reached."""
+        """Return the offsets of all jobs, or None if some jobs do not fit or a limit was reached."""
         usable = self._arenas.usable
         for n, k in enumerate(self._order):
             room = sum(usable[other] for other in self._order[n:])
@@ -178,7 +182,7 @@ class _Filling:
         return self._offsets if (self._offsets >= 0).all() else None
 
     def _rows(self, arena: int) -> NDArray[np.int64]:
-        """The jobs that are left, and those that have a place in this arena already."""
+        """Return the jobs without a place and the jobs with a fixed offset in this arena."""
         fixed = self._task.jobs.fixed
         low = arena * self._arenas.stride
         there = (fixed >= low) & (fixed < low + self._arenas.usable[arena])
@@ -197,7 +201,7 @@ class _Filling:
         return offsets
 
     def _searched(self, part: Jobs, usable: int) -> NDArray[np.int64]:
-        """The offsets of all that is left, in the last arena; -1 for all where they are not found."""
+        """Return the offsets of all remaining jobs in the last arena, or -1 for all if none are found."""
         watch = self._task.watch
         if part.lower_bound <= usable and not watch.reason():
             last = Task(part, watch, self._seed, usable, usable, self._task.threads)
@@ -209,7 +213,7 @@ class _Filling:
 
 
 def _part(jobs: Jobs, rows: NDArray[np.int64], base: int) -> Jobs:
-    """Some of the jobs, with fixed offsets from ``base``."""
+    """Return the jobs in `rows`, with fixed offsets relative to ``base``."""
     chosen = np.zeros(len(jobs), np.bool_)
     chosen[rows] = True
     pieces = np.repeat(chosen, jobs.pieces)
@@ -228,7 +232,7 @@ def _part(jobs: Jobs, rows: NDArray[np.int64], base: int) -> Jobs:
 
 
 def _load(jobs: Jobs) -> int:
-    """Most bytes alive at one time."""
+    """Return the peak load of the jobs in bytes."""
     size = np.repeat(jobs.size, jobs.pieces)
     times, at = numbered(np.concatenate([jobs.start, jobs.end]))
     change = np.zeros(len(times), np.int64)

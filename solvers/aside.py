@@ -1,4 +1,4 @@
-"""Native work that looks at no limit, on a thread of its own, so that this one can."""
+"""Worker thread for native kernels that check no limits, so that the calling thread can check them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: So few jobs are done with before a limit could be missed.
+#: Number of jobs up to which a kernel ends soon enough to run on the calling thread without missing a limit.
 _SOON = 20_000
-#: Seconds between two looks at the limits.
+#: Seconds between two checks of the limits.
 _PAUSE = 0.01
 
 
 def aside(task: Task, work: Callable[[Cancel], T], *, wait_for_first: bool = True) -> T | None:
-    """What the work returns, or None where a limit was reached first; `Task.stopped_by` then says which.
+    """Return the result of the work, or None if a limit was reached first (see `Task.stopped_by`).
 
-    Work for the first plan is stopped by Ctrl-C only, unless nobody waits for one. Work that is given up ends
-    soon, or is waited for when Python ends.
+    By default, work for the first plan is stopped by Ctrl-C only. Abandoned work ends soon, at the latest
+    when Python exits and joins the thread.
 
     Args:
-        task: tells the limits.
-        work: called with what tells it to give up; runs without the interpreter's lock.
-        wait_for_first: whether limits count only when there is a plan.
+        task: the task whose limits apply.
+        work: called with a cancellation flag; must release the GIL.
+        wait_for_first: ignore limits until the task has a plan.
 
     Raises:
-        KeyboardInterrupt: meanwhile.
-        Exception: what the work raises.
+        KeyboardInterrupt: the user interrupted the wait.
+        Exception: any exception that the work raises.
     """
     cancel = Cancel()
     if len(task.jobs) <= _SOON:

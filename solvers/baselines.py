@@ -1,11 +1,11 @@
-"""What others do, by name, to compare with: one pass in one order, by the kernels that the other solvers use.
+"""Published memory planners as baselines: one pass in one order, with the kernels of the other solvers.
 
-Two rules of placement. *Best* and *first fit* place each buffer among those placed before it that are alive
-with it, in the smallest or the lowest gap that holds it, else on top. *Lowest valley first* builds from below
-and looks for a buffer for each place.
+There are two placement rules. *Best fit* and *first fit* place each buffer among the buffers already placed
+that are alive at the same time: in the smallest or the lowest gap that is large enough, otherwise on top.
+*Lowest valley first* builds the skyline from below and selects a buffer for each place.
 
-Lifetimes, alignments and fixed offsets are ours, and what takes part is packed as one: where a planner rounds
-sizes, or keeps buffers of some kind apart, the real one is worse than it is here.
+Lifetimes, alignments and fixed offsets are those of this project, and all buffers are packed together.
+Planners that round sizes or separate some buffers are worse in reality than here.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ if TYPE_CHECKING:
 
 
 def first_fit(task: Task) -> None:
-    """Largest first, ties by earlier start, in the lowest gap: TensorFlow Lite Micro's planner."""
+    """Place largest first, ties by earlier start, in the lowest gap: TensorFlow Lite Micro's planner."""
     _fit(task, orders(task.jobs)["size"]())
 
 
 def best_fit(task: Task) -> None:
-    """Largest first, ties by earlier start, in the smallest gap: SmartPool (Zhang et al., 2019), as meant."""
+    """Place largest first, ties by start, in the smallest gap: SmartPool as in Zhang et al. (2019)."""
     _fit(task, orders(task.jobs)["size"](), best_fit=True)
 
 
 def smartpool(task: Task) -> None:
-    """`best_fit` as SINGA's SmartPool has it: with two ranges or more, the gap below the lowest is left out.
+    """Place as `best_fit`, but as implemented in SINGA's SmartPool.
 
-    What lives across iterations is packed with the rest, as by its `SwapPool`; its `SmartMemPool` keeps that
-    apart and reserves it twice.
+    With two or more occupied ranges, the gap below the lowest range is ignored. Buffers that live across
+    iterations are packed with the others, as in SINGA's `SwapPool`; SINGA's `SmartMemPool` separates these
+    buffers and reserves them twice.
     """
     _fit(task, orders(task.jobs)["size"](), best_fit=True, inner=True)
 
 
 def greedy_by_size(task: Task) -> None:
-    """`best_fit`, but what is alive all the time comes first: TensorFlow Lite's `ArenaPlanner`."""
+    """Place as `best_fit`, but buffers alive all the time come first: TensorFlow Lite's `ArenaPlanner`."""
     jobs = task.jobs
     always = jobs.lifetime == jobs.end.max() - jobs.start.min()
     size, start = (np.where(always, 0, column) for column in (jobs.size, jobs.start[jobs.first]))
@@ -55,11 +56,10 @@ def greedy_by_size(task: Task) -> None:
 
 
 def best_fit_in_time(task: Task) -> None:
-    """In order of allocation, in the smallest gap: an allocator that knows nothing of the future.
+    """Place in order of allocation, in the smallest gap: an allocator without knowledge of the future.
 
-    When its turn comes, of what was placed before only what is not yet freed is in a buffer's way. ONNX
-    Runtime's `MemPatternPlanner` does this on a recorded run. On a circle, what is alive where it is cut is
-    there already.
+    A buffer must avoid only the earlier buffers that are not yet freed. ONNX Runtime's `MemPatternPlanner`
+    does the same on a recorded run. On a circle, buffers alive across the cut are placed first.
     """
     _fit(task, _in_time(task.jobs), best_fit=True)
 
@@ -74,7 +74,7 @@ def _fit(task: Task, order: NDArray[np.int32], *, best_fit: bool = False, inner:
 
 
 def _skyline(task: Task, key: str) -> None:
-    """Lowest valley first (Burke, Kendall and Whitwell, 2004): the first that lies within, by one order."""
+    """Place lowest valley first (Burke, Kendall and Whitwell, 2004), the first job in the order that fits."""
     if in_order(task, orders(task.jobs)[key]()):
         _finish(task)
 

@@ -1,4 +1,4 @@
-"""How small an arena can be at best: the load over time and the bounds that follow from it."""
+"""Lower bounds on the arena size: the load over time and the bounds derived from the load."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ if TYPE_CHECKING:
 
     from traces.buffers import Buffers
 
-#: Instants near the peak at which the padding of the topmost buffer is looked at.
+#: Number of instants of highest load at which the padding of the topmost buffer is considered.
 _INSTANTS = 256
 
 
 def load_curve(buffers: Buffers) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Bytes alive over time, without persistent buffers: (times, loads), int64[m] each.
+    """Return the bytes alive over time without persistent buffers: (times, loads), int64[m] each.
 
-    ``loads[k]`` holds from ``times[k]`` until the next; before the first time, and on a line after the last,
-    it is 0. On a circle the curve covers one period from 0, and every instance alive counts. Alignment is not
-    counted.
+    ``loads[k]`` holds from ``times[k]`` until the next time; the load is 0 before the first time and, on a
+    line, after the last. On a circle the curve covers one period from 0, and all live instances count.
+    Alignment padding is not counted.
     """
     return _curve(pieces_of(buffers))
 
 
 def peak_load(buffers: Buffers) -> int:
-    """Most bytes alive at one time, persistent buffers excepted; on a circle every instance alive counts."""
+    """Return the peak load in bytes without persistent buffers; on a circle all live instances count."""
     return pieces_of(buffers).load.peak
 
 
 def lower_bound(buffers: Buffers) -> int:
-    """A size below which no arena can be, in bytes; at least the peak load.
+    """Return a lower bound on the arena in bytes; at least the peak load.
 
-    The sum of the peak loads of groups, which share no addresses. Where all buffers are aligned, all but the
-    topmost are counted with their padding. A fixed offset bounds too.
+    The bound is the sum of the groups' peak loads, since groups share no addresses. If all buffers have an
+    alignment above 1, all buffers but the topmost count with their padding. The end of a buffer with a fixed
+    offset is another lower bound.
     """
     return bound_of(buffers, pieces_of(buffers))
 
 
 def bound_of(buffers: Buffers, pieces: Pieces) -> int:
-    """`lower_bound` of buffers whose pieces are at hand."""
+    """Return the `lower_bound` of buffers whose pieces are already computed."""
     taking = pieces.rows
     if len(taking) == 0:
         return 0
@@ -86,10 +87,11 @@ def _curve(pieces: Pieces) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _padded_bound(pieces: Pieces, padding: NDArray[np.int64]) -> int:
-    """The largest, over times, of the padded load less the padding of the buffer alive then that has most.
+    """Return the maximum over time of the padded load minus the largest padding of a live buffer, in bytes.
 
-    The buffers alive at one time lie above one another, each but the topmost with its padding. Only the times
-    of highest load are looked at; leaving some out gives a weaker bound, not a wrong one.
+    The buffers alive at one time lie above one another, and all but the topmost need their padding. Only the
+    `_INSTANTS` times of highest load are considered; skipping the others gives a weaker bound, not a wrong
+    one.
     """
     times, loads = _curve(pieces)
     period = pieces.period

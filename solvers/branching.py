@@ -1,8 +1,8 @@
-"""The complete searches, in the valleys of the skyline and pair by pair, taking turns with the others.
+"""Complete searches (branching over skyline valleys, and pairwise order) in turns with the repair heuristics.
 
-They decide whether there is a plan within a capacity. So they are asked for one at the lower bound, which is
-raised when there is none, for one just below the best so far, which is the smallest when there is none, and
-for some in between, which bring a better plan in small steps where the bound is out of reach.
+A complete search decides whether a plan exists within a capacity. The capacities asked for are the lower
+bound, which rises if no plan exists; one just below the best arena, which is optimal if no plan exists; and
+some in between, which improve the plan in small steps when the bound is out of reach.
 """
 
 from __future__ import annotations
@@ -30,29 +30,34 @@ if TYPE_CHECKING:
 _Complete: TypeAlias = _core.Branching | _core.Pairs
 _Mending: TypeAlias = _core.Repair | _core.Search | _core.Stretches
 
-#: Looks between two glances at the clock; up to some ten milliseconds.
+#: Looks (work units of the kernels) between two checks of the limits; up to some ten milliseconds.
 _SLICE = 2_000_000
-#: Looks of the first turn. Each round is twice as long as the one before.
+#: Looks of a turn in the first round and at most; each round is twice as long as the round before.
 _FIRST = 4_000_000
 _LONGEST = 2**40
-#: Looks a job with which the search comes to the top at least once; and with which some places are repaired.
+#: Looks per job with which the search places all jobs at least once; and with which repair treats some
+#: places.
 _ENOUGH, _LOCALLY = 4_000, 200
-#: So few jobs are soon searched through; of jobs of several pieces more are searched pair by pair.
+#: Largest number of jobs that a complete search soon exhausts; and for the pairwise search on jobs that the
+#: skyline search does not take, such as jobs with gaps.
 _FEW, _MOST_PAIRED = 60, 300
-#: Of more, repair makes more in a turn than the complete search, and has turns so many times as long.
+#: Number of jobs above which repair gains more in a turn than the complete search, and how many times longer
+#: the turns of repair then are.
 _MANY, _LONGER = 1_000, 4
-#: Of no more, so many rounds from the peak to either side are enough.
+#: Rounds of the peak-outward heuristic that are enough with at most `_MANY` jobs.
 _ROUNDS = 2
-#: Of more, a try of the search over orders, which is one pass over all, takes too long.
+#: Number of jobs above which the search over orders is skipped: each try is one pass over all jobs and takes
+#: too long.
 _MOST_ORDERED = 20_000
-#: The search lists fixed offsets section by section.
+#: Largest product of fixed jobs and jobs: the search lists fixed offsets section by section.
 _MOST_PINNED = 2**26
 
 
 def can_branch(jobs: Jobs) -> bool:
-    """Whether the complete search takes these jobs: none with gaps, or across the cut of a circle.
+    """Return whether the complete skyline search takes these jobs.
 
-    Nor absurdly many bytes, or fixed offsets among very many jobs.
+    The search takes no jobs with gaps or across the cut of a circle, no sizes that sum to more than the
+    kernels can add, and no fixed offsets among very many jobs.
     """
     fixed = jobs.fixed >= 0
     one_piece_each = len(jobs.start) == len(jobs)
@@ -60,20 +65,20 @@ def can_branch(jobs: Jobs) -> bool:
 
 
 def can_pair(jobs: Jobs) -> bool:
-    """Whether the complete search for who is below takes these jobs, and is of use: so few, of any kind."""
+    """Return whether the jobs, with or without gaps, are few enough for the pairwise search."""
     most = _FEW if can_branch(jobs) else _MOST_PAIRED
     return len(jobs) <= most and can_repair(jobs)
 
 
 def take_turns(task: Task, order: Order, nodes: int | None = None) -> None:
-    """Improve on the task's offsets until the bound is reached, all is proven or a limit is reached.
+    """Improve the task's offsets until the bound, a proof or a limit is reached.
 
-    First and best fit come after the first turn, which is often the last and not as long as they take.
+    First and best fit run after the first turn, because the first turn is often the last one and is shorter.
 
     Args:
-        task: what to pack; it has offsets.
-        order: where the search over orders begins.
-        nodes: after about so many it ends, too; the task is then not stopped by anything.
+        task: the task to pack; must have offsets.
+        order: starting point of the search over orders.
+        nodes: also stop after about this many nodes; `Task.stopped_by` then stays empty.
     """
     _Turns(task, order).run(nodes)
 
@@ -84,10 +89,10 @@ class _Turns:
         self._first_order = order
         self._orders: _core.Search | None = None
         self._searches = 0
-        self._kept: dict[str, tuple[int, _Complete]] = {}  # the search of each turn, and its capacity
-        self._part = 0.5  # of the gap, that the next step is to close
-        self._own: _core.Repair | None = None  # which began by what is alive
-        self._others: _core.Repair | None = None  # which mends what others found
+        self._kept: dict[str, tuple[int, _Complete]] = {}  # capacity and search of each turn
+        self._part = 0.5  # fraction of the gap that the next step is to close
+        self._own: _core.Repair | None = None  # repair that began with the maximum-load-first plan
+        self._others: _core.Repair | None = None  # repair of plans found by other heuristics
         self._stretches: _core.Stretches | None = None
         self._lower: Sides | None = None
 
@@ -110,7 +115,11 @@ class _Turns:
             Crew(self._task, work)
 
     def _work_of_others(self, turns: list[Callable[[int], None]]) -> tuple[list[Work], list[Work]]:
-        """What the other cores do from the beginning, or where the first turn is often the last, after it."""
+        """Return the other cores' work from the beginning, and their work after the first turn.
+
+        One of the lists is empty. With few jobs the first turn is often the last, so the other cores start
+        after this turn.
+        """
         jobs, others = self._task.jobs, self._task.threads - 1
         work: list[Work] = []
         early = len(jobs) > _MANY and self._sides in turns
@@ -162,12 +171,12 @@ class _Turns:
             self._sides(LOOKS_OF_SIDES * len(jobs))
 
     def _target(self, budget: int) -> None:
-        """A plan as small as it need be; where there is none, the target rises."""
+        """Search for a plan at the target; if no plan exists, the target rises."""
         if budget >= _ENOUGH * len(self._task.jobs):
             self._decide("target", budget, _core.Branching, lambda: self._task.target)
 
     def _below(self, budget: int) -> None:
-        """A plan smaller than the best, by however little."""
+        """Search for a plan smaller than the best by at least one byte."""
         self._decide("below", budget, _core.Branching, lambda: self._task.arena - 1)
 
     def _pairs(self, budget: int) -> None:
@@ -177,7 +186,7 @@ class _Turns:
         self._decide("pairs below", budget, _core.Pairs, lambda: self._task.arena - 1)
 
     def _decide(self, turn: str, budget: int, kind: type[_Complete], capacity: Callable[[], int]) -> None:
-        """Go on with the turn's search for a capacity, with another when that has changed."""
+        """Continue the search of this turn, or start a new search if the capacity has changed."""
         task = self._task
         until = task.watch.nodes + budget
         while not task.stopped_by and (left := until - task.watch.nodes) > 0:
@@ -190,7 +199,7 @@ class _Turns:
             self._branch(self._kept[turn][1], now, left)
 
     def _between(self, budget: int) -> None:
-        """A plan somewhat smaller than the best; the step is as large as has paid lately."""
+        """Search for a plan smaller than the best by a step, which adapts to recent success."""
         gap, unit = self._task.arena - self._task.target, self._task.jobs.unit
         step = max(int(gap * self._part) // unit * unit, unit)
         if step < gap and budget >= _ENOUGH * len(self._task.jobs):
@@ -202,10 +211,11 @@ class _Turns:
             self._part = min(self._part * 2, 0.5) if ended else self._part / 2
 
     def _repair(self, budget: int) -> None:
-        """Plans that are lower at their highest place, again and again.
+        """Repair plans locally around the highest job, again and again.
 
-        One that began by what is alive, and, while another is lower, that one in half of the time: those that
-        come of other orders are often lower at first, and lead nowhere.
+        One repair starts from the maximum-load-first plan. If another heuristic's plan has a smaller arena,
+        that plan is repaired in half of the time; plans of other orders are often lower at first but improve
+        little.
         """
         task = self._task
         budget *= _LONGER if len(task.jobs) > _MANY else 1
@@ -221,7 +231,7 @@ class _Turns:
                 self._mend(self._others, budget // 2)
 
     def _stretch(self, budget: int) -> None:
-        """The best plan, lower at its highest stretch of time, again and again; as long as for repair."""
+        """Repair windows of the best plan around the highest job, again and again, with `_LONGER` budgets."""
         task, offsets = self._task, self._task.offsets
         assert offsets is not None
         if self._stretches is None or self._stretches.arena > task.arena:
@@ -231,7 +241,7 @@ class _Turns:
             self._mend(self._stretches, _LONGER * budget)
 
     def _sides(self, budget: int) -> None:
-        """From the peak to either side; of few jobs, which others search better, some rounds only."""
+        """Run the peak-outward heuristic; few jobs get only `_ROUNDS` rounds, as other searches do better."""
         task = self._task
         if self._lower is None:
             self._lower = Sides(self._native, self._next_seed())
@@ -242,7 +252,7 @@ class _Turns:
 
     def _by_what_is_alive(self) -> NDArray[np.int64] | None:
         task, order = self._task, np.arange(len(self._task.jobs), dtype=np.int32)
-        if len(order) > _MOST_ORDERED:  # it would take long again
+        if len(order) > _MOST_ORDERED:  # computing the plan again would take long
             return task.offsets if task.by_what_is_alive is None else task.by_what_is_alive
         return _core.fullest(self._native, order, task.target, _core.Cancel())
 
@@ -256,9 +266,10 @@ class _Turns:
         self._improve(work, lambda looks: work.advance(looks, self._task.target), budget)
 
     def _improve(self, work: _Mending | Sides, advance: Callable[[int], bool], budget: int) -> None:
-        """Take what is found, again and again, until the budget is spent.
+        """Advance a heuristic and take over each better plan until the budget is spent.
 
-        Also what it begins with: that may be the target already, where it would look for nothing.
+        The heuristic's initial plan is taken over too: it may be at the target already, and the heuristic
+        would then search for nothing.
         """
         task, until = self._task, work.looks + budget
         if not task.stopped_by:
@@ -274,7 +285,7 @@ class _Turns:
 
     def _order(self, budget: int) -> None:
         task, search = self._task, self._orders
-        if search is None:  # it begins with a whole pass
+        if search is None:  # the constructor runs a whole pass
             begin, seed = self._first_order(), task.seed % 2**64
             search = self._orders = aside(task, lambda _: _core.Search(self._native, begin, seed))
             if search is None:
@@ -293,7 +304,7 @@ class _Turns:
         return (self._task.seed + self._searches * 2**32) % 2**64
 
     def _branch(self, search: _Complete, capacity: int, budget: int) -> bool:
-        """Whether the search came to an end: with a plan, or with a better bound."""
+        """Advance a complete search; return whether the search ended with a plan or with a better bound."""
         task = self._task
         ended = self._spend(search, search.advance, budget)
         if not ended:
@@ -307,15 +318,15 @@ class _Turns:
         return True
 
     def _aside(self, advance: Callable[[int], bool], looks: int) -> bool | None:
-        """Whether something was found; None where a limit was reached meanwhile."""
+        """Return whether `advance` found something, or None if a limit was reached first."""
         return aside(self._task, lambda _: advance(looks))
 
     def _spend(self, work: _Complete | _Mending | Sides, advance: Callable[[int], bool], budget: int) -> bool:
-        """Advance in slices until something is found; False when the budget is spent or a limit is reached.
+        """Advance in slices until something is found; return false when the budget or a limit is reached.
 
-        A slice's length does not depend on the clock, so that a budget of nodes gives the same plan
-        everywhere. Of very many jobs the smallest part of a search takes longer than a limit may wait: what
-        is given up in the middle goes on for a moment, and must not be touched.
+        The length of a slice does not depend on the clock, so a node budget gives the same plan on every
+        machine. With very many jobs even one slice takes longer than the delay allowed at a limit: a kernel
+        abandoned in the middle keeps running on its thread for a moment, and must not be touched.
         """
         task, until = self._task, work.looks + budget
         while (left := until - work.looks) > 0:

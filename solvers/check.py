@@ -1,4 +1,4 @@
-"""The judge of plans. Shares no code with what makes them: it must be right where they are wrong."""
+"""Plan checker. Shares no code with the solvers, so that a solver's bug cannot hide here."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from solvers.plan import Plan
 
 
-#: A plan may not be asked to hold buffers that live longer; unrolling them would take for ever.
+#: Longest lifetime in periods that the checker accepts; unrolling a longer lifetime would take forever.
 _MOST_PERIODS = 64
 
 
 def check(plan: Plan, buffers: Buffers) -> None:
-    """Accept a plan for these buffers, or say what is wrong with it.
+    """Check that a plan is valid for these buffers.
 
-    Checks that no two buffers alive together overlap, over as many iterations as it takes for every pair
-    of instances to meet; that groups share no addresses; alignment, fixed offsets, the arena's size; that
-    each lies within one arena where there are several; and what the plan claims about itself. Buffers without
-    memory (size 0, no time outside their gaps) may lie anywhere.
+    The checks: no two buffers alive at the same time overlap, over enough iterations for every pair of
+    instances to meet; groups share no addresses; alignments, fixed offsets and the arena size hold; each
+    buffer lies within one arena if the plan has several; status, lower bound and arena size agree. Buffers
+    without memory (size 0, or no time outside their gaps) may lie anywhere.
 
     Raises:
-        PlanError: naming the buffers.
+        PlanError: the plan is not valid; the message names the buffers.
     """
     offset = _shape(plan, buffers)
-    needed = buffers.lengths.copy()  # time in which each needs memory
+    needed = buffers.lengths.copy()  # time in which each buffer needs memory
     np.subtract.at(needed, buffers.gap_buffer, buffers.gap_end - buffers.gap_start)
     rows = np.flatnonzero((buffers.size > 0) & (needed > 0) & ~buffers.persistent)
     _each(plan, buffers, offset, rows)
@@ -47,14 +47,15 @@ def check(plan: Plan, buffers: Buffers) -> None:
 
 
 def check_kinds(kinds: Sequence[Kind], plans: Sequence[Plan]) -> None:
-    """Accept plans for iterations of several kinds, any of which may follow any other.
+    """Check the plans of several iteration variants, any of which may follow any other.
 
-    Each buffer lives for so long as the iteration's follower has it. Any two iterations in a row are looked
-    at, and, for what outlives the second, the one after it. The plans have the same columns, one iteration's
-    after the last one's.
+    The lifetime of a buffer that outlives its iteration depends on the next iteration's variant. Every pair
+    of consecutive variants is checked and, for buffers that outlive the second iteration, every third variant
+    too. The plans must have the same number of columns; consecutive iterations use consecutive columns.
 
     Raises:
-        PlanError: naming the buffers as rows of the two kinds, one behind the other.
+        PlanError: a pair of plans is not valid; the message names the buffers as rows of the first variant
+            followed by the rows of the second.
     """
     columns = {plan.columns for plan in plans}
     if len(columns) != 1:
@@ -67,7 +68,7 @@ def check_kinds(kinds: Sequence[Kind], plans: Sequence[Plan]) -> None:
         until = np.where(outlives, n + first.reach[:, number], np.minimum(first.buffers.end, n))
         for column in range(count):
             _check_line((first, plan, column), np.arange(n), until, (second, other, column + 1), n)
-        # In time since the third begins, where they are all alive.
+        # Times count from the beginning of the third iteration, where all these rows are alive.
         deep = np.flatnonzero(first.reach[:, number] > m)
         beyond = until - (n + m)
         for third, last in zip(kinds, plans, strict=True) if len(deep) else ():
@@ -82,10 +83,19 @@ def _check_line(
     second: tuple[Kind, Plan, int],
     begun: int,
 ) -> None:
-    """These rows of one iteration, alive until then, and another one that begins at a time."""
+    """Check that rows of one iteration do not overlap the buffers of a later iteration.
+
+    Args:
+        first: variant, plan and column of the earlier iteration.
+        rows: rows of the earlier iteration to check.
+        until: end of each row's lifetime in the earlier iteration, on the common time line.
+        second: variant, plan and column of the later iteration.
+        begun: time at which the later iteration begins.
+    """
     (kind, plan, column), (other, others_plan, others_column) = first, second
     assert plan.offset is not None and others_plan.offset is not None  # noqa: PT018
-    # Its later rows meet none of these, and each other when it is the first.
+    # Later rows of the second iteration meet none of `rows`; pairs among the later rows are checked when that
+    # iteration is passed as `first`.
     there = np.arange(np.clip(until[rows].max(initial=0) - begun, 0, len(other)))
     ends = np.where((other.reach > 0).any(axis=1), len(other), np.minimum(other.buffers.end, len(other)))
     start = np.concatenate([np.minimum(rows, begun), begun + there])
@@ -128,7 +138,7 @@ def _each(plan: Plan, buffers: Buffers, offset: NDArray[np.int64], rows: NDArray
         if wrong.any():
             row, column = rows[wrong.any(axis=1).argmax()], wrong.any(axis=0).argmax()
             raise PlanError(f"{_name(buffers, row)} at {offset[row, column]} {what}")
-    tops = dict[int, int]()  # of each arena, by where it begins
+    tops = dict[int, int]()  # highest end in each arena, keyed by the arena's first address
     for begin in distinct(low).tolist():
         tops[begin] = int((at - low + size)[low == begin].max())
     if sum(tops.values()) > plan.arena_bytes:
@@ -138,15 +148,15 @@ def _each(plan: Plan, buffers: Buffers, offset: NDArray[np.int64], rows: NDArray
 
 
 def _arenas(plan: Plan, at: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
-    """Where the arena of each begins, how large that may be, and what to say of one that ends beyond it."""
+    """Return start and capacity of each offset's arena, and the error text for a buffer outside."""
     if not plan.arenas:
         most = np.full_like(at, plan.arena_bytes)
         return np.zeros_like(at), most, f"ends beyond the arena of {plan.arena_bytes} bytes"
-    apart = 1  # each begins at a multiple of the least power of two that is larger than all
+    apart = 1  # stride between arenas: the smallest power of two larger than every capacity
     while apart <= max(plan.arenas):
         apart *= 2
     arena = at // apart
-    most = np.zeros_like(at)  # of what lies in no arena
+    most = np.zeros_like(at)  # 0 for offsets that lie in no arena
     for k, bytes_ in enumerate(plan.arenas):
         most[arena == k] = bytes_
     return arena * apart, most, f"lies within none of the arenas of {', '.join(map(str, plan.arenas))} bytes"
@@ -162,14 +172,15 @@ def _claims(plan: Plan) -> None:
 
 
 def _groups(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
-    """No address belongs to two groups."""
+    """Check that no address belongs to two groups."""
     group = numbered(buffers.group[rows])[1]
     if group.max(initial=0) == 0:
         return
     row = np.repeat(rows, offset.shape[1])
     low = offset[rows].ravel()
     places, (start, end) = numbered(np.stack([low, low + buffers.size[row]]))
-    # One axis for all groups, each on a stretch of its own: there, buffers that touch are joined to ranges.
+    # One axis for all groups, each group in a section of its own: buffers that touch are merged to ranges
+    # there.
     stretch = np.repeat(group, offset.shape[1]) * (len(places) + 1)
     start, end = start + stretch, end + stretch
     order = np.argsort(start, kind="stable")
@@ -178,7 +189,7 @@ def _groups(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]
     closes = np.append(opens[1:], True)
     base = stretch[order][opens]
     first, last = start[order][opens] - base, reach[closes] - base
-    # Back on one axis, no two ranges may overlap, and any two that do have neighbours that do.
+    # On the common address axis no two ranges may overlap; if any two overlap, some two neighbours do.
     by_address = np.argsort(first, kind="stable")
     bad = np.flatnonzero(first[by_address][1:] < last[by_address][:-1])
     if len(bad):
@@ -196,11 +207,11 @@ class _Boxes:
     """Rectangles of time and addresses; int64 columns.
 
     Attributes:
-        row: the buffer.
-        start: rank of the first time among all times that matter.
-        end: rank of the time after the last.
-        low: the first address.
-        high: the address after the last.
+        row: row of the buffer.
+        start: rank of the first time among all start and end times.
+        end: rank of the first time after the last.
+        low: first address.
+        high: first address after the last.
     """
 
     row: NDArray[np.int64]
@@ -211,10 +222,11 @@ class _Boxes:
 
 
 def _boxes(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]) -> _Boxes:
-    """Every instance of every buffer over enough iterations, its lifetime cut at its gaps.
+    """Return boxes of every instance of every buffer over enough iterations, with lifetimes cut at the gaps.
 
-    Addresses repeat every U iterations, so of two instances that overlap the earlier may be taken from the
-    first U; the later one then comes at most ceil(longest / period) iterations after it.
+    Addresses repeat every U iterations, so the earlier of two overlapping instances can be taken from the
+    first U iterations; the later instance then follows at most ceil(longest lifetime / period) iterations
+    later.
     """
     owner, start, end = _pieces(buffers, rows)
     turns, columns, period = 1, offset.shape[1], 0
@@ -223,7 +235,7 @@ def _boxes(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64])
         if meet > _MOST_PERIODS:
             raise PlanError(f"a buffer lives {meet} periods, more than {_MOST_PERIODS}")
         turns = max(columns + meet, 2 * meet)
-        # Ranks within the period instead of times: many periods on end then fit 64 bits.
+        # Ranks within the period instead of times, so that many consecutive periods fit 64 bits.
         before, within = np.divmod(np.stack([start, end]), buffers.period)
         moments, rank = numbered(within)
         period = len(moments)
@@ -240,13 +252,13 @@ def _boxes(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64])
 def _pieces(
     buffers: Buffers, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Owner, start and end of every stretch of time between gaps."""
+    """Return owner, start and end of every piece of lifetime between gaps."""
     gapped = np.isin(buffers.gap_buffer, rows)
     owner = np.concatenate([rows, buffers.gap_buffer[gapped]])
     start = np.concatenate([buffers.start[rows], buffers.gap_end[gapped]])
     order = np.lexsort((start, owner))
     owner, start = owner[order], start[order]
-    # A stretch ends where the next gap of its buffer begins, or with its lifetime.
+    # A piece ends where the next gap of the buffer begins, or with the buffer's lifetime.
     end = buffers.end[owner]
     another = np.flatnonzero(owner[1:] == owner[:-1])
     end[another] = buffers.gap_start[gapped]
@@ -255,15 +267,16 @@ def _pieces(
 
 
 def _overlaps(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
-    """No two boxes overlap.
+    """Check that no two boxes overlap.
 
-    A binary tree over time, level by level. Each box is the union of whole nodes, at most two a level. What
-    fills a node meets in time everything that reaches into it, so there addresses must be disjoint; boxes
-    that only reach into the same node are compared in the levels below.
+    The algorithm walks a binary tree over time (a segment tree) level by level. Each box is the union of
+    whole nodes, at most two per level. A box that fills a node meets in time every box that reaches into this
+    node, so their addresses must be disjoint; boxes that only partly cover the same node are compared in the
+    levels below.
     """
     box = _boxes(buffers, offset, rows)
     low, high = numbered(np.stack([box.low, box.high]))[1]
-    left, right = box.start.copy(), box.end.copy()  # nodes of this level that are still to be covered
+    left, right = box.start.copy(), box.end.copy()  # nodes of this level still to be covered, half-open
     level = 0
     while (left < right).any():
         odd, even = (left < right) & (left % 2 == 1), (left < right) & (right % 2 == 1)
@@ -279,7 +292,7 @@ def _overlaps(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int6
 
 
 def _reaching(box: _Boxes, level: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Boxes that reach into a node of this level without filling it: (box, node)."""
+    """Return (box, node) pairs of boxes that reach into a node of this level without filling this node."""
     first, last = box.start >> level, (box.end - 1) >> level
     at_start = (first << level != box.start) | ((first + 1) << level > box.end)
     at_end = ((last + 1) << level != box.end) & (last != first)
@@ -295,7 +308,16 @@ def _clash(
     low: NDArray[np.int64],
     high: NDArray[np.int64],
 ) -> tuple[int, int] | None:
-    """Two boxes that share addresses, of which one fills a node and the other fills it or reaches into it."""
+    """Return two boxes that overlap in one node, at least one of them filling this node, or None.
+
+    Args:
+        full: boxes that fill a node.
+        node: the node of each entry of `full`.
+        part: boxes that reach into a node without filling the node.
+        within: the node of each entry of `part`.
+        low: first address of each box, as a rank.
+        high: first address after each box, as a rank.
+    """
     span = int(high.max()) + 1
     order = np.argsort(node * span + low[full], kind="stable")
     full, node = full[order], node[order]
@@ -303,7 +325,8 @@ def _clash(
     bad = np.flatnonzero((node[1:] == node[:-1]) & (high[full[:-1]] > low[full[1:]]))
     if len(bad):
         return int(full[bad[0]]), int(full[bad[0] + 1])
-    # Those that fill a node are disjoint there: of those that begin below a box's end, the last ends highest.
+    # Boxes that fill one node are disjoint: among those that begin below a box's end, the last one ends
+    # highest.
     filled = np.zeros(max(int(node.max()), int(within.max(initial=0))) + 1, np.bool_)
     filled[node] = True
     near = filled[within]

@@ -1,8 +1,9 @@
-"""Offsets for kinds of iterations: what couples them first, then each kind's own buffers beside that.
+"""Decomposed packing of iteration variants: coupling buffers first, then each variant's own buffers.
 
-All kinds on one line (`solvers.kinds`) are buffers with many gaps, in which search is slow and comes less
-far. Only few of them couple the kinds: what outlives its iteration, and what kinds that begin alike share.
-With these in their places, what is left falls apart into one problem without gaps for each kind.
+All variants on one line (`solvers.kinds`) give buffers with many gaps, for which search is slow and less
+effective. Only few buffers couple the variants: those that outlive their iteration, and those of common
+beginnings. Once the coupling buffers are placed, the rest splits into one problem without gaps for each
+variant.
 """
 
 from __future__ import annotations
@@ -22,21 +23,24 @@ if TYPE_CHECKING:
     from solvers.kinds import Joint
     from solvers.plan import Plan
 
-#: Where more than this share of all buffers couple kinds, nothing much falls apart.
+#: Largest fraction of coupling buffers for which the decomposition helps.
 MOST_COUPLING = 0.25
-#: What was left alive is kept out of as so many rectangles at most; there are few.
+#: Largest number of rectangles that represent the coupling buffers alive in one variant; usually few.
 MOST_RECTANGLES = 4096
 
 
 def pack_coupled(
     joint: Joint, solve: Callable[[Buffers], Plan], *, around: Sequence[tuple[int, int]] = ()
 ) -> NDArray[np.int64] | None:
-    """Offsets of all of ``joint.buffers``, int64; None: interrupted, or it is no use.
+    """Pack all of ``joint.buffers`` and return their offsets, int64, or None.
+
+    None means that the decomposition does not help (too many coupling buffers, several streams, too many
+    rectangles) or that `solve` found no offsets, as after an interrupt.
 
     Args:
-        joint: the kinds.
-        solve: makes a plan of buffers on a line, some of which have an offset that they keep.
-        around: (begin, end) offsets of ranges that nothing may use; they do not overlap.
+        joint: the variants on one line.
+        solve: makes a plan for buffers on a line, some of which have fixed offsets.
+        around: non-overlapping (begin, end) ranges of offsets that no buffer may use.
     """
     rows = np.flatnonzero(joint.couples)
     if len(rows) > MOST_COUPLING * len(joint.buffers) or len(set(joint.buffers.stream.tolist())) > 1:
@@ -63,7 +67,7 @@ def pack_coupled(
 def _beside(
     buffers: Buffers, boxes: Sequence[tuple[int, int, int, int]], solve: Callable[[Buffers], Plan]
 ) -> NDArray[np.int64] | None:
-    """Offsets of buffers beside boxes of (start, end, begin, end): times and addresses that are taken."""
+    """Return offsets of buffers around taken boxes (start, end, begin, end) in time and address, or None."""
     n = len(buffers)
     if n == 0:
         return np.zeros(0, np.int64)
@@ -86,9 +90,9 @@ def _beside(
 def _disjoint(
     start: NDArray[np.int64], end: NDArray[np.int64], low: NDArray[np.int64], high: NDArray[np.int64]
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Rectangles (start, end, low, high) that cover the same as these, and do not overlap."""
+    """Yield non-overlapping rectangles (start, end, low, high) that cover the same area as the given ones."""
     times = np.unique(np.concatenate([start, end])).tolist()
-    open_: dict[tuple[int, int], int] = {}  # range of addresses -> since when
+    open_: dict[tuple[int, int], int] = {}  # range of addresses -> start time
     for time in times:
         alive = (start <= time) & (time < end)
         now = dict.fromkeys(joined(zip(low[alive].tolist(), high[alive].tolist(), strict=True)), time)

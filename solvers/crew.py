@@ -1,4 +1,4 @@
-"""The other cores: each looks for better offsets with a seed of its own, until one is good enough."""
+"""Portfolio of worker threads, each searching for better offsets with its own seed until one suffices."""
 
 from __future__ import annotations
 
@@ -17,38 +17,39 @@ if TYPE_CHECKING:
 
     from solvers.task import Task
 
-    #: What one of them does with a seed, until the crew is over or there is nothing left to do.
+    #: Function that one worker thread runs with its seed, until the crew is over or no work is left.
     Work: TypeAlias = Callable[["Crew", int], None]
     _Complete: TypeAlias = _core.Branching | _core.Pairs
     _Looking: TypeAlias = _core.Repair | _Complete | Sides
 
-#: Looks between two glances at what the others have found; up to some ten milliseconds.
+#: Looks (work units of the kernels) between two checks of the shared state; up to some ten milliseconds.
 _SLICE = 2_000_000
-#: Looks at the target before plans are repaired again.
+#: Looks of one turn of repair or of the complete search for the target, before the worker switches.
 _TURN = 40_000_000
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Crew:
-    """Threads that look for better offsets of a task; their native work does without the interpreter's lock.
+    """Threads that search for better offsets of a task; the native kernels run without the GIL.
 
-    What they find depends on how fast they are. They never touch the task: it takes what they have found when
-    it is asked whether to stop. Whoever begins a crew calls `end_crew`, also if that was interrupted.
+    The results depend on the threads' speed, so runs are not reproducible. The threads never touch the task:
+    `Task.done` takes over the results. The caller that starts a crew must call `end_crew`, even after an
+    interrupt.
 
     Args:
-        task: what to pack; it has offsets, and these are its others from now on.
-        work: what each does.
+        task: the task to pack; must have offsets. `Task.others` becomes this crew.
+        work: one function for each thread.
 
     Attributes:
-        jobs: what to pack.
-        best: int64[n], the best offsets that are known.
-        arena: their arena.
-        target: an arena that is small enough.
-        over: whether to end.
+        jobs: the jobs to pack, for the native kernels.
+        best: int64[n], the best known offsets.
+        arena: the arena of `best` in bytes.
+        target: an arena in bytes that is small enough.
+        over: true when the threads are to end.
     """
 
     def __init__(self, task: Task, work: Sequence[Work]) -> None:
@@ -58,7 +59,8 @@ class Crew:
         self._lock = threading.Lock()
         self._size = task.jobs.size
         self._refuted, self._looks = -1, 0
-        self._ended = list[threading.Event]()  # of those that began; Ctrl-C does harm in Thread.join()
+        # Events of the started threads, since Ctrl-C does harm in Thread.join().
+        self._ended = list[threading.Event]()
         task.others = self
         for k, one in enumerate(work):
             seed, ended = (task.seed + (k + 1) * 2**48) % 2**64, threading.Event()
@@ -66,7 +68,7 @@ class Crew:
             self._ended.append(ended)
 
     def share(self, task: Task) -> None:
-        """Give the task what the crew has found, and the crew what is known of the task; count their work."""
+        """Exchange best offsets and proofs with the task, and charge the crew's work to the task's watch."""
         with self._lock:
             best, arena, refuted = self.best, self.arena, self._refuted
             looks, self._looks = self._looks, 0
@@ -79,29 +81,29 @@ class Crew:
             self.target = task.target
 
     def end(self, *, wait: bool = True) -> None:
-        """Stop and wait for the threads; some ten milliseconds, of very many jobs some hundred."""
+        """Stop the threads and wait for them: some ten milliseconds, with very many jobs some hundred."""
         self.over = True
         for ended in self._ended if wait else []:
             ended.wait()
 
     def slices(self, work: _Looking) -> Iterator[int]:
-        """Yield looks to spend until the crew is over, counting those that are spent."""
+        """Yield looks to spend until the crew is over, and count the looks spent."""
         while not self.over:
             before = work.looks
             try:
                 yield _SLICE
-            finally:  # also where the caller leaves its loop
+            finally:  # also when the caller leaves its loop
                 with self._lock:
                     self._looks += work.looks - before
 
     def found(self, offsets: NDArray[np.int64]) -> None:
-        """Offsets that may be better."""
+        """Report offsets, kept if their arena is smaller than the best."""
         arena = int((offsets + self._size).max())
         with self._lock:
             self._keep(offsets, arena)
 
     def refuted(self, capacity: int) -> None:
-        """There is no plan with an arena of this size."""
+        """Report a proof that no plan has an arena of `capacity` bytes."""
         with self._lock:
             self._refuted = max(self._refuted, capacity)
 
@@ -117,21 +119,21 @@ class Crew:
 
 
 def end_crew(task: Task, *, wait: bool) -> None:
-    """End the task's others, if there are any."""
+    """End the task's crew, if the task has one."""
     if task.others is not None:
         task.others.end(wait=wait)
         task.others = None
 
 
 def repair(crew: Crew, seed: int) -> None:
-    """Make the best plan lower, place by place."""
+    """Repair the best plan locally, around the highest job, again and again."""
     while not crew.over:
         _repair(crew, seed)
         seed = (seed + 1) % 2**64
 
 
 def repair_and_search(crew: Crew, seed: int) -> None:
-    """The same, in turns with the complete search for the target."""
+    """Alternate local repair with the complete skyline search for the target."""
     while not crew.over:
         _repair(crew, seed)
         _search(crew, _core.Branching, seed, _TURN)
@@ -139,7 +141,7 @@ def repair_and_search(crew: Crew, seed: int) -> None:
 
 
 def repair_and_pair(crew: Crew, seed: int) -> None:
-    """The same, with the search pair by pair, which has more time at each turn."""
+    """Alternate local repair with the complete pairwise search, whose time doubles at each turn."""
     turn = _TURN
     while not crew.over:
         _repair(crew, seed)
@@ -148,7 +150,7 @@ def repair_and_pair(crew: Crew, seed: int) -> None:
 
 
 def fill_sides(crew: Crew, seed: int) -> None:
-    """From the peak to either side, and each time that has come to its end, place by place."""
+    """Alternate rounds of the peak-outward heuristic with local repair of the best plan."""
     work = Sides(crew.jobs, seed)
     while not crew.over:
         rounds = work.rounds

@@ -1,14 +1,14 @@
-"""The one error of this package."""
+"""Error class of the solvers."""
 
 from __future__ import annotations
 
 
 class PlanError(ValueError):
-    """A plan that does not hold, or a plan file that cannot be what it says it is.
+    """Error for an invalid plan, an inconsistent plan file, or an infeasible memory limit.
 
     Attributes:
-        least_bytes: of a limit that cannot be held, the least one that can; None: it is not known, or it is
-            about something else.
+        least_bytes: the smallest feasible limit in bytes if the error is about an infeasible limit; None if
+            this limit is not known or the error has another cause.
     """
 
     def __init__(self, message: str, least_bytes: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The exact solver: rectangles of fixed times and free offsets, on OR-Tools' CP-SAT. For small cases."""
+"""Exact solver for small problems: rectangles of fixed times and free offsets on OR-Tools' CP-SAT."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
     from solvers.task import Task
 
-#: A node budget in CP-SAT's deterministic seconds, which stop it at the same point on every machine.
+#: Nodes of the budget per deterministic second of CP-SAT, which stops at the same point on every machine.
 _NODES_A_SECOND = 10_000_000
-#: Seconds between two looks at the limits.
+#: Seconds between two checks of the limits.
 _PAUSE = 0.02
-#: With more jobs than this, CP-SAT's model takes gigabytes and its search finds nothing.
+#: Largest number of jobs; with more, CP-SAT's model takes gigabytes and the search finds nothing.
 _MOST_JOBS = 20_000
-#: Sizes beyond this many units of their greatest common divisor overflow the model's areas.
+#: Largest arena in units of the greatest common divisor; larger values overflow the areas of the model.
 _MOST_UNITS = 2**40
 
 
 def available() -> bool:
-    """Whether OR-Tools is installed; does not import it."""
+    """Return whether OR-Tools is installed, without importing the package."""
     return importlib.util.find_spec("ortools") is not None
 
 
 def exact(task: Task) -> None:
-    """Solve to proven optimality, or until a limit; starts from the quick heuristics' best.
+    """Solve to proven optimality or until a limit, starting from the best plan of the quick heuristics.
 
     Raises:
         ModuleNotFoundError: OR-Tools is not installed.
@@ -45,7 +45,7 @@ def exact(task: Task) -> None:
 
 
 def prove(task: Task, nodes_a_second: int = _NODES_A_SECOND) -> None:
-    """Improve on the task's offsets until proven optimal or a limit is reached."""
+    """Improve the task's offsets until they are proven optimal or a limit is reached."""
     unit = task.jobs.unit
     if task.offsets is None or unit * _MOST_UNITS < task.arena or len(task.jobs) > _MOST_JOBS:
         task.stopped_by = "finished"
@@ -62,9 +62,9 @@ def prove(task: Task, nodes_a_second: int = _NODES_A_SECOND) -> None:
 
 
 def _import(task: Task) -> Any:
-    """OR-Tools' module, or None where a limit was reached first: the first import takes a second.
+    """Import and return OR-Tools' CP-SAT module (takes a second), or None if a limit is reached first.
 
-    Ctrl-C in the middle of it would be an ImportError, so it is imported on a thread that no signal comes to.
+    Ctrl-C during the import would raise ImportError, so the import runs on a thread that receives no signals.
     """
     modules, errors, ended = list[Any](), list[BaseException](), threading.Event()
 
@@ -89,11 +89,11 @@ def _import(task: Task) -> Any:
 
 
 class _StoppedError(Exception):
-    """A limit was reached while the model was made."""
+    """Raised when a limit is reached while the model is built."""
 
 
 def _each(task: Task) -> Iterator[int]:
-    """The numbers of the jobs, as long as no limit is reached."""
+    """Yield the job numbers until a limit is reached, which raises `_StoppedError`."""
     for job in range(len(task.jobs)):
         if job % 500 == 0 and task.done(of_nodes=False):
             raise _StoppedError
@@ -101,7 +101,7 @@ def _each(task: Task) -> Iterator[int]:
 
 
 class _Model:
-    """The CP-SAT model: one interval of addresses a job, one of time a piece, no two rectangles overlap."""
+    """CP-SAT model: one address interval per job, one time interval per piece, disjoint rectangles."""
 
     def __init__(self, cp_model: Any, task: Task, unit: int) -> None:
         self._cp, self._unit, self._jobs = cp_model, unit, task.jobs
@@ -117,7 +117,7 @@ class _Model:
         self.model.add_hint(self._arena, most)
 
     def _place(self, job: int, most: int) -> Any:
-        """The offset of a job in units, as a variable or a number."""
+        """Return the offset of a job in units, as a variable or, if fixed, as a number."""
         size, fixed = int(self._jobs.size[job]) // self._unit, int(self._jobs.fixed[job])
         if fixed >= 0:
             return fixed // self._unit
@@ -145,7 +145,7 @@ class _Model:
         return times, [spans[j] for j in owner]
 
     def run(self, task: Task, deterministic_seconds: float | None) -> None:
-        """Solve on a thread of its own, so that this one can watch the limits and Ctrl-C."""
+        """Solve on a separate thread, so that the calling thread can watch the limits and Ctrl-C."""
         solver, found = self._cp.CpSolver(), _Found(self._cp, self._offsets)
         solver.parameters.random_seed = task.seed % 2**31
         solver.parameters.catch_sigint_signal = False
@@ -168,7 +168,7 @@ class _Model:
             self._watch(task, solver, found, ended)
         finally:
             while not ended.wait(_PAUSE):
-                solver.stop_search()  # again: it is lost on a search that has not begun
+                solver.stop_search()  # repeated: a stop before the search has begun is lost
             self._offer(task, found)
         self._conclude(task, solver, status)
 
@@ -186,7 +186,7 @@ class _Model:
             task.offer(offsets, int((offsets + self._jobs.size).max()))
 
     def _conclude(self, task: Task, solver: Any, status: list[Any]) -> None:
-        if not status:  # the thread died of an exception, which it has printed
+        if not status:  # the thread died of an exception and has printed the exception
             raise RuntimeError("CP-SAT failed")
         bound = math.ceil(solver.best_objective_bound - 1e-6) * self._unit
         if status[0] == self._cp.OPTIMAL:
@@ -199,7 +199,7 @@ class _Model:
 
 
 class _Found:
-    """Solutions on their way from CP-SAT's thread to ours."""
+    """Queue of solutions from CP-SAT's thread to the calling thread."""
 
     def __init__(self, cp_model: Any, variables: list[Any]) -> None:
         self._lock = threading.Lock()
@@ -215,7 +215,7 @@ class _Found:
         self.callback = Callback()
 
     def take(self) -> list[list[int]]:
-        """The solutions since the last call."""
+        """Return the solutions found since the last call."""
         with self._lock:
             taken, self._solutions = self._solutions, []
         return taken

@@ -1,4 +1,10 @@
-"""First fit, best fit and lowest valley first, in several orders, then a seeded search over orders."""
+"""Greedy packing heuristics: first fit, best fit and skyline in several orders, then a search over orders.
+
+The skyline heuristics are "lowest valley first", "maximum load first" (`solvers._core.fullest`), "peak first"
+and
+"peak outward" (`solvers.sides.Sides`), and window repair (`solvers._core.Stretches`). Functions that return a
+bool return false to tell the caller to stop: the plan is good enough or a limit was reached.
+"""
 
 from __future__ import annotations
 
@@ -20,38 +26,39 @@ if TYPE_CHECKING:
     from solvers.jobs import Jobs
     from solvers.task import Task
 
-    #: An order of jobs, made when it is wanted: int32[n].
+    #: A function that computes an order of jobs on demand: int32[n].
     Order = Callable[[], NDArray[np.int32]]
 
-#: Looks between two glances at the clock; up to some ten milliseconds.
+#: Looks (work units of the kernels) between two checks of the limits; up to some ten milliseconds.
 _SLICE = 2_000_000
-#: With more jobs than this, first and best fit would take the whole budget: a pass is quadratic.
+#: Jobs above which first and best fit are skipped: a pass is quadratic and would take the whole budget.
 _MANY = 10_000
-#: Of more jobs than this, stretches of time come before the orders that seldom help.
+#: Jobs above which window repair runs before the other orders, which seldom help.
 _FEW = 50_000
-#: Of more jobs than this, filling all by what is alive takes seconds, and other orders are left out.
+#: Jobs above which maximum load first takes seconds and the other orders are skipped.
 _HUGE = 400_000
-#: Looks a job of filling by one order, and by what is alive; measured.
+#: Looks per job charged for a skyline pass in a given order, and for a maximum-load-first pass; measured.
 _LOOKS_IN_ORDER, _LOOKS_BY_FULLEST = 50, 500
-#: Looks for mending stretches of time at most, before anything else is tried, about a second; and at first.
+#: Largest number of looks for window repair before anything else is tried, about a second; and for the short
+#: first run of window repair on one thread.
 _LOOKS_OF_STRETCHES, _LOOKS_OF_SOME = 2**28, 2**26
-#: Part of all that must be alive at the peak for what is alive there to come before all else; measured.
+#: Smallest fraction of all jobs alive at the peak for which the jobs at the peak are packed first; measured.
 _MUCH = 0.125
-#: Looks a job that this may take; measured.
+#: Budget of the peak-outward heuristic in looks per job; measured.
 LOOKS_OF_SIDES = 1_500
-#: A gap, as a part of the bound, above which filling all of it by what is alive may come lower.
+#: Gap, as a fraction of the target, above which maximum load first over all jobs may give a smaller arena.
 _FAR = 0.01
-#: The kernels add up sizes with their padding.
+#: Largest sum of padded sizes in bytes: the kernels add up sizes with their padding in 64 bits.
 _MOST_BYTES = 2.0**61
-#: A gap, as a part of the bound, for which nothing is begun that takes more than is left of the budget.
+#: Gap, as a fraction of the target, for which no step is begun that costs more than the remaining budget.
 _NEAR = 1e-4
 
 
 def greedy(task: Task) -> None:
-    """Every native kernel: quick orders first, then a search until the budget is spent.
+    """Run every native kernel: the quick orders first, then a search over orders until the budget is spent.
 
-    Lowest valley first reaches the peak load on most training-shaped work; the search earns its place on
-    irregular ones.
+    Lowest valley first reaches the peak load on most traces of training; the search over orders helps on
+    irregular traces.
     """
     order = quick(task)
     if order is not None:
@@ -59,20 +66,20 @@ def greedy(task: Task) -> None:
 
 
 def quick(task: Task) -> Order | None:
-    """The quick orders only: the best, or None if there is no reason to go on.
+    """Run only the quick orders and return the best order, or None if there is no reason to go on.
 
-    There is always a plan afterwards.
+    The task always has offsets afterwards.
     """
     order = valleys(task)
     return order if order is not None and fits(task) else None
 
 
 def valleys(task: Task) -> Order | None:
-    """Valley by valley: the best order to fill them in, or None when there is no reason to go on.
+    """Run the skyline heuristics and return the best order, or None if there is no reason to go on.
 
-    Earlier starts first, which is quick; from the peak to either side, where much is alive there; by what is
-    alive, nearly always the best; stretches of time where there are many jobs; then other orders, where there
-    are not very many.
+    The sequence is: lowest valley first by start time, which is quick; peak first and peak outward, if many
+    jobs are alive at the peak; maximum load first, nearly always the best; window repair, if there are more
+    than `_FEW` jobs; then lowest valley first in the other orders, unless there are more than `_HUGE` jobs.
     """
     others = orders(task.jobs)
     best = others.pop("start")
@@ -100,9 +107,11 @@ def valleys(task: Task) -> Order | None:
 
 
 def _of_many(task: Task, order: NDArray[np.int32]) -> bool:
-    """By what is alive and stretch by stretch, which of very many comes first; whether to go on.
+    """Run maximum load first and window repair on many jobs; return whether to go on.
 
-    From the peak to either side on another core, or in between: stretches come to the bound soon or seldom.
+    With more than `_HUGE` jobs, window repair comes first. The peak-outward heuristic runs on another core,
+    or on one thread between two runs of window repair, because window repair reaches the bound either soon or
+    seldom.
     """
     if not can_stretch(task.jobs):
         return _by_fullest(task, order)
@@ -123,24 +132,24 @@ def _of_many(task: Task, order: NDArray[np.int32]) -> bool:
 
 
 def in_order(task: Task, order: NDArray[np.int32]) -> bool:
-    """Lowest valley first, by an order; whether there is a reason to go on."""
+    """Pack lowest valley first in the given order; return whether there is a reason to go on."""
     native = task.jobs.native()
     return _tried(task, aside(task, lambda cancel: _core.skyline(native, order, cancel)), _LOOKS_IN_ORDER)
 
 
 def _is_crowded(jobs: Jobs) -> bool:
-    """Whether so much is alive at the peak that it comes before all else."""
+    """Return whether at least `_MUCH` of all jobs are alive at the peak, so that these are packed first."""
     return can_halve(jobs) and jobs.native().at_peak >= _MUCH * len(jobs)
 
 
 def _peak_first(task: Task) -> bool:
-    """What is alive at the peak, then either side in order; whether there is a reason to go on."""
+    """Pack the jobs alive at the peak, then both sides lowest valley first; return whether to go on."""
     native = task.jobs.native()
     return _tried(task, aside(task, lambda cancel: _core.peak_first(native, cancel)), 2 * _LOOKS_IN_ORDER)
 
 
 def _by_sides(task: Task) -> bool:
-    """What is alive at the peak, and what is left on either side; whether to go on."""
+    """Pack outward from the peak within the budget, `LOOKS_OF_SIDES` per job; return whether to go on."""
     work = Sides(task.jobs.native(), task.seed % 2**64)
     budget = task.watch.at_most_half(LOOKS_OF_SIDES * len(task.jobs))
 
@@ -159,7 +168,7 @@ def _by_sides(task: Task) -> bool:
 
 
 def _by_fullest(task: Task, order: NDArray[np.int32]) -> bool:
-    """By what is alive, by an order where there are gaps; whether there is a reason to go on."""
+    """Pack maximum load first, jobs with gaps in the given order; return whether to go on."""
     native = task.jobs.native()
     return _tried(
         task,
@@ -169,7 +178,7 @@ def _by_fullest(task: Task, order: NDArray[np.int32]) -> bool:
 
 
 def _by_stretches(task: Task, looks: int = _LOOKS_OF_STRETCHES) -> bool:
-    """The best so far with stretches of time filled anew where it is highest; whether to go on."""
+    """Repair time windows of the best plan so far around its highest jobs; return whether to go on."""
     native, offsets, seed = task.jobs.native(), task.offsets, task.seed % 2**64
     assert offsets is not None
     work = aside(task, lambda _: _core.Stretches(native, offsets, seed))
@@ -185,24 +194,24 @@ def _by_stretches(task: Task, looks: int = _LOOKS_OF_STRETCHES) -> bool:
 
 
 def can_repair(jobs: Jobs) -> bool:
-    """Whether parts of a plan can be made lower: not with absurdly many bytes."""
+    """Return whether the padded sizes sum to at most `_MOST_BYTES`, as the repair kernels require."""
     total = (jobs.size.astype(np.float64) + jobs.alignment).sum() + jobs.fixed.max(initial=0)
     return bool(total <= _MOST_BYTES)
 
 
 def can_stretch(jobs: Jobs) -> bool:
-    """Whether stretches of time are worth filling anew: what cannot move there may be what is highest."""
+    """Return whether window repair is useful: no gaps or fixed offsets, since the highest job must move."""
     return len(jobs.start) == len(jobs) and not (jobs.fixed >= 0).any() and can_repair(jobs)
 
 
 def can_halve(jobs: Jobs) -> bool:
-    """Whether what is alive at the peak can be stacked without a gap."""
+    """Return whether the jobs alive at the peak can be stacked without a gap in addresses."""
     coarsest = int(jobs.alignment.max(initial=1))
     return can_stretch(jobs) and (coarsest == 1 or not (jobs.size % coarsest).any())
 
 
 def _tried(task: Task, offsets: NDArray[np.int64] | None, looks: int) -> bool:
-    """Offer what came of it, if anything, and charge it; whether there is a reason to go on."""
+    """Offer the offsets to the task, if any, and charge the looks per job; return whether to go on."""
     if offsets is None:
         return False
     task.offer(offsets, int((offsets + task.jobs.size).max()))
@@ -211,10 +220,10 @@ def _tried(task: Task, offsets: NDArray[np.int64] | None, looks: int) -> bool:
 
 
 def _near_enough(task: Task) -> bool:
-    """Whether what is still to be gained is little, and costs more than is left of the budget.
+    """Return whether the remaining gap is small and closing the gap costs more than the remaining budget.
 
-    So it is where very many jobs reach the bound but for some bytes. Where the caller wants an arena, it is
-    not little.
+    This happens when very many jobs reach the bound except for some bytes. If the caller has set a target
+    above the lower bound, the gap never counts as small.
     """
     left = task.watch.nodes_left
     if left is None or left >= _LOOKS_BY_FULLEST * len(task.jobs):
@@ -231,10 +240,11 @@ def _upwards(offsets: NDArray[np.int64] | None) -> NDArray[np.int32]:
 
 
 def fits(task: Task) -> bool:
-    """First and best fit in each order; whether to go on.
+    """Run first and best fit in each order; return whether to go on.
 
-    The first order is that of the best offsets so far. In it, first fit puts no job higher than it was: below
-    its old offset stand only jobs that have not risen, so that offset is still free.
+    The first order is by ascending offset in the best plan so far. In this order, first fit places no job
+    higher than before: only jobs that have not risen lie below the job's old offset, so the old offset is
+    still free.
     """
     native = task.jobs.native()
     again = task.offsets is not None and len(task.jobs) <= _FEW
@@ -249,7 +259,7 @@ def fits(task: Task) -> bool:
 
 
 def orders(jobs: Jobs) -> dict[str, Order]:
-    """Orders of placement by name, as functions that make them, int32[n]; the quickest to pack by first."""
+    """Return functions that compute placement orders, int32[n], by name; the quickest to pack with first."""
 
     def start() -> NDArray[np.int64]:
         return jobs.start[jobs.first]
@@ -261,7 +271,7 @@ def orders(jobs: Jobs) -> dict[str, Order]:
         return np.lexsort(keys).astype(np.int32)
 
     def by_start() -> NDArray[np.int32]:
-        # The native one is quicker, and does without the lifetimes of those across the cut of a circle.
+        # The native order is quicker, and ignores the lifetimes of jobs across the cut of a circle.
         return jobs.native().earliest_first if len(jobs) > _FEW else by(-jobs.size, -jobs.lifetime, start())
 
     return {
@@ -281,7 +291,16 @@ def place(
     inner: bool = False,
     of_nodes: bool = True,
 ) -> bool:
-    """One pass over the jobs; whether it came to its end before a limit was reached."""
+    """Run one first-fit or best-fit pass; return whether all jobs were placed before a limit was reached.
+
+    Args:
+        task: the task that receives the offsets.
+        native: the task's jobs for the kernels.
+        order: jobs in order of placement, int32[n].
+        best_fit: choose the smallest gap that holds the job; the lowest gap otherwise.
+        inner: ignore the gap below the lowest range.
+        of_nodes: stop at the node limit too.
+    """
     packer = _core.Packer(native)
     packer.begin(order, best_fit=best_fit, inner=inner)
     for nodes in _slices(task, packer, of_nodes=of_nodes):
@@ -293,7 +312,7 @@ def place(
 
 def _search(task: Task, native: _core.Jobs, order: NDArray[np.int32]) -> None:
     search = _core.Search(native, order, task.seed % 2**64)
-    task.offer(search.offsets, search.arena)  # which may be the target: then it would look for nothing
+    task.offer(search.offsets, search.arena)  # may be at the target, then the search would find nothing
     for nodes in _slices(task, search):
         if search.advance(nodes, max(task.target, task.lower_bound)):
             task.offer(search.offsets, search.arena)
@@ -302,9 +321,9 @@ def _search(task: Task, native: _core.Jobs, order: NDArray[np.int32]) -> None:
 def _slices(
     task: Task, work: _core.Packer | _core.Search | _core.Stretches | Sides, *, of_nodes: bool = True
 ) -> Iterator[int]:
-    """Yield nodes to spend until a limit is reached, charging the work done in between to the watch.
+    """Yield nodes to spend until a limit is reached, and charge the work done in between to the watch.
 
-    A slice's length does not depend on the clock, so that a budget of nodes gives the same plan everywhere.
+    The length of a slice does not depend on the clock, so a node budget gives the same plan on every machine.
     """
     charged = work.looks
     while True:

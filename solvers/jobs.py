@@ -1,4 +1,4 @@
-"""One packing problem on a line, as every solver gets it."""
+"""Packing problem on a time line, the input of every solver."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from traces.buffers import Buffers
 
 
-#: More jobs than this are sorted by their starts: neighbours in time are then neighbours in memory.
+#: Number of jobs above which jobs are sorted by start, so that neighbours in time are neighbours in memory.
 _MANY = 20_000
 
 
@@ -29,18 +29,18 @@ _MANY = 20_000
 class Jobs:
     """Buffers to pack, each with one or more pieces of lifetime; int64 columns.
 
-    Two jobs exclude each other in address space where any of their pieces meet in time. Circles and gaps have
-    been turned into pieces, instances of a buffer that outlives the period into jobs of their own.
+    Two jobs may not overlap in addresses if any of their pieces overlap in time. Circles and gaps have been
+    converted to pieces, and each instance of a buffer that outlives the period to a separate job.
 
     Attributes:
-        row: the buffer that a job places, or -1 for a range that is taken already.
-        pieces: how many pieces the job has, at least 1.
-        start: first time of each piece, pieces of a job together and in order.
-        end: first time after each piece, later than its start.
+        row: row of the buffer that a job places, or -1 for a range of addresses that is already taken.
+        pieces: number of pieces of the job, at least 1.
+        start: first time of each piece; the pieces of a job are consecutive and in order.
+        end: first time after each piece, later than the piece's start.
         size: bytes, at least 1.
         alignment: a power of two that divides the offset.
-        fixed: the offset it must have, or -1.
-        lower_bound: no arena for these jobs can be smaller.
+        fixed: the required offset, or -1.
+        lower_bound: lower bound in bytes on the arena for these jobs.
     """
 
     row: NDArray[np.int64]
@@ -57,25 +57,26 @@ class Jobs:
 
     @property
     def first(self) -> NDArray[np.int64]:
-        """Index of the first piece of each job."""
+        """Return the index of the first piece of each job."""
         return np.cumsum(self.pieces) - self.pieces
 
     @property
     def lifetime(self) -> NDArray[np.int64]:
-        """Time in which each job needs memory, gaps left out."""
+        """Return the time in which each job needs memory, gaps excluded."""
         return np.add.reduceat(self.end - self.start, self.first) if len(self) else self.pieces
 
     @cached_property
     def unit(self) -> int:
-        """In some smallest plan all offsets are multiples of this.
+        """Greatest common divisor of all sizes, alignments and fixed offsets, in bytes.
 
-        Pushed down, they are aligned sums of sizes.
+        Some smallest plan has only multiples of this unit as offsets: with all jobs pushed down, offsets are
+        aligned sums of sizes.
         """
         values = np.concatenate([self.size, self.alignment[self.alignment > 1], self.fixed[self.fixed > 0]])
         return int(np.gcd.reduce(values))
 
     def attainable(self, arena: int) -> int:
-        """The smallest size not below ``arena`` that a smallest plan may have: the end of one of the jobs."""
+        """Return the smallest arena size >= ``arena`` that a smallest plan may have: the end of some job."""
         free = self.fixed < 0
         step = np.lcm(self.alignment[free], self.unit)
         size = self.size[free]
@@ -84,7 +85,7 @@ class Jobs:
         return int(min(ends.min(initial=2**63 - 1), kept[kept >= arena].min(initial=2**63 - 1)))
 
     def native(self) -> NativeJobs:
-        """The same for the native kernels, made once."""
+        """Return these jobs for the native kernels; converted once."""
         return self._native
 
     @cached_property
@@ -98,13 +99,13 @@ def jobs_of(
     taken: Sequence[tuple[int, int]] = (),
     pieces: Pieces | None = None,
 ) -> Jobs:
-    """Jobs for the buffers that take memory; lifetimes must not be longer than the period.
+    """Convert the buffers that need memory to jobs; lifetimes must not be longer than the period.
 
     Args:
         buffers: buffers of one group. A circle is cut where the fewest bytes are alive.
-        bound: their lower bound, where it is known.
+        bound: lower bound of the buffers if already known.
         taken: ranges of addresses (from, to) that these buffers must not touch.
-        pieces: those of the buffers, where they are known.
+        pieces: pieces of the buffers if already known.
     """
     pieces = pieces_of(buffers) if pieces is None else pieces
     bound = bound_of(buffers, pieces) if bound is None else bound
@@ -126,12 +127,12 @@ def jobs_of(
 
 
 def _each(column: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``column[row]``; where all are alike, as alignments mostly are, none is looked for."""
+    """Return ``column[row]``, without indexing if all values are equal, as alignments mostly are."""
     return np.full(len(row), column[0]) if (column == column[:1]).all() and len(column) else column[row]
 
 
 def _without(jobs: Jobs, taken: NDArray[np.int64]) -> Jobs:
-    """The jobs and, as jobs that live for ever, the ranges that they must not touch."""
+    """Return the jobs plus one fixed job, alive all the time, for each range in `taken`."""
     k = len(taken)
     ones = np.ones(k, np.int64)
     return Jobs(
@@ -147,7 +148,7 @@ def _without(jobs: Jobs, taken: NDArray[np.int64]) -> Jobs:
 
 
 def _bound_between(size: int, taken: NDArray[np.int64]) -> int:
-    """The smallest arena with ``size`` bytes outside the ranges ``taken``."""
+    """Return the smallest arena with ``size`` bytes outside the ranges ``taken``."""
     end = 0
     for low, high in sorted(map(tuple, taken.tolist())):
         if low - end >= size:

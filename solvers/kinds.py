@@ -1,10 +1,11 @@
-"""Iterations of several kinds, any of which may follow any other: offsets for all of them at once.
+"""Joint packing of iteration variants (`Kind`), any of which may follow any other.
 
-Each kind of iteration has buffers of its own. What is still alive at the end of one is freed somewhere in
-the next, whichever kind that is, so it excludes what lives there before that, and nothing else. On a line on
-which each kind's time stands once for each kind that may have come before it, such a buffer has one piece of
-lifetime where it was allocated and one in the time behind its own kind of each; between these it needs no
-memory. So the problem is one of buffers with gaps, whose load is the largest of any succession.
+Each variant has separate buffers. A buffer still alive at the end of an iteration is freed during the next
+iteration, of any variant, and conflicts there only with the buffers that live before this free. All variants
+are laid out on one time line (`Joint`), on which the time of each variant appears once for each possible
+predecessor. A buffer that outlives an iteration has one piece of lifetime in this iteration and one in
+each follower's time after the same variant; between these pieces the buffer needs no memory. The result is a
+packing problem of buffers with gaps, whose peak load is the largest over all successions of variants.
 """
 
 from __future__ import annotations
@@ -26,24 +27,28 @@ if TYPE_CHECKING:
     Pieces = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-#: Iterations after which addresses repeat: a buffer lives in its own one and at most two more.
+#: Largest number of iterations after which addresses repeat: a buffer lives in its own iteration and at most
+#: two more.
 MOST_COLUMNS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """One kind of iteration.
+    """One iteration variant.
 
     Attributes:
-        buffers: n rows in order of allocation, of one group, without gaps, on a circle of n allocations: the
-            k-th starts at k. Ends beyond n count for nothing: see ``reach``. Persistent ones are not placed.
-        reach: int64[n, K], for each of the K kinds: how many allocations, from the beginning of an iteration
-            of that kind which follows this one, come before the buffer's free. 0: it is freed in its own
-            iteration; beyond the follower's end it lives on in the iteration after that, at most to its end.
-        sequence: int64[n], what tells buffers of equal size apart: where two kinds begin with the same sizes
-            and sequences, these have the same offsets in both, so that nothing hangs on which of them it is.
-        least: int64[n], of a kind whose sizes vary, the bytes that each buffer has at least, where those of
-            ``buffers`` are the most: a beginning is the same where the sizes may be. None: they do not vary.
+        buffers: n rows in order of allocation, of one group, without gaps, on a circle of n allocations: row
+            k starts at time k. Ends beyond n are ignored, see ``reach``. Persistent buffers are not placed.
+        reach: int64[n, K], for each of the K variants: the number of allocations before the buffer's free,
+            counted from the beginning of a following iteration of that variant. 0: the buffer is freed in the
+            same iteration. A value beyond the follower's end: the buffer lives on into the iteration after
+            the follower, at most to the end of that iteration.
+        sequence: int64[n], distinguishes buffers of equal size. If two variants begin with the same sizes and
+            sequences, the buffers of this common beginning get the same offsets in both variants, so replay
+            does not need to know yet which variant is running.
+        least: int64[n], minimum size in bytes of each buffer in a variant of varying sizes, whose maximum
+            sizes are those of ``buffers``; two beginnings then count as equal if their ranges of sizes
+            overlap. None: the sizes do not vary.
     """
 
     buffers: Buffers
@@ -56,56 +61,58 @@ class Kind:
 
     @cached_property
     def outlives(self) -> NDArray[np.bool_]:
-        """bool[n], which are alive at the iteration's end."""
+        """Mask of the buffers alive at the iteration's end: bool[n]."""
         alive: NDArray[np.bool_] = (self.reach > 0).any(axis=1) & ~self.buffers.persistent
         return alive
 
     def following_itself(self, number: int) -> Buffers:
-        """The buffers on their own circle, as they live where this kind, of this number, follows itself."""
+        """Return the buffers on a circle, with lifetimes as if this variant, `number`, followed itself."""
         n = len(self)
         end = np.where(self.outlives, n + self.reach[:, number], np.minimum(self.buffers.end, n))
         return dataclasses.replace(self.buffers, end=end)
 
 
 class Joint:
-    """All kinds on one line.
+    """All variants on one time line.
 
     Attributes:
-        buffers: each buffer of each kind, once for each of the `columns`; where kinds begin alike, of one.
-        columns: iterations after which addresses repeat.
-        couples: bool of each of `buffers`: it is more than one kind's, or alive while another one's are. All
-            others meet those of their own kind and these only.
+        buffers: each buffer of each variant, once for each of the `columns`; variants with a common beginning
+            share the buffers of this beginning.
+        columns: number of iterations after which addresses repeat.
+        couples: bool for each of `buffers`: true if several variants share the buffer or the buffer outlives
+            an iteration. All other buffers meet only buffers of their own variant and coupling buffers.
     """
 
     couples: NDArray[np.bool_]
 
     def __init__(self, kinds: Sequence[Kind]) -> None:
-        """Lay them out.
+        """Lay out the variants.
 
         Args:
-            kinds: each ``reach`` with a column for each of them, in this order.
+            kinds: the variants; each ``reach`` has one column for each variant, in this order.
         """
         self._kinds = kinds
         self._length = np.array([len(kind) for kind in kinds])
         self.columns = max(_columns(kind, self._length) for kind in kinds)
         count = len(kinds)
-        #: Of each kind, how much of its beginning the kind before it matters to.
+        #: For each variant, the length of the beginning in which buffers of the preceding iteration may be
+        #: alive.
         self._head = np.array(
             [min(max(int(k.reach[:, j].max(initial=0)) for k in kinds), len(kinds[j])) for j in range(count)]
         )
-        if any((kind.reach > self._length).any() for kind in kinds):  # some outlive the next one, whichever
+        if any((kind.reach > self._length).any() for kind in kinds):  # a buffer outlives the next iteration
             self._head = self._length.copy()
-        span = count * self._head + (self._length - self._head)  # of one column of each kind
+        span = count * self._head + (self._length - self._head)  # time of one column of each variant
         self._begin = np.cumsum(span) - span
         self._span = int(span.sum())
         self._node = _shared_beginnings(kinds)
         self.buffers = self._lay_out()
 
     def offsets(self, offset: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Of each kind, int64[n, columns]: as `solvers.Plan`.
+        """Return the offsets of each variant, int64[n, columns] as in `solvers.Plan`.
 
         Args:
-            offset: int64 of each of `buffers`.
+            offset: int64 for each of `buffers`.
         """
         columns = np.arange(self.columns)
         found = []
@@ -115,7 +122,7 @@ class Joint:
         return found
 
     def _at(self, before: int, kind: int, column: int) -> int:
-        """The time at which the beginning of a kind that follows another lies."""
+        """Return the time at which variant `kind` begins in `column` when variant `before` precedes."""
         return int((column % self.columns) * self._span + self._begin[kind] + before * self._head[kind])
 
     def _lay_out(self) -> Buffers:
@@ -126,7 +133,7 @@ class Joint:
         for number, (kind, node) in enumerate(zip(self._kinds, self._node, strict=True)):
             for column in range(self.columns):
                 owner = node * self.columns + column
-                size[owner] = np.maximum(size[owner], kind.buffers.size)  # where kinds begin alike, and vary
+                size[owner] = np.maximum(size[owner], kind.buffers.size)  # shared buffers may vary in size
                 alignment[owner] = kind.buffers.alignment
                 stream[owner] = kind.buffers.stream
                 uses[owner] += 1
@@ -139,12 +146,13 @@ class Joint:
         return _with_pieces(self._owner, self._start, self._end, size, alignment=alignment, stream=stream)
 
     def apart(self) -> Iterator[tuple[NDArray[np.int64], Buffers, NDArray[np.int64], Pieces]]:
-        """What each kind has by itself, once for each column, and what that couples is alive meanwhile.
+        """Split the problem by variant and column into own buffers and coupling buffers.
 
         Yields:
-            Rows of `buffers`; the same on a line of the kind's allocations; rows of those that couple, with
-            repetitions; and their pieces of lifetime on that line, (start, end). Whatever kind came before is
-            there, so what two of these leave alive may overlap.
+            Rows of the variant's own (not coupling) buffers in `buffers`; these buffers on a line of the
+            variant's allocations; rows of the coupling buffers, with repetitions; and the coupling buffers'
+            pieces of lifetime on that line, (start, end). The pieces of all possible preceding variants are
+            included, so coupling buffers left alive by different predecessors may overlap.
         """
         for number, kind in enumerate(self._kinds):
             n, head, count = len(kind), int(self._head[number]), len(self._kinds)
@@ -163,14 +171,14 @@ class Joint:
                 here = np.flatnonzero(
                     self.couples[self._owner] & (since >= 0) & (since < count * head + n - head)
                 )
-                # The last of the repeated beginnings goes on.
+                # The last of the repeated beginnings continues with the rest of the iteration.
                 begin = np.minimum(since[here] // max(head, 1), count - 1) * head
                 start = since[here] - begin
                 length = self._end[here] - self._start[here]
                 yield row[own], line, self._owner[here], (start, start + length)
 
     def _pieces(self, kind: Kind, number: int, column: int) -> list[Pieces]:
-        """(start, end) of every buffer of one column, several times; empty ones among them."""
+        """Return lists of pieces (start, end), each over all buffers of one column; some pieces are empty."""
         born, end, head = (
             np.arange(len(kind)),
             np.minimum(kind.buffers.end, len(kind)),
@@ -182,7 +190,7 @@ class Joint:
             (at + born, at + np.minimum(end, head))
             for at in (self._at(before, number, column) for before in range(count))
         ]
-        at = self._at(count - 1, number, column)  # the last one goes on behind the part that matters
+        at = self._at(count - 1, number, column)  # the last beginning goes on to the iteration's end
         pieces.append((at + np.maximum(born, head), at + end))
         for follower in range(count):
             reach = np.where(kind.outlives, kind.reach[:, follower], 0)
@@ -197,7 +205,7 @@ class Joint:
 
 
 def agreeing(kinds: Sequence[Kind]) -> list[Kind]:
-    """The same, in which what begins alike is placed in all of them or, where one leaves it out, in none."""
+    """Return copies in which a buffer of a common beginning is persistent in all variants or in none."""
     nodes = _shared_beginnings(kinds)
     left = np.zeros(max(int(node.max(initial=-1)) for node in nodes) + 1, np.bool_)
     for kind, node in zip(kinds, nodes, strict=True):
@@ -213,7 +221,7 @@ def agreeing(kinds: Sequence[Kind]) -> list[Kind]:
 
 
 def _columns(kind: Kind, length: NDArray[np.int64]) -> int:
-    """Iterations in a row that need addresses of their own, so that no buffer meets its successor."""
+    """Return the number of columns a variant needs so that no buffer meets its own successor."""
     reach = np.where(kind.outlives[:, None], kind.reach, 0)
     born = np.arange(len(kind))[:, None]
     columns = np.where(reach > born, 2, 1)
@@ -223,9 +231,10 @@ def _columns(kind: Kind, length: NDArray[np.int64]) -> int:
 
 
 def _shared_beginnings(kinds: Sequence[Kind]) -> list[NDArray[np.int64]]:
-    """Of each kind's buffers, a number; the same for those of two kinds if all is the same up to there."""
+    """Return a number for each buffer of each variant; equal in two variants that agree up to this buffer."""
     count = 0
-    #: By what came before and the sequence, the ranges of sizes that may follow, each with its number.
+    #: By (number of the preceding buffer, sequence): ranges of sizes (low, high) that may follow, with their
+    #: number.
     following: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     found = []
     for kind in kinds:
@@ -253,12 +262,12 @@ def _with_pieces(
     alignment: NDArray[np.int64],
     stream: NDArray[np.int64],
 ) -> Buffers:
-    """Buffers with these pieces of lifetime, in any order; those without any are of no length."""
+    """Return buffers with these pieces of lifetime, in any order; those without pieces get length 0."""
     order = np.lexsort((start, owner))
     owner, start, end = owner[order], start[order], end[order]
     axis = (
         int(end.max(initial=0)) + 1
-    )  # one after the other, so that the latest end so far is that of the own pieces
+    )  # owners on disjoint parts of the axis, so that the running maximum of ends stays within one owner
     end = np.maximum.accumulate(end + owner * axis) - owner * axis
     first = np.diff(owner, prepend=-1) > 0
     last = np.append(first, True)[1:]

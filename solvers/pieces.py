@@ -1,4 +1,4 @@
-"""When buffers need memory: their lifetimes without their gaps, one row a piece."""
+"""Pieces of lifetime: the times in which buffers need memory, without gaps, one row per piece."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Load(NamedTuple):
-    """Bytes alive: the most at one time, and the first time at which the fewest are."""
+    """Peak load in bytes, and the first time at which the load is lowest."""
 
     peak: int
     quietest: int
@@ -25,14 +25,14 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Half-open times, none empty, sorted by (owner, start); int64 columns of one length.
+    """Half-open, non-empty time intervals sorted by (owner, start); int64 columns of equal length.
 
     Attributes:
         owner: row of the buffer.
-        start: first time at which it needs memory.
-        end: first time after that at which it does not; on a circle it counts on beyond the period.
-        size: bytes of each buffer, by its row.
-        period: length of the circle, or None.
+        start: first time at which the buffer needs memory.
+        end: first later time at which the buffer needs no memory; on a circle, may exceed the period.
+        size: bytes of each buffer, indexed by row.
+        period: length of the circle, or None for a line.
     """
 
     owner: NDArray[np.int64]
@@ -46,31 +46,31 @@ class Pieces:
 
     @property
     def first(self) -> NDArray[np.bool_]:
-        """Which of them is the first of its buffer."""
+        """Return a mask of the first piece of each buffer."""
         return np.diff(self.owner, prepend=-1) > 0
 
     @cached_property
     def single(self) -> bool:
-        """Whether no buffer has more than one."""
+        """True if every buffer has at most one piece."""
         return bool((self.owner[1:] > self.owner[:-1]).all())
 
     @cached_property
     def load(self) -> Load:
-        """Alignment is not counted; on a circle every instance alive is. Zeros where there are no pieces."""
+        """Load extremes without padding; on a circle all live instances count; zeros without pieces."""
         columns = self.owner, self.start, self.end, self.size
         return Load(*_core.load_extremes(*columns, self.period or 0))
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
-        """Rows of the buffers that have any, ascending."""
+        """Rows of the buffers with at least one piece, ascending."""
         return self.owner if self.single else self.owner[self.first]
 
 
 def pieces_of(buffers: Buffers) -> Pieces:
-    """The pieces of all buffers that a plan places and that take memory.
+    """Return the pieces of all buffers that a plan places and that need memory.
 
     Raises:
-        ValueError: so many bytes that sums of sizes and offsets may not fit 64 bits.
+        ValueError: sums of sizes and offsets may not fit 64 bits.
     """
     taking = (buffers.start < buffers.end) & (buffers.size > 0) & ~buffers.persistent
     owner = rows = np.flatnonzero(taking)
@@ -91,7 +91,7 @@ def pieces_of(buffers: Buffers) -> Pieces:
 
 
 def at(column: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``column[rows]`` of ascending rows; where none is left out between them, without a copy."""
+    """Return ``column[rows]`` for ascending rows, as a view without a copy if the rows are contiguous."""
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
         return column[rows[0] : rows[-1] + 1]
     return column[rows]

@@ -1,4 +1,4 @@
-"""A plan: an offset for every buffer, and how good it is."""
+"""Plan: an offset for every buffer, with the arena size, lower bound, status and origin."""
 
 from __future__ import annotations
 
@@ -19,34 +19,36 @@ if TYPE_CHECKING:
 
     from traces.buffers import Buffers
 
-#: Work that a solver does when the caller sets no limit of any kind; a fraction of a second.
+#: Node budget of a solver when the caller sets no limit of any kind; a fraction of a second.
 DEFAULT_NODES = 300_000_000
-#: Several arenas, and the addresses of all together, are no more than these.
+#: Largest number of arenas, and largest number of addresses that all arenas together may span.
 MOST_ARENAS, MOST_ADDRESSES = 256, 2**60
 
 
 class Status(enum.StrEnum):
-    """What a plan claims. Running out of time or nodes is never `INFEASIBLE`."""
+    """Outcome that a plan claims. Running out of time or nodes is never `INFEASIBLE`."""
 
-    OPTIMAL = "optimal"  #: no plan with any of the numbers of columns tried has a smaller arena
-    FEASIBLE = "feasible"  #: a plan, perhaps not the smallest
+    OPTIMAL = "optimal"  #: no plan has a smaller arena, for any number of columns tried
+    FEASIBLE = "feasible"  #: a valid plan, perhaps not the smallest
     INFEASIBLE = "infeasible"  #: proven: no plan exists (within the capacity)
-    UNKNOWN = "unknown"  #: none was found (within the capacity)
+    UNKNOWN = "unknown"  #: no plan was found (within the capacity)
 
 
 @dataclass(frozen=True)
 class Stop:
-    """When to stop looking for a smaller arena; whichever comes first. The lower bound always stops.
+    """Limits of a solve; the first limit reached stops. Reaching the lower bound always stops.
 
     Attributes:
-        seconds: wall clock. A plan that the clock stopped is not reproducible, and says so.
-        nodes: work, as the number of placed buffers looked at while placing others; reproducible on every
-            machine. None is unlimited with ``seconds`` or ``interrupt`` given, `DEFAULT_NODES` otherwise.
+        seconds: wall-clock limit. A plan stopped by the clock is not reproducible; `Plan.stopped_by` then is
+            "time".
+        nodes: limit of work, the number of placed buffers examined while placing others; reproducible on
+            every machine. None means no limit if ``seconds`` or ``interrupt`` is given, otherwise
+            `DEFAULT_NODES`.
         target_bytes: an arena that is small enough.
-        interrupt: polled some hundred times a second; True stops.
+        interrupt: polled some hundred times a second; true stops the search.
 
     Raises:
-        ValueError: a limit that is negative or not a number.
+        ValueError: a limit is negative or NaN.
     """
 
     seconds: float | None = None
@@ -57,12 +59,12 @@ class Stop:
     def __post_init__(self) -> None:
         for name in ("seconds", "nodes", "target_bytes"):
             limit = getattr(self, name)
-            if limit is not None and not limit >= 0:  # no number is neither
+            if limit is not None and not limit >= 0:  # also true for NaN
                 raise ValueError(f"{name}={limit} is no limit")
 
     @property
     def node_budget(self) -> int | None:
-        """Nodes that may be spent, or None for no limit."""
+        """Return the number of nodes that may be spent, or None for no limit."""
         if self.nodes is None and self.seconds is None and self.interrupt is None:
             return DEFAULT_NODES
         return self.nodes
@@ -70,29 +72,30 @@ class Stop:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Offsets for buffers, and how good they are.
+    """Offsets for buffers, with the quality and the origin of these offsets.
 
     Attributes:
-        offset: int64[n, U], bytes from the start of the arena, read-only; None when there is no plan. U is
-            the number of iterations after which addresses repeat: 1 unless a buffer lives longer than the
-            period. The instance that iteration i allocates uses column ``i % U``. -1 for persistent buffers.
-            In several arenas they count on from each to the next: see `in_arenas`.
-        arena_bytes: size of the arena; 0 when there is no plan. Of several, bytes up to the end of each one's
-            topmost buffer.
-        lower_bound_bytes: no arena of a plan with as many columns, or another number tried, can be smaller.
+        offset: int64[n, U], bytes from the start of the arena, read-only; None if there is no plan. U is the
+            number of iterations after which addresses repeat: 1 unless a buffer lives longer than the period.
+            The instance allocated in iteration i uses column ``i % U``. -1 for persistent buffers. With
+            several arenas, offsets are addresses in one space that holds all arenas: see `in_arenas`.
+        arena_bytes: size of the arena; 0 if there is no plan. With several arenas, the sum over the arenas of
+            the bytes up to the end of the topmost buffer.
+        lower_bound_bytes: lower bound on the arena, valid for the plan's number of columns and for all others
+            tried.
         status: see `Status`.
         solver: name of the solver.
-        seed: seed of its random numbers.
-        seconds: time that it took.
+        seed: seed of the solver's random numbers.
+        seconds: wall-clock time of the solve.
         stopped_by: "bound" (the lower bound was reached), "proof", "nodes", "time", "target", "interrupt", or
             "finished" (nothing left to try); "" in plans given to ``on_improvement``.
-        period: of the buffers, or None.
-        reason: why there is no plan, one line; empty when there is one.
-        nodes: work that it took, as in `Stop`; what OR-Tools does is not counted.
-        arenas: capacities in bytes of the several arenas that it is for; () where there is one.
+        period: period of the buffers, or None.
+        reason: one line that says why there is no plan; empty if there is one.
+        nodes: work of the solve, as in `Stop`; the work of OR-Tools is not counted.
+        arenas: capacities in bytes of several arenas; () for a single arena.
 
     Raises:
-        PlanError: sizes that cannot be, or offsets of another shape.
+        PlanError: impossible sizes, or offsets of a wrong shape.
     """
 
     offset: NDArray[np.int64] | None
@@ -127,26 +130,26 @@ class Plan:
 
     @property
     def columns(self) -> int:
-        """U, after how many iterations the addresses repeat."""
+        """Return U, the number of iterations after which addresses repeat."""
         return 1 if self.offset is None else self.offset.shape[1]
 
     @property
     def gap(self) -> float:
-        """How far the arena is above the lower bound, as a fraction of it; 0.0 is optimal."""
+        """Return the gap between arena and lower bound as a fraction of the bound; 0.0 is optimal."""
         return gap_of(self.arena_bytes, self.lower_bound_bytes)
 
     def fragmentation(self, load: Buffers | int) -> float:
-        """``1 - peak load / arena``, of the buffers or of a peak load in bytes; 0.0 for an empty arena."""
+        """Return ``1 - peak load / arena`` for buffers or a peak load in bytes; 0.0 for an empty arena."""
         peak = load if isinstance(load, int) else peak_load(load)
         return 1 - peak / self.arena_bytes if self.arena_bytes else 0.0
 
     def in_arenas(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """In which arena each instance lies, int16[n, U], and how many bytes from its start, int64[n, U].
+        """Return each instance's arena, int16[n, U], and offset within this arena in bytes, int64[n, U].
 
-        Arena k begins at the offset ``k * stride_of(arenas)``. -1 and -1 for persistent buffers.
+        Arena k begins at the offset ``k * stride_of(arenas)``. Both values are -1 for persistent buffers.
 
         Raises:
-            PlanError: no offsets.
+            PlanError: the plan has no offsets.
         """
         if self.offset is None:
             raise PlanError("a plan without offsets has nothing in its arenas")
@@ -156,12 +159,12 @@ class Plan:
         return arena.astype(np.int16), local
 
     def keep(self, buffers: Buffers) -> Buffers:
-        """The buffers with their offsets fixed to those of this plan; solved with others, they stay there.
+        """Return the buffers with offsets fixed to this plan, so that a later solve keeps them in place.
 
-        In several arenas they do when these have the same capacities.
+        With several arenas, the later solve must have the same arena capacities.
 
         Args:
-            buffers: those that the plan places, or the first of them.
+            buffers: the buffers of this plan, or the first of them.
 
         Raises:
             PlanError: no offsets, more buffers than offsets, or several addresses for one buffer.
@@ -176,22 +179,23 @@ class Plan:
 
 
 def gap_of(arena_bytes: int, lower_bound_bytes: int) -> float:
-    """How far an arena is above a bound, as a fraction of it."""
+    """Return the gap between an arena and a lower bound as a fraction of the bound."""
     if arena_bytes <= lower_bound_bytes:
         return 0.0
     return arena_bytes / lower_bound_bytes - 1 if lower_bound_bytes else float("inf")
 
 
 def stride_of(arenas: Sequence[int]) -> int:
-    """From the offset at which one of several arenas begins to the next: a power of two above all of them."""
+    """Return the distance between the starts of two arenas: the least power of two above all capacities."""
     return 1 << max(arenas).bit_length()
 
 
 def check_arenas(arenas: Sequence[int]) -> None:
-    """Refuse capacities that arenas cannot have.
+    """Check the capacities of several arenas.
 
     Raises:
-        ValueError: none at all, too many, one below 1, or absurdly many bytes.
+        ValueError: no capacities or more than `MOST_ARENAS`, a capacity below 1, or more than
+            `MOST_ADDRESSES` addresses in all.
     """
     if not 1 <= len(arenas) <= MOST_ARENAS:
         raise ValueError(f"{len(arenas)} arenas are not 1 to {MOST_ARENAS}")

@@ -1,4 +1,4 @@
-"""What is told of a search while it runs."""
+"""Progress reports of a running search."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search has come.
+    """State of a running search.
 
     Attributes:
-        arena_bytes: the smallest arena so far, also where it is above the capacity; None when there is none.
-        lower_bound_bytes: no arena can be smaller; a search may raise it.
+        arena_bytes: the smallest arena so far, even if above the capacity; None before the first plan.
+        lower_bound_bytes: lower bound on the arena; a search may raise this bound.
         nodes: work so far, as in `Plan`.
-        seconds: wall clock so far.
+        seconds: wall-clock time so far.
     """
 
     arena_bytes: int | None
@@ -32,12 +32,12 @@ class Progress:
 
     @property
     def gap(self) -> float | None:
-        """How far the arena is above the lower bound, as in `Plan`; None without an arena."""
+        """Return the gap between arena and lower bound, as in `Plan`; None without an arena."""
         return None if self.arena_bytes is None else gap_of(self.arena_bytes, self.lower_bound_bytes)
 
 
 class Total:
-    """Of several attempts one after the other: what is told of one becomes true of all so far."""
+    """Progress over several attempts: converts reports of one attempt to reports over all so far."""
 
     def __init__(self, tell: Callable[[Progress], None] | None = None) -> None:
         self.nodes = 0
@@ -46,20 +46,20 @@ class Total:
 
     @property
     def seconds(self) -> float:
-        """Wall clock since the first began."""
+        """Return the wall-clock seconds since the first attempt began."""
         return time.perf_counter() - self._began
 
     def add(self, plan: Plan) -> None:
-        """An attempt has ended."""
+        """Add the nodes and the arena of an attempt that has ended."""
         self.nodes += plan.nodes
         if plan.offset is not None:
             self._arena_bytes = self._smaller(plan.arena_bytes)
 
     def teller(self, bound: Callable[[int], int]) -> Callable[[Progress], None] | None:
-        """What the next attempt is to call, or None if nobody listens.
+        """Return the progress callback for the next attempt, or None if no one listens.
 
         Args:
-            bound: bytes; of the bound of that attempt it makes the one of all.
+            bound: converts that attempt's lower bound to a lower bound over all attempts, in bytes.
         """
         tell = self._tell
         if tell is None:

@@ -1,4 +1,4 @@
-"""The solvers by name. A new solver is a file with a function of a task, and a line here."""
+"""Registry of the solvers by name. To add a solver, write a function of a task and register that here."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections.abc import Callable, Mapping
 from solvers import _core, baselines, branching, exact, greedy
 from solvers.task import Task
 
-#: Up to this many jobs "auto" asks the exact solver when so many nodes have left a gap,
+#: Largest number of jobs for which "auto" calls the exact solver, and the nodes that the searches spend
+#: before.
 FEW, _NODES_FIRST = 60, 2_000_000_000
-#: for one of CP-SAT's deterministic seconds per so many nodes of the budget.
+#: Nodes of the budget per deterministic second of CP-SAT when "auto" calls the exact solver.
 _NODES_A_SECOND = 100_000_000
-#: Steps that the bound of stacks may take; some ten milliseconds.
+#: Largest number of steps of the stack bound; some ten milliseconds.
 _STEPS = 4_000_000
 
 Solver = Callable[[Task], None]
 
 
 def auto(task: Task) -> None:
-    """All that there is: heuristics, bounds and searches; for few jobs, after a while, the exact solver."""
+    """Run heuristics, bounds and searches, then the exact solver (if installed) on at most `FEW` jobs."""
     asked = len(task.jobs) <= FEW and exact.available()
     search(task, _NODES_FIRST if asked else None)
     if asked and task.stopped_by in ("", "nodes", "time"):
@@ -27,14 +28,14 @@ def auto(task: Task) -> None:
 
 
 def search(task: Task, nodes: int | None = None) -> None:
-    """Valley by valley, then better bounds, then the searches in turn for about so many nodes."""
+    """Run the skyline heuristics, then better bounds, then the searches in turn for about `nodes` nodes."""
     order = greedy.valleys(task)
     if order is not None and not _bounded(task):
         branching.take_turns(task, order, nodes)
 
 
 def _bounded(task: Task) -> bool:
-    """Raise the bound where one can be had that is better than the load; whether that settles it."""
+    """Raise the lower bound above the load where possible; return whether the task is then done."""
     jobs = task.jobs
     even = (jobs.alignment == jobs.alignment[:1]).all() and not (jobs.fixed >= 0).any()
     uneven = not even or len(jobs.start) > len(jobs)

@@ -1,8 +1,8 @@
-"""After how many iterations addresses should repeat, where buffers live longer than one.
+"""Number of columns (iterations until addresses repeat) for buffers that outlive an iteration.
 
-``x = f(x)`` needs two addresses in turn. But of k such buffers of one size that are replaced one after the
-other, each can move into the place that the one before it has just left: k + 1 places are enough, and the
-addresses repeat after k + 1 iterations. With two columns the same buffers need 2 k places.
+``x = f(x)`` needs two addresses in turn. But if k such buffers of one size are replaced one after the other,
+each new buffer can take the place just freed by the one before: k + 1 places are enough, and addresses repeat
+after k + 1 iterations. With two columns the same buffers need 2 k places.
 
 So several numbers of columns are tried, one after the other within one limit.
 """
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     from solvers.progress import Total
     from traces.buffers import Buffers
 
-#: Rows of an unrolled problem that are still quick to pack.
+#: Largest number of rows of an unrolled problem that is still quick to pack; then the largest number of
+#: columns, and of numbers of columns tried.
 _MOST_ROWS = 100_000
 _MOST_COLUMNS = 32
 _MOST_TRIED = 4
-#: What the first round may spend of the limits; most numbers are done with in it.
+#: Fraction of the limits that the first round may spend; most numbers of columns are settled in this round.
 _FIRST_ROUND = 1 / 8
 
 
 def columns_to_try(buffers: Buffers) -> list[int]:
-    """Numbers of columns, the most promising first; `Buffers.max_instances` is always among them."""
+    """Return the numbers of columns to try, the most promising first, always with `Buffers.max_instances`."""
     least = buffers.max_instances
     if least == 1 or (buffers.offset >= 0).any():
         return [least]
@@ -49,16 +50,17 @@ def columns_to_try(buffers: Buffers) -> list[int]:
 
 
 class Attempts:
-    """The plans with each number of columns; iterating gives the numbers and the limits of the next attempt.
+    """Plans for each number of columns; iteration yields the number and the limits of each next attempt.
 
-    What is proven for one number of columns says nothing of another: optimal is what none tried can beat.
+    A proof for one number of columns says nothing about another number: a plan is optimal if no number tried
+    can give a smaller arena.
 
     Args:
-        columns: the numbers to try, the most promising first.
-        stop: limits of all together.
-        total: what all have taken so far.
-        rounds: whether a first round is short, so that one that takes long leaves time for the others, and
-            those that are soon done leave theirs to it.
+        columns: the numbers of columns to try, the most promising first.
+        stop: limits of all attempts together.
+        total: work and time of all attempts so far.
+        rounds: make the first of two rounds short, so that a slow attempt leaves time for the others, and
+            attempts that end early leave their share to slow ones.
     """
 
     def __init__(self, columns: Sequence[int], stop: Stop, total: Total, *, rounds: bool) -> None:
@@ -78,7 +80,7 @@ class Attempts:
         return columns in self._plans and self._plans[columns].stopped_by not in ("nodes", "time")
 
     def _part(self, share: float) -> Stop:
-        """This share of what is left of the limits."""
+        """Return limits that are this share of the remaining limits."""
         stop, total = self._stop, self._total
         nodes = stop.node_budget
         return dataclasses.replace(
@@ -88,22 +90,22 @@ class Attempts:
         )
 
     def add(self, columns: int, plan: Plan) -> None:
-        """An attempt has ended: the last word on its number of columns, unless its arena is larger."""
+        """Record an attempt's plan; replaces the earlier plan unless the new arena is larger."""
         earlier = self._plans.get(columns)
         if earlier is None or _arena(plan) <= _arena(earlier):
             self._plans[columns] = plan
 
     @property
     def best(self) -> Plan | None:
-        """The smallest so far; where none has offsets, one that does not claim that there are none."""
+        """Return the plan with the smallest arena; without any offsets, preferably one not infeasible."""
         return min(self._plans.values(), key=_rank, default=None)
 
     def together(self, bound: int, stopped_by: str = "") -> Plan:
-        """The best, judged by a bound that holds for all of them.
+        """Return the best plan, with bound and status valid for all numbers of columns tried.
 
         Args:
-            bound: bytes; holds for any number of columns.
-            stopped_by: what stopped all of them, if it was not what stopped the best.
+            bound: lower bound in bytes for any number of columns.
+            stopped_by: reason that stopped all attempts, if other than the best plan's reason.
         """
         best = self.best
         assert best is not None
@@ -127,7 +129,7 @@ class Attempts:
 
     @property
     def _limit(self) -> str:
-        """Which limit some number of columns has reached; "" if none has."""
+        """Return a limit that some attempt has reached, or "" if none has."""
         reached = {plan.stopped_by for plan in self._plans.values()}
         return next((limit for limit in ("interrupt", "time", "nodes") if limit in reached), "")
 
@@ -137,5 +139,5 @@ def _arena(plan: Plan) -> tuple[bool, int]:
 
 
 def _rank(plan: Plan) -> tuple[bool, int, bool]:
-    """Smaller is better: that there is none with one number of columns does not settle it."""
+    """Return a sort key, smaller is better; infeasible is last: other numbers may be feasible."""
     return *_arena(plan), plan.status is Status.INFEASIBLE

@@ -1,4 +1,4 @@
-"""All packed anew from the peak to either side, for one arena after the other."""
+"""Peak-outward heuristic: packs all jobs again from the peak to both sides, for a sequence of goal arenas."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Tries for one arena in the first round, and in later ones: more find little. Measured.
+#: Tries for one goal arena in the first round and in later rounds; more tries find little. Measured.
 _TRIES_AT_FIRST, _TRIES = 2, 6
-#: Part of the gap from which on less is not tried in the same round.
+#: Fraction of the gap above which a goal arena gains too little and the round ends.
 _NEAR = 0.8
-#: Looks at stretches far from the peak for which nothing becomes lower before they are given up. Measured.
+#: Looks of window repair far from the peak without improvement before that repair is given up. Measured.
 _PATIENCE = 2**27
 
 
 class Sides:
-    """Plans that are lower than the best: at the target, or as far down as can be.
+    """Search for plans with a smaller arena than the best, at the target or as close as possible.
 
-    First for the target. Where that is given up, for the arena halfway to the best; and so on, halfway from
-    the target to what was found or from what was given up to the best, until little is to be gained. Then it
-    begins again, with more tries and other random numbers. It never ends by itself.
+    The first goal arena is the target. After a failure the next goal lies halfway between the failed goal and
+    the best arena, after a success halfway between the target and the best arena, until little is to be
+    gained. Then a new round begins with more tries and other random numbers. The search never ends by itself.
 
-    What lies far from the peak may be too high at first. Then stretches of time are filled anew.
+    Jobs far from the peak may end above the goal at first; window repair then repacks these time windows.
 
     Attributes:
         looks: work so far.
-        rounds: how often it has come to the end.
-        offsets: int64[n], what was found last, or None.
-        arena: bytes, of those offsets; 0 before.
+        rounds: number of completed rounds.
+        offsets: int64[n], the offsets found last, or None.
+        arena: arena of these offsets in bytes; 0 before the first.
     """
 
     def __init__(self, native: _core.Jobs, seed: int) -> None:
@@ -43,11 +43,11 @@ class Sides:
         self._patience = 0
 
     def advance(self, looks: int, target: int, arena: int) -> bool:
-        """Go on for so many looks at most; whether there are offsets that come lower than an arena.
+        """Continue for about `looks` looks; return whether offsets with an arena below `arena` were found.
 
         Args:
-            looks: after about so many it returns.
-            target: bytes that are few enough.
+            looks: work after which to return.
+            target: an arena in bytes that is small enough.
             arena: bytes of the best plan so far.
         """
         if self._stretches is not None:

@@ -1,4 +1,4 @@
-"""Buffers in, plan out."""
+"""Entry point `solve`: makes a plan for buffers, group by group."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
     from traces.buffers import Buffers
 
-#: A buffer alive over more periods than this piles up; it does not belong in a plan.
+#: Largest number of live instances of one buffer; a buffer alive over more periods accumulates and is
+#: refused.
 MOST_INSTANCES = 64
-#: For a first glance at each number of columns; some milliseconds.
+#: Nodes for the first estimate of the arena with each number of columns; some milliseconds.
 _NODES_AT_FIRST = 4_000_000
-#: Of a budget of nodes no more than one in so many is spent on that.
+#: The first estimate with one number of columns spends at most this fraction (1 / 50) of the node budget.
 _PART_AT_FIRST = 50
-#: To put the plan together after the last look at the clock; measured.
+#: Seconds per buffer and column to assemble the plan after the last check of the clock; measured.
 _SECONDS_A_BUFFER = 5e-8
 #: Solvers that try several numbers of columns.
 ROTATING = ("auto", "search", "greedy")
@@ -51,35 +52,36 @@ def solve(
     on_improvement: Callable[[Plan], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
-    """Find offsets for all buffers, in an arena as small as can be.
+    """Find offsets for all buffers in an arena as small as possible.
 
-    Deterministic on one thread: same buffers, seed and node budget, same plan, unless the clock or an
-    interrupt stopped it.
-    Groups are packed one after the other, on top of each other. On Ctrl-C the best plan so far is returned.
+    The result is deterministic on one thread: the same buffers, seed and node budget give the same plan,
+    unless the clock or an interrupt stopped the solve. Groups are packed one after the other, on top of each
+    other. On Ctrl-C the best plan so far is returned.
 
     Args:
-        buffers: what to place. Persistent buffers are left out (offset -1).
-        capacity: bytes; the first plan that fits is enough, and without one the plan has no offsets. Several
-            capacities are of as many arenas, and each buffer lies within one of them, the first to be filled
-            first: see `Plan.in_arenas`. Fixed offsets then count on through the arenas, too.
-        stop: when to stop; the default is a budget of nodes and no clock.
-        seed: of the search.
-        solver: one of `SOLVERS`: "auto", "search" (the same without OR-Tools), "greedy" (without the
-            complete search, too), "exact", or what others do.
-        columns: after how many iterations addresses repeat, at least `Buffers.max_instances`; by default a
-            few numbers are tried where a buffer outlives its iteration.
-        threads: how many search at once; by default one where nodes are limited, and one a core where only
-            the clock or an interrupt is.
+        buffers: the buffers to place. Persistent buffers are left out (offset -1).
+        capacity: bytes; the first plan that fits is accepted, and if none is found, the returned plan has no
+            offsets. Several capacities mean as many arenas: each buffer lies within one of them, and the
+            first arena is filled first, see `Plan.in_arenas`. Fixed offsets are then addresses in the common
+            space of all arenas.
+        stop: limits of the solve; the default is a node budget and no clock.
+        seed: seed of the search.
+        solver: one of `SOLVERS`: "auto", "search" (auto without OR-Tools), "greedy" (search without the
+            complete searches), "exact", or a baseline such as "best_fit".
+        columns: number of iterations after which addresses repeat, at least `Buffers.max_instances`; by
+            default a few numbers are tried if a buffer outlives its iteration.
+        threads: number of threads that search at once; by default one with a node limit, and one per core
+            with only a clock limit or an interrupt.
         on_improvement: called from this thread with every plan that is better than the last.
-        on_progress: called from this thread where the limits are looked at, whether or not there is a better
-            plan: at most ten times a second, and first after a tenth of a second.
+        on_progress: called from this thread whenever the limits are checked, even without a better plan: at
+            most ten times a second, the first time after a tenth of a second.
 
     Raises:
-        ValueError: no such solver, too few columns or threads, a buffer alive over more than 64 periods,
-            absurdly many bytes; no capacities, one below 1 among several, or several for a solver that has
-            one arena.
+        ValueError: unknown solver, too few columns or threads, a buffer alive over more than 64 periods,
+            sizes that sum to too many bytes; no capacities, one below 1 among several, or several capacities
+            for a solver that supports only one arena.
         ModuleNotFoundError: "exact" without OR-Tools.
-        KeyboardInterrupt: before there was any plan.
+        KeyboardInterrupt: the user interrupted before any plan was found.
     """
     if solver not in SOLVERS:
         raise ValueError(f"no solver {solver!r}; there are {', '.join(SOLVERS)}")
@@ -120,7 +122,7 @@ def _solve_each(
     on_improvement: Callable[[Plan], None] | None,
     total: Total,
 ) -> Plan:
-    """The best of the plans with these numbers of columns; the first that is good enough ends the search."""
+    """Return the best plan over these numbers of columns; a plan that is good enough ends the search."""
     pieces = pieces_of(buffers)
     bound = bound_of(buffers, pieces) if arenas is None else least_load(buffers)
     enough = max(stop.target_bytes or 0, capacity or 0, bound)
@@ -161,7 +163,7 @@ def _solve_each(
 
 
 def _quickly(buffers: Buffers, pieces: Pieces, columns: int, stop: Stop, total: Total) -> int:
-    """The arena that is found in no time, so that no other number is proven useless first."""
+    """Return the arena of a short search with this number of columns, used to try promising numbers first."""
     budget, arena = stop.node_budget, 0
     nodes = _NODES_AT_FIRST if budget is None else min(_NODES_AT_FIRST, budget // _PART_AT_FIRST)
     for rows in _groups(buffers, pieces):
@@ -173,7 +175,7 @@ def _quickly(buffers: Buffers, pieces: Pieces, columns: int, stop: Stop, total: 
 
 
 class _Solve:
-    """One call of `solve`: takes the groups apart, puts their offsets together, judges the result."""
+    """One solve with a fixed number of columns: packs each group, combines the offsets, sets the status."""
 
     def __init__(
         self,
@@ -198,7 +200,8 @@ class _Solve:
         self._watch = Watch(stop, _SECONDS_A_BUFFER * len(buffers) * columns)
         self._bound = bound
         self._target = max(stop.target_bytes or 0, capacity or 0)
-        # What is not packed: persistent buffers have no offset, those without memory keep theirs or take 0.
+        # Buffers that are not packed: persistent ones get -1; those without memory keep a fixed offset or get
+        # 0.
         self._offset = np.maximum(buffers.offset[:, None], np.zeros(columns, np.int64))
         self._offset[buffers.persistent] = -1
         self._latest: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
@@ -207,7 +210,7 @@ class _Solve:
         self._refuted = False
 
     def run(self) -> Plan:
-        """Solve group by group."""
+        """Solve group by group and return the plan."""
         if self._capacity is not None and (reason := self._too_small()):
             return self._no_plan(Status.INFEASIBLE, "bound", reason)
         stopped_by = "bound"
@@ -246,12 +249,12 @@ class _Solve:
                 return
             self._on_improvement(self._plan(self._with(rows, jobs, offsets), arena, self._bound, ""))
 
-        # Earlier groups leave the rest as much room as they can: only the last may stop at a target.
+        # Earlier groups are packed as tightly as possible: only the last group may stop at a target.
         target, capacity = (self._target, self._capacity) if last else (0, None)
         return Task(jobs, self._watch, self._seed, target, capacity, self._threads, found if last else None)
 
     def _tell(self, task: Task, on_progress: Callable[[Progress], None], k: int) -> None:
-        """There is an arena for all only when there is one for the last group."""
+        """Report progress; the arena of all groups is known only when the last group has one."""
         one, last = self._arenas is None, k == len(self._groups) - 1
         arena = task.arena if task.offsets is not None and one and last else None
         bound = task.lower_bound if one and len(self._groups) == 1 else self._bound
@@ -271,11 +274,11 @@ class _Solve:
             task.stopped_by = "interrupt"
 
     def _with(self, rows: NDArray[np.int64], jobs: Jobs, found: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The offsets so far with those of the jobs of a group in their places; made once for the latest."""
+        """Return the offsets so far with the given group's offsets filled in; the latest result is cached."""
         if self._latest is None or self._latest[0] is not found:
             offset = self._offset.copy()
             put(offset, rows, jobs.row, found)
-            offset.flags.writeable = False  # several plans share it, and callers have some of them
+            offset.flags.writeable = False  # several plans share this array, and callers hold some of them
             self._latest = found, offset
         return self._latest[1]
 
@@ -290,7 +293,7 @@ class _Solve:
         if self._arenas is not None:
             return self._plan(self._offset, self._arena, self._bound, "target")
         if stopped_by in ("bound", "proof") and self._arena > self._bound:
-            stopped_by = "finished"  # each group is as small as can be, which proves nothing for all together
+            stopped_by = "finished"  # each group is optimal by itself, which proves nothing for all together
         return self._plan(self._offset, self._arena, self._bound, stopped_by)
 
     def _plan(self, offset: NDArray[np.int64], arena: int, bound: int, stopped_by: str) -> Plan:
@@ -336,9 +339,9 @@ class _Solve:
 
 
 def _groups(buffers: Buffers, pieces: Pieces) -> list[NDArray[np.int64]]:
-    """Rows of the buffers that take memory, one array a group; coarsest alignment first, to waste least.
+    """Return rows of the buffers that need memory by group; coarsest alignment first, to waste least.
 
-    Where there is but one group, all rows: the others have no pieces.
+    With a single group, all rows are returned: rows of buffers that need no memory have no pieces.
     """
     rows = pieces.rows
     if len(rows) == 0:
@@ -355,9 +358,9 @@ def _groups(buffers: Buffers, pieces: Pieces) -> list[NDArray[np.int64]]:
 def _taken(
     buffers: Buffers, groups: list[NDArray[np.int64]], k: int, offset: NDArray[np.int64], *, on_top: bool
 ) -> list[tuple[int, int]]:
-    """Addresses that group k must not touch: what earlier groups have got and later ones are fixed to.
+    """Return address ranges that group k must avoid: earlier groups' buffers, later groups' fixed ones.
 
-    ``on_top`` takes all up to the topmost of them, where nothing is fixed.
+    With ``on_top`` and no fixed offsets, the result is one range from 0 up to the topmost end.
     """
     before = np.concatenate([np.zeros(0, np.int64), *groups[:k]])
     after = np.concatenate([np.zeros(0, np.int64), *groups[k + 1 :]])
@@ -376,7 +379,7 @@ def _taken(
 
 
 def _contradiction(buffers: Buffers, rows: NDArray[np.int64], jobs: Jobs) -> str:
-    """Why the fixed offsets of a group cannot be, or ""."""
+    """Return the reason why the fixed offsets of a group are infeasible, or ""."""
     fixed = np.flatnonzero(jobs.fixed >= 0)
     if len(fixed) == 0:
         return ""

@@ -1,9 +1,9 @@
-"""Plans as Parquet files: one row a buffer, its lifetime and its offsets.
+"""Plan files in Parquet format: one row per buffer with lifetime and offsets.
 
-Columns are those of `Buffers`, with its fixed offset as ``fixed`` and its gaps as the lists ``gap_start`` and
-``gap_end``; ``offset`` lists the offsets of the plan, one for each of U iterations. The plan's scalars are
-in the schema's metadata, under keys that begin with ``plan.``. A plan for several arenas is of version 2,
-since its offsets mean something else; it has their capacities as ``plan.arenas``.
+The columns are those of `Buffers`, with the fixed offset as ``fixed`` and the gaps as the lists ``gap_start``
+and ``gap_end``; ``offset`` lists the plan's offsets, one for each of U iterations. The plan's scalars are in
+the schema metadata, under keys that begin with ``plan.``. A plan for several arenas has file version 2,
+because the offsets have a different meaning, and stores the capacities as ``plan.arenas``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 VERSION, VERSION_OF_SEVERAL_ARENAS = "1", "2"
-#: `read_plan` refuses more: a small file can claim any number of equal rows.
+#: Largest number of buffers that `read_plan` accepts: a small file can claim any number of equal rows.
 MAX_BUFFERS = 1 << 24
 _NUMBERS = ("start", "end", "size", "alignment", "group", "stream")
 _LISTS = ("gap_start", "gap_end", "offset")
@@ -50,18 +50,19 @@ def write_plan(
     extra: Mapping[str, str] | None = None,
     extra_columns: Mapping[str, NDArray[Any]] | None = None,
 ) -> None:
-    """Write a plan with the buffers it is for, whole or not at all.
+    """Write a plan and its buffers; a file given by name is written atomically.
 
     Args:
-        plan: with offsets.
-        buffers: as many.
-        path: the file, or one that is open for writing.
-        extra: anything else, as text; `read_plan` gives it back.
+        plan: the plan, with offsets.
+        buffers: the buffers of the plan, in the same number.
+        path: the file name, or a binary file open for writing.
+        extra: additional text by key; `read_plan` returns this text.
         extra_columns: one-dimensional arrays of any length, of bool, uint8, int32, int64, uint64 or float64;
-            `read_plan_columns` gives them back.
+            `read_plan_columns` returns these arrays.
 
     Raises:
-        PlanError: no offsets, or not as many as buffers, or an array of another kind.
+        PlanError: no offsets, a number of offsets other than the number of buffers, or an array of another
+            type or shape.
         OSError: the file cannot be written.
     """
     import pyarrow.parquet as pq
@@ -78,13 +79,14 @@ def write_plan(
 
 
 def read_plan(path: StrPath | BinaryIO) -> tuple[Plan, Buffers, dict[str, str]]:
-    """Read a plan, the buffers it is for, and the ``extra`` text stored with it.
+    """Read a plan, the plan's buffers, and the ``extra`` text stored in the file.
 
-    The file, named or open, is from outside: whether the plan holds, only `check` says.
+    The file, named or open, is untrusted: only `check` tells whether the plan is valid.
 
     Raises:
-        PlanError: naming the file: what it says about the plan makes no sense.
-        TraceError: naming the file: not a whole plan of this version, or buffers that cannot be.
+        PlanError: the plan's values make no sense; the message names the file.
+        TraceError: not a complete plan file of a known version, or impossible buffers; the message names the
+            file.
         OSError: the file cannot be opened.
     """
     with _opened(path) as (file, metadata):
@@ -111,10 +113,10 @@ def read_plan(path: StrPath | BinaryIO) -> tuple[Plan, Buffers, dict[str, str]]:
 
 
 def read_plan_columns(path: StrPath | BinaryIO) -> dict[str, NDArray[Any]]:
-    """The arrays that were stored with a plan as ``extra_columns``.
+    """Read the arrays that were stored with a plan as ``extra_columns``.
 
     Raises:
-        PlanError: naming the file: an array is damaged.
+        PlanError: an array is damaged; the message names the file.
         TraceError: as `read_plan`.
         OSError: the file cannot be opened.
     """
@@ -168,13 +170,13 @@ def _opened_for_writing(path: StrPath | BinaryIO) -> Iterator[BinaryIO]:
     if not isinstance(path, str | os.PathLike):
         yield path
         return
-    with atomic(path) as beside, beside.open("wb") as file:  # not by name: see `traces.parquet.TraceWriter`
+    with atomic(path) as beside, beside.open("wb") as file:  # not by name, see `traces.parquet.TraceWriter`
         yield file
 
 
 @contextlib.contextmanager
 def _opened(path: StrPath | BinaryIO) -> Iterator[tuple[Any, dict[str, str]]]:
-    """The open Parquet file and its metadata; errors inside the block name the file, if it has a name."""
+    """Open a Parquet file and yield the file and its metadata; errors inside the block name a named file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -195,7 +197,7 @@ def _opened(path: StrPath | BinaryIO) -> Iterator[tuple[Any, dict[str, str]]]:
 
 
 def _read(file: Any) -> Any:
-    """The table, with the columns and types that it must have."""
+    """Read the table and check the required columns and types."""
     import pyarrow as pa
 
     schema = file.schema_arrow
@@ -224,7 +226,7 @@ def _read(file: Any) -> Any:
 
 
 def _flat(table: Any, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Lengths and values of a column of lists."""
+    """Return the lengths and the values of a column of lists."""
     import pyarrow.compute as pc
 
     values = pc.list_flatten(table.column(name))
@@ -259,7 +261,7 @@ def _offsets(table: Any) -> NDArray[np.int64]:
 
 
 def _arenas(metadata: Mapping[str, str]) -> tuple[int, ...]:
-    """The capacities of several arenas; none where there is one."""
+    """Return the capacities of several arenas; () for a single arena."""
     if metadata[VERSION_KEY] == VERSION:
         return ()
     text = metadata.get(_PLAN + "arenas", "missing")

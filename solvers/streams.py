@@ -1,7 +1,7 @@
-"""Buffers of several streams: which of them share addresses.
+"""Address sharing between CUDA streams: the trade of arena bytes against stream waits.
 
-Memory that one stream has freed is another's only after a wait for what is queued, so sharing saves bytes and
-costs time. Buffers of streams that share nothing are packed apart, like groups.
+A stream may use memory that another stream has freed only after waiting for the work queued there, so sharing
+addresses saves bytes and costs time. Streams that share no addresses are packed as separate groups.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ if TYPE_CHECKING:
     from traces.buffers import Buffers
 
 
-#: The price of a wait at which streams share nothing.
+#: Value of `wait_bytes` at which streams share no addresses.
 NEVER = 2**63 - 1
-#: Of more streams only all together are tried; and at most so many plans are made.
+#: Largest number of streams for which pairs are tried (with more, only all streams together), and largest
+#: number of plans made.
 MOST_PARTS, MOST_ATTEMPTS = 8, 8
 
 
 def waits(plan: Plan, buffers: Buffers) -> float:
-    """How often one stream waits for another in an iteration, once iterations follow upon each other.
+    """Return the mean number of waits of one stream for another per iteration, in steady state.
 
-    Who gets memory that another stream freed last waits for that free, unless it has waited for that stream
-    since.
+    When a stream gets memory that another stream freed last, the stream waits for this free, unless the
+    stream has already waited for the other stream since.
 
     Args:
-        plan: with offsets, for these buffers.
-        buffers: with their streams.
+        plan: a plan with offsets for these buffers.
+        buffers: the buffers, with their streams.
     """
     assert plan.offset is not None
     rows = (~buffers.persistent & (buffers.size > 0) & (buffers.lengths > 0)).nonzero()[0]
@@ -75,25 +76,26 @@ def solve_streams(
     on_progress: Callable[[Progress], None] | None = None,
     **how: Any,
 ) -> Plan:
-    """A plan in which streams share addresses where that saves enough; else as `solve`.
+    """Make a plan in which streams share addresses if this saves enough bytes; otherwise as `solve`.
 
-    At first each stream is apart. Then all of them together are tried, and, where they are few, pairs whose
-    loads peak at different times, one after the other: as long as what is saved may be worth the waits.
+    The first attempt packs each stream separately. Then all streams together are tried and, with 3 to
+    `MOST_PARTS` streams and no capacity, pairs of streams whose loads peak at different times, one pair after
+    the other, as long as the possible saving may be worth the waits.
 
     Args:
-        buffers: what to place; groups share no addresses anyway.
-        wait_bytes: bytes that a plan must save for each wait in an iteration; 0: as small an arena as is
-            found; `NEVER`: streams share nothing.
-        stop: when to stop; nodes are each attempt's. At the target nothing else is tried.
-        capacity: bytes, of one or of several arenas; the first plan that fits is enough, whatever its waits
-            cost, unless that is `NEVER`.
-        close_enough: how many times its lower bound an arena may be without a search for a smaller one.
-        on_progress: as of `solve`. The smallest arena so far may be that of an attempt with too many waits.
+        buffers: the buffers to place; groups never share addresses.
+        wait_bytes: bytes that a plan must save for each wait in an iteration. 0: search for the smallest
+            arena. `NEVER`: streams share no addresses.
+        stop: when to stop; the node limit applies to each attempt. No further attempt is made at the target.
+        capacity: bytes of one or of several arenas; the first plan that fits is accepted, however many waits
+            the plan has, unless `wait_bytes` is `NEVER`.
+        close_enough: largest ratio of arena to lower bound at which the search for a smaller arena stops.
+        on_progress: as for `solve`. The reported arena may come from an attempt with too many waits.
         how: the other arguments of `solve`.
 
     Raises:
         ValueError: as `solve`, or a negative price.
-        KeyboardInterrupt: before there was any plan.
+        KeyboardInterrupt: the user interrupted before any plan was found.
     """
     if wait_bytes < 0:
         raise ValueError(f"a wait cannot be worth {wait_bytes} bytes")
@@ -108,7 +110,7 @@ def solve_streams(
 
 
 class _Search:
-    """The best plan so far, and what it costs."""
+    """Search over partitions of the streams; holds the best plan so far and the plan's cost in bytes."""
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class _Search:
         self._load = functools.cache(self._load_of)
 
     def attempt(self, parts: list[frozenset[int]]) -> None:
-        """Plan with these parts apart; the better plan stays."""
+        """Make a plan in which these parts share no addresses; keep the cheaper plan."""
         apart, all_share = self._apart(parts), len(parts) <= 1
         holds = all_share or self._price >= NEVER
         tell = self._total.teller(lambda bound: max(bound, self._bound) if holds else self._bound)
@@ -152,7 +154,7 @@ class _Search:
             return
         self._attempts += 1
         self._total.add(plan)
-        if all_share:  # so it holds for any parts
+        if all_share:  # a bound for shared streams holds for any partition
             self._bound = max(self._bound, plan.lower_bound_bytes)
         if plan.stopped_by == "interrupt":
             self._stopped_by = "interrupt"
@@ -164,7 +166,7 @@ class _Search:
             self._best, self._cost = plan, self._last_cost
 
     def share(self, apart: list[frozenset[int]], together: list[frozenset[int]]) -> None:
-        """Look for something better than all apart."""
+        """Search for a cheaper plan than with all streams apart."""
         assert self._best is not None
         parts, cost = apart, self._last_cost
         if self._may_go_on() and (self._best.offset is None or self._saves(apart, together) > self._price):
@@ -176,7 +178,7 @@ class _Search:
             pairs = [one | other for one, other in itertools.combinations(parts, 2)]
             pairs = [pair for pair in pairs if pair not in refused]
             saved = [self._saves(parts, _joined(parts, pair)) for pair in pairs]
-            if not saved or max(saved) <= self._price:  # not even for a single wait
+            if not saved or max(saved) <= self._price:  # less than the price of a single wait
                 return
             pair = pairs[saved.index(max(saved))]
             self.attempt(_joined(parts, pair))
@@ -186,7 +188,7 @@ class _Search:
                 refused.add(pair)
 
     def result(self) -> Plan:
-        """The best, with what is true of it where any two streams may share."""
+        """Return the best plan; the bound, status and stop reason hold even if any two streams may share."""
         assert self._best is not None
         plan = dataclasses.replace(self._best, seconds=self._watch.seconds, nodes=self._total.nodes)
         if self._stopped_by:
@@ -196,7 +198,7 @@ class _Search:
             return plan
         if plan.arena_bytes <= bound:
             return dataclasses.replace(plan, lower_bound_bytes=bound, status=Status.OPTIMAL)
-        proven = plan.stopped_by in ("bound", "proof")  # for streams that are apart
+        proven = plan.stopped_by in ("bound", "proof")  # proven only for these separate streams
         stopped_by = plan.stopped_by
         if proven:
             stopped_by = "target" if plan.arena_bytes <= self._enough else "finished"
@@ -212,18 +214,18 @@ class _Search:
         return not self._stopped_by and not enough
 
     def _saves(self, parts: list[frozenset[int]], together: list[frozenset[int]]) -> int:
-        """How many bytes at most it saves that some parts are one."""
+        """Return the largest saving in bytes of partition `together` over `parts`, by peak loads."""
         return sum(map(self._load, parts)) - sum(map(self._load, together))
 
     def _load_of(self, part: frozenset[int]) -> int:
-        """The sum of the groups' peak loads."""
+        """Return the sum of the groups' peak loads in bytes for the streams in `part`."""
         b = self._buffers
         rows = np.flatnonzero(np.isin(b.stream, list(part)) & ~b.persistent & (b.offset < 0))
         groups = distinct(b.group[rows])
         return sum(peak_load(b.select(rows[b.group[rows] == group])) for group in groups)
 
     def _apart(self, parts: list[frozenset[int]]) -> Buffers:
-        """The same buffers, in which no two parts share addresses; what has a place already stays there."""
+        """Return the buffers with one group per part; buffers with a fixed offset keep this offset."""
         b = self._buffers
         part = np.zeros(len(b), np.int64)
         for k, streams in enumerate(parts):

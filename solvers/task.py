@@ -1,4 +1,4 @@
-"""What a solver works on: the jobs, the limits, and the best offsets so far."""
+"""State of one packing problem during a solve: the jobs, the limits, and the best offsets so far."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from solvers.plan import Stop
 
 
-#: Seconds at least from one report of progress to the next.
+#: Shortest time in seconds between two progress reports.
 PAUSE = 0.1
 
 
 class Watch:
-    """Clock, budget and interrupt of one solve, shared by its tasks.
+    """Clock, node budget and interrupt of one solve, shared by the tasks of this solve.
 
     Attributes:
         stop: the limits.
-        nodes: work so far.
-        interrupted: whether the caller or the user wants it to end.
-        tell: reports progress; called now and then when a limit is asked for.
+        nodes: nodes spent so far.
+        interrupted: true after the caller or the user has asked to stop.
+        tell: reports progress; called by `reason`, at most once every `PAUSE` seconds.
 
     Args:
         stop: the limits.
-        ahead: seconds before the limit of the clock at which it counts as reached.
+        ahead: seconds before the clock limit at which this limit counts as reached.
     """
 
     def __init__(self, stop: Stop, ahead: float = 0.0) -> None:
@@ -46,34 +46,34 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """Wall clock since the solve began."""
+        """Return the wall-clock seconds since the solve began."""
         return time.perf_counter() - self._began
 
     @property
     def seconds_left(self) -> float | None:
-        """Wall clock until this task's limit, or None for no limit."""
+        """Return the wall-clock seconds until this task's limit, or None for no limit."""
         last = self._last_second
         return None if last is None else max(last - self._ahead - self.seconds, 0.0)
 
     @property
     def nodes_left(self) -> int | None:
-        """Nodes until this task's limit, or None for no limit."""
+        """Return the nodes until this task's limit, or None for no limit."""
         return None if self._last_node is None else max(self._last_node - self.nodes, 0)
 
     def at_most_half(self, nodes: int) -> int:
-        """So many nodes, or half of what is left if that is less, so that what comes next has its turn."""
+        """Return `nodes`, or half of the remaining nodes if that is less, to leave some for later."""
         left = self.nodes_left
         return nodes if left is None else min(nodes, left // 2)
 
     def share(self, tasks: int) -> None:
-        """Leave the next task its share of what is left for ``tasks`` tasks."""
+        """Set the next task's limits to an equal share of the remaining limits for ``tasks`` tasks."""
         if self.stop.node_budget is not None:
             self._last_node = self.nodes + max(self.stop.node_budget - self.nodes, 0) // tasks
         if self.stop.seconds is not None:
             self._last_second = self.seconds + max(self.stop.seconds - self.seconds, 0.0) / tasks
 
     def reason(self, *, of_nodes: bool = True) -> str:
-        """Which limit has been reached: "interrupt", "time", "nodes", or "" for none."""
+        """Return the limit that has been reached: "interrupt", "time", "nodes", or "" for none."""
         if self.tell is not None and self.seconds >= self._told + PAUSE:
             self._told = self.seconds
             self.tell()
@@ -87,22 +87,24 @@ class Watch:
 
 @dataclass(eq=False)
 class Task:
-    """One packing problem, and what has been found for it.
+    """One packing problem and the best offsets found so far.
 
     Attributes:
-        jobs: what to pack.
+        jobs: the jobs to pack.
         watch: limits of the solve.
-        seed: of the solver's random numbers.
-        target: an arena that is small enough; at least the lower bound.
-        capacity: an arena above it is of no use, or None.
-        threads: how many may search at once.
-        found: called with (offsets, arena) whenever a smaller arena was found.
-        offsets: int64[len(jobs)], the best so far, or None.
-        arena: its size.
-        others: who else looks for offsets meanwhile, if anyone.
-        by_what_is_alive: int64[len(jobs)], the best before other orders, where it is dear to make again.
-        lower_bound: the best bound known, that of the jobs or one that a solver has proven.
-        stopped_by: why the solver stopped.
+        seed: seed of the solver's random numbers.
+        target: an arena in bytes that is small enough; at least the lower bound.
+        capacity: largest useful arena in bytes, or None for no limit.
+        threads: number of threads that may search at once.
+        found: called with (offsets, arena) whenever a smaller arena is found.
+        offsets: int64[len(jobs)], the best offsets so far, or None.
+        arena: arena of `offsets` in bytes.
+        others: the crew of worker threads that search at the same time, or None.
+        by_what_is_alive: int64[len(jobs)], the best offsets after maximum load first and before the other
+            orders, kept with many jobs because computing them again takes long; None with few jobs.
+        lower_bound: the best known bound in bytes: that of the jobs, or a larger one that a solver has
+            proven.
+        stopped_by: why the solver stopped; "" while the solver may go on.
     """
 
     jobs: Jobs
@@ -133,23 +135,24 @@ class Task:
             self.found(offsets, arena)
 
     def bound(self, arena: int) -> None:
-        """Take note that no plan has a smaller arena than this."""
+        """Record that no plan has an arena smaller than `arena`; raises the bound and the target."""
         self.lower_bound = max(self.lower_bound, min(self.jobs.attainable(arena), self.arena))
         self.target = max(self.target, self.lower_bound)
 
     def refute(self, arena: int) -> None:
-        """Take note that no plan has an arena of this size or a smaller one, as a search has shown."""
+        """Record that a search has proven that no plan has an arena of at most `arena` bytes."""
         self.bound(arena + 1)
         self._refuted = True
 
     def done(self, *, of_nodes: bool = True) -> bool:
-        """Whether to stop; `stopped_by` then says why. Work done so far must have been told to the watch.
+        """Return whether to stop, and set `stopped_by` to the reason.
 
-        What others have found meanwhile is the task's first, so that none of it is lost at a limit.
+        The caller must have added the work done so far to the watch. The results of the crew are taken over
+        first, so that none of them is lost at a limit.
         """
         if self.others is not None:
             self.others.share(self)
-        limit = self.watch.reason(of_nodes=of_nodes)  # first: it tells how far the search has come
+        limit = self.watch.reason(of_nodes=of_nodes)  # first, because this call reports progress
         self.stopped_by = self._good_enough() or limit
         return self.stopped_by != ""
 

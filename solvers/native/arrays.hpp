@@ -1,4 +1,4 @@
-// NumPy's columns in and out of native code.
+// Conversion of NumPy columns from and to native vectors.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,10 +1,11 @@
-// A complete search for offsets within a capacity, or for the proof that there are none.
+// Complete search for offsets within a capacity, or for the proof that there are none.
 //
-// Depth first: at the section of all valleys where fewest things can happen, and most has failed (Boussemart, Hemery,
-// Lecoutre and Sais, 2004), try one after the other. Their order is a matter of taste, which is drawn anew at each
-// restart (Gomes, Selman and Kautz, 1998); the failures are forgotten then, or all tries would be alike. Tries grow
-// longer as Luby, Sinclair and Zuckerman (1993) have it, so that the search ends. Sections and splitting at cuts are
-// MiniMalloc's (Moffitt, 2023).
+// The search is depth-first: over the sections of all valleys, the search branches on the section with the
+// fewest options and most failures (Boussemart, Hemery, Lecoutre and Sais, 2004), and tries the options one
+// after the other. The order of the options uses random preferences, drawn anew at each restart (Gomes,
+// Selman and Kautz, 1998); the failure weights are reset then, or all tries would be alike. The length of
+// tries follows the sequence of Luby, Sinclair and Zuckerman (1993), so that the search ends. Sections and
+// splitting at cuts are from MiniMalloc (Moffitt, 2023).
 #pragma once
 
 #include "random.hpp"
@@ -12,8 +13,8 @@
 
 namespace packing {
 
-// States that have been searched to the end and hold no plan, by a hash of 63 bits. It forgets the older of two that
-// fall on one place. That two states of one search are ever taken for each other is as likely as a fault of memory.
+// Hash table of exhausted states without a plan, by a hash of 63 bits. Of two states in the same slot, the
+// table forgets the older. A collision of two states of one search is as unlikely as a memory fault.
 class Failures {
  public:
   bool has(uint64_t key) const { return !keys_.empty() && keys_[place(key)] == (key | 1); }
@@ -51,7 +52,7 @@ class Branching {
   int64_t looks() const { return looks_each * (work_ + valleys_.work()); }
   std::vector<int64_t> offsets() const { return valleys_.offsets(); }
 
-  // Goes on until a plan or a proof is found or about `budget` more looks are spent.
+  // Continues until a plan or a proof is found or about `budget` more looks are spent.
   State advance(int64_t budget) {
     const int64_t until = looks() + budget;
     while (state_ == State::open && looks() < until) {
@@ -63,25 +64,25 @@ class Branching {
 
  private:
   static constexpr int32_t idle = -1;
-  static constexpr int64_t looks_each = 4;      // what looking at a section costs, in looks of first fit; measured
-  static constexpr int64_t work_a_job = 64;     // of the beginning
-  static constexpr int32_t most_hashed = 4096;  // sections: wider states come once
+  static constexpr int64_t looks_each = 4;      // cost of a section in looks of first fit; measured
+  static constexpr int64_t work_a_job = 64;     // cost of the setup per job
+  static constexpr int32_t most_hashed = 4096;  // sections; wider states do not recur
 
   struct Option {
-    int32_t job;  // or idle
+    int32_t job;  // job number, or idle
     double value;
   };
-  struct Field {  // sections that are to be filled and have nothing to do with others
+  struct Field {  // independent sections to be filled
     int32_t left, right;
-    int32_t parent;  // the latest decision without which it would not be, or -1
-    int32_t next;    // another that is to be filled too, or -1
+    int32_t parent;  // the latest decision that this field depends on, or -1
+    int32_t next;    // another field to fill, or -1
   };
   struct Frame {  // a decision
     Field field;
     int32_t run;
-    size_t mark, fields;  // to go back to
+    size_t mark, fields;  // trail length and number of fields before the decision
     size_t option, end;   // alternatives left
-    uint64_t key;         // of the state, or 0
+    uint64_t key;         // hash of the state, or 0
   };
 
   void restart() {
@@ -90,7 +91,7 @@ class Branching {
     for (double& weight : taste_) weight = random_.unit();
     valleys_.forget();
     failed_ = 0;
-    limit_ = (64 + static_cast<int64_t>(key_.size()) / 16) * luby(++tries_);  // measured on many kinds of jobs
+    limit_ = (64 + static_cast<int64_t>(key_.size()) / 16) * luby(++tries_);  // measured on many problems
     here_ = {0, 0, -1, -1};
     for (int32_t from = 0, b = 1; b <= valleys_.sections(); ++b) {
       if (b < valleys_.sections() && !cut(b)) continue;
@@ -100,7 +101,7 @@ class Branching {
     next_field();
   }
 
-  // 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 ...
+  // Luby sequence: 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 ...
   static int64_t luby(int64_t i) {
     int64_t k = 1;
     while (k - 1 < i) k *= 2;
@@ -124,7 +125,7 @@ class Branching {
     else here_ = fields_[here_.next];
   }
 
-  // After a job has been placed: goes on in the parts into which that has cut the field.
+  // After a job has been placed, continues with the parts into which the job has split the field.
   void split(const Valleys::Item& item) {
     const int32_t left = here_.left, right = here_.right;
     if (!valleys_.has_jobs(left) || !(rules_ & rule_cuts) || has_cut(item)) {
@@ -161,7 +162,7 @@ class Branching {
     if (!apply(job, best)) back();
   }
 
-  // Of several things that can happen in a valley, one after the other.
+  // Branches over the options of a valley.
   void decide(int32_t index) {
     const uint64_t key = state_key();
     if (key != 0 && failures_.has(key)) return back();
@@ -179,7 +180,8 @@ class Branching {
     try_next();
   }
 
-  // How soon to place a job in a valley: by its length, size and area, and by how well it fits to the walls.
+  // Preference for placing a job in a valley: by the job's length, size and area, and by how well the job
+  // fits the walls.
   double value(int32_t job, const Valleys::Run& run) {
     const Valleys::Item& item = valleys_.item(job);
     const double length = static_cast<double>(item.end - item.begin) / (run.end - run.begin);
@@ -192,7 +194,8 @@ class Branching {
            0.5 * taste_[3] * (at_left + at_right) + taste_[4] * level + taste_[5] * random_.unit();
   }
 
-  // Of what is left to be placed in this field and of the skyline under it; 0 where it would cost too much.
+  // Hash of the jobs not yet placed in this field and of the skyline under them; 0 if the hash would cost too
+  // much.
   uint64_t state_key() {
     if (!(rules_ & rule_failures) || here_.right - here_.left > most_hashed) return 0;
     uint64_t key = mix(static_cast<uint64_t>(here_.left) << 32 | static_cast<uint64_t>(here_.right));
@@ -216,13 +219,13 @@ class Branching {
     return true;
   }
 
-  // Nothing can come of this field: back to the latest decision that has a part in it.
+  // The field is infeasible: backtracks to the latest decision that contributed to the field.
   void back() {
     if (here_.parent < 0) state_ = State::infeasible;
     else try_next();
   }
 
-  // Takes the next alternative of the decision here_.parent, or of the one before when none is left.
+  // Takes the next alternative of the decision here_.parent, or of the decision before if none is left.
   void try_next() {
     for (int32_t at = here_.parent; at >= 0; at = here_.parent) {
       Frame& frame = frames_[at];
@@ -247,14 +250,14 @@ class Branching {
   Random random_;
   Failures failures_;
   State state_ = State::open;
-  Field here_{0, 0, -1, -1};      // what is being filled
+  Field here_{0, 0, -1, -1};      // the field being filled
   std::vector<Frame> frames_;
   std::vector<Field> fields_;
   std::vector<Option> options_;
-  std::vector<uint64_t> key_;     // of each job
+  std::vector<uint64_t> key_;     // per job
   double taste_[6] = {}, biggest_ = 1;
   int64_t nodes_ = 0, work_ = 0, tries_ = 0;
-  int64_t failed_ = 0, limit_ = 0;  // in this try
+  int64_t failed_ = 0, limit_ = 0;  // of this try
 };
 
 }  // namespace packing

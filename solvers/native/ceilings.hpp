@@ -1,8 +1,9 @@
-// How high a section may stand so that what is still to be placed there fits between it and the capacity.
+// Largest height of a section at which the jobs not yet placed there still fit between the section and the
+// capacity.
 //
-// It is a stack, upside down (see stack.hpp): c(S), for a set S of jobs that are still to be placed, is the largest,
-// over its lowest job j, of the highest offset that alignment and a fixed offset allow j below c(S - j): what is higher
-// above j never makes it lower.
+// The jobs form a stack upside down (see stack.hpp). For a set S of jobs not yet placed, c(S) is the maximum
+// over the lowest job j of the highest offset below c(S - j) that alignment and a fixed offset allow for j: a
+// higher stack above j never makes c(S) lower.
 #pragma once
 
 #include <limits>
@@ -13,11 +14,11 @@ namespace packing {
 
 class Ceilings {
  public:
-  static constexpr size_t most_jobs = 16;                  // of a section
+  static constexpr size_t most_jobs = 16;                  // per section
   static constexpr int64_t most_steps = int64_t{1} << 21;  // some milliseconds
 
-  // Takes the next section by the jobs that cover it, in ascending order, unless that would take too long; item(job)
-  // has its bytes, mask and fixed offset.
+  // Adds the next section by the jobs that cover it, in ascending order, unless that would take too long;
+  // item(job) has the job's bytes, mask and fixed offset.
   template <class Item>
   void add(const std::vector<int32_t>& jobs, int64_t capacity, Item item) {
     first_.push_back(jobs_.size());
@@ -45,12 +46,12 @@ class Ceilings {
 
   bool empty() const { return table_.empty(); }
 
-  // Whether the section may stand so high.
+  // Returns whether the section may stand at this height.
   bool holds(int32_t section, int64_t height) const {
     return empty() || table_[section] < 0 || height <= height_[table_[section] + left_[section]];
   }
 
-  // The job, which covers the sections, has been placed, or is to be placed again.
+  // Records that the job, which covers the sections, has been placed, or is to be placed again.
   void flip(int32_t begin, int32_t end, int32_t job) {
     if (empty()) return;
     for (int32_t s = begin; s < end; ++s) {
@@ -68,11 +69,11 @@ class Ceilings {
     return (top - item.bytes) & ~item.mask;
   }
 
-  std::vector<size_t> first_;    // of each section: the first of its jobs_
+  std::vector<size_t> first_;    // per section: its first entry in jobs_
   std::vector<int32_t> jobs_;
-  std::vector<int64_t> table_;   // of each section: where its part of height_ begins, or -1
-  std::vector<int64_t> height_;  // by set of jobs; -1 where they have no room
-  std::vector<uint32_t> left_;   // of each section: the set that is still to be placed
+  std::vector<int64_t> table_;   // per section: start of its part of height_, or -1
+  std::vector<int64_t> height_;  // by set of jobs; -1 if the set has no room
+  std::vector<uint32_t> left_;   // per section: the set of jobs not yet placed
   int64_t steps_ = 0;
 };
 

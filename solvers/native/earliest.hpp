@@ -1,5 +1,5 @@
-// The quickest order to fill valleys in: by the starts. What is first in a valley is found by its place in the order, and
-// time is that of the sections: where nothing begins, a valley holds nothing.
+// The quickest order to fill valleys in: by start time. The first job in a valley is found by its place in
+// the order, and time is counted in sections: a valley in which no job begins holds no job.
 #pragma once
 
 #include <cstring>
@@ -9,10 +9,10 @@
 
 namespace packing {
 
-// Jobs in the order of their starts: the first that lies within a run is found quickly.
+// Jobs in order of start, with a fast query for the first job that lies within a run.
 class StartOrder {
  public:
-  // `count` jobs, as arcs in ascending order of their starts, which stay where they are.
+  // `in_order` points to `count` jobs without gaps in ascending order of their starts, and must outlive this.
   StartOrder(const Jobs& jobs, const Times& times, const int32_t* in_order, size_t count) : jobs_(in_order) {
     levels_.emplace_back();
     reserve(levels_[0], count + width);
@@ -32,7 +32,7 @@ class StartOrder {
     levels_.back().resize(width, none);
   }
 
-  // Takes and returns the first with its start in [from, start_by) that ends by `to`; or -1.
+  // Takes and returns the first job with its start in [from, start_by) that ends by `to`, or -1.
   int32_t take(int32_t from, int32_t start_by, int32_t to) {
     const size_t found = find(first_from_[from], first_from_[start_by], to);
     if (found == nowhere) return -1;
@@ -54,8 +54,8 @@ class StartOrder {
     return result;
   }
 
-  // A bit for each of the 16 of a block: whether it ends by `by`. Without a branch, since which is the first that does is
-  // anyone's guess.
+  // Returns a bit mask over the 16 entries of a block: which end by `by`. Branch-free, since the first such
+  // entry is unpredictable.
   static uint32_t ending(const std::vector<int32_t>& level, size_t block, int32_t by) {
     using Four = int32_t __attribute__((vector_size(16)));
     Four bits = {};
@@ -69,7 +69,7 @@ class StartOrder {
 
   // The first of the leaves [low, high) that ends by `by`.
   size_t find(size_t low, size_t high, int32_t by) const {
-    size_t level = 0, reach = 1;  // a node of the level stands for so many leaves
+    size_t level = 0, reach = 1;  // number of leaves under a node of the level
     for (size_t k = low; k * reach < high;) {
       const uint32_t rest = ending(levels_[level], k / width, by) >> k % width;
       if (rest == 0) {
@@ -85,24 +85,25 @@ class StartOrder {
   }
 
   const int32_t* jobs_;
-  std::vector<int32_t> first_from_;  // by moment: the first of the jobs that starts then or later
-  std::vector<std::vector<int32_t>> levels_;  // ends of the jobs that are left; above, the least of each 16
+  std::vector<int32_t> first_from_;  // by moment: the first job that starts at this moment or later
+  // ends of the jobs left; each level above holds the minimum of 16 entries
+  std::vector<std::vector<int32_t>> levels_;
 };
 
-// Chooses as JobTree does where the order is that of the starts, those first that are across the cut of the circle.
+// Chooses as JobTree does for the order by start, with the jobs across the cut of the circle first.
 class EarliestFirst {
  public:
-  // Candidates for which is_order() holds, and which outlive this.
+  // is_order() must hold for the candidates, and the candidates must outlive this.
   EarliestFirst(const Jobs& jobs, const Times& times, const std::vector<int32_t>& candidates)
       : EarliestFirst(jobs, times, candidates, first_within(jobs, times, candidates)) {}
 
-  // Whether that is the order of the candidates.
+  // Returns whether the candidates are in the order by start.
   static bool is_order(const Jobs& jobs, const Times& times, const std::vector<int32_t>& candidates) {
     const auto key = [&](int32_t job) { return std::pair(!across(jobs, times, job), arc_of(jobs, times, job).start); };
     return std::is_sorted(candidates.begin(), candidates.end(), [&](int32_t a, int32_t b) { return key(a) < key(b); });
   }
 
-  // The job for the run [from, to), where `to` may lie beyond the circle's length; or -1.
+  // Takes and returns the job for the run [from, to), or -1. `to` may lie beyond the circle's length.
   int32_t take(int32_t from, int32_t to) {
     if (to - from == length_) from = 0, to = 2 * length_;
     const bool round = to > length_;
@@ -128,12 +129,11 @@ class EarliestFirst {
   int32_t length_;
 };
 
-// All jobs by their starts, those first that are across the cut of the circle; alike ones the longest first, then the
-// largest.
+// All jobs by start, jobs across the cut of the circle first; ties the longest first, then the largest.
 inline std::vector<int32_t> earliest_first(const Jobs& jobs) {
   std::vector<int32_t> next = filled(jobs.instants + 1, 0), order = filled(jobs.count(), 0);
   const auto across = [&](int32_t job) { return arc(jobs, job).end >= jobs.instants; };
-  const auto first = [&](int32_t job) { return jobs.pieces[jobs.first[job]].start; };  // 0 if it is across the cut
+  const auto first = [&](int32_t job) { return jobs.pieces[jobs.first[job]].start; };  // 0 if across the cut
   for (int32_t j = 0; j < jobs.count(); ++j) ++next[first(j) + 1];
   for (int32_t t = 1; t <= jobs.instants; ++t) next[t] += next[t - 1];
   for (int32_t j = 0; j < jobs.count(); ++j) order[next[first(j)]++] = j;
@@ -147,10 +147,10 @@ inline std::vector<int32_t> earliest_first(const Jobs& jobs) {
   return order;
 }
 
-// Lowest valley first in this order. No offsets when told to give up.
+// Packs lowest valley first in this order. Returns no offsets when cancelled.
 inline std::vector<int64_t> pack_in_order(const Jobs& jobs, const std::vector<int32_t>& order,
                                           const Cancel& cancel = Cancel()) {
-  if (jobs.count() == 0) return {};  // no time either, in which there could be a skyline
+  if (jobs.count() == 0) return {};  // without jobs there is no time for a skyline
   constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
   ValleyPacker packer(jobs);
   const Sections sections = sections_of(jobs, true);

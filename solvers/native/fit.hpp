@@ -1,4 +1,4 @@
-// Placing jobs one at a time, in a given order, into the first or the best gap.
+// First fit and best fit: places jobs one at a time, in a given order, into the first or the best gap.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace packing {
 
 enum class Rule { first_fit, best_fit, inner_fit };
 
-// The pieces placed so far, by offset. Kept in columns: the scan below is where all the time goes.
+// The pieces placed so far, by offset. Stored as columns, since the scan below takes all the time.
 class Placed {
  public:
   explicit Placed(const Jobs& jobs) : jobs_(jobs) {}
@@ -32,7 +32,7 @@ class Placed {
     piece_.insert(piece_.begin() + at, pieces, pieces + many);
   }
 
-  // Forgets every job for which gone(job).
+  // Removes every job for which gone(job) is true.
   template <class Gone>
   void remove_if(Gone gone) {
     size_t kept = 0;
@@ -44,7 +44,7 @@ class Placed {
     low_.resize(kept); high_.resize(kept); piece_.resize(kept); job_.resize(kept);
   }
 
-  // The offset for `job`; `looks` grows by the number of placed pieces looked at.
+  // Returns the offset for `job`; adds the number of placed pieces examined to `looks`.
   int64_t find(int32_t job, Rule rule, int64_t& looks) const {
     if (rule != Rule::first_fit) return best_gap(job, rule, looks);
     if (jobs_.single(job)) return first_gap(job, looks, [&](Piece placed) { return meets<true>(placed, job); });
@@ -52,7 +52,7 @@ class Placed {
     return first_gap(job, looks, [&](Piece placed) { return meets_laid_out(placed); });
   }
 
-  // A placed job that keeps `job` from standing at `offset`, or -1.
+  // Returns a placed job that conflicts with `job` at `offset`, or -1.
   int32_t in_the_way(int32_t job, int64_t offset) const {
     const int64_t top = offset + jobs_.size[job];
     for (size_t k = 0; k < low_.size() && low_[k] < top; ++k)
@@ -70,8 +70,8 @@ class Placed {
     return false;
   }
 
-  // Of a job of many pieces, when it lives next at each instant: whether it meets a piece is one look then. Only where that
-  // costs less than to compare all pieces with all.
+  // For a job of many pieces, tabulates the next time alive for each instant, so that a test against a piece
+  // is one lookup. Done only if cheaper than comparing all pieces with all.
   bool lay_out(int32_t job) const {
     const auto first = static_cast<size_t>(jobs_.first[job]), last = static_cast<size_t>(jobs_.first[job + 1]) - 1;
     const Piece* const pieces = jobs_.pieces.data();
@@ -99,7 +99,7 @@ class Placed {
     const size_t n = low_.size();
     int64_t at = 0;
     size_t k = 0;
-    // Without branches on `meets`: whether two lifetimes meet is a coin toss to the branch predictor.
+    // No branches on `meets`: whether two lifetimes meet is unpredictable.
     for (; k < n && low_[k] < at + size; ++k) {
       const int64_t above = jobs_.aligned(job, high_[k]);
       at = meets(piece_[k]) ? std::max(at, above) : at;
@@ -108,11 +108,12 @@ class Placed {
     return at;
   }
 
-  // The smallest gap that fits; with inner_fit, as in SINGA's SmartPool, only one between two ranges if there are two.
+  // Returns the smallest gap that fits; with inner_fit, as in SINGA's SmartPool, only a gap between two
+  // ranges if there are two.
   int64_t best_gap(int32_t job, Rule rule, int64_t& looks) const {
     const int64_t size = jobs_.size[job];
     int64_t at = 0, best = -1, smallest = std::numeric_limits<int64_t>::max();
-    int32_t ranges = 0;  // of neighbours that touch
+    int32_t ranges = 0;  // ranges of placed pieces that touch
     for (size_t k = 0; k < low_.size(); ++k) {
       if (!meets<false>(piece_[k], job)) continue;
       const int64_t gap = low_[k] - at;
@@ -129,11 +130,11 @@ class Placed {
   std::vector<int64_t> low_, high_;  // addresses [low, high) of each placed piece; low ascends
   std::vector<Piece> piece_;
   std::vector<int32_t> job_;
-  mutable std::vector<int32_t> next_;  // by instant since `begun_`: of the job that was laid out last
+  mutable std::vector<int32_t> next_;  // by instant since `begun_`: next time alive of the job tabulated last
   mutable int32_t begun_ = 0;
 };
 
-// Two jobs whose fixed offsets contradict each other, or {-1, -1}.
+// Returns two jobs whose fixed offsets overlap, or {-1, -1}.
 inline std::pair<int32_t, int32_t> clash(const Jobs& jobs) {
   Placed placed(jobs);
   for (int32_t j = 0; j < jobs.count(); ++j) {

@@ -1,11 +1,13 @@
-// Which job fills a valley, told by the load: one that covers the fullest instant of the valley, the longest of these,
-// and none that would rise above a wall under which more is alive than in the valley.
+// Maximum load first: the load decides which job fills a valley. The chosen job is the longest one that
+// covers the instant of highest load (the fullest instant) of the valley, or the longest one of all if none
+// covers that instant. The job may not rise above a wall under which the load is higher than in the valley.
 //
-// An arena is as small as the load where nothing is lost at the instants of highest load. Where a job ends higher than
-// the wall beside it, the run under the wall becomes a valley in its turn, and what does not fill it is lost; where
-// it stays below, what is lost is lost in this valley, where there is less to lose. So the fullest instants end up on
-// the tops of hills, and pile up nearly without a gap. What has been lost counts as alive from then on; and where so
-// much would be lost that the arena cannot be as small as it should be, the job may rise above the wall after all.
+// An arena is as small as the peak load if no bytes are lost at the instants of highest load. If a job ends
+// higher than the wall beside it, the run under the wall becomes a valley in turn, and bytes not filled there
+// are lost; if the job stays below the wall, bytes are lost in this valley, where the load is lower. So the
+// fullest instants end up on the tops of hills, and their jobs are stacked nearly without a gap. Lost bytes
+// count as load from then on; if the loss would make the arena too large, the job may rise above the wall
+// after all.
 #pragma once
 
 #include "random.hpp"
@@ -13,7 +15,8 @@
 
 namespace packing {
 
-// Bytes that each instant needs, with the fullest instant of any stretch: a tree of maxima over blocks of instants.
+// Bytes that each instant needs, with queries for the fullest instant of an interval: a tree of maxima over
+// blocks of instants.
 class Fullness {
  public:
   explicit Fullness(std::vector<int64_t> load) : load_(std::move(load)) {
@@ -29,7 +32,7 @@ class Fullness {
     return load;
   }
 
-  // To all of [from, to).
+  // Adds bytes to all of [from, to).
   void add(int32_t from, int32_t to, int64_t bytes) {
     if (from >= to) return;
     const Part part = around(from, to);
@@ -41,10 +44,10 @@ class Fullness {
     }
   }
 
-  // At the fullest instant.
+  // Bytes at the fullest instant.
   int64_t most() const { return nodes_[1].most; }
 
-  // Of [from, to), which is not empty.
+  // The fullest instant of [from, to), which must not be empty.
   int32_t fullest(int32_t from, int32_t to) const {
     Best best{-1, from};
     find(around(from, to), from, to, 0, best);
@@ -54,8 +57,8 @@ class Fullness {
  private:
   static constexpr int32_t width = 16;
   struct Node {
-    int64_t most = -1;  // of what is below, without what was added above
-    int64_t added = 0;  // to all below
+    int64_t most = -1;  // maximum below this node, without `added` of the nodes above
+    int64_t added = 0;  // bytes added to all instants below
   };
   struct Part {  // a node and the blocks [low, high) below it
     int32_t node, low, high;
@@ -76,7 +79,7 @@ class Fullness {
   }
   int64_t most_below(int32_t node) const { return std::max(nodes_[2 * node].most, nodes_[2 * node + 1].most); }
 
-  // The lowest that holds all of [from, to).
+  // The lowest node that holds all of [from, to).
   Part around(int32_t from, int32_t to) const {
     auto first = static_cast<uint32_t>(leaves_ + from / width), last = static_cast<uint32_t>(leaves_ + (to - 1) / width);
     int32_t blocks = 1;
@@ -121,17 +124,17 @@ class Fullness {
   int32_t leaves_ = 1;
 };
 
-// The jobs that are still to be placed as points (start, end), found by rectangles of them.
+// The jobs not yet placed as points (start, end), found by rectangle queries.
 class Spans {
  public:
   struct Found {
-    int32_t slot = -1;    // where the job is, or -1
+    int32_t slot = -1;    // slot of the job, or -1
     int32_t length = 0;
     int64_t size = 0;
   };
 
   Spans(const Jobs& jobs, const std::vector<int32_t>& candidates) {
-    // Points that are near to each other come near to each other: along a Z (Morton, 1966).
+    // Sorted along a Z-order curve (Morton, 1966), so that near points are near in memory.
     std::vector<std::pair<uint64_t, int32_t>> order;
     order.reserve(candidates.size());
     for (const int32_t job : candidates) {
@@ -149,31 +152,33 @@ class Spans {
     for (size_t k = leaves_; k-- > 1;) boxes_[k] = join(boxes_[2 * k], boxes_[2 * k + 1]);
   }
 
-  // The longest with start in [from, start_by] and end in [end_from, to], of at most `most` bytes; if longer than
-  // `found`.
+  // Finds the longest job with start in [from, start_by], end in [end_from, to] and at most `most` bytes, if
+  // it is longer than `found`.
   void longest(int32_t from, int32_t start_by, int32_t end_from, int32_t to, int64_t most, Found& found) const {
     find(1, {from, start_by, end_from, to, most, most}, [most](int32_t, int32_t) { return most; }, found);
   }
 
-  // Of at most room(start, end) bytes, too, which is no less for a part of the time.
+  // The same with at most room(start, end) bytes; room must be no less for a shorter interval within.
   template <class Room>
   void longest(int32_t from, int32_t start_by, int32_t end_from, int32_t to, int64_t most, Room room, Found& found) const {
     find(1, {from, start_by, end_from, to, most, std::min(most, room(from, to))}, room, found);
   }
 
-  // Whether it is alive at an instant of a circle so long; the instant may be one turn ahead.
+  // Returns whether the found job is alive at an instant of a circle of this length; the instant may be one
+  // turn ahead.
   bool covers(const Found& found, int32_t instant, int32_t circle) const {
     const Entry& e = entries_[found.slot];
     const int32_t since = (instant - e.start + circle) % circle;
     return since < e.end - e.start;
   }
 
-  // Whether those within [from, to] that are alive at an instant are so many bytes, each with so much padding.
+  // Returns whether the jobs within [from, to] alive at an instant have at least `bytes` together, each with
+  // `padding` bytes on top.
   bool have(int32_t from, int32_t to, int32_t instant, int64_t bytes, int64_t padding) const {
     return lack(1, {from, instant, instant + 1, to, 0, 0}, padding, bytes) <= 0;
   }
 
-  // Takes out what was found.
+  // Removes the found job and returns it.
   int32_t take(const Found& found) {
     Entry& entry = entries_[found.slot];
     const int32_t job = entry.job;
@@ -184,14 +189,15 @@ class Spans {
 
   void take(int32_t slot) { take(Found{slot}); }
 
-  // Puts back what was taken out of a slot.
+  // Puts back a job that was taken from a slot.
   void put_back(int32_t slot, int32_t job) {
     entries_[slot].job = job;
     renew(slot);
   }
 
  private:
-  static constexpr int32_t good_enough = 64;  // a longer job is not looked for to gain less than this part
+  // a search stops if a longer job could gain at most 1 / good_enough of its length
+  static constexpr int32_t good_enough = 64;
   static constexpr int32_t bucket = 8, none = std::numeric_limits<int32_t>::max();
   struct Entry {
     int32_t start, end;
@@ -208,7 +214,7 @@ class Spans {
   };
   struct Wanted {
     int32_t from, start_by, end_from, to;
-    int64_t most, anywhere;  // bytes at most, and bytes for which there is room wherever it lies
+    int64_t most, anywhere;  // largest size, and size for which there is room anywhere
   };
 
   static uint64_t spread(int32_t value) {
@@ -240,7 +246,7 @@ class Spans {
     }
     return box;
   }
-  // How long a job of the box may be at most; not positive when none is wanted.
+  // Upper bound on the length of a wanted job in the box; not positive if the box has none.
   static int32_t promise(const Box& box, const Wanted& w) {
     if (box.first_start > w.start_by || box.last_start < w.from || box.last_end < w.end_from || box.first_end > w.to ||
         box.least > w.most)
@@ -272,7 +278,7 @@ class Spans {
       }
   }
 
-  // What is missing of so many bytes, or at most 0. Of any size.
+  // Returns how many of `bytes` the matching jobs of any size lack, or at most 0 if they suffice.
   int64_t lack(size_t node, const Wanted& wanted, int64_t padding, int64_t bytes) const {
     if (node >= leaves_) {
       const size_t end = std::min((node - leaves_ + 1) * bucket, entries_.size());
@@ -298,9 +304,9 @@ class Spans {
   size_t leaves_ = 1;
 };
 
-// Chooses for an arena that should be no larger than `goal`. `doubt` is a part of it by which the load of stretches is
-// taken for more than it is, at random, so that another choice is made. No job is chosen that is larger than what is left
-// below `ceiling`.
+// Chooses jobs for an arena of at most `goal` bytes. `doubt` is the largest fraction of the goal by which the
+// load of intervals is overestimated at random, to get different choices. No job larger than the room below
+// `ceiling` is chosen.
 class FullestFirst {
  public:
   FullestFirst(const Jobs& jobs, const std::vector<int32_t>& candidates, int64_t goal, double doubt, Random& random,
@@ -308,7 +314,7 @@ class FullestFirst {
       : goal_(goal), ceiling_(ceiling), length_(jobs.instants - 1), load_(doubted(load_of(jobs), doubt * static_cast<double>(goal), random)),
         spans_(jobs, candidates) {}
 
-  // The job for a valley, or -1 where it had better rise.
+  // Takes and returns the job for a valley, or -1 if the valley should rise.
   int32_t take(const Valley& valley) {
     const bool alone = valley.to - valley.from == length_;  // then a job may lie anywhere on the circle
     const int32_t from = alone ? 0 : valley.from, to = alone ? 2 * length_ : valley.to;
@@ -351,7 +357,7 @@ class FullestFirst {
     return load;
   }
 
-  // Counted on beyond the circle's length, as the valley is.
+  // Instant of highest load in a valley; may lie beyond the circle's length, as the valley's end may.
   int32_t fullest_of(const Valley& valley) const {
     const int32_t first = load_.fullest(valley.from, std::min(valley.to, length_));
     if (valley.to <= length_) return first;
@@ -359,7 +365,7 @@ class FullestFirst {
     return load_[second] > load_[first] ? second + length_ : first;
   }
 
-  // That lies within.
+  // The longest job within [from, to) of at most `most` bytes.
   Spans::Found longest(int32_t from, int32_t to, int64_t most) const {
     Spans::Found found;
     for (const int32_t turn : {0, length_})
@@ -373,8 +379,8 @@ class FullestFirst {
   Spans spans_;
 };
 
-// Places all jobs so: those that are fixed or have gaps by first fit, and on top of these the others.
-// No offsets when the arena would be above `limit`, or when told to give up.
+// Places all jobs: jobs that are fixed or have gaps by first fit, and above them the others, maximum load
+// first. Returns no offsets when the arena would be above `limit`, or when cancelled.
 inline std::vector<int64_t> pack_fullest(const Jobs& jobs, const std::vector<int32_t>& order, int64_t goal,
                                          int64_t limit, double doubt, Random& random,
                                          const Cancel& cancel = Cancel()) {
@@ -384,14 +390,14 @@ inline std::vector<int64_t> pack_fullest(const Jobs& jobs, const std::vector<int
   return packer.pack(order, limit, cancel, take) < 0 ? std::vector<int64_t>() : packer.offsets();
 }
 
-// Places so what fits below a ceiling; -1 for the others. `goal` is the arena that would hold all of them.
-// No offsets when told to give up.
+// Places maximum load first the jobs that fit below a ceiling; -1 for the others. `goal` is the arena that
+// would hold all jobs. Returns no offsets when cancelled.
 inline std::vector<int64_t> pack_below(const Jobs& jobs, const std::vector<int32_t>& order, int64_t ceiling,
                                        int64_t goal, double doubt, Random& random, const Cancel& cancel) {
   ValleyPacker packer(jobs);
   FullestFirst chooser(jobs, packer.candidates(), goal, doubt, random, ceiling);
   const auto take = [&](const Valley& valley) {
-    for (;;) {  // what does not fit with its padding is left out: the ground only rises
+    for (;;) {  // a job that does not fit with its padding is left out for good: the ground only rises
       const int32_t job = chooser.take(valley);
       if (job < 0 || jobs.aligned(job, valley.height) <= ceiling - jobs.size[job]) return job;
     }

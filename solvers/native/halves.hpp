@@ -1,13 +1,14 @@
-// Packs what is alive at the peak first, without a gap, then what is left on either side of it.
+// Packs the jobs alive at the peak first, without a gap, then the remaining jobs on both sides of the peak.
 //
-// At the peak nothing may be lost. What reaches far to the right stands on top there, the lower the further it reaches to
-// the left; what reaches far to the left stands below, the higher the further it reaches to the right. So to the left of
-// the peak the upper ones are a clean staircase with nothing above it, to the right the lower ones one with nothing below
-// it; and the others reach far on that side. The sides have nothing to do with each other any more. Each is filled as a
-// stretch is (see refill.hpp) in which the jobs of the peak stay, the right one upside down.
+// No bytes may be lost at the peak. Jobs that reach far to the right stand on top there, lower the further
+// they reach to the left; jobs that reach far to the left stand below, higher the further they reach to the
+// right. So to the left of the peak the upper jobs form a clean staircase with nothing above, to the right
+// the lower jobs form a staircase with nothing below; the other jobs reach far on that side. The two sides
+// are then independent. Each side is filled as a time window (see refill.hpp) in which the jobs of the peak
+// stay, the right side upside down.
 //
-// Where the load falls soon and far from its peak, the rest fits into what is left on either side, mostly at once. Where
-// one side cannot be filled, more of the stack is ordered for that side, a few times.
+// If the load falls soon and far from its peak, the other jobs mostly fit into the space on both sides at
+// once. If one side cannot be filled, more of the stack is ordered in favour of that side, a few times.
 #pragma once
 
 #include <cmath>
@@ -20,16 +21,17 @@ namespace packing {
 
 class Halves {
  public:
-  // Of jobs of one piece each, without fixed offsets, which stay where they are in memory; their sizes are multiples of the
-  // coarsest alignment. Only those that are alive in `part`, which has the peak in it, are placed. `goal` is an arena; after
-  // so many tries it is given up.
+  // The jobs must have one piece each, no fixed offsets, and sizes that are multiples of the coarsest
+  // alignment; `jobs` must outlive this. Only jobs alive in `part`, which must contain the peak, are placed.
+  // `goal` is an arena in bytes; the search gives up after `tries` tries.
   Halves(const Jobs& jobs, Piece part, int32_t peak, int64_t goal, uint64_t seed, int32_t tries)
       : jobs_(jobs), part_(part), tries_(tries), goal_(goal & ~coarsest_alignment(jobs, jobs.count())), random_(seed), peak_(peak),
         offset_(jobs.count(), -1) {
     stack();
   }
 
-  // Goes on until all is placed within the goal, it is given up or about so many looks are spent; whether all is placed.
+  // Continues until all jobs are placed within the goal, the search gives up or about `budget` looks are
+  // spent; returns whether all jobs are placed.
   bool advance(int64_t budget) {
     for (const int64_t until = looks_ + budget;;) {
       const bool right = harder_is_right_ != is_filled(harder_is_right_);
@@ -39,16 +41,16 @@ class Halves {
     }
   }
 
-  // Where too many tries have failed, or more is alive at the peak than the goal.
+  // True if too many tries have failed, or the load at the peak exceeds the goal.
   bool given_up() const { return load_ > goal_ || tries_ <= 0; }
 
   int64_t looks() const { return looks_; }
-  // When all is placed; -1 for the others.
+  // Valid when all jobs are placed; -1 for jobs outside `part`.
   const std::vector<int64_t>& offsets() const { return offset_; }
 
  private:
   static constexpr int64_t most_failures = 500, looks_a_glance = 300'000;  // of a try; measured
-  static constexpr int64_t looks_to_stack = 5, looks_to_begin = 50;  // a job
+  static constexpr int64_t looks_to_stack = 5, looks_to_begin = 50;  // per job
   struct Half {
     Half(Excerpt side, int64_t goal, uint64_t seed) : excerpt(std::move(side)), refill(excerpt.stretch, goal, seed) {}
     const Excerpt excerpt;
@@ -79,7 +81,7 @@ class Halves {
     if (!refill.found() && refill.failures() > most_failures) tilt(right);
   }
 
-  // Instants up to the peak, or those after it with all upside down.
+  // Creates the left side, instants up to the peak, or the right side, upside down.
   void begin(bool right) {
     const Piece side = right ? Piece{peak_ + 1, part_.end} : Piece{part_.start, peak_};
     Excerpt excerpt(jobs_, side, [&](int32_t job) -> int64_t {
@@ -89,7 +91,8 @@ class Halves {
     half(right) = std::make_unique<Half>(std::move(excerpt), goal_, random_.next());
   }
 
-  // All anew, with a stack that is better for the side that has failed, halfway to one that was not for the other.
+  // Starts over with a stack that favours the side that has failed, halfway (geometrically) to the last stack
+  // that failed on the other side.
   void tilt(bool right) {
     (right ? least_tilt_ : most_tilt_) = tilt_;
     tilt_ = std::sqrt(least_tilt_ * most_tilt_);
@@ -113,16 +116,16 @@ class Halves {
 
   const Jobs& jobs_;
   const Piece part_;
-  int32_t tries_;  // that are left
+  int32_t tries_;  // tries left
   const int64_t goal_;
   Random random_;
   const int32_t peak_;
   std::vector<int64_t> offset_;
   std::unique_ptr<Half> left_, right_;
-  int64_t load_ = 0;  // at the peak
-  // How many times as far as to the left what stands above reaches to the right, at least.
+  int64_t load_ = 0;  // load at the peak
+  // Least ratio of the reach to the right to the reach to the left for a job in the upper part of the stack.
   double tilt_ = 1, least_tilt_ = 0x1p-4, most_tilt_ = 0x1p4;
-  bool harder_is_right_ = false;  // that side is filled first
+  bool harder_is_right_ = false;  // side that is filled first
   int64_t looks_ = 0;
 };
 

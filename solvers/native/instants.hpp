@@ -1,4 +1,5 @@
-// A set of instants that finds the last one up to another: bits, and above each word of them one that tells if any is set.
+// A set of instants with a query for the last member up to an instant: a hierarchical bitmap, in which a bit
+// of each level tells whether any bit of a word below is set.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,7 @@ class Instants {
     }
   }
 
-  // There must be one.
+  // There must be such an instant.
   int32_t last_until(int32_t instant) const {
     auto k = static_cast<uint32_t>(instant);
     size_t at = 0;

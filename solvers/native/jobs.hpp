@@ -1,7 +1,8 @@
-// What is packed: jobs, each with a size and one or more pieces of lifetime on a line.
+// Packing problem: jobs, each with a size and one or more pieces of lifetime on a time line.
 //
-// A buffer whose lifetime wraps around the circle, or has gaps, is one job of several pieces; two jobs exclude each
-// other in address space when any of their pieces meet in time. So the kernels know neither circles nor gaps.
+// A buffer whose lifetime wraps around the circle, or has gaps, is one job of several pieces; two jobs may
+// not overlap in addresses if any of their pieces meet in time. So the kernels need no notion of circles or
+// gaps.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +14,8 @@
 namespace packing {
 
 struct Piece {
-  int32_t start;  // rank of the first instant among all instants that matter
-  int32_t end;    // rank of the first instant after it; start < end
+  int32_t start;  // rank of the first instant among all instants at which a piece starts or ends
+  int32_t end;    // rank of the first instant after the piece; start < end
 
   bool covers(int32_t instant) const { return start <= instant && instant < end; }
 };
@@ -24,14 +25,14 @@ struct Jobs {
   std::vector<Piece> pieces;
   std::vector<int64_t> size;    // bytes, > 0
   std::vector<int64_t> mask;    // alignment - 1; the alignment is a power of two
-  std::vector<int64_t> fixed;   // the offset it must have, or -1
-  int32_t instants = 0;         // number of distinct instants; every rank is below it
+  std::vector<int64_t> fixed;   // required offset, or -1
+  int32_t instants = 0;         // number of distinct instants; every rank is below
 
   int32_t count() const { return static_cast<int32_t>(size.size()); }
   int64_t aligned(int32_t job, int64_t offset) const { return (offset + mask[job]) & ~mask[job]; }
   bool single(int32_t job) const { return first[job + 1] - first[job] == 1; }
 
-  // One more, of one piece.
+  // Adds a job of one piece.
   void add(Piece piece, int64_t bytes, int64_t alignment_mask, int64_t fixed_at) {
     if (first.empty()) first.push_back(0);
     pieces.push_back(piece);
@@ -40,7 +41,7 @@ struct Jobs {
   }
 };
 
-// Bytes alive at each instant but the last, when all have ended.
+// Bytes alive at each instant except the last, at which all jobs have ended.
 inline std::vector<int64_t> load_of(const Jobs& jobs) {
   std::vector<int64_t> load(std::max(jobs.instants, 1), 0);
   for (int32_t j = 0; j < jobs.count(); ++j)
@@ -53,7 +54,7 @@ inline std::vector<int64_t> load_of(const Jobs& jobs) {
   return load;
 }
 
-// The first instant at which most bytes are alive.
+// The first instant of the peak load.
 inline int32_t peak_of(const Jobs& jobs) {
   const std::vector<int64_t> load = load_of(jobs);
   return static_cast<int32_t>(std::max_element(load.begin(), load.end()) - load.begin());
@@ -65,27 +66,27 @@ inline int32_t count_alive(const Jobs& jobs, int32_t instant) {
   return count;
 }
 
-// As a mask, of the first `count` jobs.
+// Coarsest alignment of the first `count` jobs, as a mask (alignment - 1).
 inline int64_t coarsest_alignment(const Jobs& jobs, int32_t count) {
   int64_t mask = 0;
   for (int32_t j = 0; j < count; ++j) mask |= jobs.mask[j];
   return mask;
 }
 
-// That holds all jobs at their offsets.
+// The smallest arena in bytes that holds all jobs at their offsets.
 inline int64_t arena_of(const Jobs& jobs, const std::vector<int64_t>& offset) {
   int64_t arena = 0;
   for (int32_t j = 0; j < jobs.count(); ++j) arena = std::max(arena, offset[j] + jobs.size[j]);
   return arena;
 }
 
-// Replaces times by their ranks, so that the kernels compare 32-bit numbers whatever the clock was.
+// Replaces times by their ranks, so that the kernels compare 32-bit numbers for any clock.
 inline void rank_times(Jobs& jobs, const int64_t* start, const int64_t* end, size_t pieces) {
   reserve(jobs.pieces, pieces), jobs.pieces.resize(pieces);
   if (pieces == 0) return;
   const int64_t first = *std::min_element(start, start + pieces);
   const auto span = static_cast<uint64_t>(*std::max_element(end, end + pieces)) - static_cast<uint64_t>(first);
-  if (span <= 16 * pieces) {  // counted, which is quicker than sorted
+  if (span <= 16 * pieces) {  // counting sort, which is quicker here
     std::vector<int32_t> rank = filled(span + 2, 0);
     for (size_t k = 0; k < pieces; ++k) rank[start[k] - first + 1] = rank[end[k] - first + 1] = 1;
     for (size_t t = 1; t < rank.size(); ++t) rank[t] += rank[t - 1];

@@ -1,5 +1,5 @@
-// Room for very many values in large pages, where the kernel has them. To touch a page of 4 KB for the first time takes
-// longer than to write it, and what is read here and there is found sooner when there are fewer pages to tell apart.
+// Storage for very many values in large pages, if the operating system has them. The first touch of a 4 KB
+// page takes longer than writing the page, and random reads are faster with fewer pages (fewer TLB misses).
 #pragma once
 
 #include <sys/mman.h>
@@ -10,7 +10,8 @@
 
 namespace packing {
 
-// As the member, and new memory is asked for in large pages if it is worth it. The kernel may as well refuse.
+// Like the vector's member function, but asks for new memory in large pages if the size is worth it. The
+// operating system may refuse.
 template <class T>
 void reserve(std::vector<T>& values, size_t count) {
   constexpr size_t page = 4096, worth = size_t{4} << 20;  // bytes

@@ -1,4 +1,4 @@
-// Lifetimes put on the line that the kernels know: a circle is cut, and each buffer becomes one job.
+// Converts lifetimes to the line that the kernels use: a circle is cut, and each buffer becomes one job.
 #pragma once
 
 #include "load.hpp"
@@ -6,14 +6,16 @@
 namespace packing {
 
 struct Line {
-  std::vector<int64_t> row, pieces;  // of each job: its buffer, and how many pieces it has
-  std::vector<int64_t> start, end;   // of each piece; those of a job are together, in order of time
+  std::vector<int64_t> row, pieces;  // per job: the buffer, and the number of pieces
+  std::vector<int64_t> start, end;   // per piece; the pieces of a job are consecutive and in order of time
 };
 
-// Jobs in the order of their buffers, on the line [0, period) that begins at `cut`; with no period, time is one already.
+// Jobs in the order of their buffers, on the line [0, period) that begins at `cut`; without a period, time is
+// already a line.
 class Cut {
  public:
-  // Spells sorted by (owner, start), on a circle from 0 on and none longer than the period; the cut lies within it.
+  // Takes spells sorted by (owner, start), on a circle from 0 and none longer than the period; the cut must
+  // lie within the period.
   Cut(const Spells& spells, int64_t period, int64_t cut) {
     reserve(jobs_, spells.count + 1), reserve(pieces_, spells.count);
     for (size_t k = 0; k < spells.count;) {
@@ -26,7 +28,7 @@ class Cut {
     jobs_.push_back({-1, static_cast<int32_t>(pieces_.size())});
   }
 
-  // In their order, or in that of their first pieces.
+  // Returns the jobs in their order, or sorted by their first pieces.
   Line line(bool by_start) const {
     const size_t count = jobs_.size() - 1;
     const auto start = [&](size_t job) { return pieces_[jobs_[job].first].first; };
@@ -48,10 +50,10 @@ class Cut {
   }
 
  private:
-  static constexpr size_t ahead = 16;  // jobs that are on their way from memory while one is looked at
+  static constexpr size_t ahead = 16;  // prefetch distance, in jobs
   struct Job {
     int64_t row;
-    int32_t first;  // of its pieces, which end where those of the next begin
+    int32_t first;  // index of the first piece; the pieces end where those of the next job begin
   };
 
   void add(int64_t start, int64_t end, int64_t period, int64_t cut) {
@@ -68,7 +70,7 @@ class Cut {
     pieces_.emplace_back(start, start + length);
   }
 
-  std::vector<Job> jobs_;  // and one that marks the end
+  std::vector<Job> jobs_;  // plus a sentinel at the end
   std::vector<std::pair<int64_t, int64_t>> pieces_;  // start, end
 };
 

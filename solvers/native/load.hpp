@@ -1,4 +1,4 @@
-// The load over time, and times put in order. Times that are near to each other are counted, which is quicker than sorted.
+// Load over time, and sorting of times. Times in a dense range are counted, which is quicker than sorting.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace packing {
 
-// Columns of `count` half-open times [start, end), none empty, each of the buffer `owner`.
+// Columns of `count` half-open, non-empty time intervals [start, end), each of the buffer `owner`.
 struct Spells {
   const int64_t* owner;
   const int64_t* start;
@@ -21,12 +21,13 @@ struct Spells {
   size_t count;
 };
 
-// loads[k] bytes are alive from times[k] until the next; times ascend.
+// loads[k] bytes are alive from times[k] until the next time; times ascend.
 struct Curve {
   std::vector<int64_t> times, loads;
 };
 
-// What changes when, added up by moment: the moments between the first and the last, where there are not too many.
+// Changes of the load by moment: an array over all moments from the first to the last if these are not too
+// many, otherwise a list.
 class Changes {
  public:
   Changes(int64_t first, int64_t last, size_t most) : first_(first) {
@@ -43,7 +44,7 @@ class Changes {
     there = there == nothing ? bytes : there + bytes;
   }
 
-  // Calls see(moment, load) with each moment at which something changes, in order, and the bytes alive from then on.
+  // Calls see(moment, load) for each moment of a change, in order, with the bytes alive from then on.
   template <class See>
   void walk(See see) {
     int64_t load = 0;
@@ -57,15 +58,16 @@ class Changes {
   }
 
  private:
-  static constexpr uint64_t dense = 8;  // as many moments for each that matters
+  static constexpr uint64_t dense = 8;  // largest number of moments per interval for the array
   static constexpr int64_t nothing = std::numeric_limits<int64_t>::min();
   const int64_t first_;
   std::vector<int64_t> bytes_;
-  std::vector<std::pair<int64_t, int64_t>> sparse_;  // moment, bytes; instead of the others
+  std::vector<std::pair<int64_t, int64_t>> sparse_;  // moment, bytes; used instead of bytes_
 };
 
-// Of buffers of these sizes; all that is alive at a time, together, must be less than 2^63 bytes. With a period, time is
-// a circle so long, and they go round it once, from 0. On a line there must be at least one.
+// Returns the changes of buffers with these sizes. The sum of all bytes alive at one time must be below 2^63.
+// With a period, time is a circle of this length, covered once from 0. Without a period there must be at
+// least one interval.
 inline Changes changes_of(const Spells& spells, const int64_t* size, int64_t period) {
   if (period == 0) {
     Changes changes(*std::min_element(spells.start, spells.start + spells.count),
@@ -103,7 +105,7 @@ inline Curve load_curve(const Spells& spells, const int64_t* size, int64_t perio
   return curve;
 }
 
-// What the curve comes to: its highest load, and the first time of its lowest. Zeros where it is empty.
+// Extremes of the load curve: the peak load, and the first time of the lowest load. Zeros for an empty curve.
 struct Extremes {
   int64_t peak = 0, quietest = 0;
 };
@@ -119,7 +121,7 @@ inline Extremes load_extremes(const Spells& spells, const int64_t* size, int64_t
   return found;
 }
 
-// The indices of the times time(0), time(1), ... in ascending order; alike ones stay in theirs.
+// Returns the indices of the times time(0), time(1), ... in ascending order; the sort is stable.
 template <class Time>
 std::vector<int32_t> order_of_times(size_t count, Time time) {
   std::vector<int32_t> order = filled(count, 0);

@@ -1,4 +1,4 @@
-// Which jobs meet in time, and the largest sets in which any two do.
+// The relation "meets": which jobs overlap in time, and the maximal sets in which any two jobs do.
 #pragma once
 
 #include "jobs.hpp"
@@ -19,8 +19,8 @@ class Meets {
 
   bool operator()(int32_t a, int32_t b) const { return has(with_[a], b); }
 
-  // Calls take(set) with each largest set of jobs that meet in pairs (Bron and Kerbosch, 1973, with the pivot of
-  // Tomita and others, 2006), as long as spend() says that one more step may be made.
+  // Calls take(set) for each maximal set of jobs that meet in pairs (Bron and Kerbosch, 1973, with the pivot
+  // of Tomita and others, 2006), as long as spend() allows one more step.
   template <class Take, class Spend>
   void largest(Take take, Spend spend) const {
     Set all(words_, 0);

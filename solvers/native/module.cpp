@@ -1,4 +1,4 @@
-// Binding of the packing kernels. Arrays are one-dimensional and contiguous; see _core.pyi.
+// Python binding of the packing kernels. Arrays are one-dimensional and contiguous; see _core.pyi.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -29,7 +29,8 @@ using packing::Jobs;
 
 namespace {
 
-// Columns of pieces of buffers, checked; `buffers` of them there are. With a period, time is a circle so long.
+// Checks and returns the columns of the pieces of `buffers` buffers. With a period, time is a circle of this
+// length.
 packing::Spells spells_of(const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, size_t buffers,
                           int64_t period) {
   const size_t n = owner.shape(0);
@@ -71,7 +72,7 @@ Jobs make_jobs(const In<int64_t>& pieces, const In<int64_t>& start, const In<int
   return jobs;
 }
 
-// What is alive at an instant can be stacked without a gap.
+// Throws unless the jobs alive at any instant can be stacked without a gap.
 void need_stackable(const Jobs& jobs) {
   need(jobs.count() > 0 && jobs.pieces.size() == jobs.size.size(), "there are none, or with gaps");
   const int64_t coarsest = packing::coarsest_alignment(jobs, jobs.count());
@@ -330,7 +331,8 @@ NB_MODULE(_core, m) {
             values[row_of[row] * columns + turn] = offsets[k];
           }
         },
-        "into"_a.noconvert(), "rows"_a, "job"_a, "offset"_a,  // what is converted is a copy, which nobody would see
+        // noconvert: a converted array is a copy, and writes to it would be lost
+        "into"_a.noconvert(), "rows"_a, "job"_a, "offset"_a,
         "Write offset[k] into column job[k] / len(rows) of row rows[job[k] % len(rows)], where job[k] is not negative.");
 
   m.def("skyline",

@@ -1,10 +1,11 @@
-// From the peak outward: what is near it in time within the goal (see halves.hpp), and the rest as low as is soon possible.
+// Peak outward: packs the jobs near the peak in time within the goal (see halves.hpp), and the others as low
+// as is quickly possible.
 //
-// Far from the peak something often fails that has nothing to do with it: over some hundred jobs, one on top of the other, a
-// few percent of the arena are lost in many slits, though there the load is that much lower. To begin anew at the peak for
-// that would be in vain. So only the jobs that are alive some lifetimes around the peak must come within the goal. Of
-// those before and after, an arena is asked for that grows with what fails; where the plan is too high then, stretches of
-// time are filled anew (see stretches.hpp), each mostly at once.
+// Far from the peak, failures are often unrelated to the peak: in a stack of some hundred jobs a few percent
+// of the arena are lost in many slits, though the load is that much lower there. Starting over at the peak
+// would not help. So only the jobs alive within some mean lifetimes of the peak must fit the goal. The jobs
+// before and after use a goal that grows with each failure; if the plan is then too high, window repair
+// repacks these times (see stretches.hpp), mostly at the first attempt.
 #pragma once
 
 #include "halves.hpp"
@@ -13,10 +14,12 @@ namespace packing {
 
 class Outward {
  public:
-  // As Halves. There are more tries the less of all is near the peak, as each costs less.
+  // Requirements as for Halves. The fewer jobs are near the peak, the more tries are made, as each try costs
+  // less.
   Outward(const Jobs& jobs, int64_t goal, uint64_t seed, int32_t tries) : Outward(jobs, load_of(jobs), goal, seed, tries) {}
 
-  // Goes on until all is placed, it is given up or about so many looks are spent; whether all is placed.
+  // Continues until all jobs are placed, the search gives up or about `budget` looks are spent; returns
+  // whether all jobs are placed.
   bool advance(int64_t budget) {
     for (const int64_t until = looks() + budget; !found();) {
       if (given_up() || looks() >= until) return false;
@@ -26,30 +29,34 @@ class Outward {
     return true;
   }
 
-  // What is alive then comes within the goal.
+  // Time near the peak; the jobs alive then must fit the goal.
   Piece near() const { return near_; }
 
-  // Nothing near the peak is within the goal, as far as has been tried.
+  // True if the jobs near the peak did not fit the goal in any try.
   bool given_up() const { return halves_.given_up(); }
 
   int64_t looks() const { return halves_.looks() + looks_; }
-  // When all is placed; -1 for what is not. The arena may be larger than the goal.
+  // Valid when all jobs are placed; -1 for jobs not placed. The arena may be larger than the goal.
   const std::vector<int64_t>& offsets() const { return offset_; }
   int64_t arena() const { return arena_of(jobs_, offset_); }
 
  private:
-  static constexpr int64_t lifetimes = 2;  // in the mean of those alive at the peak, from it, are near; up to twice as many
-  static constexpr int32_t most_times = 12;  // as many tries
-  static constexpr int64_t least_part = 3;       // what is near is so many times less than all, or all
-  static constexpr int64_t most_failures = 30, looks_a_glance = 300'000, looks_to_begin = 50;  // the last a job; measured
+  // times within this many mean lifetimes (of the jobs alive at the peak) of the peak are near; up to twice
+  // as many
+  static constexpr int64_t lifetimes = 2;
+  static constexpr int32_t most_times = 12;  // largest factor on the number of tries
+  // the near part is less than 1 / least_part of all time; otherwise all time is near
+  static constexpr int64_t least_part = 3;
+  // looks_to_begin: per job; measured
+  static constexpr int64_t most_failures = 30, looks_a_glance = 300'000, looks_to_begin = 50;
 
   struct Far {
     Far(const Jobs& jobs, Piece part, const std::vector<int64_t>& offset, int64_t goal, uint64_t seed)
         : excerpt(jobs, part, [&](int32_t job) { return offset[job]; }), refill(excerpt.stretch, goal, seed), step(1 + goal / 1024) {}
     const Excerpt excerpt;
     Refill refill;
-    int64_t step;         // by which the goal grows next
-    int64_t allowed = 0;  // failures, with which it has
+    int64_t step;         // increase of the goal after the next failures
+    int64_t allowed = 0;  // failures allowed with this goal
   };
 
   Outward(const Jobs& jobs, const std::vector<int64_t>& load, int64_t goal, uint64_t seed, int32_t tries)
@@ -63,7 +70,7 @@ class Outward {
   int32_t length() const { return jobs_.instants - 1; }
   bool found() const { return near_is_placed_ && far_.empty(); }
 
-  // Up to where least is alive; all, where little would be far.
+  // Extends to the instants of lowest load on both sides; all time if little would be far.
   Piece around_peak(const std::vector<int64_t>& load) const {
     int64_t sum = 0, count = 0;
     for (const Piece& piece : jobs_.pieces)
@@ -115,7 +122,7 @@ class Outward {
   const Piece near_;
   Halves halves_;
   bool near_is_placed_ = false;
-  std::vector<Piece> far_;  // that are still to be filled, the last next
+  std::vector<Piece> far_;  // parts still to be filled, the last one next
   std::unique_ptr<Far> now_;
   std::vector<int64_t> offset_;
   int64_t looks_ = 0;  // far from the peak

@@ -1,5 +1,5 @@
-// One order of placement at a time, resumable: advance() stops after a number of looks and goes on when called again,
-// so that the caller can watch the clock, the budget and Ctrl-C.
+// Resumable placement in a given order: advance() stops after a number of looks and continues when called
+// again, so that the caller can check the clock, the budget and Ctrl-C.
 #pragma once
 
 #include "fit.hpp"
@@ -16,7 +16,7 @@ class Packer {
   int64_t arena() const { return arena_; }
   int64_t looks() const { return looks_; }
 
-  // Starts anew with `order`, a permutation of the jobs. Jobs with a fixed offset are placed first, whatever it says.
+  // Starts over with `order`, a permutation of the jobs. Jobs with a fixed offset are always placed first.
   void begin(std::vector<int32_t> order, Rule rule) {
     std::stable_partition(order.begin(), order.end(), [&](int32_t j) { return jobs_.fixed[j] >= 0; });
     order_ = std::move(order);
@@ -26,7 +26,8 @@ class Packer {
     arena_ = 0;
   }
 
-  // Places jobs until all are placed (true) or `budget` more placed pieces have been looked at (false).
+  // Places jobs until all are placed (returns true) or `budget` more placed pieces have been examined
+  // (false).
   bool advance(int64_t budget) {
     const int64_t until = looks_ + budget;
     for (; next_ < jobs_.count(); ++next_) {
@@ -48,7 +49,7 @@ class Packer {
   Rule rule_ = Rule::first_fit;
   int32_t next_ = 0;   // jobs order_[0, next_) are placed
   int64_t arena_ = 0;  // highest end of a placed job
-  int64_t looks_ = 0;  // placed pieces looked at since construction
+  int64_t looks_ = 0;  // placed pieces examined since construction
 };
 
 }  // namespace packing

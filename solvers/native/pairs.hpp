@@ -1,19 +1,22 @@
-// A complete search that decides, of two jobs that meet, which is below. It takes all jobs, those across the cut of a
-// circle and with gaps, too: only who meets whom matters.
+// Complete pairwise search: decides for each two jobs that meet in time which is below. Takes all jobs,
+// including those with gaps or across the cut of a circle: only the relation "meets" matters.
 //
-// Each job has a lowest and a highest offset. Two jobs that meet are an open pair until one of them has no room below
-// the other; then it is above, and both offsets move. What follows is followed to the end, also in *sets* of jobs of
-// which any two meet, so that they stand on top of each other. Then one of an open pair is put below the other, and
-// above it where nothing comes of that. When no open pair overlaps at the lowest offsets, these are a plan. So has the
-// disjunctive (or job-shop) problem been solved since Carlier and Pinson (1989); addresses take the place of time, and
-// sets that of machines.
+// Each job has a lowest and a highest offset. Two jobs that meet are an open pair until one of them has no
+// room below the other job; then that job is above, and the offset ranges of both shrink. Consequences are
+// propagated to a fixpoint, also in *sets* (cliques) of jobs of which any two meet, so that the jobs of a set
+// are stacked. Then the search branches: one job of an open pair is put below the other, and after a failure
+// above. When no open pair overlaps at the lowest offsets, these offsets are a plan. The disjunctive
+// (job-shop) problem has been solved so since Carlier and Pinson (1989); addresses take the place of time,
+// and sets the place of machines.
 //
-// It goes on where most has failed for the least room (Boussemart, Hemery, Lecoutre and Sais, 2004). A try is given up
-// after some failures; what has failed stays known. Each is half as long again as the one before, so the search ends.
+// The search branches on the pair with most failures and least room (Boussemart, Hemery, Lecoutre and Sais,
+// 2004). A try ends after a number of failures; the failure weights stay. Each try is half as long again as
+// the one before, so the search ends.
 //
-// Why nothing is lost: of the plans with the same job below in each pair, the *lowest* is the one in which each job
-// stands on the ground, on one that it meets, or where its alignment or fixed ranges have kept it from there. An
-// offset is only taken away that it does not have in the lowest of any plan with the pairs that have been decided.
+// Completeness: among the plans with the same job below in each pair, the *lowest* plan is the one in which
+// each job stands on the ground, on another job that meets it, or at an offset forced by alignment or fixed
+// ranges. The search removes an offset of a job only if the job has this offset in no lowest plan that agrees
+// with the decisions made.
 #pragma once
 
 #include <limits>
@@ -24,13 +27,14 @@
 
 namespace packing {
 
-// Rules that only spare work. Each may be switched off, and the answer must stay the same.
+// Optional rules that only save work. Each can be switched off without changing the answer.
 enum PairRules : uint32_t {
-  pairs_holes = 1,      // an offset moves over fixed ranges between which the job does not fit
-  pairs_sums = 2,       // a job is above all that is below it in a set, one on top of the other
-  pairs_windows = 4,    // jobs of a set, between the lowest offset and the highest end of them: who cannot be last
+  pairs_holes = 1,      // an offset skips gaps between fixed ranges that are too small for the job
+  pairs_sums = 2,       // a job is above the stack of all jobs below it in a set
+  // edge finding: jobs of a set between their lowest offset and highest end, which of them cannot be topmost
+  pairs_windows = 4,
   pairs_twins = 8,      // of equal jobs the first is below
-  pairs_mirror = 16,    // what is upside down is not searched again
+  pairs_mirror = 16,    // a plan turned upside down is not searched again
   pairs_patterns = 32,  // offsets are sums of sizes
   every_pair_rule = 63,
 };
@@ -38,7 +42,7 @@ enum PairRules : uint32_t {
 class Pairs {
  public:
   enum class State { open, found, infeasible };
-  static constexpr int64_t most = int64_t{1} << 61;  // bytes, whatever is added up
+  static constexpr int64_t most = int64_t{1} << 61;  // largest sum of bytes anywhere
   static constexpr int32_t most_jobs = 1024;
 
   // Throws std::invalid_argument for more than 1,024 jobs, or more than 2^61 bytes of them, their alignments and the
@@ -48,7 +52,7 @@ class Pairs {
   State state() const { return state_; }
   bool found() const { return state_ == State::found; }
   bool infeasible() const { return state_ == State::infeasible; }
-  int64_t nodes() const { return nodes_; }  // decisions
+  int64_t nodes() const { return nodes_; }  // number of decisions
   int64_t looks() const { return looks_each * work_; }
   const std::vector<int64_t>& offsets() const { return low_; }
 
@@ -60,16 +64,16 @@ class Pairs {
   }
 
  private:
-  static constexpr int64_t looks_each = 4;           // what looking at a pair costs, in looks of first fit; measured
-  static constexpr int64_t first_try = 100;          // failures
-  static constexpr double doubt = 0.05;              // how often the pair is tried first as it has less room
-  static constexpr size_t most_patterns = 1 << 12;   // more exclude little
-  static constexpr int64_t most_in_sets = 1 << 12;   // jobs of all sets together
-  static constexpr size_t most_in_window = 32;       // jobs of a set: of more it would take too long
+  static constexpr int64_t looks_each = 4;           // cost of a pair in looks of first fit; measured
+  static constexpr int64_t first_try = 100;          // failures in the first try
+  static constexpr double doubt = 0.05;              // probability of trying first the order with less room
+  static constexpr size_t most_patterns = 1 << 12;   // with more sums, few offsets are excluded
+  static constexpr int64_t most_in_sets = 1 << 12;   // total number of jobs in all sets
+  static constexpr size_t most_in_window = 32;       // jobs of a set for windows(); more would take too long
 
   struct Pair {
     int32_t a, b;
-    double weight;  // 1 to 2, drawn, and the failures
+    double weight;  // 1 to 2, random, plus the number of failures
   };
   struct Neighbour {
     int32_t job, pair;
@@ -78,22 +82,22 @@ class Pairs {
     int64_t low, high;
   };
   struct Set {
-    std::vector<int32_t> jobs;  // of which any two meet; those with the highest lowest offset first, as last seen
-    int64_t mask;               // all their offsets are multiples of mask + 1
+    std::vector<int32_t> jobs;  // any two meet; sorted by descending lowest offset, as of the last look_at()
+    int64_t mask;               // all offsets of these jobs are multiples of mask + 1
     bool queued;
   };
-  struct Member {       // of a set
+  struct Member {       // a job of a set
     int32_t job;
-    int64_t low, end;   // its lowest offset; its highest, and its size with padding on top
-    int64_t padded;     // its size
+    int64_t low, end;   // lowest offset; highest offset plus padded size
+    int64_t padded;     // padded size
   };
   struct Change {
-    int32_t what;  // job: its lowest offset; n + job: its highest; 2 n + place(a, b): a was put below b
+    int32_t what;  // job: the lowest offset; n + job: the highest; 2 n + place(a, b): a was put below b
     int64_t old;
   };
   struct Frame {  // a decision
     int32_t lower, upper;
-    size_t mark;  // to go back to
+    size_t mark;  // trail length before the decision
   };
 
   int32_t place(int32_t a, int32_t b) const { return a * n_ + b; }
@@ -135,24 +139,24 @@ class Pairs {
   State state_ = State::open;
   int32_t n_ = 0;
   int64_t capacity_ = 0;
-  std::vector<int64_t> size_, mask_, fixed_;       // of each job; mask: its offset is a multiple of mask + 1
-  std::vector<int64_t> low_, high_;                // of each job: lowest and highest offset
-  std::vector<char> below_;                        // at place(a, b): a is below b, or below one that is, and so on
+  std::vector<int64_t> size_, mask_, fixed_;       // per job; mask: offsets are multiples of mask + 1
+  std::vector<int64_t> low_, high_;                // per job: lowest and highest offset
+  std::vector<char> below_;                        // at place(a, b): a is below b, directly or transitively
   std::vector<Pair> pairs_;
-  std::vector<int32_t> open_;                      // pairs that no decision had closed when the try began
-  std::vector<std::vector<Neighbour>> neighbours_; // of each job, whom it meets
-  std::vector<std::vector<Range>> taken_;          // of each job, fixed ranges that it meets: lowest first, apart
+  std::vector<int32_t> open_;                      // pairs still open when the try began
+  std::vector<std::vector<Neighbour>> neighbours_; // per job: the jobs that meet it
+  std::vector<std::vector<Range>> taken_;          // per job: fixed ranges it meets, ascending, disjoint
   std::vector<Set> sets_;
-  std::vector<std::vector<int32_t>> sets_of_;      // of each job
-  std::vector<int64_t> patterns_;                  // offsets that there may be, lowest first; none: any
+  std::vector<std::vector<int32_t>> sets_of_;      // per job: indices of its sets
+  std::vector<int64_t> patterns_;                  // possible offsets, ascending; empty: any
   std::vector<Change> trail_;
   std::vector<Frame> frames_;
-  std::vector<int32_t> jobs_queue_, sets_queue_;   // where something has changed
-  std::vector<char> queued_;                       // jobs
+  std::vector<int32_t> jobs_queue_, sets_queue_;   // jobs and sets that have changed
+  std::vector<char> queued_;                       // per job: in jobs_queue_
   std::vector<int32_t> above_;                     // scratch of link()
-  std::vector<Member> members_, by_end_;           // scratch: the set that is looked at
+  std::vector<Member> members_, by_end_;           // scratch: the members of the current set
   int64_t nodes_ = 0, work_ = 0;
-  int64_t failed_ = 0, limit_ = first_try;         // in this try
+  int64_t failed_ = 0, limit_ = first_try;         // of this try
 };
 
 inline Pairs::Pairs(const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules) : rules_(rules), random_(seed) {
@@ -210,7 +214,7 @@ inline void Pairs::find_holes() {
   }
 }
 
-// Of three or more; two are a pair.
+// Only sets of three or more jobs; sets of two are pairs.
 inline void Pairs::find_sets(const Meets& meets) {
   sets_of_.resize(n_);
   int64_t left = most_in_sets;
@@ -227,7 +231,8 @@ inline void Pairs::find_sets(const Meets& meets) {
   work_ += (most_in_sets * 256 - steps) / 8;
 }
 
-// Where nothing is aligned or fixed, a job of a lowest plan stands on the ground, or on one that stands on another.
+// Without alignments and fixed offsets, every offset in a lowest plan is a sum of sizes: a job stands on the
+// ground or on a stack of jobs.
 inline void Pairs::find_patterns() {
   for (int32_t j = 0; j < n_; ++j)
     if (fixed_[j] >= 0 || mask_[j] > 0) return;
@@ -244,7 +249,7 @@ inline void Pairs::find_patterns() {
   patterns_ = sums;
 }
 
-// What holds before anything is decided.
+// Propagates everything that holds before any decision.
 inline bool Pairs::begin() {
   low_.assign(n_, 0), high_.assign(n_, 0), queued_.assign(n_, 0);
   taken_.resize(n_), sets_of_.resize(n_);
@@ -256,8 +261,8 @@ inline bool Pairs::begin() {
   return propagate();
 }
 
-// Exchanging equal jobs changes nothing, nor does turning a plan upside down, if nothing is aligned or fixed. Of both
-// together not all can be had.
+// Symmetry breaking: exchanging equal jobs changes nothing; nor does turning a plan upside down, if there are
+// no alignments and fixed offsets. The two symmetries cannot be broken fully at the same time.
 inline bool Pairs::put_twins(const Jobs& jobs) {
   const auto equal = [&](int32_t a, int32_t b) {
     const auto same = [](const Piece& x, const Piece& y) { return x.start == y.start && x.end == y.end; };
@@ -285,7 +290,7 @@ inline bool Pairs::put_mirror(bool twins) {
   return largest == pairs_.end() || (put_below(largest->a, largest->b) && propagate());
 }
 
-// Both move an offset on to one that the job can have; false: there is none.
+// up() and down() move an offset to the next one that the job can have; false if there is none.
 inline bool Pairs::up(int32_t job, int64_t& at) const {
   if (fixed_[job] >= 0) {
     const bool can = at <= fixed_[job];
@@ -337,14 +342,15 @@ inline bool Pairs::sink(int32_t job, int64_t at) {
   return true;
 }
 
-// Of two jobs that meet.
+// For two jobs that meet.
 inline bool Pairs::put_below(int32_t a, int32_t b) {
   if (is_below(b, a)) return false;
   if (!is_below(a, b)) link(a, b);
   return raise(b, low_[a] + size_[a]) && sink(a, high_[b] - size_[a]);
 }
 
-// All below a is below all above b. So there are no rings, round which offsets would rise byte by byte.
+// Transitive closure: every job below a is below every job above b. This excludes cycles, in which offsets
+// would rise byte by byte.
 inline void Pairs::link(int32_t a, int32_t b) {
   above_.clear();
   for (int32_t y = 0; y < n_; ++y)
@@ -373,7 +379,7 @@ inline void Pairs::clear_queues() {
   jobs_queue_.clear(), sets_queue_.clear();
 }
 
-// All that follows from what has changed: of pairs first, then of sets. False: nothing comes of it.
+// Propagates all changes to a fixpoint: pairs first, then sets. Returns false on a contradiction.
 inline bool Pairs::propagate() {
   while (!jobs_queue_.empty() || !sets_queue_.empty()) {
     if (!jobs_queue_.empty()) {
@@ -406,7 +412,7 @@ inline bool Pairs::revise(Pair& pair) {
 }
 
 inline void Pairs::look_at(Set& set) {
-  auto& jobs = set.jobs;  // still nearly in order
+  auto& jobs = set.jobs;  // still nearly sorted
   for (size_t k = 1; k < jobs.size(); ++k)
     for (size_t i = k; i > 0 && low_[jobs[i]] > low_[jobs[i - 1]]; --i) std::swap(jobs[i], jobs[i - 1]);
   members_.clear();
@@ -417,7 +423,8 @@ inline void Pairs::look_at(Set& set) {
   work_ += 4 * static_cast<int64_t>(jobs.size());
 }
 
-// Of those below a job, any that begin no lower than one of them stand between that and the job; and upside down.
+// Jobs below a job that begin no lower than one of these jobs are stacked between that one and the job; and
+// upside down.
 inline bool Pairs::sums(Set& set) {
   look_at(set);
   by_end_ = members_;
@@ -445,8 +452,9 @@ inline bool Pairs::windows(Set& set) {
   return true;
 }
 
-// Members that end at `end` at the latest have no room above the lowest offset of them; or have none together with
-// another, which then is above them all, as it ends later (edge finding: Carlier and Pinson, 1989).
+// Edge finding (Carlier and Pinson, 1989): the members that end by `end` are infeasible if they do not fit
+// above their lowest offset; if they do not fit together with another member, that member is above them all,
+// as it ends later.
 inline bool Pairs::window(int64_t end, int64_t largest) {
   int64_t sum = 0;
   work_ += static_cast<int64_t>(members_.size());
@@ -485,7 +493,7 @@ inline void Pairs::step() {
   else state_ = State::found;
 }
 
-// The way that has more room first, mostly.
+// Tries the order with more room first, mostly.
 inline void Pairs::decide(const Pair& pair) {
   int32_t lower = pair.a, upper = pair.b;
   if ((room(lower, upper) < room(upper, lower)) != (random_.unit() < doubt)) std::swap(lower, upper);
@@ -494,7 +502,8 @@ inline void Pairs::decide(const Pair& pair) {
   if (!(put_below(lower, upper) && propagate()) && !back()) state_ = State::infeasible;
 }
 
-// Takes back the latest decision, which is then known to be wrong, and if that cannot be, the one before.
+// Undoes the latest decision and enforces the opposite order; if that fails, too, goes on with the decision
+// before.
 inline bool Pairs::back() {
   while (!frames_.empty()) {
     ++failed_;
@@ -516,7 +525,7 @@ inline void Pairs::undo(size_t mark) {
   }
 }
 
-// What was found out before any decision stays.
+// Keeps everything derived before the first decision.
 inline void Pairs::restart() {
   if (!frames_.empty()) undo(frames_.front().mark);
   frames_.clear(), trail_.clear();

@@ -1,4 +1,4 @@
-// The random numbers of all that is seeded here.
+// Random number generator of all seeded kernels.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,13 @@
-// Fills a stretch of time anew by what is alive, and goes back where so much is lost that the arena would be too large.
+// Repacks a time window by maximum load first, and backtracks when so much is lost that the arena would be
+// too large.
 //
-// Beside the jobs within the stretch there are others that reach into it from its ends and stay where they are. They hang
-// above the skyline until it has risen to them: below them is room for what fits there. What is lost counts as alive
-// (see fullest.hpp), so a try has failed as soon as more than the goal is alive at any instant; or would be, because what is
-// left for a valley cannot fill it up to its wall, so that too much must be lost there. A job that leaves such a slit is not
-// taken, and another is, a few times. Then a few steps are taken back, seldom many, and others tried at random. Where most
-// is alive comes first, so that what is taken back has to do with what has failed. Nothing is proven by that.
+// Besides the jobs within the window, other jobs reach into the window from its ends and stay in place. They
+// hang above the skyline until the skyline has risen to them: the room below them can take jobs. Lost bytes
+// count as load (see fullest.hpp), so a try fails as soon as the load exceeds the goal at any instant, or
+// would exceed it because the jobs left for a valley cannot fill the valley up to its wall. A job that leaves
+// such a slit is rejected and another job tried, a few times. Then a few steps, seldom many, are undone and
+// others are tried at random. The instants of highest load come first, so that the undone steps are related
+// to the failure. Failure proves nothing.
 #pragma once
 
 #include <numeric>
@@ -14,12 +16,12 @@
 
 namespace packing {
 
-// Jobs of one piece each, in instants [0, width): first those to place, `free` of them, then those that stay, each
-// touching an end of the stretch.
+// A time window: jobs of one piece each, in instants [0, width). First the jobs to place, `free` of them,
+// then the jobs that stay, each touching an end of the window.
 struct Stretch {
   explicit Stretch(Piece part) : from(part.start), width(part.end - part.start) { jobs.instants = width + 2; }
 
-  // That part of a piece of another's job which is within.
+  // Adds the part of another problem's piece that lies within the window.
   void add(const Jobs& whole, int32_t job, Piece piece, int64_t fixed) {
     jobs.add({std::max(piece.start - from, 0), std::min(piece.end - from, width)}, whole.size[job], whole.mask[job], fixed);
   }
@@ -28,10 +30,10 @@ struct Stretch {
   int32_t free = 0, from = 0, width = 0;
 };
 
-// What is alive in a part of the time, as a stretch.
+// The jobs alive in a part of the time, as a `Stretch`.
 struct Excerpt {
-  // Of jobs of one piece each. `fixed` tells the offset of one that stays; -1: it is to be placed. All sizes are multiples
-  // of the coarsest alignment, so none lies elsewhere.
+  // `whole` must have one piece per job. `fixed` returns the offset of a job that stays, or -1 for a job to
+  // place. All sizes must be multiples of the coarsest alignment, so that all offsets are, too.
   template <class Fixed>
   Excerpt(const Jobs& jobs, Piece part, Fixed fixed) : stretch(part) {
     for (const bool staying : {false, true}) {
@@ -48,10 +50,10 @@ struct Excerpt {
   }
 
   Stretch stretch;
-  std::vector<int32_t> whose;  // jobs of the stretch
+  std::vector<int32_t> whose;  // jobs of the window, by their numbers in `whole`
 };
 
-// The jobs that stay, of one end of a stretch: each touches it, so they hang one above the other.
+// The jobs that stay at one end of a window: each touches this end, so they hang one above the other.
 class Hanging {
  public:
   Hanging(const Stretch& stretch, bool left) : left_(left) {
@@ -66,14 +68,14 @@ class Hanging {
     for (size_t k = leaves_; k-- > 1;) reach_[k] = std::max(reach_[2 * k], reach_[2 * k + 1]);
   }
 
-  // The lowest base over any of [from, to), which lies above all that hangs lower: at the left end, what hangs over a later
-  // instant hangs over `from` too. What is placed there must end no higher.
+  // Returns the lowest base over any of [from, to) that lies above everything hanging lower; a job placed
+  // there must end no higher. At the left end, a job that hangs over a later instant hangs over `from` too.
   int64_t above(int32_t from, int32_t to) const {
     const size_t k = next_reaching_beyond(left_ ? from : -to);
     return k < jobs_.size() ? jobs_[k].base : std::numeric_limits<int64_t>::max();
   }
 
-  // The job on which the skyline has come, or -1.
+  // The job that the skyline has reached, or -1.
   int32_t reached(const Valley& valley, int32_t width) const {
     const bool at_end = left_ ? valley.from == 0 : valley.to == width;
     return at_end && next_ < jobs_.size() && jobs_[next_].base == valley.height ? jobs_[next_].job : -1;
@@ -85,16 +87,17 @@ class Hanging {
   static constexpr int32_t none = std::numeric_limits<int32_t>::min();
   struct Job {
     int64_t base;
-    int32_t reach;  // how far it reaches: its end at the left end; its start, negative, at the right one
+    // how far the job reaches: its end at the left end of the window; its negated start at the right end
+    int32_t reach;
     int32_t job;
   };
 
-  // The lowest that still hangs and reaches beyond an instant, or one after the last.
+  // The lowest job that still hangs and reaches beyond an instant, or one after the last job.
   size_t next_reaching_beyond(int32_t instant) const {
     size_t k = leaves_ + next_;
     if (next_ >= jobs_.size()) return next_;
     while (reach_[k] <= instant) {
-      while (k % 2 == 1) k /= 2;  // the last of those above
+      while (k % 2 == 1) k /= 2;  // the last of the jobs above
       if (k == 0) return jobs_.size();
       ++k;
     }
@@ -104,13 +107,13 @@ class Hanging {
 
   bool left_;
   std::vector<Job> jobs_;       // lowest first
-  std::vector<int32_t> reach_;  // a tree of maxima above them
-  size_t leaves_ = 1, next_ = 0;  // the lowest that still hangs
+  std::vector<int32_t> reach_;  // a tree of maxima over the jobs' reaches
+  size_t leaves_ = 1, next_ = 0;  // next_: the lowest job that still hangs
 };
 
 class Refill {
  public:
-  // `goal` is an arena; whatever stays ends within it.
+  // `goal` is an arena in bytes; all jobs that stay must end within the goal.
   Refill(const Stretch& stretch, int64_t goal, uint64_t seed)
       : jobs_(stretch.jobs), goal_(goal), width_(stretch.width), coarsest_(coarsest_alignment(jobs_, stretch.free)),
         random_(seed), load_(load_of(jobs_)), spans_(jobs_, those_to_place(stretch)), left_end_(stretch, true),
@@ -118,7 +121,8 @@ class Refill {
     list_summits();
   }
 
-  // Goes on until all is placed or about so many looks are spent; whether all is placed, within the goal.
+  // Continues until all jobs are placed or about `budget` looks are spent; returns whether all are placed
+  // within the goal.
   bool advance(int64_t budget) {
     for (const int64_t until = looks_ + budget; !found() && looks_ < until;) {
       step();
@@ -132,34 +136,35 @@ class Refill {
     return found();
   }
 
-  // A larger arena is good enough, too.
+  // Accepts a larger arena from now on.
   void relax(int64_t goal) { goal_ = std::max(goal_, goal); }
   int64_t goal() const { return goal_; }
 
   bool found() const { return placed_ == jobs_.count() && load_.most() <= goal_; }
   int64_t looks() const { return looks_; }
-  int64_t failures() const { return failures_; }  // after each, steps were taken back
-  // Of all jobs, those that stay among them.
+  int64_t failures() const { return failures_; }  // number of backtracks
+  // Offsets of all jobs, including those that stay.
   const std::vector<int64_t>& offsets() const { return offset_; }
 
  private:
-  static constexpr int64_t looks_a_step = 300;  // and its way back; measured
-  static constexpr double few = 2;              // steps that are mostly taken back
-  static constexpr double wild = 0.5;           // part of the steps that are random where it has been before
-  static constexpr double high = 0.9;           // part of the goal from which on a summit of the load comes first
-  static constexpr int32_t most_rejected = 8;   // jobs for one valley; measured
+  static constexpr int64_t looks_a_step = 300;  // cost of a step with its undoing; measured
+  static constexpr double few = 2;              // number of steps that are mostly undone
+  static constexpr double wild = 0.5;           // probability of a random choice at a depth reached before
+  // fraction of the goal above which the instants of highest load come first
+  static constexpr double high = 0.9;
+  static constexpr int32_t most_rejected = 8;   // jobs rejected per valley before the step fails; measured
   static constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
 
   struct Step {
-    int32_t job = -1;        // that was placed, or -1: the valley rose
-    int32_t slot = -1;       // where it was among the spans, or -1: it stays
+    int32_t job = -1;        // the placed job, or -1: the valley rose
+    int32_t slot = -1;       // slot of the job among the spans, or -1: a job that stays
     int32_t from = 0, to = 0;
-    int64_t lost = 0;        // bytes there
-    size_t mark = 0;         // of the skyline before
+    int64_t lost = 0;        // bytes lost there
+    size_t mark = 0;         // mark of the skyline before the step
     int32_t run = 0;
-    size_t summit = 0;       // the first that was not done
+    size_t summit = 0;       // the first summit not done before the step
   };
-  struct Window {  // in which a job must lie, and how large it may be
+  struct Window {  // time interval in which a job must lie, and largest size
     int32_t from, to;
     int64_t most;
   };
@@ -169,7 +174,7 @@ class Refill {
     std::iota(jobs.begin(), jobs.end(), 0);
     return jobs;
   }
-  // One more instant closes the ring: a wall without end.
+  // One more instant closes the ring: a wall of infinite height.
   static std::vector<int64_t> ground(const Stretch& stretch) {
     std::vector<int64_t> floor(stretch.width + 1, 0);
     floor[stretch.width] = no_limit;
@@ -190,7 +195,8 @@ class Refill {
     for (; !rejected_.empty(); rejected_.pop_back()) spans_.put_back(rejected_.back().slot, rejected_.back().job);
   }
 
-  // With the best job that leaves no slit; false if there is none. After some that do, it has failed.
+  // Places the best job that leaves no slit; returns false if there is none. After several jobs that leave a
+  // slit, sets failed_ and returns true.
   bool fill(Step step, const Valley& valley) {
     for (;;) {
       const Spans::Found found = choose(valley);
@@ -208,7 +214,7 @@ class Refill {
 
   void rise(Step step, const Valley& valley) {
     const int64_t height = std::min({valley.before, valley.after, above(valley.from, valley.to)});
-    if ((failed_ = height == no_limit)) return;  // all that is left leaves slits
+    if ((failed_ = height == no_limit)) return;  // all remaining jobs leave slits
     step.slot = -1;
     step.lost = height - valley.height;
     load_.add(valley.from, valley.to, step.lost);
@@ -217,14 +223,14 @@ class Refill {
     failed_ = leaves_slit();
   }
 
-  // Whether the last step has made a valley that cannot be filled.
+  // Returns whether the last step has made a valley that cannot be filled.
   bool leaves_slit() {
     const int32_t run = skyline_.run_at(steps_.back().from);
     return is_slit(run) || is_slit(skyline_.before(run)) || is_slit(skyline_.after(run));
   }
 
-  // A valley at whose fullest instant more must be lost than may be: all that is alive there and lies within does not
-  // fill it up to its wall.
+  // A slit is a valley at whose fullest instant more bytes than allowed must be lost: the jobs alive there
+  // that lie within the valley do not fill it up to its wall.
   bool is_slit(int32_t run) {
     if (!skyline_.is_valley(run)) return false;
     const Valley valley = skyline_.valley_from(run);
@@ -233,13 +239,14 @@ class Refill {
     const int32_t fullest = load_.fullest(valley.from, valley.to);
     const int64_t missing = wall - valley.height - (goal_ - load_[fullest]);
     if (missing <= 0 || spans_.have(valley.from, valley.to, fullest, missing, coarsest_)) return false;
-    return above(valley.from, valley.to) >= wall;  // it need not rise to its wall where something hangs lower
+    return above(valley.from, valley.to) >= wall;  // a job that hangs lower replaces the wall
   }
 
-  // What hangs over any of [from, to), lowest.
+  // Lowest base of a job that hangs over any of [from, to).
   int64_t above(int32_t from, int32_t to) const { return std::min(left_end_.above(from, to), right_end_.above(from, to)); }
 
-  // Where the load is highest and something is still to be placed; nowhere special if that is not very high.
+  // The run of highest load where a job is still to be placed; no particular run if the load is not very
+  // high.
   int32_t run_to_raise() {
     for (; summit_ < summits_.size(); ++summit_) {
       const int32_t run = skyline_.run_at(summits_[summit_]);
@@ -284,7 +291,8 @@ class Refill {
     else right_end_.pass_back();
   }
 
-  // As FullestFirst does, and where it has been before often with less of the valley, or for smaller jobs.
+  // Chooses as FullestFirst does; at depths reached before, often only within a random part of the valley or
+  // among smaller jobs.
   Spans::Found choose(const Valley& valley) {
     const int32_t fullest = load_.fullest(valley.from, valley.to);
     const int64_t here = load_[fullest], wall = std::min(valley.before, valley.after);
@@ -315,7 +323,7 @@ class Refill {
     }
   }
 
-  // Below what hangs there; padding is taken to be as much as it can be.
+  // Bounded by the jobs that hang there; padding is assumed to be as large as possible.
   Spans::Found longest(const Valley& valley, const Window& window, int32_t start_by, int32_t end_from) const {
     const int64_t from_height = (valley.height + coarsest_) & ~coarsest_;
     Spans::Found found;
@@ -340,13 +348,13 @@ class Refill {
   std::vector<int64_t> offset_;
   std::vector<Step> steps_;
   bool failed_ = false;
-  std::vector<int32_t> summits_;  // instants, by load
-  size_t summit_ = 0;             // the first below which something may still be to be placed
+  std::vector<int32_t> summits_;  // instants by load, highest first
+  size_t summit_ = 0;             // the first summit below which jobs may still be to be placed
   struct Rejected {
     int32_t slot, job;
   };
   std::vector<Rejected> rejected_;
-  size_t deepest_ = 0;  // steps before it ever went back
+  size_t deepest_ = 0;  // largest number of steps at any failure
   int64_t looks_ = 0, failures_ = 0;
 };
 

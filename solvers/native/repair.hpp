@@ -1,9 +1,10 @@
-// Makes a plan lower: what stands highest is taken down with all that stands beside and above it from some depth on,
-// and put up again within a smaller arena, on the ground of what has stayed: by what is alive, or by the complete search.
+// Local repair (large neighbourhood search, Shaw, 1998): removes the highest job with all jobs beside and
+// above it from some depth on, and packs the removed jobs again within a smaller arena on top of the jobs
+// that stay, by maximum load first or by the complete search.
 //
-// What is taken down is a cone: from the depth upwards, each job that meets the time of those already taken. So what
-// stays is below all that is free again, and the small problem has a ground of different heights and nothing above but
-// what must stay where it is. It is a large neighbourhood in the sense of Shaw (1998).
+// The removed jobs form a cone: from the depth upwards, each job that meets in time a job already removed. So
+// the jobs that stay are below all freed space, and the small problem has a ground of varying height and
+// nothing above the ground but jobs that must stay in place.
 #pragma once
 
 #include <memory>
@@ -16,7 +17,7 @@ namespace packing {
 
 class Repair {
  public:
-  // Of jobs with the offsets of a plan. What has a fixed offset stays, and so do jobs of several pieces.
+  // `offsets` is a plan of these jobs. Jobs with a fixed offset or several pieces are never moved.
   Repair(const Jobs& jobs, const std::vector<int64_t>& offsets, uint64_t seed) : random_(seed) {
     for (int32_t j = 0; j < jobs.count(); ++j) {
       first_.push_back(jobs_.count());
@@ -41,8 +42,8 @@ class Repair {
   int64_t arena() const { return arena_; }
   int64_t looks() const { return looks_; }
 
-  // Goes on until the arena is at most `target` or about `budget` more looks are spent.
-  // Returns at once, and true, when the arena has become smaller.
+  // Continues until the arena is at most `target` or about `budget` more looks are spent. Returns true, at
+  // once, when the arena has become smaller.
   bool advance(int64_t budget, int64_t target) {
     const int64_t until = looks_ + budget, before = arena_;
     while (looks_ < until && arena_ > target && arena_ == before) step(target, until - looks_);
@@ -50,8 +51,8 @@ class Repair {
   }
 
  private:
-  static constexpr int64_t looks_a_job = 8;   // of choosing what to take down; measured
-  static constexpr int64_t looks_of_a_pack = 500;  // a job; measured
+  static constexpr int64_t looks_a_job = 8;   // looks per job of choosing the jobs to remove; measured
+  static constexpr int64_t looks_of_a_pack = 500;  // looks per job of a maximum-load-first pass; measured
   static constexpr int most_packs = 4;
   static constexpr double most_doubt = 0.03;
   static constexpr double least_depth = 0.004;
@@ -59,7 +60,7 @@ class Repair {
 
   enum class Phase { choosing, packing, searching };
 
-  // A little of an attempt, so that a limit is never far.
+  // Runs a small part of an attempt, so that limits can be checked often.
   void step(int64_t target, int64_t left) {
     if (phase_ == Phase::choosing) choose(target);
     else if (phase_ == Phase::packing) pack();
@@ -80,7 +81,7 @@ class Repair {
     phase_ = Phase::packing;
   }
 
-  // By what is alive, a few times with some doubt.
+  // Packs by maximum load first, a few times with random overestimates of the load.
   void pack() {
     std::vector<int32_t> order(small_.count());
     std::iota(order.begin(), order.end(), 0);
@@ -103,7 +104,7 @@ class Repair {
     else if (search_->infeasible() || patience_ <= 0) deeper(1.3);
   }
 
-  // The offsets of what was taken down, if there are any.
+  // Accepts the offsets of the removed jobs, if there are any.
   bool put(const std::vector<int64_t>& found) {
     if (found.empty()) return false;
     for (size_t k = 0; k < cone_.size(); ++k) offset_[cone_[k]] = found[k];
@@ -115,7 +116,8 @@ class Repair {
     return true;
   }
 
-  // Nothing came of it: more is taken down next time; after everything was, less is asked for, with more patience.
+  // After a failed attempt: removes more jobs next time; once all jobs have been removed, asks for a smaller
+  // improvement, with more patience.
   void deeper(double by) {
     phase_ = Phase::choosing;
     depth_ *= by;
@@ -130,7 +132,8 @@ class Repair {
     budget_ *= 2;
   }
 
-  // The jobs from the height on that stand beside or above the highest, lowest first. Notes which of them must stay.
+  // Returns the jobs from the height on that stand beside or above the highest job, lowest first. Records
+  // which of them must stay.
   std::vector<int32_t> cone_of(int32_t highest, int64_t height) {
     std::vector<int32_t> cone;
     staying_.clear();
@@ -152,7 +155,7 @@ class Repair {
     return there ? cone : std::vector<int32_t>();
   }
 
-  // The jobs of a cone, first, and the ground under them; none where they cannot fit.
+  // Returns the jobs of a cone, followed by the ground under them; no jobs if they cannot fit.
   Jobs on_ground(const std::vector<int32_t>& cone, int64_t goal) {
     if (cone.empty()) return {};
     Jobs small;
@@ -173,13 +176,14 @@ class Repair {
     for (const int32_t job : cone) put_in(job, -1);
     for (const int32_t job : staying_) put_in(job, offset_[job]), taken_[job] = true;
     for (int32_t t = 1; t < width; ++t) load[t] += load[t - 1];
-    std::vector<int32_t> next(width + 1);  // the next instant, or one on the way there, whose ground is not known
+    // the next instant whose ground is not known, or an instant on the way there
+    std::vector<int32_t> next(width + 1);
     std::iota(next.begin(), next.end(), 0);
     const auto open_from = [&](int32_t t) {
       while (next[t] != t) t = next[t] = next[next[t]];
       return t;
     };
-    for (auto it = by_offset_.rbegin(); it != by_offset_.rend() && open_from(0) < width; ++it) {  // the highest first
+    for (auto it = by_offset_.rbegin(); it != by_offset_.rend() && open_from(0) < width; ++it) {  // from top
       if (taken_[*it] || span(*it).start >= hull.end || span(*it).end <= hull.start) continue;
       const int32_t to = std::min(span(*it).end, hull.end) - hull.start;
       for (int32_t t = open_from(std::max(span(*it).start - hull.start, 0)); t < to; t = open_from(t))
@@ -200,7 +204,7 @@ class Repair {
       from = t + 1;
     }
     small.instants = width + 1;
-    // The ground under each stretch counts as a job: there may be more bytes of it than the search takes.
+    // The ground under each interval counts as a job: its bytes may add up to more than the search takes.
     double bytes = 0;
     for (int32_t j = 0; j < small.count(); ++j)
       bytes += static_cast<double>(small.size[j]) + static_cast<double>(small.mask[j]);
@@ -209,13 +213,13 @@ class Repair {
 
   Piece span(int32_t job) const { return jobs_.pieces[jobs_.first[job]]; }
 
-  // Sorts a part of `by_offset_`, alike ones by their numbers.
+  // Sorts a part of `by_offset_`, ties by job number.
   bool lower(int32_t a, int32_t b) const { return std::pair(offset_[a], a) < std::pair(offset_[b], b); }
   void sort(std::vector<int32_t>::iterator from) {
     std::sort(from, by_offset_.end(), [this](int32_t a, int32_t b) { return lower(a, b); });
   }
 
-  // The jobs of the cone among the others, which have stayed in their order.
+  // Merges the jobs of the cone into the other jobs, whose order has not changed.
   void sort_in() {
     for (const int32_t job : cone_) taken_[job] = true;
     const auto stay = std::remove_if(by_offset_.begin(), by_offset_.end(), [&](int32_t job) { return taken_[job]; });
@@ -225,7 +229,7 @@ class Repair {
     for (const int32_t job : cone_) taken_[job] = false;
   }
 
-  // After offsets have changed.
+  // Updates the arena and the order after offsets have changed.
   void settle() {
     arena_ = free_ = 0;
     for (int32_t j = 0; j < jobs_.count(); ++j) {
@@ -234,26 +238,27 @@ class Repair {
     }
   }
 
-  Jobs jobs_;                        // pieces, each a job
-  std::vector<int32_t> first_;       // of each job that was given, its first piece
+  Jobs jobs_;                        // one job per piece
+  std::vector<int32_t> first_;       // first piece of each given job
   std::vector<int64_t> offset_;
   Random random_;
   std::vector<int32_t> by_offset_;  // jobs, lowest first
   std::vector<bool> taken_;
-  // The attempt that is under way.
+  // State of the current attempt.
   Phase phase_ = Phase::choosing;
-  std::vector<int32_t> cone_;           // what is taken down
-  std::vector<int32_t> staying_;        // what must stay beside and above it
-  Jobs small_;                          // the same, and the ground under it
-  int64_t goal_ = 0, patience_ = 0;     // the arena that it is to have; looks that the search has left
-  bool whole_ = false;                  // nothing more can be taken down
+  std::vector<int32_t> cone_;           // jobs removed
+  std::vector<int32_t> staying_;        // jobs that must stay beside and above the cone
+  Jobs small_;                          // the cone as a problem, with the ground under it
+  int64_t goal_ = 0, patience_ = 0;     // goal arena in bytes; looks left for the search
+  bool whole_ = false;                  // no more jobs can be removed
   int packs_ = 0;
   std::unique_ptr<Branching> search_;
   int32_t highest_ = 0, free_ = 0;
   int64_t arena_ = 0, looks_ = 0, budget_ = first_budget;
-  int64_t most_ = 8000, most_searched_ = 400;  // jobs of a cone
-  double depth_ = least_depth;   // of the cone, as a part of the arena
-  double part_ = 0.25;    // of what is above the target, that is to go
+  // largest number of jobs in a cone, and for the complete search
+  int64_t most_ = 8000, most_searched_ = 400;
+  double depth_ = least_depth;   // depth of the cone, as a fraction of the arena
+  double part_ = 0.25;    // fraction of the excess over the target to remove
 };
 
 }  // namespace packing

@@ -1,7 +1,8 @@
 // Seeded search over the orders that decide which job fills a valley.
 //
-// Late acceptance hill climbing (Burke and Bykov, 2017): a changed order is kept when its arena is no larger than the
-// current one, or than the current one of some steps ago. A try is given up as soon as it is above both.
+// Late acceptance hill climbing (Burke and Bykov, 2017): a changed order is kept if its arena is no larger
+// than the current arena, or than the current arena of some steps ago. A try is abandoned as soon as its
+// arena exceeds both.
 #pragma once
 
 #include <limits>
@@ -25,8 +26,8 @@ class Search {
   int64_t arena() const { return arena_; }
   int64_t looks() const { return looks_; }
 
-  // Goes on until the arena is at most `target` or about `budget` more looks are spent.
-  // Returns whether a better arena was found on the way; returns at once when one is.
+  // Continues until the arena is at most `target` or about `budget` more looks are spent. Returns at once,
+  // with true, when a smaller arena is found.
   bool advance(int64_t budget, int64_t target) {
     const int64_t until = looks_ + budget;
     while (looks_ < until && arena_ > target) {
@@ -37,7 +38,7 @@ class Search {
 
  private:
   static constexpr int32_t history = 50;   // steps ago
-  static constexpr int64_t looks_a_job = 256;  // what a job costs here, in looks of first fit; measured
+  static constexpr int64_t looks_a_job = 256;  // cost per job, in looks of first fit; measured
 
   bool step() {
     const auto before = order_;
@@ -66,7 +67,8 @@ class Search {
   ValleyPacker packer_;
   Random random_;
   std::vector<int32_t> order_;
-  std::vector<int64_t> best_, past_;  // offsets of the best arena; current arenas of the last steps, a ring
+  // offsets of the best arena; ring buffer of the current arenas of the last steps
+  std::vector<int64_t> best_, past_;
   int64_t arena_ = 0, current_ = 0, looks_ = 0;
   uint64_t steps_ = 0;
 };

@@ -1,8 +1,8 @@
-// Time as far as packing sees it: one section for each largest set of jobs that are alive together.
+// Sections of time: one section for each maximal set of jobs that are alive at the same time.
 //
-// Jobs that meet share an instant; what is alive at any instant is alive at one of those where no more jobs can be
-// had by moving to a neighbour (the maximal cliques of an interval graph: Fulkerson and Gross, 1965). All other
-// instants are forgotten.
+// Jobs that meet share an instant. The jobs alive at any instant are all alive at some instant with a maximal
+// set of jobs, one that no neighbouring instant extends (the maximal cliques of an interval graph: Fulkerson
+// and Gross, 1965). All other instants are dropped.
 #pragma once
 
 #include "jobs.hpp"
@@ -10,7 +10,7 @@
 namespace packing {
 
 struct Sections {
-  std::vector<Piece> span;  // of each piece, in sections [start, end); never empty
+  std::vector<Piece> span;  // per piece, in sections [start, end); never empty
   int32_t count = 0;
 };
 
@@ -18,8 +18,9 @@ struct Sections {
 inline Sections sections_of(const Jobs& jobs, bool merge) {
   std::vector<bool> begins(jobs.instants, false), ends(jobs.instants, false);
   for (const Piece& piece : jobs.pieces) begins[piece.start] = ends[piece.end] = true;
-  // A section is a stretch of instants at which jobs begin, up to the first at which one ends.
-  std::vector<int32_t> of = filled(jobs.instants, 0);  // the section that is open at, or opens last before, an instant
+  // A section is a sequence of instants at which jobs begin, up to the first instant at which a job ends.
+  // the section open at an instant, or the last one opened before
+  std::vector<int32_t> of = filled(jobs.instants, 0);
   int32_t current = -1;
   bool closed = true;
   for (int32_t t = 0; t < jobs.instants; ++t) {

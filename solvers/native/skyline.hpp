@@ -1,10 +1,11 @@
-// Fills the skyline of tops over time from below, valley by valley.
+// Skyline packing: fills the valleys of the skyline of tops over time from below.
 //
-// The skyline is a ring of runs of equal height. A run lower than both neighbours is a valley: it takes a job whose
-// lifetime lies within it, else it rises to its lower neighbour. After Burke, Kendall and Whitwell (2004), with fixed
-// times, and on a circle: a job of two pieces, one at either end of the line, is one arc. Nothing that happens in a
-// valley has to do with another one, so they are filled in the order in which one comes to them, near by, without a
-// heap: the offsets are those of the lowest valley first.
+// The skyline is a ring of runs of equal height. A run lower than both neighbours is a valley. A valley takes
+// a job whose lifetime lies within the valley; without such a job the valley rises to its lower neighbour.
+// The algorithm follows Burke, Kendall and Whitwell (2004), with fixed times and on a circle: a job of two
+// pieces, one at either end of the line, is one arc. Valleys are independent of each other, so they are
+// filled in the order of a walk to nearby valleys, without a heap; the offsets equal those of lowest valley
+// first.
 #pragma once
 
 #include <atomic>
@@ -18,22 +19,22 @@
 
 namespace packing {
 
-// When the jobs live, in instants or in sections (sections.hpp): half-open, on a circle from 0 to `length`.
+// Lifetimes of the jobs in instants or in sections (sections.hpp): half-open, on a circle from 0 to `length`.
 struct Times {
-  const std::vector<Piece>& pieces;  // as Jobs::first counts them
+  const std::vector<Piece>& pieces;  // indexed by Jobs::first
   int32_t length;
 };
 
 inline Times instants_of(const Jobs& jobs) { return {jobs.pieces, jobs.instants - 1}; }
 
-// The lifetime of a job that has no gaps as one arc on the circle; it may end beyond the circle's length.
+// Lifetime of a job without gaps as one arc on the circle; the arc may end beyond the circle's length.
 inline Piece arc_of(const Jobs& jobs, const Times& times, int32_t job) {
   const Piece first = times.pieces[jobs.first[job]];
   if (jobs.single(job)) return first;
   return {times.pieces[jobs.first[job + 1] - 1].start, first.end + times.length};
 }
 
-// The same in instants; start is -1 for a job that has gaps.
+// The arc in instants; start is -1 for a job with gaps.
 inline Piece arc(const Jobs& jobs, int32_t job) {
   const int32_t many = jobs.first[job + 1] - jobs.first[job];
   const auto goes_round = [&] {
@@ -43,7 +44,7 @@ inline Piece arc(const Jobs& jobs, int32_t job) {
   return {-1, -1};
 }
 
-// Of the jobs not yet taken that lie within a run, the one with the lowest priority number.
+// Finds, among the jobs not yet taken that lie within a run, the job with the lowest priority number.
 class JobTree {
  public:
   JobTree(const Jobs& jobs, const std::vector<int32_t>& candidates)
@@ -68,7 +69,7 @@ class JobTree {
     for (size_t k = leaves_; k-- > 1;) nodes_[k] = join(nodes_[2 * k], nodes_[2 * k + 1]);
   }
 
-  // Takes and returns the job for the run [from, to), where `to` may lie beyond the circle's length; or -1.
+  // Takes and returns the job for the run [from, to), or -1. `to` may lie beyond the circle's length.
   int32_t take(int32_t from, int32_t to) {
     Best best;
     if (to - from == length_) {
@@ -95,7 +96,7 @@ class JobTree {
   };
   static Node join(Node a, Node b) { return {std::min(a.end, b.end), std::min(a.priority, b.priority)}; }
 
-  // Among the leaves [low, high), those that end by `by`.
+  // Searches the leaves [low, high) for jobs that end by `by`.
   void find(size_t node, size_t begin, size_t end, size_t low, size_t high, int32_t by, Best& best) const {
     if (high <= begin || end <= low || nodes_[node].end > by || nodes_[node].priority >= best.priority) return;
     if (node >= leaves_) {
@@ -111,13 +112,13 @@ class JobTree {
   }
 
   std::vector<int32_t> by_start_, ends_;
-  std::vector<int32_t> first_from_;  // by instant: the first of by_start_ that starts then or later
+  std::vector<int32_t> first_from_;  // by instant: first of by_start_ that starts then or later
   std::vector<Node> nodes_;
   int32_t length_;
   size_t leaves_ = 1;
 };
 
-// Tells a kernel on another thread to give up.
+// Cancellation flag, set by another thread.
 class Cancel {
  public:
   void cancel() { told_.store(true, std::memory_order_relaxed); }
@@ -130,14 +131,14 @@ class Cancel {
 struct Valley {
   int32_t from, to;        // instants; `to` may lie beyond the circle's length
   int64_t height;
-  int64_t before, after;   // heights of its walls; no wall is as high as can be
+  int64_t before, after;   // heights of the walls; no wall counts as the largest height
 };
 
-// `goes_back`: whether what changes is kept, so that it can be taken back.
+// `goes_back`: record changes so that they can be undone.
 template <bool goes_back>
 class SkylineOf {
  public:
-  // `floor[t]` is the height below which instant t is taken already.
+  // `floor[t]` is the height below which instant t is already taken.
   explicit SkylineOf(const std::vector<int64_t>& floor)
       : runs_(filled(floor.size(), Run{})), starts_(goes_back ? floor.size() : 1), length_(floor.size()) {
     insert(0, floor[0], -1);
@@ -149,8 +150,9 @@ class SkylineOf {
     merge(start_);
   }
 
-  // Places `left` jobs, those that take(valley) returns; -1 where none is to be placed in a valley. Where that has no
-  // walls, nothing more is placed. Gives up (false) when a job ends above `limit`, or is told to.
+  // Places `left` jobs, chosen by take(valley), which returns -1 to place no job in a valley; -1 for a valley
+  // without walls ends the placement. Returns false when a job ends above `limit` or the cancellation flag is
+  // set.
   template <class Take>
   bool fill(const Jobs& jobs, const Times& times, size_t left, int64_t limit, std::vector<int64_t>& offset,
             const Cancel& cancel, Take take) {
@@ -176,18 +178,18 @@ class SkylineOf {
   int32_t before(int32_t run) const { return runs_[run].before; }
   int32_t after(int32_t run) const { return runs_[run].after; }
 
-  // That an instant belongs to; not across the cut of the circle.
+  // The run that an instant belongs to; not across the cut of the circle.
   int32_t run_at(int32_t instant) const {
     static_assert(goes_back);
     return starts_.last_until(instant);
   }
 
-  // Lower than both neighbours.
+  // Returns whether a run is lower than both neighbours.
   bool is_valley(int32_t run) const {
     return std::min(runs_[runs_[run].before].height, runs_[runs_[run].after].height) > runs_[run].height;
   }
 
-  // The valley that is next to a run on the way down, which becomes its run.
+  // Walks down from a run to a valley and returns the valley; `run` becomes the valley's run.
   Valley valley_from(int32_t& run) const {
     for (;;) {
       const Run& here = runs_[run];
@@ -199,7 +201,7 @@ class SkylineOf {
     }
   }
 
-  // Returns the run that it has become.
+  // Raises a run to a height and returns the resulting run, which may be merged with neighbours.
   int32_t rise(int32_t run, int64_t height) {
     change(run).height = height;
     merge(run);
@@ -207,10 +209,10 @@ class SkylineOf {
     return merge(before) ? before : run;
   }
 
-  // Raises the part `piece` of a run to `height`. Returns a run that is there, lower if it can be.
+  // Raises the part `piece` of a run to `height`. Returns an existing run there, a lower one if possible.
   int32_t raise(int32_t run, Piece piece, int64_t height) {
     const int64_t below = runs_[run].height;
-    if (runs_[run].after == run && piece.start != run) {  // one run all round may as well begin here
+    if (runs_[run].after == run && piece.start != run) {  // a single run all round may as well begin here
       close(run);
       insert(piece.start, below, -1);
       run = piece.start;
@@ -223,7 +225,7 @@ class SkylineOf {
     return run;
   }
 
-  // How it stands, for undo().
+  // State of the trail, for undo().
   size_t mark() const { return trail_.size(); }
   void undo(size_t mark) {
     for (; trail_.size() > mark; trail_.pop_back()) {
@@ -245,7 +247,7 @@ class SkylineOf {
     return runs_[run];
   }
 
-  // Beyond the circle's length for the run that holds instant 0 or begins after all others.
+  // End of a run; beyond the circle's length for the run that holds instant 0 or begins after all others.
   int32_t end_of(int32_t run) const {
     const int32_t after = runs_[run].after;
     return after > run ? after : after + length_;
@@ -259,7 +261,7 @@ class SkylineOf {
     change(after).before = start;
   }
 
-  // Joins `run` with the next one when they are equally high.
+  // Merges `run` with the next run if both have the same height.
   bool merge(int32_t run) {
     const int32_t next = runs_[run].after;
     if (next == run || runs_[next].height != runs_[run].height) return false;
@@ -275,14 +277,14 @@ class SkylineOf {
   }
 
   std::vector<Run> runs_;  // by first instant
-  Instants starts_;        // of runs, where it goes back
-  std::vector<std::pair<int32_t, Run>> trail_;  // what changed, as it was before
+  Instants starts_;        // starts of the runs, if goes_back
+  std::vector<std::pair<int32_t, Run>> trail_;  // changed runs with their old values
   int32_t length_, start_ = 0;
 };
 
 using Skyline = SkylineOf<false>;
 
-// From each moment to the next, the highest end of the jobs placed there; of those without an offset none is.
+// Returns for each instant the highest end of the jobs placed there; jobs without an offset are not counted.
 inline std::vector<int64_t> floor_under(const Jobs& jobs, const Times& times, const std::vector<int32_t>& placed,
                                         const std::vector<int64_t>& offset) {
   std::vector<std::tuple<int32_t, int32_t, int64_t>> pieces;  // start, end, height
@@ -303,14 +305,14 @@ inline std::vector<int64_t> floor_under(const Jobs& jobs, const Times& times, co
   return floor;
 }
 
-// Places all jobs: those that are fixed or have gaps by first fit in the order given, and on top of these the others,
-// lowest valley first, by their places in the order.
+// Places all jobs: jobs that are fixed or have gaps by first fit in the given order, and above them the other
+// jobs, lowest valley first, prioritized by the given order.
 class ValleyPacker {
  public:
   explicit ValleyPacker(const Jobs& jobs)
       : jobs_(jobs), candidates_(of(jobs, true)), others_(of(jobs, false)), offset_(filled(jobs.count(), int64_t{0})) {}
 
-  // The arena, or -1 when it would be above `limit`, or when told to give up.
+  // Returns the arena, or -1 if the arena would be above `limit` or the flag is set.
   int64_t pack(const std::vector<int32_t>& order, int64_t limit, const Cancel& cancel = Cancel()) {
     prioritize(order);
     if (!tree_) tree_.emplace(jobs_, candidates_);
@@ -324,7 +326,7 @@ class ValleyPacker {
     return pack(order, limit, cancel, take, instants_of(jobs_));
   }
 
-  // The valleys that take(valley) gets are in these times.
+  // The valleys passed to take(valley) use these times.
   template <class Take>
   int64_t pack(const std::vector<int32_t>& order, int64_t limit, const Cancel& cancel, Take take, const Times& times) {
     if (!place_others(order, cancel)) return -1;
@@ -334,8 +336,8 @@ class ValleyPacker {
     return arena <= limit ? arena : -1;
   }
 
-  // Places what fits below a ceiling, and leaves out the rest, with offset -1; take(valley) returns no job that does not
-  // fit there. False when told to give up.
+  // Places the jobs that fit below a ceiling and leaves out the others, with offset -1; take(valley) must
+  // return only jobs that fit there. Returns false when cancelled.
   template <class Take>
   bool pack_below(const std::vector<int32_t>& order, int64_t ceiling, const Cancel& cancel, Take take) {
     offset_.assign(jobs_.count(), -1);
@@ -371,7 +373,8 @@ class ValleyPacker {
     for (int32_t k = 0; k < jobs_.count(); ++k) priority_[order[k]] = k;
   }
 
-  // Whether it came to its end. In order of their starts, what has ended by then is in nobody's way any more.
+  // Returns whether the placement was completed. In order of starts, jobs that have ended can no longer
+  // conflict.
   bool place_others(const std::vector<int32_t>& order, const Cancel& cancel,
                     int64_t ceiling = std::numeric_limits<int64_t>::max()) {
     if (others_.empty()) return true;
@@ -403,7 +406,7 @@ class ValleyPacker {
   static constexpr std::ptrdiff_t soon_forgotten = 64;  // jobs
 
   const Jobs& jobs_;
-  const std::vector<int32_t> candidates_;  // one arc, no fixed offset
+  const std::vector<int32_t> candidates_;  // jobs of one arc without a fixed offset
   std::vector<int32_t> others_;
   std::optional<JobTree> tree_;
   std::vector<int64_t> offset_;

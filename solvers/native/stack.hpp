@@ -1,9 +1,11 @@
-// How high buffers that all meet each other must stand: a bound where alignments differ, where fixed offsets leave
-// holes, and where sets meet in pairs without an instant in common, as three arcs round a circle do.
+// Stack bound: the least height of a stack of buffers that all meet each other. The bound exceeds the load if
+// alignments differ, if fixed offsets leave holes, and if sets meet in pairs without a common instant, as
+// three arcs round a circle do.
 //
-// Buffers that meet stand in one stack. The least height at which the top of a set S can be, its jobs in any order,
-// is h(S) = min over its topmost job j of place(h(S - j), j) + size of j, where place() is the lowest offset from there
-// on that alignment and fixed offsets allow: a lower stack below never makes a higher one (after Held and Karp, 1962).
+// Buffers that meet stand in one stack. The least height of the top of a set S, its jobs in any order, is
+// h(S) = min over the topmost job j of place(h(S - j), j) + size of j. place() is the lowest offset from a
+// height on that alignment and fixed offsets allow: a lower stack below never makes a higher stack (after
+// Held and Karp, 1962).
 #pragma once
 
 #include <limits>
@@ -14,7 +16,7 @@ namespace packing {
 
 class Stacks {
  public:
-  // Gives up some of the bound rather than take more than about so many steps.
+  // Weakens the bound rather than taking more than about `steps` steps.
   Stacks(const Jobs& jobs, int64_t steps) : jobs_(jobs), steps_(steps) {}
 
   int64_t bound() {
@@ -24,10 +26,11 @@ class Stacks {
   }
 
  private:
-  static constexpr int32_t most_free = 18;   // jobs of a stack whose order is tried
-  static constexpr int32_t most_pairs = 64;  // jobs among which all sets that meet are looked for
+  static constexpr int32_t most_free = 18;   // largest number of jobs in a stack whose orders are tried
+  // largest number of jobs among which all sets that meet in pairs are listed
+  static constexpr int32_t most_pairs = 64;
 
-  // The largest sets of jobs that are alive at one instant.
+  // Considers the largest sets of jobs that are alive at one instant.
   void at_instants() {
     struct Begun {
       Piece piece;
@@ -62,7 +65,7 @@ class Stacks {
     Meets(jobs_).largest([&](const std::vector<int32_t>& set) { raise(set); }, [&] { return (steps_ -= 64) >= 0; });
   }
 
-  // By what a set needs, if that is more than is known.
+  // Raises the bound to the least height of a set, if that is larger.
   void raise(const std::vector<int32_t>& set) {
     std::vector<int32_t> free;
     taken_.clear();
@@ -74,7 +77,9 @@ class Stacks {
     std::sort(taken_.begin(), taken_.end());
     best_ = std::max(best_, top);
     std::stable_sort(free.begin(), free.end(), [&](int32_t a, int32_t b) { return jobs_.mask[a] > jobs_.mask[b]; });
-    int64_t height = 0;  // of one order: what no order needs is no gain
+    // height of the stack in one order: an upper bound on the set's least height, which may already show that
+    // the set cannot raise the bound
+    int64_t height = 0;
     for (const int32_t j : free) height = place(height, j) + jobs_.size[j];
     if (height <= best_) return;
     if (free.size() > most_free) return;

@@ -1,5 +1,5 @@
-// What is alive at the peak, stacked without a gap, in an order that leaves a staircase on either side; and a quick way to
-// place the rest beside it.
+// Stacks the jobs alive at the peak without a gap, in an order that leaves a staircase on both sides; and a
+// quick heuristic to place the other jobs beside the stack.
 #pragma once
 
 #include <tuple>
@@ -8,9 +8,9 @@
 
 namespace packing {
 
-// The jobs of one piece that are alive at an instant, the lowest first. What reaches `tilt` times as far to the right as to
-// the left, or further, stands on top, the lower the further it reaches to the left; the others below, the higher the
-// further they reach to the right.
+// Returns the jobs of one piece that are alive at an instant, lowest first. Jobs that reach at least `tilt`
+// times as far to the right as to the left stand on top, lower the further they reach to the left; the others
+// stand below, higher the further they reach to the right.
 inline std::vector<int32_t> staircase(const Jobs& jobs, int32_t peak, double tilt) {
   std::vector<std::tuple<bool, int32_t, int32_t>> order;
   for (int32_t j = 0; j < jobs.count(); ++j) {
@@ -26,10 +26,11 @@ inline std::vector<int32_t> staircase(const Jobs& jobs, int32_t peak, double til
   return result;
 }
 
-// One side of the peak, as it is filled from the ground: the left one as it is, the right one upside down and from its end.
+// One side of the peak, filled from the ground: the left side as is, the right side upside down and reversed
+// in time.
 class Flank {
  public:
-  // `offset` is that of the jobs of the peak, which are `load` bytes; -1 for the others.
+  // `offset` holds the offsets of the jobs of the peak, `load` bytes in all; -1 for the other jobs.
   Flank(const Jobs& whole, const std::vector<int64_t>& offset, int32_t peak, int64_t load, bool right)
       : whole_(whole), load_(load), right_(right) {
     const int32_t from = right ? peak + 1 : 0, to = right ? whole.instants - 1 : peak;
@@ -44,7 +45,8 @@ class Flank {
     jobs_.instants = to - from + 1;
   }
 
-  // Valley by valley, what begins first and so lies furthest from the peak first; false when told to give up.
+  // Packs valley by valley, jobs with the earliest start (furthest from the peak) first; returns false when
+  // cancelled.
   bool pack(std::vector<int64_t>& offset, const Cancel& cancel) {
     height_ = load_;
     if (free_ == 0) return true;
@@ -56,7 +58,7 @@ class Flank {
     return true;
   }
 
-  int64_t height() const { return height_; }  // of all that is packed
+  int64_t height() const { return height_; }  // height of all packed jobs
 
  private:
   int64_t turned(int32_t job, int64_t offset) const { return right_ ? load_ - offset - whole_.size[job] : offset; }
@@ -70,9 +72,9 @@ class Flank {
   int64_t height_ = 0;
 };
 
-// All jobs, each of one piece, not fixed, and so large that the coarsest alignment divides it. Under a staircase of the
-// peak there are gaps, which are lost; where the load falls from one high peak to either side, it falls sooner than they
-// grow. No offsets when told to give up.
+// Packs all jobs, which must have one piece, no fixed offset, and sizes divisible by the coarsest alignment.
+// Gaps under the staircase of the peak are lost; if the load falls from one high peak to both sides, the load
+// falls faster than the gaps grow. Returns no offsets when cancelled.
 inline std::vector<int64_t> pack_peak_first(const Jobs& jobs, const Cancel& cancel) {
   const int32_t peak = peak_of(jobs);
   std::vector<int64_t> offset(jobs.count(), -1);
@@ -82,7 +84,7 @@ inline std::vector<int64_t> pack_peak_first(const Jobs& jobs, const Cancel& canc
   for (const bool right : {false, true}) {
     Flank flank(jobs, stacked, peak, load, right);
     if (!flank.pack(offset, cancel)) return {};
-    if (right) below = std::max<int64_t>(0, flank.height() - load);  // it has come so far below the stack
+    if (right) below = std::max<int64_t>(0, flank.height() - load);  // depth below the stack
   }
   for (int64_t& of_job : offset) of_job += below;
   return offset;

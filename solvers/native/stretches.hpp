@@ -1,5 +1,6 @@
-// Makes a plan lower: a stretch of time around what stands highest is filled anew, beside what reaches into it from
-// before and after. Where the load varies, only few stretches are hard, and the rest of the plan is good enough.
+// Window repair: packs a time window around the highest job again, around the jobs that reach into the window
+// from before and after. If the load varies, only few windows are hard, and the rest of the plan is good
+// enough.
 #pragma once
 
 #include <memory>
@@ -10,8 +11,8 @@ namespace packing {
 
 class Stretches {
  public:
-  // Of jobs, which stay where they are in memory, with the offsets of a plan. What has a fixed offset stays, and so do
-  // jobs of several pieces.
+  // `offsets` is a plan of `jobs`, which must outlive this. Jobs with a fixed offset or several pieces are
+  // never moved.
   Stretches(const Jobs& jobs, std::vector<int64_t> offsets, uint64_t seed)
       : jobs_(jobs), offset_(std::move(offsets)), random_(seed) {
     settle();
@@ -21,7 +22,8 @@ class Stretches {
   int64_t arena() const { return arena_; }
   int64_t looks() const { return looks_; }
 
-  // Goes on until the arena is at most `target` or about `budget` more looks are spent; whether it has become smaller.
+  // Continues until the arena is at most `target` or about `budget` more looks are spent; returns whether the
+  // arena has become smaller.
   bool advance(int64_t budget, int64_t target) {
     const int64_t until = looks_ + budget, before = arena_;
     while (looks_ < until && arena_ > target) {
@@ -34,13 +36,14 @@ class Stretches {
  private:
   static constexpr double first_slack = 0x1p-11, least_slack = 0x1p-18;
   static constexpr int64_t first_patience = 10'000'000, most_patience = int64_t{1} << 40;
-  static constexpr int64_t looks_a_job = 600;  // of filling without going back; measured
-  static constexpr int64_t looks_to_begin = 50, looks_to_choose = 1000;  // a job; and at least; measured
-  static constexpr int64_t looks_a_piece = 5;  // around the highest; measured
+  static constexpr int64_t looks_a_job = 600;  // per job of a pass without backtracking; measured
+  // per job; and least looks of a choice; measured
+  static constexpr int64_t looks_to_begin = 50, looks_to_choose = 1000;
+  static constexpr int64_t looks_a_piece = 5;  // per piece around the highest job; measured
   static constexpr int32_t most_jobs = 20'000;
   static constexpr int32_t first_span = 1500;
 
-  // A stretch around the highest job, and a goal for it; false when there is none.
+  // Chooses a window around the highest job, and a goal for the window; returns false when there is none.
   bool choose(int64_t target) {
     while (arena_ <= goal_for(target)) slack_ = slack_ > least_slack ? slack_ / 4 : 0;
     goal_ = goal_for(target);
@@ -80,7 +83,8 @@ class Stretches {
     refill_.reset();
   }
 
-  // Less is asked for next time; where that would be next to nothing, more again, with more patience.
+  // After a failure: asks for a smaller improvement next time; when the improvement would be negligible, asks
+  // for more again, with more patience.
   void failed(int64_t target) {
     const double gap = static_cast<double>(arena_ - target) / static_cast<double>(arena_);
     slack_ = std::max(least_slack, slack_ * 2);
@@ -96,7 +100,8 @@ class Stretches {
     return target + static_cast<int64_t>(slack_ * static_cast<double>(arena_));
   }
 
-  // From an instant before the piece to one after it at which as little is alive as can be, so many instants away.
+  // Cuts the window at an instant before and one after the piece, about `half` instants away, at which the
+  // load is lowest.
   bool stretch_around(Piece piece, int32_t half) {
     const int32_t last = jobs_.instants - 1;
     const Piece around{std::max(0, piece.start - 2 * half), std::min(last, piece.end + 2 * half)};
@@ -115,7 +120,7 @@ class Stretches {
       }
     looks_ += looks_a_piece * static_cast<int64_t>(inside_.size());
     for (size_t t = 1; t < load.size(); ++t) load[t] += load[t - 1], over[t] += over[t - 1];
-    // Of the instants [from, to): what stays at an end must not be above the goal.
+    // Searches the instants [from, to): jobs that stay at an end of the window must not be above the goal.
     const auto quietest = [&](int32_t from, int32_t to) {
       int32_t best = -1;
       for (int32_t t = from; t < to; ++t)
@@ -127,7 +132,7 @@ class Stretches {
     return from >= 0 && to >= 0 && cut({from, to});
   }
 
-  // The stretch; false if something stays that touches neither end, or is too high.
+  // Creates the window; returns false if a job that stays touches neither end, or is too high.
   bool cut(Piece part) {
     stretch_ = Stretch(part);
     whose_.clear();
@@ -154,7 +159,7 @@ class Stretches {
     whose_.push_back(job);
   }
 
-  // After offsets have changed.
+  // Updates the arena after offsets have changed.
   void settle() {
     arena_ = 0;
     for (int32_t j = 0; j < jobs_.count(); ++j)
@@ -167,12 +172,12 @@ class Stretches {
   Random random_;
   int32_t highest_ = 0;
   int64_t arena_ = 0, looks_ = 0, looks_patience_ = first_patience;
-  double slack_ = first_slack;  // part of the arena by which the goal is above the target
-  double span_ = first_span;    // instants of a stretch on either side, about
-  // The attempt that is under way.
-  std::vector<std::pair<int32_t, int32_t>> inside_;  // jobs and pieces around the highest
+  double slack_ = first_slack;  // excess of the goal over the target, as a fraction of the arena
+  double span_ = first_span;    // approximate number of instants on either side of the highest job
+  // State of the current attempt.
+  std::vector<std::pair<int32_t, int32_t>> inside_;  // jobs and pieces around the highest job
   Stretch stretch_{{0, 0}};
-  std::vector<int32_t> whose_;  // jobs of the stretch
+  std::vector<int32_t> whose_;  // jobs of the window
   int64_t goal_ = 0, patience_ = 0;
   std::unique_ptr<Refill> refill_;
 };

@@ -1,4 +1,4 @@
-// Binding of the planner of swaps.
+// Python binding of the offload planner.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>

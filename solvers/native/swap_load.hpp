@@ -1,6 +1,8 @@
-// Bytes on the device during each operation of a step: a range of operations gets more or fewer, and where is it full?
+// Bytes on the device during each operation of a step: adds bytes to a range of operations, and finds the
+// first or last operation over a level.
 //
-// A segment tree of largest loads. Operations may count on into the next turn: k, of k operations, is 0 again.
+// A segment tree of maxima. Operations may count on into the next turn: operation k, of k operations, is
+// operation 0 again.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +35,7 @@ class Load {
     return next < 0 ? to : next + turn + k_;
   }
 
-  // The last one, or `from` - 1.
+  // The last operation in [from, to) with more than `level` bytes, or `from` - 1.
   int64_t last_over(int64_t from, int64_t to, int64_t level) const {
     if (from >= to) return from - 1;
     const int64_t turn = from < k_ ? 0 : k_;
@@ -82,7 +84,7 @@ class Load {
   }
 
   int64_t k_, leaves_ = 1;
-  std::vector<int64_t> most_, more_;  // of a node's operations, what was added to all of them included
+  std::vector<int64_t> most_, more_;  // per node: the maximum, and the bytes added to all its operations
 };
 
 }  // namespace swapping

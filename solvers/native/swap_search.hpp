@@ -1,7 +1,7 @@
-// Improves a plan of swaps by small changes, each judged by what operations then wait for.
+// Local search on an offload plan: small changes, each judged by the resulting stall.
 //
-// Late acceptance (Burke and Bykov, European Journal of Operational Research 258, 2017): a change stays if it is no
-// worse than the plan of a while ago. Deterministic; stops by work.
+// Late acceptance (Burke and Bykov, European Journal of Operational Research 258, 2017): a change is kept if
+// the plan is no worse than the plan some steps ago. Deterministic; stops after an amount of work.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace swapping {
 
-// When one absence begins and ends; not taken where release >= fetch.
+// Release and fetch of one absence; the absence is not used if release >= fetch.
 struct Move {
   int64_t out, release, fetch;
 
@@ -37,7 +37,8 @@ class Search {
     for (int t = 0; t < 2; ++t) out_done_[t].assign(a_.count(), 0.0), in_done_[t].assign(a_.count(), 0.0);
   }
 
-  // The best that `work`, operations and absences looked at, suffices for; of an empty plan too.
+  // Returns the best plan found within `work`, counted in operations and absences examined; also starts from
+  // an empty plan.
   std::vector<Move> improve(const std::vector<Move>& first, double work) {
     moves_ = first;
     load_ = p_.load();
@@ -85,7 +86,7 @@ class Search {
     bool back;
   };
 
-  // Splitmix64.
+  // SplitMix64.
   uint64_t next() {
     uint64_t z = state_ += 0x9e3779b97f4a7c15;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
@@ -113,14 +114,15 @@ class Search {
     }
   }
 
-  // The operation as one after the absence's last access, and whether it lies within the absence.
+  // after_last: the operation, counted on into the next turn if needed, so that it lies after the absence's
+  // last access. spans: whether the operation lies within the absence.
   int64_t after_last(int c, int64_t op) const { return op > a_.last[c] ? op : op + k_; }
   bool spans(int c, int64_t op) const {
     const int64_t x = after_last(c, op);
     return x < a_.use[c] && (x < k_ || p_.circular());
   }
 
-  // One move is made shorter, longer, sooner, later, or not at all; mostly one that somebody waits for.
+  // Makes one move shorter, longer, earlier, later, or removes it; mostly a move that an operation waits for.
   void change() {
     const int n = a_.count();
     int c = static_cast<int>(below(n));
@@ -128,7 +130,7 @@ class Search {
     if (!causes_.empty() && below(4)) {
       const Cause& cause = causes_[below(static_cast<int64_t>(causes_.size()))];
       c = cause.c, back = cause.back;
-      if (!below(3)) {  // one whose copy is made near it
+      if (!below(3)) {  // an absence whose copy is made near this one
         const auto& order = back ? by_use_ : p_.by_last();
         const int64_t at = back ? rank_[c] : std::find(order.begin(), order.end(), c) - order.begin();
         c = order[std::clamp<int64_t>(at + between(-4, 4), 0, n - 1)];
@@ -161,7 +163,7 @@ class Search {
     set(c, m);
   }
 
-  // Where the load is over the limit, others are away for longer, or go.
+  // Where the load exceeds the limit, lengthens other absences or uses unused ones.
   bool repair() {
     const int changed = undo_.back().c;
     for (int64_t guard = 0; guard < 64; ++guard) {
@@ -174,7 +176,7 @@ class Search {
         const int64_t x = after_last(c, op);
         const Move& m = moves_[c];
         if (m.taken() && m.release <= x && x < m.fetch) continue;
-        // Any may be it, those that are away nearby most likely.
+        // Random choice that favours absences away at nearby operations.
         const double distance = !m.taken() ? static_cast<double>(k_)
                                 : x < m.release ? static_cast<double>(m.release - x)
                                                 : static_cast<double>(x - m.fetch + 1);
@@ -202,7 +204,8 @@ class Search {
     return -1;
   }
 
-  // What may be there for longer is: releases later, fetches sooner, in two orders.
+  // Keeps buffers on the device for longer where memory allows: later releases, earlier fetches, in two
+  // orders.
   void relax() {
     const bool back_first = below(2);
     for (int pass = 0; pass < 2; ++pass) {
@@ -231,7 +234,7 @@ class Search {
     *at = c;
   }
 
-  // The stall, and for plans of the same the copies' seconds.
+  // Cost of the plan: the stall; ties are broken by the seconds of the copies.
   double cost() {
     for (auto* heads : {&release_at_, &fetch_at_, &use_at_, &out_at_}) std::fill(heads->begin(), heads->end(), -1);
     double outs = 0, ins = 0, plain = begins_[k_];

@@ -1,7 +1,8 @@
-// Plans swaps: which absences to use, and when each buffer leaves and returns, for a limit of bytes.
+// Offload planner: chooses which absences to use for a limit in bytes, and when each buffer is released and
+// fetched.
 //
-// Time is the number of an operation; `begins` says when each begins in seconds. On a circle an absence may reach
-// into the next turn: its `last` lies in [0, K), all that follows in (last, last + K].
+// Times are numbers of operations; `begins_` holds the start of each operation in seconds. On a circle an
+// absence may reach into the next turn: `last` lies in [0, K), everything after it in (last, last + K].
 #pragma once
 
 #include <algorithm>
@@ -17,19 +18,19 @@
 
 namespace swapping {
 
-// Added to each copy, so that what is planned to wait for nothing waits for nothing after other roundings, too.
+// Seconds added to each copy, so that a plan without stalls has no stalls under other roundings either.
 constexpr double kSlack = 1e-9;
 
 struct Absences {
   std::vector<int64_t> last, use, size;
   std::vector<double> out, in;  // seconds of the copies
-  std::vector<int32_t> source;  // the absence whose copy on the host is still good when this one begins, or -1
+  std::vector<int32_t> source;  // the absence whose host copy is still valid when this absence begins, or -1
 
   int count() const { return static_cast<int>(size.size()); }
 };
 
 struct Windows {
-  std::vector<int64_t> release, fetch;  // away in [release, fetch); empty where release >= fetch
+  std::vector<int64_t> release, fetch;  // away in [release, fetch); empty if release >= fetch
 };
 
 struct Found {
@@ -37,7 +38,7 @@ struct Found {
   Windows away;
   double stall = std::numeric_limits<double>::infinity();
   int64_t peak = std::numeric_limits<int64_t>::max();
-  std::vector<double> waits;  // of each operation
+  std::vector<double> waits;  // per operation, in seconds
 };
 
 class Planner {
@@ -51,7 +52,7 @@ class Planner {
     dilate({}, 0);
   }
 
-  // Operations take `share` of these waits longer.
+  // Lengthens each operation by `share` of these waits.
   void dilate(const std::vector<double>& waits, double share) {
     begins_.assign(1, 0.0);
     for (int64_t op = 0; op < k_; ++op)  {
@@ -60,7 +61,8 @@ class Planner {
     }
   }
 
-  // When the chosen are away at best if nobody waits: copies out as soon as they can, back as late as they can.
+  // Best windows of the chosen absences without stalls: copies out as early as possible, copies back as late
+  // as possible.
   Windows windows(const std::vector<uint8_t>& chosen) {
     Windows w{std::vector<int64_t>(a_.count()), std::vector<int64_t>(a_.count())};
     busy_.clear();
@@ -91,8 +93,8 @@ class Planner {
     return sum;
   }
 
-  // Take absences in order, each if that brings down the bytes over the limit although nobody waits; of a large step
-  // several at once.
+  // Chooses absences in the given order, each if it reduces the bytes over the limit without stalls; several
+  // at once for a large step.
   std::vector<uint8_t> without_waiting(const std::vector<int32_t>& order, int64_t limit) {
     Taking t{limit, std::vector<uint8_t>(a_.count(), 0), {}, 0};
     t.now = loads(t.chosen, windows(t.chosen));
@@ -106,7 +108,8 @@ class Planner {
     return t.chosen;
   }
 
-  // Take more absences in order until the load would be within the limit if copies took no time.
+  // Chooses more absences in the given order until the load would be within the limit if copies took no time.
+  // Returns false if no choice suffices.
   bool cover(const std::vector<int32_t>& order, int64_t limit, std::vector<uint8_t>& chosen) const {
     Load now(loads(chosen, at_once()));
     for (const int32_t c : order) {
@@ -117,7 +120,7 @@ class Planner {
     return now.first_over(0, k_, limit) == k_;
   }
 
-  // Leave out what is not needed, the last of the order first.
+  // Removes absences that are not needed, the last of the order first.
   void prune(const std::vector<int32_t>& order, int64_t limit, std::vector<uint8_t>& chosen, const Windows& w) const {
     Load now(loads(chosen, w));
     for (auto it = order.rbegin(); it != order.rend(); ++it) {
@@ -128,8 +131,8 @@ class Planner {
     }
   }
 
-  // Where there is room, wait for copies out later, those last in the queue first, and ask for copies back sooner,
-  // those used first first, none before one that is used before.
+  // Uses spare memory: delays the waits for copies out, the last copies of the queue first, and starts copies
+  // back earlier, the first uses first, none before a copy that is used earlier.
   void relax(int64_t limit, const std::vector<uint8_t>& chosen, Windows& w) const {
     Load now(loads(chosen, w));
     for (auto it = by_last_.rbegin(); it != by_last_.rend(); ++it) {
@@ -149,14 +152,15 @@ class Planner {
     }
   }
 
-  // Hold the limit whatever it costs: where the load is over it, wait for copies out or put off copies back.
+  // Enforces the limit at any cost: where the load exceeds the limit, waits for copies out or postpones
+  // copies back.
   void hold(int64_t limit, const std::vector<uint8_t>& chosen, Windows& w) {
     auto now = loads(chosen, w);
     Near near(*this, chosen, w);
     for (int64_t op = 0; op < k_; ++op) {
       near.at(op);
-      double later = 0;  // seconds by which the operation waits already
-      double queued = 0;  // seconds of copies back that were put off to the next operation
+      double later = 0;  // seconds that the operation waits already
+      double queued = 0;  // seconds of copies back that were postponed to the next operation
       while (now[op] > limit) {
         int best = -1;
         double least = std::numeric_limits<double>::infinity();
@@ -165,7 +169,7 @@ class Planner {
           double cost = 0;
           if (w.release[c] > x) cost += std::max(out_end_[c] - time(x) - later, 0.0);
           if (w.fetch[c] <= x) cost += favour_ * std::max(time(x + 1) + later + queued + a_.in[c] - time(a_.use[c]), 0.0);
-          if (cost > least) return false;  // as all that follow
+          if (cost > least) return false;  // the following absences cost no less
           if (cost < least || a_.size[c] > a_.size[best] || (a_.size[c] == a_.size[best] && c < best)) best = c, least = cost;
           return true;
         });
@@ -173,7 +177,8 @@ class Planner {
         const int64_t x = within(best, op);
         const int64_t from = std::min(w.release[best], x);
         int64_t to = std::max(w.fetch[best], x + 1);
-        // Of a large step it stays away as long as memory is short and nobody waits for that.
+        // In a large step the buffer stays away as long as memory is short and nothing waits for the copy
+        // back.
         while (large_ && to < a_.use[best] && now[to % k_] > limit && time(to + 1) + a_.in[best] <= time(a_.use[best])) ++to;
         if (w.release[best] > x) later = std::max(later, out_end_[best] - time(x));
         if (w.fetch[best] <= x) queued += a_.in[best];
@@ -188,13 +193,15 @@ class Planner {
     }
   }
 
-  // How dear it is to wait for copies back, beside copies out.
+  // Sets the cost of a wait for a copy back relative to a copy out.
   void favour(double outs) { favour_ = outs; }
 
-  // Seconds that operations wait for copies, on a circle in the long run, and which ones.
+  // Returns the seconds that operations wait for copies, in steady state on a circle; `waits` receives the
+  // wait of each operation.
   double stall(const std::vector<uint8_t>& chosen, const Windows& w, std::vector<double>& waits) const;
 
-  // The best of a few rounds for this order: who waits in one round has more time in the next.
+  // Returns the best of a few rounds for this order: operations that wait in one round count as longer in the
+  // next.
   Found plan(const std::vector<int32_t>& order, int64_t limit, int rounds);
 
   int count() const { return a_.count(); }
@@ -225,7 +232,8 @@ class Planner {
     return begins_[op % k_] + begins_[k_] * static_cast<double>(op / k_);
   }
 
-  // The first operation that begins at `at` or later; the last that begins at `at` or earlier.
+  // first_from: the first operation that begins at `at` or later; last_until: the last that begins at `at` or
+  // earlier.
   int64_t first_from(double at) const {
     const double turn = circular_ ? std::floor(at / begins_[k_]) : 0;
     const double within = at - turn * begins_[k_];
@@ -251,23 +259,24 @@ class Planner {
     }
   }
 
-  // The operation as one after the absence's last access.
+  // Returns the operation, counted on into the next turn if needed, so that it lies after the absence's last
+  // access.
   int64_t within(int c, int64_t op) const { return op > a_.last[c] ? op : op + k_; }
 
   bool covers(int c, const Load& now, int64_t limit) const {
     return now.first_over(a_.last[c] + 1, a_.use[c], limit) < a_.use[c];
   }
 
-  // What is taken so far, without waiting.
+  // Absences chosen so far without stalls.
   struct Taking {
     int64_t limit;
     std::vector<uint8_t> chosen;
     std::vector<int64_t> now;
     double over, out = 0, in = 0;
-    int64_t left = 0;  // how many plans may be looked at
+    int64_t left = 0;  // number of plans that may still be evaluated
   };
 
-  // These, if they bring down what is over the limit; else each half of them.
+  // Chooses these absences if they reduce the bytes over the limit; otherwise tries each half of them.
   void take(std::vector<int32_t> rows, Taking& t) {
     double out = t.out, in = t.in;
     const bool many = rows.size() > 16;
@@ -282,7 +291,7 @@ class Planner {
     std::vector<int32_t> kept;
     for (const int32_t c : rows) {
       if (!useful(c)) continue;
-      // A circle's engines must be done with a turn's copies in a turn.
+      // On a circle the copy engines must complete the copies of a turn within a turn.
       const double outs = out + a_.out[c] + kSlack, ins = in + a_.in[c] + kSlack;
       if (circular_ && (duplex_ ? std::max(outs, ins) : outs + ins) > begins_[k_]) continue;
       out = outs, in = ins;
@@ -305,7 +314,8 @@ class Planner {
     take({half, kept.end()}, t);
   }
 
-  // Which of the chosen are here at an operation and could be away, those whose copies hold up least first.
+  // The chosen absences whose buffers are on the device at an operation but could be away, by increasing cost
+  // of their copies.
   class Near {
    public:
     Near(const Planner& planner, const std::vector<uint8_t>& chosen, const Windows& w)
@@ -329,7 +339,7 @@ class Planner {
       if (to > op_ && w_.fetch[c] < p_.a_.use[c]) moments_[to].push_back(c);
     }
 
-    // Of those that leave and of those that are back, as long as `what` wants more.
+    // Calls what(absence) on the leaving and then on the returned buffers, as long as `what` returns true.
     template <class Do>
     void each(Do what) const {
       for (const auto* some : {&leaving_, &back_}) {
@@ -413,7 +423,7 @@ class Planner {
     }
   }
 
-  // The latest end of a copy of `seconds` that is no later than `end` and meets no copy out.
+  // Latest end of a copy of `seconds` that is no later than `end` and overlaps no copy out.
   double before_busy(double end, double seconds) const {
     const double turn = circular_ ? std::floor((end - seconds) / begins_[k_]) * begins_[k_] : 0;
     for (auto it = busy_.rbegin(); it != busy_.rend(); ++it) {
@@ -427,7 +437,7 @@ class Planner {
   std::vector<int64_t> load_;
   bool circular_, duplex_;
   int64_t k_;
-  bool large_;  // not all of it can be looked at one by one
+  bool large_;  // too many operations and absences to examine one by one
   double favour_ = 1;
   std::vector<int32_t> by_last_, by_use_;
   std::vector<std::pair<double, double>> busy_;
@@ -458,7 +468,7 @@ inline double Planner::stall(const std::vector<uint8_t>& chosen, const Windows& 
   });
   std::vector<double> plain_begins(1, 0.0);
   for (const double s : seconds_) plain_begins.push_back(plain_begins.back() + s);
-  // Of each absence when its copies are done, for even and odd turns.
+  // End of each absence's copies, for even and odd turns.
   std::vector<double> out_done[2], in_done[2];
   for (int t = 0; t < 2; ++t) out_done[t].assign(a_.count(), 0.0), in_done[t].assign(a_.count(), 0.0);
   double out_free = 0, in_free = 0, begin = 0, duration = plain, before = -1;
@@ -519,7 +529,7 @@ inline Found Planner::plan(const std::vector<int32_t>& order, int64_t limit, int
     waits = last.waits;
     last = attempt(1);
   }
-  double low = 0, high = 1;  // as few of the best one's waits as do
+  double low = 0, high = 1;  // bisects for the smallest share of the best plan's waits that helps
   for (int round = 1; round < rounds && best.stall > 0 && std::isfinite(best.stall); ++round) {
     waits = best.waits;
     const double share = (low + high) / 2, before = best.stall;

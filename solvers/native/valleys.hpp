@@ -1,16 +1,19 @@
-// The skyline of a packing that is built from below, its valleys, and what may happen next in each of them.
+// Search state: the skyline of a packing built from below, its valleys, and the possible next steps in each
+// valley.
 //
-// The skyline is a chain of runs: maximal stretches of sections of one height. A *valley* is a run lower than both
-// neighbours, its walls. A job that is placed at a valley's height lies within the valley. So at any section of it
-// there are few choices: one of the jobs within that cover the section, or *idle*: none of them stands there at this
-// height, and the section rises. Where no boundary inside a stretch of sections is crossed by a job that is still to
-// be placed, the two sides have nothing to do with each other: such a boundary is a *cut*, and a wall without end.
+// The skyline is a chain of runs: maximal groups of adjacent sections of one height. A *valley* is a run
+// lower than both neighbours, its walls. A job placed at a valley's height lies within the valley. So at any
+// section of a valley there are few options: place one of the jobs within the valley that cover the section,
+// or *idle*: no job stands at this section at this height, and the section rises. If no job still to be
+// placed crosses a boundary between sections, the two sides are independent: such a boundary is a *cut*, and
+// acts as a wall of infinite height.
 //
-// Why nothing is lost: move all jobs of a plan down as far as they go, and place them by offset. Then each stands on
-// the ground or on top of another that it meets. If in a valley of height h the section s is not covered at h by a job
-// within, the next job above s either reaches beyond the valley, and stands no lower than its lower wall; or lies
-// within, and stands on a job within that does not cover s, which has its own size above h; or was kept from h by its
-// alignment or its fixed offset. The least of these is the height to which s rises.
+// Completeness: move all jobs of a plan down as far as possible, and place them by offset. Then each job
+// stands on the ground or on top of another job that meets it. If in a valley of height h no job within
+// covers section s at h, consider the next job above s. It reaches beyond the valley and stands no lower than
+// the lower wall; or it lies within the valley and stands on a job within that does not cover s and has its
+// own size above h; or its alignment or fixed offset has kept it from h. The smallest of these heights is the
+// height to which s rises.
 #pragma once
 
 #include <limits>
@@ -24,50 +27,50 @@
 
 namespace packing {
 
-// Rules that only spare work. Each may be switched off, and the answer must stay the same.
+// Optional rules that only save work. Each can be switched off without changing the answer.
 enum Rules : uint32_t {
-  rule_merge = 1,      // sections are maximal sets, not instants
-  rule_waste = 2,      // too little lies within a valley to fill it up to its walls
-  rule_idle = 4,       // a section rises to the lowest top that can be, not byte by byte
-  rule_cuts = 8,       // parts with nothing in common are searched one after the other
-  rule_failures = 16,  // what has failed once is not searched again
+  rule_merge = 1,      // use sections, maximal groups of instants, instead of instants
+  rule_waste = 2,      // fail if filling a valley up to its walls must lose more bytes than the slack
+  rule_idle = 4,       // an idle section rises to the lowest possible top, not byte by byte
+  rule_cuts = 8,       // independent parts are searched one after the other
+  rule_failures = 16,  // failed states are not searched again
   rule_twins = 32,     // of equal jobs the first is placed first
-  rule_ceilings = 64,  // what is left at a section must fit above it with its alignments and fixed offsets
+  rule_ceilings = 64,  // the jobs left at a section must fit above it with their alignments and fixed offsets
   every_rule = 127,
 };
 
 class Valleys {
  public:
   static constexpr int64_t no_wall = std::numeric_limits<int64_t>::max();
-  static constexpr int64_t most = int64_t{1} << 62;  // bytes, whatever is added up
+  static constexpr int64_t most = int64_t{1} << 62;  // largest sum of bytes anywhere
   static constexpr int32_t no_valley = -1;
-  static constexpr double must_rise = -1;  // the score of a section that nothing within its valley covers
-  static constexpr int64_t most_pinned = int64_t{1} << 26;  // sections of all jobs with a fixed offset together
+  static constexpr double must_rise = -1;  // score of a section that no job within its valley covers
+  static constexpr int64_t most_pinned = int64_t{1} << 26;  // sections of all fixed jobs together
 
   struct Item {
     int32_t begin, end;  // sections
-    int64_t size;        // bytes, with padding up to the coarsest alignment that all jobs have
-    int64_t bytes;       // without padding
+    int64_t size;        // bytes, padded to the coarsest alignment common to all jobs
+    int64_t bytes;       // bytes without padding
     int64_t mask;        // alignment - 1
-    int64_t fixed;       // the offset it must have, or -1
+    int64_t fixed;       // required offset, or -1
     int32_t twin;        // the equal job that must be placed before, or -1
   };
 
   struct Run {
     int32_t begin, end;     // sections
     int64_t height;
-    int32_t before, after;  // its neighbours, or -1
-    int32_t options;        // at `section`: jobs, and idle if `idle` >= 0; or no_valley
-    int32_t section;        // where it is best to decide
+    int32_t before, after;  // neighbours, or -1
+    int32_t options;        // options at `section`: jobs, plus idle if `idle` >= 0; or no_valley
+    int32_t section;        // best section to branch on
     int32_t until;          // idle means that the sections [section, until) rise
-    int64_t idle;           // to this height, or -1 when they cannot
-    double score;           // the lowest is decided first: few options by the weight of the section
+    int64_t idle;           // to this height, or -1 if they cannot
+    double score;           // number of options over the section's weight; the lowest is branched on first
   };
 
-  // Of jobs of one piece each.
+  // The jobs must have one piece each.
   Valleys(const Jobs& jobs, int64_t capacity, uint32_t rules);
 
-  // Whether the capacity may be enough, as far as can be seen before anything is placed.
+  // False if the capacity is proven too small before any job is placed.
   bool promising() const { return promising_; }
 
   int32_t sections() const { return static_cast<int32_t>(slack_.size()); }
@@ -76,7 +79,7 @@ class Valleys {
   const Item& item(int32_t job) const { return items_[job]; }
   bool is_cut(int32_t boundary) const { return crossing_[boundary] == 0; }
   bool has_jobs(int32_t section) const { return first_[section] >= 0; }
-  // Of the jobs as they were given; -1 for those that are still to be placed.
+  // In the order of the given jobs; -1 for jobs not yet placed.
   std::vector<int64_t> offsets() const {
     std::vector<int64_t> result(order_.size());
     for (size_t k = 0; k < order_.size(); ++k) result[order_[k]] = offset_[k];
@@ -84,7 +87,7 @@ class Valleys {
   }
   int64_t work() const { return work_; }
 
-  // Calls take(job) for each job still to be placed that begins in sections [left, right).
+  // Calls take(job) for each job not yet placed that begins in sections [left, right).
   template <class Take>
   void each(int32_t left, int32_t right, Take take) const {
     for (int32_t s = left; s < right; ++s)
@@ -99,7 +102,7 @@ class Valleys {
         if (items_[job].end > run.section && stands(items_[job], run.height)) take(job);
   }
 
-  // Both return false when a rule has shown that nothing comes of it; undo() takes them back in either case.
+  // place() and idle() return false when a rule proves a dead end; undo() reverts them in either case.
   bool place(int32_t job, int32_t run);
   bool idle(int32_t run);
 
@@ -111,8 +114,8 @@ class Valleys {
   struct Step {
     int32_t job;          // placed, or -1: sections rose
     int32_t begin, end;   // sections that rose
-    int64_t by;           // so much
-    int32_t first, last;  // the runs that were replaced
+    int64_t by;           // by this many bytes
+    int32_t first, last;  // runs that were replaced
     int32_t runs;         // number of runs before
   };
   struct Part {
@@ -142,25 +145,28 @@ class Valleys {
   uint32_t rules_;
   bool promising_ = true;
   int64_t capacity_;
-  int64_t grain_ = 1;  // all heights are multiples of it
-  int64_t work_ = 0;   // sections and jobs looked at
-  std::vector<Item> items_;      // the jobs by begin, then end: those of a valley lie side by side in memory
-  std::vector<int32_t> order_;   // the job that each item is
-  std::vector<int64_t> offset_;                // of each job, or -1
-  std::vector<int32_t> first_, next_, last_;   // jobs still to be placed: by begin, then end; last_ links back
-  std::vector<int64_t> slack_;                 // of each section: capacity - height - bytes still to be placed
-  std::vector<int32_t> crossing_;              // jobs still to be placed that cross each boundary
-  std::vector<int32_t> pinned_, pinned_at_;    // jobs with a fixed offset, lowest first; those of s from pinned_at_[s]
-  Ceilings ceilings_;                          // of each section, or of none
-  std::vector<double> weight_;                 // of each section: 1 + failures there since the last forget()
+  int64_t grain_ = 1;  // all heights are multiples of this many bytes
+  int64_t work_ = 0;   // sections and jobs examined
+  std::vector<Item> items_;      // jobs by begin, then end: those of a valley are adjacent in memory
+  std::vector<int32_t> order_;   // the job of each item
+  std::vector<int64_t> offset_;                // per job: offset, or -1
+  // linked lists of jobs not yet placed, by begin, then end; last_ links back
+  std::vector<int32_t> first_, next_, last_;
+  std::vector<int64_t> slack_;                 // per section: capacity - height - bytes not yet placed
+  std::vector<int32_t> crossing_;              // per boundary: number of jobs not yet placed that cross it
+  // jobs with a fixed offset, lowest first; those of section s start at pinned_at_[s]
+  std::vector<int32_t> pinned_, pinned_at_;
+  Ceilings ceilings_;                          // per section, or empty
+  std::vector<double> weight_;                 // per section: 1 + failures there since the last forget()
   std::vector<Run> runs_;
   std::vector<int32_t> run_at_;                // the run that begins at a section
   std::vector<Step> trail_;
   std::vector<Part> parts_;
   // Scratch of evaluate(), by section of the run.
   struct Column {
-    int32_t covers = 0, stands = 0;  // changes of the number of jobs within that cover, and may stand
-    int64_t load = 0;                // changes of their bytes
+    // differences in the number of jobs within that cover the section, and that may stand there
+    int32_t covers = 0, stands = 0;
+    int64_t load = 0;                // differences of their bytes
     int64_t least_begin = no_wall, least_end = no_wall;  // smallest job within that begins, or ends, here
   };
   std::vector<Column> columns_;
@@ -189,7 +195,7 @@ inline Valleys::Valleys(const Jobs& jobs, int64_t capacity, uint32_t rules) : ru
   for (Run& run : runs_) promising_ = promising_ && evaluate(run);
 }
 
-// What is fixed at 0 stands there from the beginning. Returns the height of each section, and one more.
+// Stands the jobs fixed at offset 0. Returns the height of each section, plus one more entry.
 inline std::vector<int64_t> Valleys::stand() {
   std::vector<int64_t> ground(slack_.size() + 1, 0);
   for (int32_t job = 0; job < static_cast<int32_t>(items_.size()); ++job) {
@@ -206,7 +212,7 @@ inline std::vector<int64_t> Valleys::stand() {
   return ground;
 }
 
-// Of the lists of what is still to be placed.
+// Removes a job from the lists of jobs not yet placed.
 inline void Valleys::take_out(int32_t job) {
   const Item& item = items_[job];
   if (last_[job] >= 0) next_[last_[job]] = next_[job];
@@ -215,10 +221,10 @@ inline void Valleys::take_out(int32_t job) {
   for (int32_t b = item.begin + 1; b < item.end; ++b) --crossing_[b];
 }
 
-// Items, and how much of them there is at each section and across each boundary.
+// Creates the items, and sums their bytes and counts at each section and boundary.
 inline void Valleys::measure(const Jobs& jobs, const Sections& sections) {
   const int32_t n = jobs.count(), count = sections.count;
-  // What stands at a multiple of an alignment and has its size rounded up ends at one.
+  // A job at a multiple of an alignment with its size rounded up to the alignment ends at a multiple.
   int64_t coarse = n > 0 ? most - 1 : 0;
   for (int32_t j = 0; j < n; ++j) {
     if (jobs.fixed[j] < 0) coarse = std::min(coarse, jobs.mask[j]);
@@ -268,7 +274,7 @@ inline void Valleys::sort(const std::vector<Item>& items) {
     if (items_[k].fixed < 0 && key(items_[k - 1]) == key(items_[k])) items_[k].twin = static_cast<int32_t>(k) - 1;
 }
 
-// Lists of what is to be placed.
+// Builds the lists of jobs not yet placed.
 inline void Valleys::chain() {
   const auto n = static_cast<int32_t>(items_.size());
   first_.assign(slack_.size(), -1);
@@ -282,7 +288,7 @@ inline void Valleys::chain() {
   }
 }
 
-// Jobs with a fixed offset by section: nothing may rise into the next of them.
+// Lists jobs with a fixed offset by section: no section may rise into its next fixed job.
 inline void Valleys::pin() {
   std::vector<int32_t> pinned;
   int64_t places = 0;
@@ -301,7 +307,8 @@ inline void Valleys::pin() {
     for (int32_t s = items_[job].begin; s < items_[job].end; ++s) pinned_[pinned_at_[s + 1]++] = job;
 }
 
-// Where the slack says less: where alignments differ, or offsets are fixed. What is fixed at 0 stands already.
+// Needed where the slack is too weak: with different alignments or fixed offsets. Jobs fixed at 0 stand
+// already.
 inline void Valleys::build_ceilings() {
   bool uneven = false;
   for (const Item& item : items_) uneven = uneven || (item.fixed < 0 ? item.mask >= grain_ : item.fixed > 0);
@@ -319,7 +326,7 @@ inline void Valleys::build_ceilings() {
   work_ += ceilings_.steps() / 4;
 }
 
-// Whether what is left has room above the sections at this height.
+// Returns whether the jobs not yet placed have room above the sections at this height.
 inline bool Valleys::holds(int32_t begin, int32_t end, int64_t height) {
   if (ceilings_.empty()) return true;
   bool all = true;
@@ -328,7 +335,7 @@ inline bool Valleys::holds(int32_t begin, int32_t end, int64_t height) {
   return all;
 }
 
-// Whether the sections [begin, end) may rise to a height without meeting a job that is to be placed below it.
+// Returns whether the sections [begin, end) may rise to a height without meeting a fixed job not yet placed.
 inline bool Valleys::below_pinned(int32_t begin, int32_t end, int64_t height) const {
   if (pinned_.empty()) return true;
   for (int32_t s = begin; s < end; ++s)
@@ -382,11 +389,11 @@ inline void Valleys::undo(size_t mark) {
   }
 }
 
-// Gives the sections [begin, end) of a run another height, and judges anew what that changes.
+// Gives the sections [begin, end) of a run another height, and re-evaluates the affected valleys.
 inline bool Valleys::replace(int32_t run, int32_t begin, int32_t end, int64_t height) {
   const Run old = runs_[run];
-  int32_t first = run, last = run;    // the runs that make room
-  int32_t left = begin, right = end;  // of what is at `height` afterwards
+  int32_t first = run, last = run;    // runs that are replaced
+  int32_t left = begin, right = end;  // sections at `height` afterwards
   parts_.clear();
   if (old.begin < begin) parts_.push_back({old.begin, begin, old.height});
   else if (!is_cut(begin) && runs_[old.before].height == height) first = old.before, left = runs_[first].begin;
@@ -401,7 +408,7 @@ inline bool Valleys::replace(int32_t run, int32_t begin, int32_t end, int64_t he
   return link(first, last);
 }
 
-// Takes in the neighbours that have got another wall, where they are valleys or were.
+// Extends the range to neighbours with a changed wall that are or were valleys.
 inline void Valleys::widen(int32_t& first, int32_t& last) {
   const auto changed = [&](int32_t neighbour, int64_t was, int64_t is) {
     return was != is && runs_[neighbour].height < std::max(was, is);
@@ -417,7 +424,7 @@ inline void Valleys::widen(int32_t& first, int32_t& last) {
   }
 }
 
-// Puts the parts in the place of the runs from first to last.
+// Replaces the runs from first to last by the parts.
 inline bool Valleys::link(int32_t first, int32_t last) {
   const int32_t before = runs_[first].before, after = runs_[last].after;
   const auto base = static_cast<int32_t>(runs_.size()), many = static_cast<int32_t>(parts_.size());
@@ -434,7 +441,7 @@ inline bool Valleys::link(int32_t first, int32_t last) {
   return true;
 }
 
-// Finds the section of a valley where least can happen. False: somewhere nothing can.
+// Finds the section of a valley with fewest options. Returns false if some section has none.
 inline bool Valleys::evaluate(Run& run) {
   const int64_t left = is_cut(run.begin) ? no_wall : runs_[run.before].height;
   const int64_t right = is_cut(run.end) ? no_wall : runs_[run.after].height;
@@ -443,7 +450,7 @@ inline bool Valleys::evaluate(Run& run) {
   const int64_t later = gather(run);
   const int32_t width = run.end - run.begin;
   int64_t least = no_wall;
-  for (int32_t k = width; k-- > 0;) {  // least_begin becomes that of all that begin later
+  for (int32_t k = width; k-- > 0;) {  // suffix minimum: least_begin becomes the least of all later begins
     const int64_t here = columns_[k].least_begin;
     columns_[k].least_begin = least;
     least = std::min(least, here);
@@ -464,7 +471,7 @@ inline bool Valleys::evaluate(Run& run) {
     const int64_t other = std::min(ended, column.least_begin);  // smallest job within that does not cover s
     column = Column();
     if (covers == 0) {
-      if (wall == no_wall) continue;  // nothing is left to be placed here
+      if (wall == no_wall) continue;  // no job is left to be placed here
       possible = possible && wall - run.height <= slack_[s] && ceilings_.holds(s, wall);
       if (run.score > must_rise) choose(must_rise, 1, s, wall);
       else if (run.until == s) run.until = s + 1;
@@ -485,7 +492,8 @@ inline bool Valleys::evaluate(Run& run) {
   return possible;
 }
 
-// Fills the columns of a run. Returns where a job within that cannot stand there may stand at the earliest.
+// Fills the columns of a run. Returns the lowest height at which a job within that cannot stand at the
+// valley's height may stand.
 inline int64_t Valleys::gather(const Run& run) {
   int64_t later = no_wall, inside = 0;
   for (int32_t s = run.begin; s < run.end; ++s) {

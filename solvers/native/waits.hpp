@@ -1,5 +1,6 @@
-// How often one stream waits for another when a plan is replayed, by the rule of the pool: who gets memory that another
-// stream freed last waits for that free, unless it has waited for it or for a later one of that stream before.
+// Counts how often one stream waits for another when a plan is replayed, by the rule of the pool: a buffer
+// placed on memory last freed by another stream waits for that free, unless its stream has already waited for
+// this or a later free of that stream.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +22,7 @@ struct Replayed {
   }
 };
 
-// The pieces of the arena, between the borders of buffers, that more than one stream has: [begin, end), sorted.
+// The zones of the arena, cut at the ends of buffers, that more than one stream uses: [begin, end), sorted.
 class SharedZones {
  public:
   SharedZones(const Replayed& plan, size_t streams) {
@@ -55,7 +56,7 @@ class SharedZones {
     }
   }
   size_t count() const { return begins_.size(); }
-  // The zones that [begin, end) touches are those from the first on whose begin lies below `end`.
+  // First zone that [begin, end) touches; the touched zones continue while a zone's begin is below `end`.
   size_t first(int64_t begin) const {
     return static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
   }
@@ -65,7 +66,7 @@ class SharedZones {
   std::vector<int64_t> begins_, ends_;
 };
 
-// In `columns` iterations, after as many as it takes until each follows upon others like it.
+// Counts the waits of `columns` consecutive iterations in steady state.
 inline int64_t count_waits(const Replayed& plan) {
   size_t streams = 0;
   int64_t longest = 0;
@@ -78,8 +79,8 @@ inline int64_t count_waits(const Replayed& plan) {
 
   struct Event {
     int64_t time;
-    bool begins;    // what ends at a time ends before anything begins then, the oldest first
-    int64_t later;  // iterations after its buffer's
+    bool begins;    // at one time, ends come before begins, the oldest buffers first
+    int64_t later;  // iterations after the buffer's own
     size_t buffer;
   };
   std::vector<Event> events;  // of each iteration
@@ -101,11 +102,12 @@ inline int64_t count_waits(const Replayed& plan) {
     return std::tuple(x.time, x.begins, -x.later, x.buffer) < std::tuple(y.time, y.begins, -y.later, y.buffer);
   });
 
-  // Whole turns of the columns: one in which everything that lives at a time comes to live, one in which all is reused.
+  // Warm-up in whole turns of the columns: enough iterations for all long-lived buffers to be alive, and one
+  // turn in which all memory is reused.
   const int64_t fill = plan.period == 0 ? 0 : longest / plan.period + 2;
   const int64_t before = plan.period == 0 ? 0 : (fill + plan.columns - 1) / plan.columns * plan.columns + plan.columns;
   const int64_t iterations = before + (plan.period == 0 ? 1 : plan.columns);
-  std::vector<int64_t> freed(zones.count() * streams, 0);  // [zone * streams + stream], the time by its stream's clock
+  std::vector<int64_t> freed(zones.count() * streams, 0);  // [zone * streams + stream], stream's clock
   std::vector<int64_t> waited(streams * streams, 0), clock(streams, 0), due(streams, 0);
   int64_t waits = 0;
   for (int64_t iteration = 0; iteration < iterations; ++iteration) {
