@@ -1,0 +1,47 @@
+"""The language of docstrings in the packages that were rewritten: plain sentences with their nouns."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+#: Packages in plain language; each one that is rewritten is added.
+PLAIN = (
+    "traces",
+    "solvers",
+    "mempool/analysis",
+    "mempool/cli",
+    "mempool/cupy",
+    "mempool/demo",
+    "mempool/show",
+)
+#: Occurrences of a word in a thousand words of docstrings, at most.
+MOST_WHAT, MOST_IT = 3, 4
+OPENINGS = re.compile(r"(What|Whether|Of|Those|Where)\b")
+
+
+def docstrings(package: str) -> list[tuple[str, str]]:
+    """Return the docstrings of a package, each with its file and line."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return [
+        (f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", text)
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, kinds) and (text := ast.get_docstring(node))
+    ]
+
+
+@pytest.mark.parametrize("package", PLAIN)
+def test_docstrings_open_with_a_verb_or_a_noun(package: str) -> None:
+    assert [place for place, text in docstrings(package) if OPENINGS.match(text)] == []
+
+
+@pytest.mark.parametrize("package", PLAIN)
+def test_docstrings_name_their_subjects(package: str) -> None:
+    words = [word.lower() for _, text in docstrings(package) for word in re.findall(r"[A-Za-z']+", text)]
+    assert 1000 * words.count("what") <= MOST_WHAT * len(words)
+    assert 1000 * words.count("it") <= MOST_IT * len(words)
