@@ -26,7 +26,7 @@ from traces.columns import LARGEST, MAX_EVENTS
 from traces.completeness import History
 from traces.errors import TraceError
 from traces.json_events import trace_events
-from traces.logs import Log, number, read_log
+from traces.logs import Log, number, read_log, refused_size
 from traces.nesting import innermost
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class _Seen:
         told = event.get("args")
         if type(told) is not dict:
             raise TraceError("an out-of-memory event without fields")
-        size = number(_integer(told, "Bytes"), "Bytes")
+        size = refused_size(told.get("Bytes"))
         device = self._device(told) if "Device Type" in told else HOST
         self.memory.extend(
             (_time(event, "ts"), self._thread(event), device, 0, size, row, _REFUSED, -1, 0, 0)
@@ -221,6 +221,7 @@ class _Seen:
                 "no memory events: record with profile_memory=True, as in torch.profiler.profile"
             )
         memory = self._in_order(memory)
+        self._check_totals(memory)
         kind = memory[:, _MEMORY.index("kind")]
         on_host = bool((memory[kind != _STEP, _MEMORY.index("device")] == HOST).any())
         log.said["alignment"] = _HOST_ALIGNMENT if on_host else _DEVICE_ALIGNMENT
@@ -257,6 +258,14 @@ class _Seen:
                 (self.log.alloc if size > 0 else self.log.free)(device, address, abs(size), *where)
         except TraceError as error:
             self.log.reject(error, row)
+
+    def _check_totals(self, memory: NDArray[np.int64]) -> None:
+        """Reject events whose allocator holds less than it has allocated; leniently, it held as much."""
+        allocated, reserved = (memory[:, _MEMORY.index(name)] for name in ("allocated", "reserved"))
+        wrong = (reserved > 0) & (reserved < allocated)
+        for row in memory[wrong, _MEMORY.index("row")].tolist():
+            self.log.reject(TraceError("'Total Reserved' is less than 'Total Allocated'"), row)
+        memory[wrong, _MEMORY.index("reserved")] = allocated[wrong]
 
     def _in_order(self, memory: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sort rows by their times, and reject times that contradict the order in which events happened."""
@@ -307,13 +316,13 @@ class _Totals:
         device, size, kind, allocated, reserved = columns
         for index in np.unique(device[kind == _EVENT]).tolist():
             rows = np.flatnonzero((device == index) & (kind == _EVENT))
-            if not allocated[rows].any():  # an allocator without totals
+            known = bool(allocated[rows].any())
+            if not known and not reserved[rows].any():  # an allocator without totals
                 continue
             # Threads may report in another order than they allocate, so totals are wrong for a moment.
-            base = max(int(np.median(allocated[rows] - np.cumsum(size[rows]))), 0)
-            first = (
-                int(reserved[rows[0]]) if base else 0
-            )  # with nothing allocated, the segment was reserved for the first event
+            base = max(int(np.median(allocated[rows] - np.cumsum(size[rows]))), 0) if known else 0
+            # If nothing was allocated before, the first event's segment was reserved for that event.
+            first = 0 if known and not base else int(reserved[rows[0]])
             self.reserved_change[rows] = np.diff(reserved[rows], prepend=first)
             self.before[index] = base, first
 

@@ -262,6 +262,15 @@ def iter_log(
         raise error.within(path) from None
 
 
+def refused_size(value: object) -> int:
+    """Return the bytes of a request that failed, from a number or its text; 0 if unknown.
+
+    The failure counts in any case, so a size that no device has is the largest here, 2**52.
+    """
+    text = str(value).strip()[:40]
+    return min(int(text), LARGEST // 1024) if text.isascii() and text.isdigit() else 0
+
+
 def number(value: int, name: str) -> int:
     """Return ``value`` if a trace can hold this number.
 

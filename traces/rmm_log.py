@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from traces.columns import LARGEST
 from traces.errors import TraceError
-from traces.logs import Log, iter_log, read_log
+from traces.logs import Log, iter_log, read_log, refused_size
 from traces.text_files import lines, text_of
 
 if TYPE_CHECKING:
@@ -93,15 +93,13 @@ def _add(log: Log, clock: _Clock, fields: list[str]) -> None:
     action = fields[2].strip().lower()
     if action not in ("allocate", "allocate failure", "free"):
         raise TraceError(f"none of RMM's actions: {action[:40]!r}")
-    address, size, stream = (
-        _number(fields[3], "pointer"),
-        _number(fields[4], "size"),
-        _number(fields[5], "stream"),
-    )
-    if address == size == 0:  # RMM's pools return a null pointer for an empty request
+    failed = action == "allocate failure"
+    address, stream = _number(fields[3], "pointer"), _number(fields[5], "stream")
+    size = refused_size(fields[4]) if failed else _number(fields[4], "size")
+    if address == size == 0 and not failed:  # RMM's pools return a null pointer for an empty request
         return
     where = (stream, log.thread(_number(fields[0], "thread")), clock.time_ns(fields[1]))
-    if action == "allocate failure":
+    if failed:
         log.refused(0, size, *where)
     else:
         (log.alloc if action == "allocate" else log.free)(0, address, size, *where)

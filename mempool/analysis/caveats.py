@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Remedies for a missing beginning, by the recorder that the metadata name.
 _RECORD_EARLIER = {
     "snapshot": "call torch.cuda.memory._record_memory_history(max_entries=...) before the model is made",
-    "profiler": "they count as one buffer; a memory snapshot tells them apart",
+    "profiler": "the live bytes count as one buffer, a memory snapshot tells the buffers",
 }
 #: Most bytes that PyTorch asks the device for beyond a request: a segment of 20 MiB for smaller buffers
 #: (c10/cuda/CUDACachingAllocator.h, kLargeBuffer).
@@ -115,8 +115,8 @@ def history_caveats(trace: Trace, device: int) -> Iterator[str]:
     reserved = known.reserved_before_bytes
     held = f", {binary(reserved)} reserved" if reserved else ""
     yield (
-        f"the first events are lost: {binary(known.live_before_bytes)} were live{held} before the first one "
-        f"that is recorded; a load before it may have been larger; {earlier}"
+        f"the first events are lost: {binary(known.live_before_bytes)} were live{held} before the first "
+        f"recorded event; the load before it may have been larger than any recorded one; {earlier}"
     )
 
 
@@ -125,12 +125,13 @@ def _refusals(trace: Trace) -> Iterator[str]:
     if failed is None:
         return
     many = "1 request failed" if failed.count == 1 else f"{failed.count:,} requests failed, the largest"
+    size = binary(failed.size_bytes) if failed.size_bytes else "an unknown size"
     place = " in ".join(part for part in (failed.frame, failed.operation) if part)
     free = f", {binary(failed.free_bytes)} free on the device" if failed.free_bytes is not None else ""
     if (failed.free_bytes or 0) > failed.size_bytes + _LARGEST_SURPLUS:
         free += " (enough: a limit of the process, as of set_per_process_memory_fraction, refused it)"
     yield (
-        f"out of memory: {many} for {binary(failed.size_bytes)}{f' at {place}' if place else ''}, "
+        f"out of memory: {many} for {size}{f' at {place}' if place else ''}, "
         f"with {binary(failed.live_bytes)} live{free}"
     )
 
@@ -143,6 +144,6 @@ def pool_caveats(trace: Trace) -> Iterator[str]:
     if count:
         pools = "1 private pool" if count == 1 else f"{count:,} private pools"
         yield (
-            f"{pools} of captured graphs or MemPool, which shares no memory: simulated as such for PyTorch, "
-            "plans and allocators that keep streams apart, not for others"
+            f"{pools} of captured graphs or MemPool, whose memory serves no other request: simulated so for "
+            "plans and for allocators that keep streams apart, such as PyTorch's, but not for the others"
         )

@@ -140,8 +140,8 @@ def _innermost_ranges(trace: Trace) -> NDArray[np.int32]:
         name = int(trace.operation[row])
         if trace.category[row] == begins:
             opened.append(name)
-        elif name in opened:  # an end without a beginning: the range was open before the recording
-            del opened[len(opened) - 1 - opened[::-1].index(name) :]
+        elif name in opened:  # else the range was open before the recording; ranges of threads interleave
+            del opened[len(opened) - 1 - opened[::-1].index(name)]
         inner[at] = opened[-1] if opened else -1
     return inner[np.searchsorted(marks, np.arange(len(trace)), side="right")]
 

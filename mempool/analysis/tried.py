@@ -9,7 +9,7 @@ from mempool.analysis.remedies import Remedy
 from mempool.report import binary
 from mempool.what_if import simulate
 from solvers.simulators.pytorch_conf import recorded_settings
-from traces import TraceError
+from traces import Kind, TraceError
 from traces.completeness import History
 from traces.refused import with_attempts
 
@@ -35,11 +35,13 @@ class Tried:
     Attributes:
         pool_bytes: most bytes that `mempool run` would reserve; None where that cannot be simulated.
         plan_bytes: the arena of a plan of everything recorded: no pool that learns can do better.
+        refused: the same two with the requests that failed; None where none did.
         remedies: changes that save memory, or not, compared with the recording.
     """
 
     pool_bytes: int | None
     plan_bytes: int | None
+    refused: tuple[int | None, int | None] | None
     remedies: list[Remedy]
 
 
@@ -47,14 +49,9 @@ def tried(trace: Trace, recorded: Simulation | None, known: Completeness) -> Tri
     """Simulate the pool, a plan, and settings; None if no simulation is possible.
 
     The pool is compared with the recorded peak. A setting is compared with the smaller of the recorded peak
-    and
-    the simulated allocator under the recording's settings, so that no simulation error counts as a merit of
-    the
-    setting. The same holds for the pool if the recording lacks a beginning, since the recorded reservation
-    may
-    have been made for an unknown load. For each setting the best value is reported.
-
-    Requests that failed during the recording are requested again.
+    and the simulated allocator under the recording's settings, so that no simulation error counts as a merit
+    of the setting. The same holds for the pool if the recording lacks a beginning, since the recorded
+    reservation may have been made for an unknown load. For each setting the best value is reported.
 
     Args:
         trace: events of one device; simulated if recorded in PyTorch and at most `MOST_EVENTS` long.
@@ -66,7 +63,6 @@ def tried(trace: Trace, recorded: Simulation | None, known: Completeness) -> Tri
     if known.history is History.ABSENT:
         return None
     own = recorded_settings(trace.metadata)
-    trace, _ = with_attempts(trace)  # a failed run needs the refused memory too
     expandable = trace.metadata.get("expandable") == "1"
     peak = recorded.peak_reserved_bytes
     now = _reserved(trace, "pytorch_expandable" if expandable else "pytorch", **own)
@@ -75,7 +71,11 @@ def tried(trace: Trace, recorded: Simulation | None, known: Completeness) -> Tri
     found = [] if pool is None else [_pool_remedy(base, pool, plan)]
     if now is not None and not expandable:  # expandable segments lack the gaps that settings reduce
         found += _settings(trace, own, min(peak, now))
-    return Tried(pool, plan, found)
+    refused = None
+    if (trace.kind == Kind.REFUSED).any():
+        asked, _ = with_attempts(trace)
+        refused = _reserved(asked, "planned_online"), _reserved(asked, "planned")
+    return Tried(pool, plan, refused, found)
 
 
 def _pool_remedy(base: int, pool: int, plan: int | None) -> Remedy:

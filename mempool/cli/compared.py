@@ -79,7 +79,7 @@ def _loads(rows: list[Row]) -> str:
     name = "live at the end" if rows and rows[0].history == "absent" else "peak load"
     loads = {row.refused > 0: row.peak_load_bytes for row in rows}
     parts = [binary(loads[False])] if False in loads else []
-    if True in loads:
+    if True in loads and loads[True] != loads.get(False):
         parts.append(f"{binary(loads[True])} with the requests that failed")
     return f"{name} {', '.join(parts)}"
 

@@ -177,6 +177,11 @@ def _written(scene: Scene, page: Path | None, perfetto: Path | None, *, frames: 
         "buffers": sum(len(timeline.size) for timeline in scene.timelines),
         "timelines": [timeline.title for timeline in scene.timelines],
         "caveats": [{"of": one.title, "caveat": text} for one in scene.timelines for text in one.caveats],
+        "refused": [
+            {"of": one.title, "count": len(one.notes.refused), "largest_bytes": int(one.notes.asked.max())}
+            for one in scene.timelines
+            if len(one.notes.refused)
+        ],
         "views": [{"view": view.title, "of": scene.timelines[view.timeline].title} for view in scene.views],
     }
     if page:
@@ -194,6 +199,12 @@ def _written(scene: Scene, page: Path | None, perfetto: Path | None, *, frames: 
 def _show(name: str, said: dict[str, Any]) -> None:
     for one in said["caveats"]:
         tell_caveats(f"{name}, {one['of']}" if len(said["timelines"]) > 1 else name, [one["caveat"]])
+    for one in said["refused"]:
+        requests = "1 request" if one["count"] == 1 else f"{one['count']:,} requests"
+        tell_caveats(
+            f"{name}, {one['of']}" if len(said["timelines"]) > 1 else name,
+            [f"out of memory: {requests} refused, the largest {binary(one['largest_bytes'])}"],
+        )
     rows = [("buffers", f"{said['buffers']:,}"), ("views", ", ".join(one["view"] for one in said["views"]))]
     if "page" in said:
         rows.append(("page", f"{said['page']}, {binary(said['page_bytes'])}"))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from mempool.analysis.tried import Tried
     from mempool.analysis.where import Where
     from mempool.cli.work import Work
     from traces import Trace
@@ -83,7 +84,7 @@ def _device(one: Where, most: int, caveats: list[str], *, frames: bool) -> dict[
         "idle_bytes": None,
         "late_bytes": None,
         "recorded": _recorded(one),
-        "simulated": one.tried and {"pool_bytes": one.tried.pool_bytes, "plan_bytes": one.tried.plan_bytes},
+        "simulated": _simulated(one.tried),
         "remedies": [
             {"name": remedy.name, "saves_bytes": remedy.saves_bytes, "how": remedy.how}
             for remedy in one.remedies
@@ -128,6 +129,18 @@ def _held_longest(one: Where, most: int, *, frames: bool) -> list[dict[str, Any]
             said["frame"] = source_line(trace.names[frame])
         rows.append(said)
     return rows
+
+
+def _simulated(tried: Tried | None) -> dict[str, Any] | None:
+    if tried is None:
+        return None
+    pool, plan = tried.refused or (None, None)
+    return {
+        "pool_bytes": tried.pool_bytes,
+        "plan_bytes": tried.plan_bytes,
+        "pool_bytes_with_refused": pool,
+        "plan_bytes_with_refused": plan,
+    }
 
 
 def _refused(one: Where) -> dict[str, Any] | None:
@@ -210,15 +223,18 @@ def _facts(device: dict[str, Any]) -> list[tuple[str, str]]:
     if device["recorded"] is not None:
         rows += _reserved(device["recorded"], device["history"])
     if (simulated := device["simulated"]) is not None and simulated["pool_bytes"] is not None:
-        best = (
-            "" if simulated["plan_bytes"] is None else f"; a plan of all: {binary(simulated['plan_bytes'])}"
-        )
-        part = "" if device["history"] == "whole" else " of what was recorded"
-        part += " with the requests that failed" if device["refused"] else ""
-        rows.append(
-            ("with mempool run", f"{binary(simulated['pool_bytes'])} reserved, simulated{part}{best}")
-        )
+        part = "" if device["history"] == "whole" else " on the recorded part"
+        rows.append(("with mempool run", f"{_bounded(simulated, '')}, simulated{part}"))
+        if simulated["pool_bytes_with_refused"] is not None:
+            rows.append(("with failed requests", _bounded(simulated, "_with_refused")))
     return rows
+
+
+def _bounded(simulated: dict[str, Any], of: str) -> str:
+    """The bytes of the pool, and of the plan that no pool can beat."""
+    plan = simulated[f"plan_bytes{of}"]
+    bound = "" if plan is None else f" (a plan of the whole recording: {binary(plan)})"
+    return f"{binary(simulated[f'pool_bytes{of}'])} reserved{bound}"
 
 
 def _reserved(made: dict[str, Any], history: str) -> list[tuple[str, str]]:

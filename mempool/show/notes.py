@@ -59,7 +59,7 @@ def notes_of(trace: Trace, free: NDArray[np.int64] | None) -> Notes:
     refused = np.flatnonzero(trace.kind == Kind.REFUSED)
     category = _categories(trace)
     mark = np.flatnonzero((trace.kind == Kind.MARK) & (category == ""))
-    begin, end, depth = _ranges(category, len(trace))
+    begin, end, depth = _ranges(category, trace.operation, len(trace))
     return Notes(
         refused=refused,
         asked=trace.size[refused],
@@ -82,15 +82,22 @@ def _categories(trace: Trace) -> NDArray[np.str_]:
     return np.where(trace.kind == Kind.MARK, told[trace.category], "")
 
 
-def _ranges(category: NDArray[np.str_], last: int) -> tuple[NDArray[np.int64], ...]:
-    """Pair marks as brackets; ignore an end without a beginning; let a range without an end last."""
+def _ranges(
+    category: NDArray[np.str_], operation: NDArray[np.int32], last: int
+) -> tuple[NDArray[np.int64], ...]:
+    """Pair each end with the latest open beginning of the same name; let a range without an end last.
+
+    An end without a beginning is of a range that was open before the recording. Ranges of threads interleave.
+    """
     opened: list[int] = []
     rows: list[tuple[int, int, int]] = []
     for row in np.flatnonzero(category != "").tolist():
         if category[row] == RANGE_BEGIN:
             opened.append(row)
-        elif opened:
-            rows.append((opened.pop(), row, len(opened)))
+            continue
+        same = [at for at, begin in enumerate(opened) if operation[begin] == operation[row]]
+        if same:
+            rows.append((opened.pop(same[-1]), row, same[-1]))
     rows += [(row, last, depth) for depth, row in enumerate(opened)]
     rows.sort()
     begin, end, depth = np.array(rows, np.int64).reshape(-1, 3).T

@@ -380,11 +380,54 @@ def test_recorded_is_told_of_the_devices_that_tell_their_reservation(
     ]
 
 
-def test_simulations_of_a_run_that_died_hold_the_requests_that_failed(
+def test_simulations_are_told_without_and_with_the_requests_that_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = died(tmp_path)
     [device] = answered(capsys, "info", path)["where"]
     rows = {row["allocator"]: row["peak_reserved_bytes"] for row in answered(capsys, "compare", path)}
-    assert device["simulated"] == {"pool_bytes": rows["planned_online"], "plan_bytes": rows["planned"]}
-    assert device["simulated"]["plan_bytes"] == 1300 * MIB
+    assert device["simulated"] == {
+        "pool_bytes": 400 * MIB,
+        "plan_bytes": 400 * MIB,
+        "pool_bytes_with_refused": rows["planned_online"],
+        "plan_bytes_with_refused": rows["planned"],
+    }
+    assert rows["planned"] == 1300 * MIB
+
+
+@pytest.mark.parametrize("size", [2**62, 2**63 - 1, 2**64, -5, "x"])
+@pytest.mark.parametrize("lenient", [[], ["--lenient"]])
+def test_failure_counts_whatever_its_size(
+    size: Any, lenient: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fact that memory ran out needs no size."""
+    events = [event("segment_alloc", 0, 64 * MIB, 1), event("alloc", 0, 64 * MIB, 2)]
+    refused = {"action": "oom", "size": size, "stream": 3, "time_us": 3, "frames": [], "device_free": 7}
+    path = stored(tmp_path / "s", [*events, refused])
+    row = answered(capsys, "compare", path, "--limit", "1GiB", "-a", "recorded", *lenient)[0]
+    assert row["fits"] is False
+    assert "out of memory: 1 request failed" in printed(capsys, "info", path, *lenient).splitlines()[0]
+
+
+@pytest.mark.parametrize("size", ["18446744073709551615", "-1", "x"])
+def test_failure_in_a_log_counts_whatever_its_size(
+    size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = ["Thread,Time,Action,Pointer,Size,Stream", "1,1.0,allocate,0x100,64,0"]
+    (tmp_path / "log.csv").write_text("\n".join([*rows, f"1,2.0,allocate failure,(nil),{size},0"]))
+    [device] = answered(capsys, "info", str(tmp_path / "log.csv"))["where"]
+    assert device["refused"]["count"] == 1
+
+
+def test_ranges_of_threads_interleave(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An end closes the latest open range of its name, whatever opened meanwhile."""
+    notes = [("a", "START", 0), ("b", "START", 2), ("a", "END", 4), ("b", "END", 6)]
+    events = [event("alloc", at << 30, MIB, 2 * at + 1) for at in range(4)]
+    path = stored(
+        tmp_path / "s",
+        events,
+        external_annotations=[{"name": n, "stage": s, "time_us": t, "device": 0} for n, s, t in notes],
+    )
+    [device] = answered(capsys, "info", path)["where"]
+    phases = {share["phase"]: share["buffers"] for share in device["phases"]}
+    assert phases == {"a": 1, "b": 2, None: 1}

@@ -127,7 +127,8 @@ def _add(
     address = free if type(free) is int and 0 <= free <= LARGEST // 1024 else -1
     if kind != Kind.REFUSED:
         address = _integer(event, "addr")
-    size, stream = _integer(event, "size"), _integer(event, "stream")
+    size = _refused_size(event.get("size")) if kind == Kind.REFUSED else _integer(event, "size")
+    stream = _integer(event, "stream")
     time = _integer(event, "time_us") if "time_us" in event else 0
     device.pools_told |= isinstance(event.get("pool_id"), tuple)
     row = _Row(kind, -1, size, stream, time, address, pool=_pool(pools, event.get("pool_id")))
@@ -150,6 +151,15 @@ def _add(
     if id(frames) not in known:
         known[id(frames)] = _where(_list(frames))
     device.rows.append(row._replace(place=known[id(frames)]))
+
+
+def _refused_size(value: Any) -> int:
+    """Return the bytes of a request that failed, 0 if unknown; the failure counts in any case."""
+    if type(value) is not int:
+        return 0
+    if not -(1 << 59) <= value < 1 << 59:
+        return LARGEST // 1024
+    return min(max(value, 0), LARGEST // 1024)
 
 
 def _where(frames: list[Any]) -> tuple[str, str, str]:

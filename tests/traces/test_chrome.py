@@ -439,3 +439,25 @@ def test_source_line_is_the_innermost_function_outside_of_libraries(
     trace = read_chrome(stored(tmp_path / "t.json", *spans, memory(5, 64, 8)))
     base = file.replace("\\", "/").rsplit("/", 1)[-1]
     assert names(trace, "frame") == [f"{base}:7" if own else "a.py:1"]
+
+
+@pytest.mark.parametrize("allocated", [0, -5])
+def test_reserved_bytes_count_where_allocated_ones_are_unknown(allocated: int, tmp_path: Path) -> None:
+    """Such a file is a window: nobody knows what was allocated before."""
+    events = [on_gpu(at + 1, 4096 * at, 1000, allocated, 2600) for at in range(2)]
+    trace = read_chrome(stored(tmp_path / "t.json", *events))
+    made = recorded(trace)
+    assert made is not None
+    assert made.peak_reserved_bytes == 2600
+    assert not completeness(trace, 0).is_whole
+
+
+def test_more_allocated_than_reserved_is_an_error_or_counted(tmp_path: Path) -> None:
+    events = [on_gpu(1, 512, 100, 100, 200), on_gpu(2, 1024, 300, 400, 200)]
+    path = stored(tmp_path / "t.json", *events)
+    with pytest.raises(TraceError, match="row 1: 'Total Reserved' is less than 'Total Allocated'"):
+        read_chrome(path)
+    skipped = Counter[str]()
+    made = recorded(read_chrome(path, skipped=skipped))
+    assert made is not None
+    assert (made.peak_reserved_bytes, skipped.total()) == (400, 1)

@@ -1,6 +1,7 @@
 // Conversion of a PyTorch memory snapshot to rows of each of its devices; see traces/snapshot.py.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -70,7 +71,8 @@ class MemorySnapshot {
     if (kind == kOther) return;
     const bool refused = kind == kRefused;  // such an event has no address, and may hold the device's free bytes
     const int64_t address = refused ? free_of(event.device_free) : number_of(records_, event.addr, "addr"),
-                  size = number_of(records_, event.size, "size"), stream = number_of(records_, event.stream, "stream"),
+                  size = refused ? refused_size(event.size) : number_of(records_, event.size, "size"),
+                  stream = number_of(records_, event.stream, "stream"),
                   time = event.time.is(Value::kMissing) ? 0 : number_of(records_, event.time, "time_us");
     Row row{-1, size, stream, time, address};
     row.kind = kind;
@@ -83,6 +85,13 @@ class MemorySnapshot {
     if (refused) return device.other(row);
     row.module = module_of(event.user_metadata);
     device.alloc(row);
+  }
+
+  // Returns the bytes of a request that failed, at most kLargestField; 0 if unknown. The failure counts in any case.
+  static int64_t refused_size(Value value) {
+    if (value.is(Value::kLarge)) return kLargestField;
+    if (!value.is(Value::kNumber) || value.payload() < 0) return 0;
+    return std::min(value.payload(), kLargestField);
   }
 
   static int64_t free_of(Value value) {

@@ -56,13 +56,13 @@ function failures(show) {
   const {refused} = show.timeline.notes
   byId("refused").hidden = !refused.count
   byId("refused").querySelector("ul").replaceChildren(...Array.from(refused.time.slice(0, MOST_FAILURES), (time, k) => {
-    const button = element("button", `${binary(refused.asked[k])} at ${plain(time)}`), where = show.refusedBy(k)
+    const button = element("button", `${binary(refused.asked[k])} at ${plain(time)}`), {place, lines} = show.refusedBy(k)
     button.type = "button"
     button.addEventListener("click", () => { show.moment(time); show.port.at(time) })
     const free = refused.free[k] < 0 ? "" : `, ${binary(refused.free[k])} free on the device`
-    const item = element("li", button, `${free}${where.length ? `, asked for by ${where[0]}` : ""}`)
-    if (where.length > 1)
-      item.append(element("details", element("summary", "stack"), element("ol", ...where.map((line) => element("li", line)))))
+    const item = element("li", button, `${free}${place ? `, asked for by ${place}` : ""}`)
+    if (lines.length)
+      item.append(element("details", element("summary", "stack"), element("ol", ...lines.map((line) => element("li", line)))))
     return item
   }), refused.count > MOST_FAILURES ? element("li", `and ${plain(refused.count - MOST_FAILURES)} more`) : "")
 }

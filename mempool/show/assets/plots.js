@@ -245,7 +245,7 @@ class Show {
   // The origin of a refused request, innermost frame first: as many lines as are known.
   refusedBy(at) {
     const {operation, frame, stack} = this.timeline.notes.refused, lines = stackOf({stack}, at)
-    return lines.length ? lines : [nameOf(frame, at) || nameOf(operation, at)].filter(Boolean)
+    return {place: nameOf(frame, at) || nameOf(operation, at) || lines[0], lines}
   }
 
   get kinds() { return kindsOf(this.timeline) }

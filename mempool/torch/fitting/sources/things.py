@@ -137,9 +137,7 @@ def _of_seen(seen: Seen, named: Named) -> Target:
             stands = "the sum of the output" if own_loss(call.output) is None else "the model's own loss"
             reason = f"the loss of {named.where} {error}; {stands} stands for it, --loss names another"
             caveats.append(Caveat(WITHOUT_LOSS, reason))
-    if seen.decisions:
-        reason = f"{_lines(seen.decisions)} by values of tensors, unknown before the run: {GUESSES}"
-        caveats.append(Caveat(AS_FAR_AS_RAN, reason))
+    caveats += _caveats(seen, call, named)
     if seen.idle:
         own["margin"] = {"other_models": sum(size for _, size in seen.idle)}
     if seen.adds_up is not None:
@@ -160,6 +158,21 @@ def _of_seen(seen: Seen, named: Named) -> Target:
     )
 
 
+def _caveats(seen: Seen, call: Call, named: Named) -> Iterator[Caveat]:
+    """Yield the restrictions of a step that was seen in part."""
+    if seen.trains and call.times > 1:
+        kind = type(call.module).__name__
+        reason = (
+            f"{named.where} calls the {kind} {call.times} times before its backward, and the activations of "
+            "all calls are alive then: name a function that returns one module which makes these calls, and "
+            "its inputs"
+        )
+        yield Caveat(f"one of {call.times} calls", reason)
+    if seen.decisions:
+        reason = f"{_lines(seen.decisions)} by values of tensors, unknown before the run: {GUESSES}"
+        yield Caveat(AS_FAR_AS_RAN, reason)
+
+
 def _notes(seen: Seen, named: Named) -> Iterator[str]:
     """Yield lines on what was taken over of a script, and what was assumed."""
     yield f"model and inputs are those that {named.where} calls itself"
@@ -171,8 +184,8 @@ def _notes(seen: Seen, named: Named) -> Iterator[str]:
         yield f"{named.where} holds models that it has not called before its backward: {names}; counted"
     if seen.trains and seen.clears_late and seen.set_to_none:
         yield (
-            f"{named.where} clears gradients between forward and backward, so that those of the former step "
-            "are alive in the forward: `zero_grad()` right behind `step()` saves them there"
+            f"{named.where} clears gradients between forward and backward, so the gradients of the former "
+            "step are alive during the forward: call `zero_grad()` right after `step()` to free them earlier"
         )
     if seen.adds_up is not None:
         where, batches = seen.adds_up.where, seen.adds_up.batches
@@ -200,8 +213,6 @@ def _left_out(seen: Seen, call: Call, named: Named) -> tuple[str, ...]:
             f"that returns one module that calls them all, with its inputs: {named.where}:function"
         )
     said = [f"not counted: {names}, and what trains it"] if others else []
-    if seen.trains and call.times > 1:
-        said.append(f"the script calls the {kind} {call.times} times before its backward: one is counted")
     return tuple(said)
 
 
