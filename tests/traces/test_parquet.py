@@ -266,9 +266,10 @@ def test_negative_row_count_is_refused(tmp_path: Path) -> None:
     rows = pq.ParquetFile(good).metadata.num_rows
     for found in re.finditer(re.escape(thrift(rows)), content):
         path.write_bytes(content[: found.start()] + thrift(-rows) + content[found.end() :])
-        with pytest.raises(TraceError) as error:
-            read_trace(path)
-        refused.add(error.value.reason)
+        try:
+            assert len(read_trace(path)) == rows  # a number that earlier Arrow does not look at
+        except TraceError as error:
+            refused.add(error.reason)
     assert f"not a whole Parquet file ({-rows} rows)" in refused
 
 
