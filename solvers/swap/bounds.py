@@ -203,7 +203,9 @@ class _Program:
             for row in np.argsort(-around.size, kind="stable")[:_MOST_WHOLE].tolist():
                 self._away[row].SetInteger(True)  # noqa: FBT003 - positional in OR-Tools
         self._waits = [self._solver.NumVar(0.0, 0.0, "") for _ in range(2)]
-        self._scale = max(float(around.before.max(initial=0)), float(around.after.max(initial=0)), 1e-9)
+        # Seconds that become 1: the solver errs where coefficients are large, as of copies beside tiny rooms.
+        columns = (around.before, around.after, around.out, around.back)
+        self._scale = max(*(float(seconds.max(initial=0)) for seconds in columns), 1e-9)
         here, there = self._waits
         self._chain(around.before, around.out, here, there, around.before_turns)
         self._chain(around.after, around.back, there, here, around.after_turns)

@@ -103,3 +103,21 @@ def test_a_buffer_that_nothing_writes_is_never_copied_out() -> None:
         assert place(step, held.schedule)[1].plan.arena_bytes >= 8
     assert LinkBound(step, link).stall_seconds(12) == 0
     assert LinkBound(step, link).peak_bytes() == 12
+
+
+def test_copies_that_are_longer_than_all_rooms_do_not_mislead_the_solver() -> None:
+    """Nothing can be copied without waiting: 8 bytes that nothing writes come back in a second.
+
+    With coefficients of 10**9 the solver of whole buffers proved a bound of 4.1 seconds.
+    """
+    step = step_from(
+        [0.25, 0.5],
+        [(1, [(0, False), (1, False)]), (8, [(0, False)]), (4, [(0, True)]), (7, [(1, False)])],
+        persistent={0, 1, 2},
+        circular=True,
+    )
+    link = Link(out_fixed=0.125, out_per_byte=1.0, in_fixed=0.0, in_per_byte=0.125, duplex=False)
+    outcomes = outcomes_of(step, link)
+    least = outcomes.stall[outcomes.peak <= 19].min()
+    assert least == 1.0
+    assert 0.99 < LinkBound(step, link, stretches=1).stall_seconds(19) <= least
