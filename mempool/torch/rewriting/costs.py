@@ -174,7 +174,8 @@ INSIDE = 0.2
 def in_kernels(seconds: Callable[[fx.Node], float]) -> Callable[[fx.Node], float]:
     """Convert stand-alone times of operations into their times inside fused kernels.
 
-    Only results read by an operation that cannot be fused, such as a matrix product, are written to memory.
+    Only graph outputs and the inputs of an operation that cannot be fused, such as a matrix product, are
+    written to memory.
     """
     from torch._functorch.partitioners import get_default_op_list
 

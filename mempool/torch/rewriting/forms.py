@@ -31,8 +31,7 @@ class Form:
         return cls(tensor.shape, tensor.stride(), tensor.dtype)
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Return true if each byte has the same place in both; strides of dimensions of size 1 do not matter.
-        """
+        """Return true if each byte has the same place in both; strides of size-1 dimensions do not matter."""
         if (tensor.shape, tensor.dtype) != (self.size, self.dtype):
             return False
         return self.stride == tensor.stride() or all(

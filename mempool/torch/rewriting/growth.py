@@ -28,6 +28,9 @@ def hold_up_to(inputs: Sequence[Any], part: Part) -> None:
     Args:
         inputs: the inputs of the graph; the symbolic integers among them are the dynamic sizes.
         part: the decision about the graph.
+
+    Raises:
+        ValueError: a size is already larger than those of the decision.
     """
     sizes = [one for one in inputs if isinstance(one, torch.SymInt) and not one.node.is_nested_int()]
     factor = _factor(part, {one.node.expr: one.node.hint for one in sizes}) if sizes else 1.0

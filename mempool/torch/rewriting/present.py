@@ -179,7 +179,7 @@ class Present:
 
     @property
     def has_several(self) -> bool:
-        """Return true if more than one run is recorded in this step."""
+        """Return true if more than one run is recorded, alive or not."""
         return sum(map(len, list(self._runs.values()))) > 1
 
     def waits(self) -> bool:

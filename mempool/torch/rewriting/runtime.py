@@ -35,7 +35,7 @@ class Away:
         form: the form of the copied tensor, which may differ from the traced form.
         copy: the host memory; None if the host was full, in which case ``data`` stays.
         transfer: the offload; None after the wait.
-        data: the bytes on the device, only until the wait, or for good if the host was full.
+        data: the bytes on the device if the host was full; otherwise None.
         tickets: number of tickets that refer to this copy.
     """
 
@@ -90,7 +90,7 @@ class Moved:
 
 @dataclass(eq=False)
 class Runtime:
-    """The copies of a process.
+    """The offloaded and reloading tensors of a process, by ticket number, and the engines that copy them.
 
     Attributes:
         moved: counters of the copies since `moved` was last replaced.
