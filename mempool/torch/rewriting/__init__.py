@@ -1,7 +1,8 @@
-"""Graphs of PyTorch rewritten so that a step fits: `torch.compile(model, backend="mempool")`.
+"""Rewriting of PyTorch graphs so that a step fits: `torch.compile(model, backend="mempool")`.
 
-Importing this imports no PyTorch. The way of a graph: `backend` -> `partition` -> `joined` (both graphs as
-one) -> `capture` (as numbers) -> `decide` -> `applied` (back into both); they run with `ops` and `runtime`.
+Importing this package does not import PyTorch. A graph passes through `backend` -> `partition` -> `joined`
+(both graphs merged) -> `capture` (as numbers) -> `decide` -> `applied` (changes in both graphs); the changed
+graphs run with `ops` and `runtime`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def report() -> Report:
-    """What moves, what is made again, what is predicted and measured, of all graphs compiled so far."""
+    """Return the report of all compiled graphs: moved and recomputed values, predictions and measurements."""
     from mempool.torch.rewriting.reports import reported
 
     return reported()

@@ -1,4 +1,4 @@
-"""A decision about a graph that runs among others, and among other runs of itself, within one limit."""
+"""Decide about one graph under a limit that other graphs and other runs of the same graph share."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from mempool.torch.rewriting.present import Beside
     from mempool.torch.rewriting.step import Step
 
-#: How often to decide anew until other runs of the same graph hold no more than was counted.
+#: Most decisions per graph while searching for one whose runs keep no more bytes than the decision assumed.
 _ROUNDS = 8
-#: How often to halve what those may hold, where it is more than what they must.
+#: Steps of the binary search for the bytes that each run may keep, beyond the bytes that a run must keep.
 _HALVINGS = 4
 
 
 class Chosen(NamedTuple):
-    """What becomes of a graph, what it keeps within other limits, and within which limit it was decided."""
+    """A decision about a graph, the bytes kept as a function of the limit, and the limit that was used."""
 
     made: Decided
     keeps: Callable[[int], int]
@@ -39,16 +39,17 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class Among:
-    """What decides about one graph.
+    """The inputs of the decision about one graph.
 
-    A graph that others follow keeps as little as it can, since nobody knows yet what the next ones need.
+    A graph that others follow keeps as few bytes as possible, because the needs of the later graphs are
+    unknown.
 
     Attributes:
-        options: what was asked for.
+        options: the options of the backend.
         budget: the graphs that share the limit.
-        number: of the graph.
-        more: whether there are graphs after it.
-        now: what is beside it when it is compiled.
+        number: the number of the graph.
+        more: true if other graphs run after this graph.
+        now: memory in use outside the graph when the graph is compiled.
     """
 
     options: Options
@@ -59,7 +60,7 @@ class Among:
 
     @cached_property
     def counted(self) -> Beside:
-        """What is beside it now, or was when it has run."""
+        """Return the memory in use outside the graph: as observed in earlier runs, otherwise as of now."""
         now, seen = self.now, self._seen
         if seen is None:
             return now
@@ -69,7 +70,7 @@ class Among:
         return replace(now, held=held, own=own, parameters=moment.parameters)
 
     def outside(self, kept: int) -> Outside:
-        """Bytes beside the graph in its passes, if each of its runs keeps so much."""
+        """Return the bytes outside the graph in each pass, if each run of the graph keeps `kept` bytes."""
         now, seen = self.now, self._seen
         if seen is None:
             passes = now.held + now.own + now.parameters, now.kept + now.own + now.parameters + now.gradients
@@ -83,32 +84,33 @@ class Among:
 
     @cached_property
     def _base(self) -> int:
-        """Bytes that are beside it whatever runs."""
+        """Return the bytes in use outside the graph at any time, independent of the passes."""
         return self._told + self._libraries
 
     @property
     def _told(self) -> int:
-        """What the options tell, optimizers' state included."""
+        """Return the outside bytes given by the options, or the optimizers' state if that is larger."""
         return max(self.options.beside, self.now.state if self._seen is None else self._seen.state)
 
     @property
     def _libraries(self) -> int:
-        """What cuBLAS keeps for the thread of forward passes and for PyTorch's own of backward passes."""
+        """Return the cuBLAS workspaces of the forward thread and of PyTorch's own backward thread."""
         return 2 * self.now.library
 
     @cached_property
     def runs(self) -> int:
-        """How many runs of the graph may be under way at a time, as far as is known."""
+        """Return the largest known number of runs of the graph that are under way at the same time."""
         return 1 + (self._seen or NOTHING_SEEN).runs
 
     def decide(self, joined: Joined, step: Step) -> Chosen:
-        """What becomes of the graph.
+        """Decide about the graph.
 
-        Where graphs that wait have kept too much, since nothing told that others follow, all are compiled
-        anew for the next step, and in this one the graph holds the lowest limit that it can.
+        If the limit is infeasible because waiting graphs were not known to be followed by others and
+        therefore kept too much, recompile all of them for the next step. For this step, use the lowest
+        feasible limit.
 
         Raises:
-            PlanError: the limit cannot be held.
+            PlanError: the limit is infeasible.
         """
         try:
             return self._chosen(joined, step)
@@ -121,13 +123,13 @@ class Among:
             raise self._refusal(error) from None
 
     def _unaware(self) -> list[int]:
-        """Graphs that wait, and kept what they might."""
+        """Return the other waiting graphs that were decided as if no graph followed them."""
         parts = self.budget.parts
         waiting = (one for one in self.budget.looks.waiting() if one != self.number and one in parts)
         return [one for one in waiting if not parts[one].more]
 
     def _chosen(self, joined: Joined, step: Step) -> Chosen:
-        """What becomes of it, within the limit of its options."""
+        """Decide within the limit of the options."""
         made, keeps = self._as_little(joined, step)
         if self.runs > 1 and len(self.budget.parts) <= 1:
             made = self._as_much(joined, step, made)
@@ -139,21 +141,21 @@ class Among:
 
     @cached_property
     def _host_bytes(self) -> int:
-        """What is left of the host for its runs beside copies of graphs before it."""
+        """Return the host bytes left for the runs of this graph after the copies of earlier graphs."""
         return max(allowed_host_bytes(self.options) - self.budget.host_before(self.number), 0)
 
     def _as_little(self, joined: Joined, step: Step) -> tuple[Decided, Callable[[int], int]]:
-        """Where there are others, or other runs, as little kept as can be."""
+        """Decide with as few kept bytes as possible if the graph has later graphs or concurrent runs."""
         kept = 0
         for _ in range(_ROUNDS):
             made, keeps = self._made(joined, step, kept, least=self.more or self.runs > 1)
             if self.runs == 1 or made.kept_bytes <= kept:
                 break
-            kept = made.kept_bytes  # with which less is left to each, and each may have to keep more
+            kept = made.kept_bytes  # this leaves less to each run, so each run may have to keep more
         return made, keeps
 
     def _as_much(self, joined: Joined, step: Step, found: Decided) -> Decided:
-        """Runs of a graph that has the limit for itself share it: what each keeps costs no time."""
+        """Let each run keep more bytes if that costs no time; for a graph that has the limit to itself."""
         low, high = found.kept_bytes, max((self._seen or NOTHING_SEEN).kept, found.kept_bytes)
         for _ in range(_HALVINGS):
             kept = (low + high + 1) // 2
@@ -170,7 +172,7 @@ class Among:
     def _made(
         self, joined: Joined, step: Step, kept: int, *, least: bool, keep: int = 0
     ) -> tuple[Decided, Callable[[int], int]]:
-        """A decision, where other runs keep so much each."""
+        """Decide under the assumption that every other run keeps `kept` bytes."""
         seen = self._seen or NOTHING_SEEN
         terms = Terms(
             outside=self.outside(kept),
@@ -187,7 +189,7 @@ class Among:
         return deciding.decide(), deciding.kept_bytes
 
     def _refusal(self, error: PlanError) -> PlanError:
-        """What is said of a limit that cannot be held beside what is there besides."""
+        """Error for a limit that is infeasible given the memory in use outside this graph."""
         limit, least, beside = self.options.limit, error.least_bytes, self.counted
         said = [str(error)]
         if beside.held:
@@ -213,7 +215,7 @@ class Among:
 
 
 def _fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, Callable[[int], int]]:
-    """A decision about graphs whose operations are fused, and what they keep within other limits."""
+    """Decide about a graph with fused operations; also return the kept bytes as a function of the limit."""
     try:
         from mempool.torch.rewriting.fused import fitted
 
@@ -221,7 +223,7 @@ def _fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, Ca
         return made, partial(kept_by, looked)
     except PlanError:
         raise
-    except Exception as error:  # it goes deep into a compiler that is somebody else's
+    except Exception as error:  # the call reaches deep into a compiler that we do not control
         warnings.warn(
             f"what fused operations need is not found, and the limit counts each by itself: {error}",
             stacklevel=2,
@@ -230,6 +232,9 @@ def _fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, Ca
 
 
 def kept_by(looked: Sequence[Decided], limit: int) -> int:
-    """The fewest bytes that any decision keeps between the passes of those that are within a limit."""
+    """Return the fewest bytes kept between the passes by any decision in `looked` that is within a limit.
+
+    If no decision is within the limit, return the most bytes that any of the decisions keeps.
+    """
     within = [made.kept_bytes for made in looked if made.peak_bytes <= limit]
     return min(within, default=max(made.kept_bytes for made in looked))

@@ -1,4 +1,4 @@
-"""Decisions about a step carried out in its two graphs: copies out and back, and what is made again."""
+"""Apply a decision to both graphs of a step: offload, reload and recompute."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ def apply(
     own_bytes: int = 0,
     places: Mapping[int, int] | None = None,
 ) -> Mapping[fx.Node, int]:
-    """Change both graphs of `joined` so that they do what was decided.
+    """Change both graphs of `joined` so that they carry out a decision.
 
     Args:
         joined: the graphs.
-        captured: the numbers that decisions speak of, from ``joined.module``.
-        rewriting: decisions that `solvers.rewriting.rewrite` refuses nothing of; what is sent away is made in
-            the forward pass.
-        host_limit: most bytes of the host; 0: half of what is free.
-        own_bytes: copies of at most so many bytes are made at once, where they would have to have ended.
-        places: by value, where in the host's arena it is copied to; anywhere, where that is not told.
+        captured: the numbered graph that the decision refers to, from ``joined.module``.
+        rewriting: the decision, valid for `solvers.rewriting.rewrite`; offloaded values are made in the
+            forward
+            pass.
+        host_limit: most bytes of host memory; 0: half of the free memory.
+        own_bytes: copies of at most this size are made synchronously, at the time when they must have ended.
+        places: by value, the offset of the copy in the host arena; a value without an entry goes anywhere.
 
     Returns:
-        Of each node of the two graphs that runs an operation, its run.
+        The run of each node of the two graphs that runs an operation.
     """
     step = Numbered(joined, captured)
     recomputed.recompute(step, rewriting.recomputed)
     early, late = bool(rewriting.sync & Sync.OUT), bool(rewriting.sync & Sync.IN)
-    # In one slot copies out begin, then others end, then copies back begin: what comes back finds room.
+    # In one slot, first offloads begin, then other offloads end, then reloads begin: so reloads find room.
     at = (places or {}).get
     begun = [(swap, outs.begin(step, swap, host_limit, at(swap.value, -1))) for swap in rewriting.swaps]
     small = {swap.value for swap in rewriting.swaps if captured.graph.size[swap.value] <= own_bytes}
@@ -55,7 +56,8 @@ def apply(
         ended.append((swap, outs.end(step, swap, ticket, early=early, at_once=at_once)))
     for swap, handle in ended:
         at_once = swap.value in small
-        # The last one first: what it reads is told by views that an earlier one has not made its own yet.
+        # The last reload first: the readers are found through views that an earlier reload has not copied
+        # yet.
         for side in (step.backward, step.forward):
             for one in sorted(swap.ins, key=lambda one: min(one.consumers), reverse=True):
                 ins.bring(step, side, swap.value, one, handle, late=late, at_once=at_once)
@@ -73,7 +75,7 @@ def apply(
 
 
 def _forget_views(step: Numbered, base: int) -> None:
-    """Views in the backward pass that nobody reads any more would keep what they view."""
+    """Erase unread views in the backward pass, which would keep the viewed memory alive."""
     nodes = (step.value[value] for value in step.views(base))
     makers = (maker_of(node) for node in nodes if node is not None and not step.is_forward(node))
     for maker in dict.fromkeys(makers):

@@ -1,4 +1,4 @@
-"""Graphs compiled with no rule of inductor's that rounds otherwise by who else reads a value."""
+"""Compile graphs without those inductor rules whose rounding depends on the other readers of a value."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch._inductor.fx_passes import post_grad
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: What inductor asks before it makes one operation of a product and a sum, or two of one that is both: the
-#: first where nobody else reads the product, the second by who reads the sum.
+#: Checks that inductor makes before it fuses a product and a sum into one operation (first: if the product
+#: has no other reader), or splits such an operation into two (second: depending on the readers of the sum).
 _CHECKS = ("is_valid_addmm_fusion", "should_prefer_unfused_addmm")
 
 
 @contextlib.contextmanager
 def as_written() -> Iterator[None]:
-    """Have products and sums stay what they are.
+    """Disable the fusing and splitting of products and sums.
 
-    What is kept, moved or made again for a limit decides who reads a value, and a product that is added up
-    with something else has other last bits than one that is made first.
+    Keeping, offloading or recomputing values for a limit changes the readers of a value, and a fused product
+    and sum has other last bits than a product that is computed first.
     """
     entries = [
         entry

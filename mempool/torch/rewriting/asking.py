@@ -1,4 +1,4 @@
-"""For which limit to ask for decisions about operations, so that kernels made of them hold another."""
+"""Search the limit to ask for in terms of operations, so that the fused kernels hold the real limit."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ if TYPE_CHECKING:
 
 Told = TypeVar("Told")
 
-#: So little above a limit, a share of it, that the same kernels may well hold it for a little less.
+#: Largest reduction of the asked limit, as a share of the limit, at which the compiler's own kernels are
+#: tried again: the same kernels may well hold a limit that is so little exceeded.
 _SLIGHT = 0.04
-#: As little left of a limit, or as little lost of a step's time, that it is not worth while to ask for more.
+#: Unused share of a limit, and lost share of a step's time, up to which asking for more bytes is not
+#: worthwhile.
 _NEAR, _LOSS = 0.05, 0.02
-#: How often to ask for less, and for more.
+#: Most attempts with a lower limit, and with a higher one.
 _DOWN, _UP = 4, 2
 
 
 class Extreme(enum.Enum):
-    """What can be asked for whatever the limit is."""
+    """Decisions that can be requested independent of the limit."""
 
-    NOTHING = enum.auto()  # moves, but what must where little is to be kept
-    LEAST = enum.auto()  # is needed, by operations
-    ALL = enum.auto()  # moves
+    NOTHING = enum.auto()  # no moves, except those needed to keep few bytes
+    LEAST = enum.auto()  # the lowest peak, counted by operations
+    ALL = enum.auto()  # all values move
 
 
 Asked = int | Extreme
@@ -34,13 +36,13 @@ Asked = int | Extreme
 
 @dataclass(frozen=True)
 class Look(Generic[Told]):
-    """What came of asking for a limit.
+    """The outcome of asking for one limit.
 
     Attributes:
-        peak_bytes: of the kernels, at least; all of it where that is within the limit.
-        asked_bytes: of the operations, which is at most what was asked for.
-        loss: how much longer the step takes than without a limit, as a share.
-        told: anything more.
+        peak_bytes: lower bound on the peak of the kernels; exact if within the limit.
+        asked_bytes: peak of the operations, at most the limit asked for.
+        loss: additional time of the step compared with no limit, as a share.
+        told: further information.
     """
 
     peak_bytes: int
@@ -50,15 +52,15 @@ class Look(Generic[Told]):
 
 
 def ask(limit: int, least: int, look: Callable[..., Look[Told]]) -> tuple[Look[Told], bool]:
-    """What holds a limit with little loss, or else what needs least; and whether it holds.
+    """Return the outcome that holds a limit with little loss or has the lowest peak, and if the limit holds.
 
-    First kernels are as the compiler likes them; where these need much more than the limit, they are small:
-    what reads little keeps little waiting. At last the extremes are looked at, which depend on nothing that
-    is measured: the least that they need is told, and found again when it is the limit.
+    Kernels of the compiler's choice are tried first. If they exceed the limit by much, small kernels follow:
+    a kernel that reads little keeps little memory waiting. Last come the extremes, which depend on no
+    measurement: the error names their lowest peak, and that number is reached again when given as the limit.
 
     Args:
         limit: bytes.
-        least: the lowest limit that may be asked for; the one that holds may be more than `limit`.
+        least: the lowest limit that may be asked for; may exceed `limit`.
         look: asks for a limit or an extreme, with kernels that are ``small`` or not.
     """
     asked = max(limit, least)
@@ -92,7 +94,7 @@ def ask(limit: int, least: int, look: Callable[..., Look[Told]]) -> tuple[Look[T
 def _more(
     limit: int, asked: int, above: int | None, found: Look[Told], look: Callable[[int], Look[Told]]
 ) -> Look[Told]:
-    """What was found, or better for more bytes, but for fewer than was too many."""
+    """Improve an outcome by asking for more bytes, but for fewer than `above`, which was too much."""
     for _ in range(_UP):
         room = limit - found.peak_bytes
         if room <= _NEAR * limit or found.loss <= _LOSS:

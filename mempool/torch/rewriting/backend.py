@@ -2,8 +2,8 @@
 
     model = torch.compile(model, backend="mempool", options={"limit": "12GiB"})
 
-PyTorch finds it by the entry point of the installed package; `register` says its name to a PyTorch that does
-not see that, such as from a source tree.
+PyTorch finds the backend by the entry point of the installed package; `register` adds the name to a PyTorch
+that does not see the entry point, such as when run from a source tree.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def mempool(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile one graph of Dynamo's.
+    """Compile one of Dynamo's graphs.
 
     Args:
-        graph: of the program, as Dynamo gives it.
-        inputs: tensors without memory, and numbers.
+        graph: the graph from Dynamo.
+        inputs: fake tensors and numbers.
         options: see `mempool.torch.rewriting.options.Options`.
-        mode: there is none.
+        mode: not supported.
 
     Raises:
-        UsageError: options that make no sense.
-        PlanError: a limit that nothing can hold: with the least that can be, and what needs it.
+        UsageError: the options make no sense.
+        PlanError: the limit is infeasible; the error names the least feasible limit and the cause.
     """
     from mempool.torch.rewriting.budget import budget_of
     from mempool.torch.rewriting.frames import code_of, given_to, goes_on, modules, warn_of_the_last
@@ -66,7 +66,7 @@ def mempool(
 
 
 def register() -> None:
-    """Tell PyTorch the name."""
+    """Register the backend's name with PyTorch."""
     from torch._dynamo.backends import registry
 
     if "mempool" not in registry.list_backends(exclude_tags=None):
@@ -74,7 +74,7 @@ def register() -> None:
 
 
 def _eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
-    """Run graphs as they are, each operation by itself."""
+    """Run graphs unfused, each operation by itself."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._functorch import config
@@ -86,7 +86,7 @@ def _eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -
             forward_only.warn(forward_only.needs(graph, partition.outside_bytes), limit)
         return partition.around(boxed_nop(graph, list(inputs)), inputs, backward=backward)
 
-    with config.patch(donated_buffer=False):  # nothing writes into them, and a backward may come again
+    with config.patch(donated_buffer=False):  # nothing overwrites them, and a backward pass may run twice
         compiled: Callable[..., Any] = aot_autograd(
             fw_compiler=partial(compile_with, backward=False),
             bw_compiler=partial(compile_with, backward=True),
@@ -97,7 +97,7 @@ def _eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -
 
 
 def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
-    """Compile graphs with PyTorch's own compiler."""
+    """Compile graphs with inductor, PyTorch's own compiler."""
     from torch._functorch import config as functions
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -116,13 +116,13 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
             made = compile_fx_inner(graph, inputs, **given)
         if limit is not None and kernels is not None:
             forward_only.warn(int(kernels.loads.max()), limit)
-        if (run := getattr(made, "current_callable", None)) is not None:  # else it is not measured
+        if (run := getattr(made, "current_callable", None)) is not None:  # otherwise the run is not measured
             made.current_callable = partition.around(run, inputs, backward=backward)
         return made
 
-    # Nothing is taken from a cache: what is decided depends on more than the graph.
-    # Laid out as the compiler likes, what leaves would lie otherwise than what stays: other last bits.
-    # Numbers of fewer bits that are used where they are made must be what they are when they come back.
+    # Caches are off, since decisions depend on more than the graph. Layout optimization is off: an offloaded
+    # value would get another layout than a value that stays, and results would differ in the last bits.
+    # Precision casts are emulated: a low-precision value used where it is made must equal the reloaded value.
     changes = {
         "emulate_precision_casts": True,
         "custom_partitioner_fn": _ours(partition),
@@ -130,7 +130,8 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
         "layout_optimization": False,
     }
     if partition.options.rewrites:
-        # What is being copied out may be read by nobody else; and what is kept to be reused is not counted.
+        # An offload may be the last reader of a buffer, and reuse would overwrite the buffer during the copy.
+        # Besides, buffers kept for reuse are not counted.
         changes["allow_buffer_reuse"] = False
     may_write = bool(functions.donated_buffer) and donated.CAN_BE_TOLD
     with functions.patch(enable_autograd_cache=False, donated_buffer=may_write):
@@ -146,6 +147,6 @@ def _ours(partition: Partition) -> Any:
             return partition(joint, inputs, **given)
 
         def uuid(self) -> None:
-            """There is none, since nothing is cached."""
+            """Return None, since nothing is cached."""
 
     return Ours()

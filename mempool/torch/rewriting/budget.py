@@ -1,4 +1,4 @@
-"""The graphs of one call of `torch.compile`, which share its limit."""
+"""The graphs of one call of `torch.compile`, which share a limit."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ if TYPE_CHECKING:
     from mempool.torch.rewriting.options import Options
 
 
-#: Bytes of tickets on the way, for each value that may leave.
+#: Bytes of tickets in flight, for each value that may be offloaded.
 TICKET_BYTES = 16
-#: As close to the least limit that graphs of one function can hold together, a share of it, is close enough.
+#: Tolerance of the search for the least limit that the graphs of a function can hold together, as a share of
+#: that limit.
 _CLOSE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One graph.
+    """One compiled graph.
 
     Attributes:
-        number: growing in the order in which those of one step first ran.
-        more: whether the graph breaks off, so that the function goes on in another.
-        options: what was asked for.
-        decided: what became of it.
-        clock: how long its two graphs take.
-        beside: what was counted of what is beside it.
-        host_end: bytes from the begin of the host's arena to the end of where its copies are planned to lie.
-        kept_before: what graphs before it were thought to keep when it was compiled.
-        keeps: what it would keep between its passes within another limit, as far as is known; None: no more
-            than it does is, as when the function's last graph has been compiled, or another function.
+        number: grows in the order in which the graphs of a step first ran.
+        more: true if the function continues in another graph, as after a graph break.
+        options: the options of the backend.
+        decided: the decision about the graph.
+        clock: the times of the two graphs.
+        beside: the memory assumed to be in use outside the graph.
+        host_end: end of the planned places of the graph's copies, in bytes from the start of the host arena.
+        kept_before: bytes that earlier graphs were predicted to keep when this graph was compiled.
+        keeps: returns the bytes that the graph would keep between the passes within another limit; None: as
+            many as now, e.g. when the function's last graph, or another function, has been compiled.
     """
 
     number: int
@@ -53,7 +54,10 @@ class Part:
     keeps: Callable[[int], int] | None = None
 
     def kept_within(self, limit: int, beside: int) -> int:
-        """Bytes between its passes within another limit, with so much there of the graphs before it."""
+        """Return the bytes kept between the passes within another limit.
+
+        Earlier graphs keep `beside` bytes in that case.
+        """
         if self.keeps is None:
             return self.decided.kept_bytes
         return self.keeps(limit + self.kept_before - beside)
@@ -61,13 +65,13 @@ class Part:
 
 @dataclass(eq=False)
 class Budget:
-    """What one call of `torch.compile` has compiled.
+    """The graphs compiled for one call of `torch.compile`.
 
     Attributes:
-        asked: the options as they were given, which tell calls from each other.
-        parts: the graphs by their numbers, of each number the last one.
-        met: patterns of which something was met.
-        looks: at their runs.
+        asked: the options object of the call, which identifies the call.
+        parts: by graph number, the latest compilation.
+        met: name filters that matched anything so far.
+        looks: the observer of the graphs' runs.
     """
 
     asked: Any
@@ -76,28 +80,28 @@ class Budget:
     looks: Looks = field(default_factory=Looks)
 
     def kept_before(self, number: int) -> int:
-        """Bytes that the graphs before this one are thought to keep while it runs, if each ran once."""
+        """Return the bytes that earlier graphs are predicted to keep while a graph runs, if each ran once."""
         return sum(part.decided.kept_bytes for part in self._before(number))
 
     def kept_within(self, number: int, limit: int) -> int:
-        """The same, had another limit been asked for."""
+        """Return the bytes that earlier graphs would keep within another limit."""
         kept = 0
         for part in self._before(number):
             kept += part.kept_within(limit, kept)
         return kept
 
     def tickets_before(self, number: int) -> int:
-        """Bytes of tickets that graphs before this one hold at most."""
+        """Return the most bytes of tickets that earlier graphs hold."""
         movable = (part.decided.captured.graph.movable.sum() for part in self._before(number))
         return TICKET_BYTES * int(sum(movable))
 
     def enough(self, number: int, limit: int, least: int) -> int:
-        """A limit that a graph can hold: the lowest, or somewhat more.
+        """Return a feasible limit for a graph: the lowest one, or slightly more.
 
         Args:
-            number: of the graph.
-            limit: it cannot hold this one.
-            least: it could hold this one beside what graphs before it keep within that one.
+            number: the number of the graph.
+            limit: an infeasible limit.
+            least: a limit that is feasible with the bytes that earlier graphs keep now.
         """
         own = least - self.kept_before(number)
 
@@ -114,19 +118,19 @@ class Budget:
         return high
 
     def forget(self) -> None:
-        """What would be kept within other limits: nobody asks any more."""
+        """Drop the functions for the bytes kept within other limits, which are not needed any more."""
         self.parts.update({number: replace(one, keeps=None) for number, one in self.parts.items()})
 
     def _before(self, number: int) -> list[Part]:
-        """The graphs before one, in their order."""
+        """Return the earlier graphs in order."""
         return [part for one, part in sorted(self.parts.items()) if one < number]
 
     def host_before(self, number: int) -> int:
-        """Where in the host's arena copies of a graph begin: behind those of graphs before it."""
+        """Return the start of a graph's copies in the host arena: the end of the copies of earlier graphs."""
         return max((part.host_end for part in self._before(number)), default=0)
 
     def add(self, part: Part) -> None:
-        """One more graph; when it is a function's last, patterns that name nothing at all are told once."""
+        """Add a graph; after a function's last graph, warn once of name filters without any match."""
         self.parts[part.number] = part
         if not part.more:
             self.forget()
@@ -144,7 +148,7 @@ class Budget:
 
 
 def warn_of_more(most: int, limit: int | None) -> None:
-    """Say that there was more than a limit, where there is only one: else others take their own."""
+    """Warn of a peak above the limit if only one budget is in use; otherwise others may use the memory."""
     if sum(bool(budget.parts) and budget.looks.present.is_used for budget in BUDGETS) == 1:
         warnings.warn(
             f"{most} bytes are on the device, more than the limit of {limit}, though graphs hold it: what is "
@@ -154,14 +158,14 @@ def warn_of_more(most: int, limit: int | None) -> None:
         )
 
 
-#: The last ones, in the order in which they were first met.
+#: The latest budgets, in the order of their first use.
 BUDGETS: list[Budget] = []
-atexit.register(BUDGETS.clear)  # what native code made goes before it does
+atexit.register(BUDGETS.clear)  # objects made by native code are freed before that code is unloaded
 _MOST = 64
 
 
 def budget_of(options: Mapping[str, Any] | None) -> Budget:
-    """The budget of a call, which passes the same options each time."""
+    """Return the budget of a call, identified by the options object that each compilation passes."""
     for budget in BUDGETS:
         if budget.asked is options:
             return budget

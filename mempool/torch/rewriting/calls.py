@@ -1,4 +1,4 @@
-"""What the program itself takes for copies, measured."""
+"""Measure the seconds that copies cost the calling program itself."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _COPIES, _ROUNDS, _BYTES = 16, 7, 4096
-#: Of copies that the program makes itself: where these are the small ones only, and where they are all.
+#: Sizes in bytes of the measured copies that the program makes itself: if it makes only the small copies, and
+#: if it makes all of them.
 _OWN_SMALL, _OWN_ALL = (_BYTES, 64 << 10, 256 << 10), (_BYTES, 256 << 10, 4 << 20)
 
 
 @functools.cache
 def calls_of(device: torch.device, host_limit: int = 0) -> Calls:
-    """What copies take of the program on a device, the best of some rounds."""
+    """Measure the seconds that copies cost the program on a device; the best of `_ROUNDS` rounds."""
     own = RUNTIME.engine(device, host_limit).own
     sizes = _OWN_SMALL if own is None or own.own_bytes < _OWN_ALL[-1] else _OWN_ALL
     counted = RUNTIME.moved
@@ -42,7 +43,7 @@ def _best(
     host_limit: int,
     copied: Callable[[list[torch.Tensor], int], None],
 ) -> float:
-    """Seconds of one copy, out or back, without what is waited for."""
+    """Return the seconds of one copy, offload or reload, without the seconds spent waiting for transfers."""
     values = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(_COPIES)]
     best = math.inf
     for _ in range(_ROUNDS):

@@ -1,4 +1,4 @@
-"""A joint graph of PyTorch (FX) as columns of numbers, and which node each operation and value is."""
+"""Convert a joint graph (FX) into columns of numbers, with the node of each operation and value."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _FORWARD = ("is_forward", "must_be_in_forward")
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """A graph and where it comes from.
+    """A numbered graph and the nodes that the numbers stand for.
 
     Attributes:
-        graph: the step.
+        graph: the step as columns.
         operations: the node of each operation.
-        values: the node of each value; none of a result that nobody takes, and of memory beside.
-        sizes: of each value its bytes, as a symbol where they depend on what is known when the graph runs.
-        inputs: the value of each placeholder, in their order.
-        outputs: the value of each output, in their order, -1 of what is no value.
-        forward_outputs: how many of them, the first ones, are the forward pass's.
+        values: the node of each value; None for an unused result and for memory outside the graph.
+        sizes: the bytes of each value, as a symbol if they depend on sizes known only at run time.
+        inputs: the value of each placeholder, in order.
+        outputs: the value of each output, in order; -1 if an output is no value.
+        forward_outputs: number of outputs of the forward pass, which come first.
     """
 
     graph: Graph
@@ -48,24 +48,24 @@ class Captured:
 
     @cached_property
     def value_of(self) -> dict[fx.Node, int]:
-        """The value that a node is; an operation with several results is none."""
+        """Return the value of each node; an operation with several results has no value."""
         return {node: value for value, node in enumerate(self.values) if node is not None}
 
     @cached_property
     def results(self) -> tuple[int, ...]:
-        """Memories that the forward pass has made and the program has asked for."""
+        """Return the memories of forward results that the program requested."""
         graph = self.graph
         made = {int(graph.base[one]) for one in self.outputs[: self.forward_outputs] if one >= 0}
         return tuple(sorted(one for one in made if graph.producer[one] >= 0))
 
     def given(self, places: Iterable[int]) -> tuple[int, ...]:
-        """The values of some of what the function is given, told by their places."""
+        """Return the values of the function's arguments at some positions."""
         names = {f"primals_{place + 1}" for place in places}
         return tuple(one for one in self.inputs if str(self.values[one]) in names)
 
     @cached_property
     def incoming(self) -> tuple[int, ...]:
-        """Gradients that the backward pass is given."""
+        """Return the gradients given to the backward pass."""
         return tuple(one for one in self.inputs if _is_tangent(self.values[one]))
 
 
@@ -76,18 +76,18 @@ def capture(
     seconds: Callable[[fx.Node], float] | None = None,
     beside_bytes: int = 0,
 ) -> Captured:
-    """The graph of a step.
+    """Convert the joint graph of a step.
 
-    Parameters, buffers and other inputs stay for the whole step and never move; what the forward pass returns
-    and the gradients stay to its end. Operations are the forward pass's up to the last one which that needs.
-    Operations that draw random numbers, communicate or are opaque keep their order by control edges, and so
-    do those that write into a value and those that read it; what is written does not move.
+    Parameters, buffers and other inputs stay for the whole step and never move; results of the forward pass
+    and gradients stay to the end of the step. Forward operations are all operations up to the last one that
+    the forward pass needs. Control edges keep the order of operations that draw random numbers, communicate
+    or are opaque, and of writers and readers of the same value; a value that is written to does not move.
 
     Args:
-        joint: nodes that carry tensors without memory in ``meta["val"]``, as AOTAutograd makes it.
-        forward_outputs: how many outputs, the first ones, are the forward pass's.
-        seconds: what a node takes; by default a roofline's least on `mempool.rates.DEFAULT`.
-        beside_bytes: memory that is there all the time, such as an optimizer's state: one more input.
+        joint: a graph with fake tensors in ``meta["val"]``, as made by AOTAutograd.
+        forward_outputs: number of outputs of the forward pass, which come first.
+        seconds: returns the seconds of a node; default: the roofline minimum on `mempool.rates.DEFAULT`.
+        beside_bytes: bytes in use all the time, such as an optimizer's state; added as one more input.
     """
     values = Values()
     operations: list[fx.Node] = []
@@ -126,7 +126,7 @@ def capture(
 
 
 def _forward(nodes: Sequence[fx.Node], outputs: Sequence[Any]) -> set[fx.Node]:
-    """The nodes up to the last one that the forward pass needs."""
+    """Return the nodes up to the last one that the forward pass needs."""
     left = [one for one in outputs if isinstance(one, torch.fx.Node)]
     left += [one for one in nodes if one.meta.get("partitioner_tag") in _FORWARD]
     needed: set[fx.Node] = set()
@@ -196,14 +196,14 @@ def _kind(node: fx.Node) -> str:
 
 
 def _indices(texts: list[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Each text once, in order, and which one each is."""
+    """Return the distinct texts in sorted order, and the index of each text."""
     each = sorted(set(texts))
     place = {text: i for i, text in enumerate(each)}
     return tuple(each), np.array([place[text] for text in texts], np.int64)
 
 
 def _modules(operations: list[fx.Node]) -> list[str]:
-    """The path of the innermost module of each; of the backward pass, that of what it differentiates."""
+    """Return the innermost module path of each operation; for backward, that of the forward operation."""
     of_number: dict[Any, str] = {}
     paths = []
     for node in operations:
@@ -219,7 +219,7 @@ def _modules(operations: list[fx.Node]) -> list[str]:
 def _effects(
     operations: list[fx.Node], values: Values, touched: list[set[int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Pairs of operations that keep their order, and whether each may run again."""
+    """Return pairs of operations that keep their order, and a mask of the operations that may run again."""
     ordered = [i for i, node in enumerate(operations) if is_ordered(node)]
     pairs = set(pairwise(ordered))
     again = np.ones(len(operations), bool)

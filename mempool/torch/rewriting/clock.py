@@ -1,4 +1,4 @@
-"""How long the two graphs of a step take while a program trains with them."""
+"""Measure the run times of both graphs of a step while a program trains."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: Of so many last runs of each graph the median counts: the first ones warm up.
+#: Number of latest runs of each graph from which the median is taken; the first runs warm up.
 _RUNS = 32
 
 
 class Clock:
-    """Of one step's graphs. On a GPU by events of the stream that is current, which nobody waits for."""
+    """Run times of a step's graphs; on a GPU from events on the current stream, which nothing waits for."""
 
     def __init__(self) -> None:
-        """Nothing has run."""
+        """Start without runs."""
         self._runs: dict[bool, deque[Any]] = {backward: deque(maxlen=_RUNS) for backward in (False, True)}
 
     def around(self, run: Callable[..., Any], inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
-        """The same callable, whose runs are timed.
+        """Wrap a callable with timing.
 
         Args:
-            run: takes one list, as AOTAutograd's compilers make it.
-            inputs: such as it will be given, of which the device is told.
-            backward: which graph of the step it is.
+            run: takes one list, like the callables of AOTAutograd's compilers.
+            inputs: example inputs, which determine the device.
+            backward: true for the backward graph.
         """
         on_gpu = any(isinstance(one, torch.Tensor) and one.is_cuda for one in inputs)
         timed = (_timed_on_gpu if on_gpu else _timed)(run, self._runs[backward])
@@ -37,7 +37,7 @@ class Clock:
         return timed
 
     def seconds(self) -> float | None:
-        """Of a forward and a backward pass, medians; None while one of them has not ended."""
+        """Return the sum of the median forward and backward times; None until both have completed runs."""
         passes = [[s for one in runs if (s := _seconds(one)) is not None] for runs in self._runs.values()]
         return sum(map(median, passes)) if all(passes) else None
 
@@ -67,7 +67,7 @@ def _timed_on_gpu(run: Callable[..., Any], runs: deque[Any]) -> Callable[..., An
 
 
 def _seconds(run: Any) -> float | None:
-    """Of one run; None while the device has not come to its end."""
+    """Return the seconds of one run; None while the device has not finished the run."""
     if isinstance(run, float):
         return run
     begin, end = run

@@ -1,4 +1,4 @@
-"""How long each operation of a graph takes: by a roofline, or measured on this device."""
+"""Seconds that each operation of a graph takes: from a roofline model or measured on this device."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def values_of(node_arguments: Any) -> Any:
-    """Arguments of a node with what each node among them made instead."""
+    """Replace each node among a node's arguments by the traced value (``meta["val"]``)."""
     return torch.fx.map_arg(node_arguments, lambda one: one.meta.get("val"))
 
 
 def by_roofline(rates: Rates | None = None) -> Callable[[fx.Node], float]:
-    """Seconds that a node takes at least on a card: of its products or of its bytes, whichever is longer."""
+    """Return a function for the roofline seconds of a node: the longer of arithmetic and memory time."""
     clock = Roofline(rates or rates_of())
 
     def seconds(node: fx.Node) -> float:
@@ -45,7 +45,7 @@ def by_roofline(rates: Rates | None = None) -> Callable[[fx.Node], float]:
 
 
 def _traced(values: Any) -> Any:
-    """Values whose sizes are numbers, not symbols, which what compares them would make guards of."""
+    """Replace symbolic sizes by plain numbers; comparing symbols would create guards."""
     storages: dict[int, torch.UntypedStorage] = {}
 
     def plain(value: Any) -> Any:
@@ -70,7 +70,7 @@ def _is_symbolic(tensor: torch.Tensor) -> bool:
 
 
 def number(value: Any) -> Any:
-    """What a symbolic number was when it was traced; anything else as it is."""
+    """Return the hint (value during tracing) of a symbolic number; return any other value unchanged."""
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return value.node.hint
     return value
@@ -78,19 +78,19 @@ def number(value: Any) -> Any:
 
 @dataclass
 class Measured:
-    """Seconds and workspaces that operations take on this machine: each kind of call is run once for all.
+    """Seconds and workspaces of operations, measured on this machine once per distinct call.
 
-    Only PyTorch's own are run: others may count their calls, or wait for other processes.
+    Only PyTorch's own operators are run: others may count their calls or wait for other processes.
 
-    An operation runs on tensors of its arguments' shapes, strides and types that hold small random numbers,
-    indices 0, ``runs`` times after a first one; the median counts.
+    An operation runs on tensors of the same shapes, strides and types as the arguments. The tensors hold
+    small random numbers; indices are 0. After one warm-up run, the median of ``runs`` runs counts.
 
     Attributes:
-        device: where to run.
-        otherwise: for what cannot be run.
-        runs: of each kind of call.
-        known: what was measured, by the call.
-        workspaces: bytes that it had for itself, likewise.
+        device: the device to run on.
+        otherwise: the estimate for operations that cannot be run.
+        runs: number of timed runs per distinct call.
+        known: measured seconds by call.
+        workspaces: measured workspace bytes by call.
     """
 
     device: torch.device | str = "cpu"
@@ -100,13 +100,14 @@ class Measured:
     workspaces: dict[Any, int] = field(default_factory=dict)
 
     def __call__(self, node: fx.Node) -> float:
-        """What a node takes."""
+        """Return the seconds of a node."""
         return self._known(node)[0]
 
     def workspace(self, node: fx.Node) -> int:
-        """Bytes that a node has for itself while it runs; 0 of what cannot be run.
+        """Return the workspace bytes of a node while the node runs; 0 if the node cannot be run.
 
-        Of what only a compiler puts into a graph, also 0: by itself it is a program of several operations.
+        Operators that only a compiler inserts (namespace ``prims``) also have 0: run alone, such an operator
+        is a program of several operations.
         """
         return 0 if getattr(node.target, "namespace", None) == "prims" else self._known(node)[1]
 
@@ -165,15 +166,16 @@ def _form(value: Any) -> Any:
     return value
 
 
-#: Of what an operation takes by itself, the share that it adds to a kernel of many, where it does not read
-#: from memory what it is given, nor write what it makes.
+#: Share of an operation's stand-alone time that it adds to a fused kernel, if the operation neither reads its
+#: arguments from memory nor writes its results to memory.
 INSIDE = 0.2
 
 
 def in_kernels(seconds: Callable[[fx.Node], float]) -> Callable[[fx.Node], float]:
-    """What operations take where a compiler makes kernels of many, of what each takes by itself.
+    """Convert stand-alone times of operations into their times inside fused kernels.
 
-    Only what somebody else's operation reads, such as a product of matrices, is written by itself.
+    Only graph outputs and the inputs of an operation that cannot be fused, such as a matrix product, are
+    written to memory.
     """
     from torch._functorch.partitioners import get_default_op_list
 

@@ -1,4 +1,4 @@
-"""What to do with the values of a step, by the options."""
+"""Decide about the values of a step according to the options: keep, offload or recompute."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ if TYPE_CHECKING:
     from solvers.rewriting.decision import Decision
     from solvers.rewriting.timed import Timed
 
-#: How often to look for the most bytes that a graph can leave to others, and for those with a small host.
+#: `_TRIES`: most steps of the search for the largest room between the passes. `_HALVINGS`: steps of the
+#: search for the fewest kept bytes if the host is too small.
 _TRIES, _HALVINGS = 16, 4
-#: Levels between readers that share a copy back, where no limit decides.
+#: Largest distance in levels between readers that share one reload, if no limit decides.
 _NEIGHBOURS = 5
 
 
 class Deciding:
-    """About one step, for any number of limits."""
+    """Decisions about one step, for any number of limits."""
 
     def __init__(self, step: Step, options: Options, terms: Terms = ALONE) -> None:
-        """Nothing is decided yet.
+        """Prepare the graph; decide nothing yet.
 
         Args:
-            step: what is known of it.
-            options: of the backend.
-            terms: on which it is decided.
+            step: the graphs and times.
+            options: the options of the backend.
+            terms: the constraints on the decision.
         """
         self.step, self.options, self.terms = step, options, terms
         graph, captured, outside = step.decidable, step.captured, terms.outside
@@ -61,23 +62,23 @@ class Deciding:
         self._choosers: dict[int, Chooser] = {}
 
     def least(self) -> int:
-        """The lowest limit that can be held."""
+        """Return the lowest feasible limit in bytes."""
         return self._chooser(self.terms.between).least()[0]
 
     def decide(self) -> Decided:
-        """By the options.
+        """Decide according to the options.
 
         Raises:
-            PlanError: the limit cannot be held.
+            PlanError: the limit is infeasible.
         """
         limit = self.options.limit
         return self.of(_beyond(self._graph, self.options)) if limit is None else self.within(limit)
 
     def within(self, limit: int) -> Decided:
-        """By the options, but for another limit.
+        """Decide according to the options, but for another limit.
 
         Raises:
-            PlanError: it cannot be held.
+            PlanError: the limit is infeasible.
         """
         outside, keep, between_bytes = self.terms.outside, self.terms.keep, self.terms.between
         if not self.terms.least or (room := self._room(limit)) <= between_bytes:
@@ -99,17 +100,17 @@ class Deciding:
         return found
 
     def kept_bytes(self, limit: int) -> int:
-        """What is kept between the passes within a limit; within one that cannot be held, all that may be."""
+        """Return the bytes kept between the passes within a limit; all bytes if the limit is infeasible."""
         try:
             return self.within(limit).kept_bytes
         except PlanError:
             return self._all_bytes
 
     def extreme(self, asked: Extreme) -> Decided:
-        """What depends on nothing that is measured: the same each time that it is asked.
+        """Return a decision that depends on no measurement, and so is the same at each call.
 
         Raises:
-            PlanError: the host is too small for it.
+            PlanError: the host is too small.
         """
         if asked is Extreme.ALL:
             return self._made(self._chooser(self.terms.between).everything())
@@ -123,14 +124,14 @@ class Deciding:
 
     @cached_property
     def _all_bytes(self) -> int:
-        """More than a step can need."""
+        """Return an upper bound on the bytes that a step can need."""
         graph = self._graph
         tickets = TICKET_BYTES * len(graph.size)
         outside = self.terms.outside.during(backward=False)
         return outside + int(graph.size.sum() + graph.workspace.max(initial=0)) + tickets
 
     def _room(self, limit: int) -> int:
-        """The most bytes that can be left of a limit between the passes; 0 where it cannot be held."""
+        """Return the largest room in bytes that a limit leaves between the passes; 0 if infeasible."""
         if not self._pauses or limit < self.least():
             return 0
         low, high = self.terms.between, limit - (self._chooser(self._all_bytes).least()[0] - self._all_bytes)
@@ -140,23 +141,23 @@ class Deciding:
                 break
             over = self._chooser(room).least()[0] - limit
             if over <= 0:
-                low = room - over  # a byte more of room needs at most a byte more
+                low = room - over  # one more byte of room raises the least limit by at most one byte
             else:
                 high = room - over
             room = (low + high + 1) // 2 if low < high else low
         return low
 
     def _with_room(self, room: int, limit: int) -> Decided:
-        """Within a limit, of which so much is left between the passes."""
+        """Decide within a limit that leaves `room` bytes between the passes."""
         return self._made(self._chooser(room).decide(limit))
 
     def _made(self, made: Decision) -> Decided:
-        """What a chooser decided."""
+        """Convert the decision of a chooser."""
         rewriting = made.rewriting
         return self.of(unpaused(self._graph, rewriting) if self._pauses else rewriting)
 
     def _chooser(self, room: int) -> Chooser:
-        """Decides as if so much more were there between the passes."""
+        """Return the chooser for a graph with `room` additional bytes in use between the passes."""
         if room not in self._choosers:
             graph, options = self._graph, self.options
             if self._pauses:
@@ -173,9 +174,9 @@ class Deciding:
         return self._choosers[room]
 
     def of(self, rewriting: Rewriting) -> Decided:
-        """What comes of decisions about the step."""
+        """Apply decisions to the step and simulate the result."""
         graph, step, outside = self._graph, self.step, self.terms.outside
-        # As the two graphs carry it out.
+        # Rewritten in the way in which the two graphs carry out the decisions.
         rewritten = step.calls.within(rewrite(graph, by_pass(graph, rewriting)))
         plain, timed = (self._simulated(one) for one in (graph, rewritten))
         leaving, stay, own = self._pause.leaving, self.terms.gradients_stay, step.calls.own_bytes
@@ -190,12 +191,12 @@ class Deciding:
 
 
 def allowed_host_bytes(options: Options) -> int:
-    """What copies may take of the host."""
+    """Return the host bytes that copies may use."""
     return options.host_limit or default_host_limit()
 
 
 def _chosen(graph: Graph, options: Options) -> NDArray[np.bool_]:
-    """Values whose maker the patterns name: bool[M]."""
+    """Return the mask of values whose operation matches the include and exclude filters: bool[M]."""
     made = matching(graph, options.include) if options.include else np.ones(len(graph), bool)
     made &= ~matching(graph, options.exclude)
     result: NDArray[np.bool_] = made[graph.producer]
@@ -203,7 +204,7 @@ def _chosen(graph: Graph, options: Options) -> NDArray[np.bool_]:
 
 
 def _beyond(graph: Graph, options: Options) -> Rewriting:
-    """Every value at a distance, by the published rules; neighbours share a copy back."""
+    """Offload every value beyond the threshold by the published rules; near readers share a reload."""
     rules = Rules(threshold=options.threshold or 0, ahead=1, groupby=_NEIGHBOURS)
     chosen = graph.with_columns(movable=graph.movable & _chosen(graph, options)[graph.base])
     return published(chosen, levels_of(graph), rules)

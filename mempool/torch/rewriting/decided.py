@@ -1,4 +1,4 @@
-"""What was decided about a step, and what is predicted of it."""
+"""The decision about a step and the peak and time predicted for the rewritten step."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Decided:
-    """Decisions about a step, and what is predicted of it.
+    """A decision about a step, with the predictions for that decision.
 
     Attributes:
-        captured: the numbers that they speak of.
-        rewriting: they.
-        rewritten: the step with them in it.
-        plain: the step without them, simulated.
-        timed: the step with them.
-        outside: what lies on the device beside it.
-        leaving: what it is given, and results, that are gone after its forward pass but for those it keeps.
-        gradients_stay: whether what its backward pass is given is there until that ends.
-        taken: bytes that somebody else takes for a while between its passes.
-        own_bytes: copies of at most so many bytes the program makes itself.
-        needed: what it needs once its operations are fused; None: they are not.
+        captured: the numbered graph that the decision refers to.
+        rewriting: the decision: values to offload and values to recompute.
+        rewritten: the graph with the decision applied.
+        plain: the simulation of the original graph.
+        timed: the simulation of the rewritten graph.
+        outside: bytes in use on the device outside the graph.
+        leaving: inputs and results assumed to be freed after the forward pass unless the step keeps them.
+        gradients_stay: true if the gradients given to the backward pass stay alive until the pass ends.
+        taken: bytes that other code uses temporarily between the two passes.
+        own_bytes: size limit in bytes up to which the program makes copies itself.
+        needed: memory need of the fused kernels; None if operations are not fused.
     """
 
     captured: Captured
@@ -51,40 +51,40 @@ class Decided:
 
     @property
     def results_leave(self) -> bool:
-        """Whether it counts on its results to be gone when its backward pass begins."""
+        """Return true if the decision assumes that the results are freed when the backward pass begins."""
         return not set(self.leaving).isdisjoint(self.captured.results)
 
     @property
     def lasting(self) -> NDArray[np.bool_]:
-        """Values whose memory stays for the whole step, of those that it counts on: bool[M]."""
+        """Return the mask of the values whose memory counts as allocated for the whole step: bool[M]."""
         graph = self.captured.graph
         result: NDArray[np.bool_] = graph.lasting & ~np.isin(graph.base, self.leaving)
         return result
 
     @property
     def moves(self) -> bool:
-        """Whether anything leaves or is made again."""
+        """Return true if any value is offloaded or recomputed."""
         return bool(self.rewriting.swaps or self.rewriting.recomputed)
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes on the device, as predicted."""
+        """Return the predicted peak on the device in bytes."""
         own = self.timed.peak_bytes if self.needed is None else self.needed.peak_bytes
         return max(own, self.pause_bytes(self.taken)) if self.taken else own
 
     def pause_bytes(self, taken: int) -> int:
-        """Bytes on the device between its passes, where somebody else takes so many."""
+        """Return the bytes on the device between the passes while other code uses `taken` bytes."""
         return self.kept_bytes + self.outside.during(backward=False) + taken
 
     def peak_of(self, *, backward: bool) -> int:
-        """The same of one of the passes."""
+        """Return the predicted peak of one pass in bytes."""
         if self.needed is not None:
             return self.needed.backward_bytes if backward else self.needed.forward_bytes
         return int(self.timed.load[self.rewritten.backward == backward].max(initial=0))
 
     @property
     def kept_bytes(self) -> int:
-        """What is on the device between the forward and the backward pass, of the graphs themselves."""
+        """Return the bytes that the graphs themselves keep on the device between the two passes."""
         captured = self.captured
         if self.needed is not None:
             gradients = int(captured.graph.size[list(captured.incoming)].sum())

@@ -1,4 +1,4 @@
-"""What a backward graph is given and goes with its last reader, and what of it may be written over."""
+"""Donated buffers: inputs of a backward graph that die with their last reader and may be overwritten."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ if TYPE_CHECKING:
     from mempool.torch.rewriting.decided import Decided
     from mempool.torch.rewriting.joined import Joined
 
-#: Whether inductor can be told what it may write over.
+#: True if this version of inductor accepts a list of donated buffers.
 CAN_BE_TOLD = hasattr(lowering, "get_donated_idxs")
 
 
 def handed_over(joined: Joined, made: Decided) -> Mapping[str, tuple[int, int]]:
-    """Of inputs of the backward graph that go with their last readers, by name, the memory and its bytes.
+    """Map the inputs of the backward graph that die with their last readers to (memory, bytes).
 
-    Memories are values of the captured graph, which knows what shares one, or below 0.
+    Keys are names of placeholders. Memories are values of the captured graph, which knows shared storages, or
+    negative numbers for tickets.
 
     Args:
-        joined: the graphs, changed as was decided.
-        made: what was decided.
+        joined: the graphs, with the decision applied.
+        made: the decision.
     """
     graph, halves, lasting = made.captured.graph, joined.halves, made.lasting
     inside = {joined.source[node]: value for node, value in made.captured.value_of.items()}
@@ -43,11 +44,11 @@ def handed_over(joined: Joined, made: Decided) -> Mapping[str, tuple[int, int]]:
 
 
 def donated(joined: Joined, made: Decided) -> list[int]:
-    """The places of inputs of the backward graph whose memory nobody else has; arguments as of `handed_over`.
+    """Return the positions of inputs of the backward graph whose memory is not shared.
 
-    PyTorch takes all that the forward graph saves for such, but for what shares memory with what the function
-    is given or returns. But a value and a view of it may both be saved, and one be read when the other has
-    been written over.
+    The arguments are those of `handed_over`. PyTorch donates everything that the forward graph saves unless
+    the memory is shared with an argument or result of the function. But a value and a view of that value may
+    both be saved, and one of the two could be read after the other has been overwritten.
     """
     if not config.donated_buffer:
         return []
@@ -61,7 +62,7 @@ def donated(joined: Joined, made: Decided) -> list[int]:
 
 @contextlib.contextmanager
 def told(places: Sequence[int] | None) -> Iterator[None]:
-    """Have inductor write over these inputs of a backward graph alone; None: over those that it likes."""
+    """Restrict inductor's donated buffers to these inputs of a backward graph; None: no restriction."""
     if places is None or not CAN_BE_TOLD:
         yield
         return

@@ -1,4 +1,4 @@
-"""What an operation does beside making its results: whether it may run again, and keeps its place."""
+"""Side effects of an operation: memory writes, random draws, and unknown effects of foreign operators."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from torch import fx
 
 _OVERLOAD = torch._ops.OpOverload
-#: Whose operators do what their schemas and tags say: an operator of somebody else may draw, count or talk.
+#: Namespaces whose operators do only as their schemas and tags say. An operator of a third party may draw
+#: random numbers, count its calls or communicate.
 _PYTORCHS_OWN = ("aten", "prims")
 
 
 def writes(node: fx.Node) -> list[fx.Node]:
-    """The nodes whose memory an operation writes into."""
+    """Return the nodes whose memory an operation writes to."""
     if not isinstance(node.target, _OVERLOAD) or not node.target._schema.is_mutable:
         return []
     written: list[fx.Node] = []
@@ -27,7 +28,7 @@ def writes(node: fx.Node) -> list[fx.Node]:
 
 
 def is_ordered(node: fx.Node) -> bool:
-    """Whether an operation draws random numbers, or nobody can say what it does."""
+    """Return true if an operation draws random numbers or has unknown side effects."""
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator):
         return True
@@ -35,14 +36,14 @@ def is_ordered(node: fx.Node) -> bool:
 
 
 def is_pytorchs_own(node: fx.Node) -> bool:
-    """Whether an operator is one of PyTorch's own, of which is known what it does when it runs once more."""
+    """Return true for PyTorch's own operators, whose effects when run again are known."""
     return isinstance(node.target, _OVERLOAD) and node.target.namespace in _PYTORCHS_OWN
 
 
 def _is_random(node: fx.Node, target: torch._ops.OpOverload) -> bool:
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    # Attention is marked so for its dropout, which is none in most cases.
+    # Attention carries the tag because of its dropout, which is 0 in most cases.
     for place, said in enumerate(target._schema.arguments):
         if said.name == "dropout_p":
             given = node.args[place] if place < len(node.args) else node.kwargs.get(said.name, 0.0)

@@ -1,4 +1,4 @@
-"""Graphs without a backward pass: nothing waits for anything, so nothing moves, whatever the limit is."""
+"""Graphs without a backward pass: no value is saved, so nothing moves at any limit."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 def needs(graph: fx.GraphModule, outside_bytes: int) -> int:
-    """Bytes that a graph needs if it runs as it is, beside others."""
+    """Return the peak in bytes of a graph that runs unchanged, outside bytes included."""
     captured = _captured(graph)
     return simulate(captured, Link.of_rate(1.0), outside_bytes=outside_bytes).peak_bytes
 
 
 def kernels_of(graph: fx.GraphModule, outside_bytes: int, limit: int) -> Kernels:
-    """A pass over the kernels that inductor makes of it, which tells what they need."""
+    """Return a pass over the inductor kernels of a graph that counts the bytes in use."""
     captured = _captured(graph)
     given = int(captured.size[(captured.producer < 0) & ~captured.host].sum())
     return Kernels(outside_bytes + given, {}, {}, limit=limit)
 
 
 def warn(needed: int, limit: int) -> None:
-    """Say it where a graph needs more than the limit."""
+    """Warn if a graph needs more than the limit."""
     if needed > limit:
         warnings.warn(
             f"a graph has no backward pass, and needs {needed} bytes where the limit is {limit}: "

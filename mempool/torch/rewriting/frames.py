@@ -1,4 +1,4 @@
-"""What is known of the function that PyTorch is compiling a graph of."""
+"""Inspect the Python frames of the function whose graph PyTorch is compiling."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _CALLED, _COMPILING = "eval_frame.py", "convert_frame.py"
 
 
 def code_of() -> Hashable:
-    """Of the function that is being compiled: the same whenever it is."""
+    """Return the code object of the function being compiled, which is the same at each compilation."""
     try:
         code: CodeType = InstructionTranslator.current_tx().f_code
-    except AttributeError:  # nobody compiles a function
+    except AttributeError:  # no function is being compiled
         return None
     return code
 
 
 def goes_on(graph: fx.GraphModule) -> bool:
-    """Whether the function that is being compiled goes on after this graph.
+    """Return true if the function being compiled continues after this graph.
 
-    It does where the graph breaks off, or where somebody has called it who has more to do then: a graph of a
-    module that breaks off inside does so in the function that has called it, too, which goes on when the
-    module has returned; and so does a module of which a part is compiled by itself.
+    The function continues after a graph break, or if a caller has more work to do afterwards. A module that
+    breaks inside also breaks the graph of the function that called the module, which continues when the
+    module returns. The same holds for a module of which one part is compiled separately.
     """
     reason = getattr(graph, "compile_subgraph_reason", None)
     more = getattr(reason, "graph_break", False) or not all(map(_returns, _callers()))
@@ -49,9 +49,10 @@ def goes_on(graph: fx.GraphModule) -> bool:
 
 
 def modules() -> list[torch.nn.Module]:
-    """Of the function that was given to `torch.compile`: what it is, is given, names or is a method of.
+    """Return the modules that the function given to `torch.compile` can reach.
 
-    And modules that have called it as a part of them.
+    They are the function itself, the arguments, globals, closure variables and `__self__` of the function,
+    the attributes of these, and modules that called the function as one of their parts.
     """
     if (frame := _wrapper()) is None:
         return []
@@ -65,7 +66,7 @@ def modules() -> list[torch.nn.Module]:
 
 
 def _around(wrapper: FrameType | None) -> list[torch.nn.Module]:
-    """Modules that have called a compiled one which is a part of them, with more parameters than it has."""
+    """Return the calling modules that contain the compiled module and have additional parameters."""
     part = getattr(wrapper.f_locals.get("fn"), "__self__", None) if wrapper is not None else None
     if wrapper is None or not isinstance(part, torch.nn.Module):
         return []
@@ -84,7 +85,7 @@ def _around(wrapper: FrameType | None) -> list[torch.nn.Module]:
 
 
 def _wrapper() -> FrameType | None:
-    """The frame in which PyTorch runs what it was given to compile."""
+    """Return the `compile_wrapper` frame in which PyTorch runs the compiled function, or None."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and not _is_wrapper(frame):
         frame = frame.f_back
@@ -92,14 +93,18 @@ def _wrapper() -> FrameType | None:
 
 
 def compile_anew(code: Hashable) -> bool:
-    """Forget what was compiled of a function; whether that could be done."""
+    """Discard the compiled code of a function; return true if `code` is a code object and was reset."""
     if isinstance(code, CodeType):
         reset_code(code)
     return isinstance(code, CodeType)
 
 
 def given_to(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """What a graph is about to be given, its own parameters first; if it is no function's, its inputs."""
+    """Return the values that a graph is about to receive, with the graph's own parameters and buffers first.
+
+    A placeholder without an example argument, such as in a graph that belongs to no function, yields the
+    input.
+    """
     given: list[Any] = [*graph.parameters(), *graph.buffers()]
     for node, told in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=False):
         argument = node.meta.get("grapharg")
@@ -108,7 +113,7 @@ def given_to(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _named_by(function: Any) -> list[Any]:
-    """A function, what it is a method of, and what it takes from outside."""
+    """Return a function with the `__self__`, globals and closure variables that the function uses."""
     function = inspect.unwrap(function) if callable(function) else function
     found = [function, getattr(function, "__self__", None)]
     plain = getattr(function, "__func__", function)
@@ -117,19 +122,19 @@ def _named_by(function: Any) -> list[Any]:
         names = plain.__globals__
         found += [names[name] for name in code.co_names if name in names]
         for cell in plain.__closure__ or ():
-            with contextlib.suppress(ValueError):  # it is empty
+            with contextlib.suppress(ValueError):  # the cell is empty
                 found.append(cell.cell_contents)
     return found
 
 
 def _is_wrapper(frame: FrameType) -> bool:
-    """Whether a frame is that in which PyTorch runs what it was given to compile."""
+    """Return true if a frame is the `compile_wrapper` in which PyTorch runs a compiled function."""
     file, name = frame.f_code.co_filename, frame.f_code.co_name
     return file.startswith(_DYNAMO) and file.endswith(_CALLED) and name == "compile_wrapper"
 
 
 def _callers() -> Iterator[FrameType]:
-    """Frames of the program that wait for the one that is being compiled, up to the compiled function."""
+    """Yield the program's frames that wait for the frame being compiled, up to the compiled function."""
     frame: FrameType | None = sys._getframe()
     compiling = False
     while frame is not None:
@@ -144,13 +149,13 @@ def _callers() -> Iterator[FrameType]:
 
 
 def _returns(frame: FrameType) -> bool:
-    """Whether a frame returns what its call gives, and does nothing more."""
+    """Return true if a frame returns the result of the current call and does nothing more."""
     following = (one for one in dis.get_instructions(frame.f_code) if one.offset > frame.f_lasti)
     return next(following).opname == "RETURN_VALUE"
 
 
 def warn_of_the_last() -> None:
-    """Say that PyTorch compiles the function no more: what it then runs has no limit."""
+    """Warn when PyTorch will not compile the function again: uncompiled code runs without a limit."""
     number = getattr(CompileContext.current_compile_id(), "frame_compile_id", None)
     if number is not None and number + 1 == config.recompile_limit:
         warnings.warn(

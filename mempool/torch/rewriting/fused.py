@@ -1,8 +1,9 @@
-"""What graphs need once inductor has fused their operations, and decisions by which that is within a limit.
+"""Count the memory of fused graphs, and find a decision with which the kernels hold a limit.
 
-Inductor makes kernels of many operations each. What is made and read inside of one never lies in memory, and
-what a kernel reads stays until it ends, so a step needs other bytes than its operations tell. Here graphs are
-lowered as far as kernels and their order are known, and bytes are counted of these.
+Inductor fuses many operations into one kernel. A value that is made and read inside one kernel never lies in
+memory, and the inputs of a kernel stay until the kernel ends, so the peak differs from that of the
+operations. Graphs are lowered here until the kernels and their order are known, and the bytes of these
+kernels are counted.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Needed:
-    """Bytes on the device of a step whose operations are fused.
+    """Bytes on the device for a step with fused operations.
 
     Attributes:
-        forward_bytes: most in the forward pass.
-        backward_bytes: most in the backward pass.
-        kept_bytes: between the passes.
-        kernel: the operations of the kernel that has the most.
-        small: whether kernels are kept small.
+        forward_bytes: peak of the forward pass.
+        backward_bytes: peak of the backward pass.
+        kept_bytes: bytes when the backward pass begins, with outside bytes and incoming gradients.
+        kernel: the operations of the kernel at the peak.
+        small: true if kernels are kept small.
     """
 
     forward_bytes: int
@@ -52,28 +53,28 @@ class Needed:
 
     @property
     def peak_bytes(self) -> int:
-        """Most at any time."""
+        """Return the peak of both passes."""
         return max(self.forward_bytes, self.backward_bytes)
 
 
 def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, list[Decided]]:
-    """The decision by which the kernels' bytes are within a limit, and all that were looked at.
+    """Return the decision with which the kernels hold the limit, and all decisions that were tried.
 
-    A decision speaks of operations. So it is asked for other limits than this one, until it fits.
+    A decision counts operations, not kernels. So other limits are asked for until the kernels fit.
 
     Args:
-        joined: the graphs, which stay as they are.
-        deciding: about them.
+        joined: the graphs, which stay unchanged.
+        deciding: the decisions about the graphs.
         limit: bytes.
 
     Raises:
-        PlanError: not even what has the fewest bytes by its operations fits.
+        PlanError: not even the decision with the lowest peak of operations fits.
     """
     least = deciding.least()
 
     @cache
     def decided(asked: Asked) -> Decided:
-        with contextlib.suppress(PlanError):  # the host is too small for it
+        with contextlib.suppress(PlanError):  # the host is too small
             return deciding.extreme(asked) if isinstance(asked, Extreme) else deciding.within(asked)
         return decided(Extreme.NOTHING)
 
@@ -109,18 +110,18 @@ def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, lis
 def needed(
     joined: Joined, deciding: Deciding, made: Decided, limit: int, *, small: bool, whole: bool
 ) -> tuple[Needed, list[frozenset[int]]]:
-    """What both graphs need with a decision carried out when they run as inductor compiles them.
+    """Count the bytes of both graphs with a decision applied, as compiled by inductor.
 
     Args:
-        joined: the graphs, which stay as they are.
-        deciding: about them.
-        made: what was decided.
+        joined: the graphs, which stay unchanged.
+        deciding: the decisions about the graphs.
+        made: the decision.
         limit: bytes.
-        small: whether kernels are kept small.
-        whole: whether to look at the forward pass even where the backward pass needs more than the limit.
+        small: true if kernels are kept small.
+        whole: true to count the forward pass even if the backward pass exceeds the limit.
 
     Returns:
-        That, and of each kernel that was looked at the runs that it has.
+        The bytes, and for each counted kernel the set of runs that are fused in the kernel.
     """
     tried, options = joined.copied(), deciding.options
     runs = apply(

@@ -1,4 +1,4 @@
-"""Up to which sizes, known when a graph runs, it needs nothing of what a limit asks for."""
+"""Find the sizes up to which a graph with dynamic shapes stays within the limit, and guard them."""
 
 from __future__ import annotations
 
@@ -20,24 +20,27 @@ _DOUBLINGS, _HALVINGS = 16, 6
 
 
 def hold_up_to(inputs: Sequence[Any], part: Part) -> None:
-    """Have larger sizes than those for which a decision holds compiled anew.
+    """Recompile the graph when a dynamic size exceeds the sizes for which the decision holds.
 
-    What moves was decided for the sizes of now. Where nothing does, nothing needs to until the graph grows
-    over the limit, all its sizes together.
+    If values are offloaded or recomputed, the decision holds only up to the current sizes. Otherwise the
+    decision holds until the graph exceeds the limit with all sizes grown by the same factor.
 
     Args:
-        inputs: of the graph: of them, the sizes that are not known yet.
-        part: what was decided.
+        inputs: the inputs of the graph; the symbolic integers among them are the dynamic sizes.
+        part: the decision about the graph.
+
+    Raises:
+        ValueError: a size is already larger than those of the decision.
     """
     sizes = [one for one in inputs if isinstance(one, torch.SymInt) and not one.node.is_nested_int()]
     factor = _factor(part, {one.node.expr: one.node.hint for one in sizes}) if sizes else 1.0
     for size in sizes:
-        if size > int(size.node.hint * factor):  # asking becomes a guard
+        if size > int(size.node.hint * factor):  # the comparison creates a guard
             raise ValueError(f"{size} is larger than what was decided for")
 
 
 def _factor(part: Part, hints: Mapping[Any, int]) -> float:
-    """The largest by which all sizes may grow with nothing moved; 1 where something moves."""
+    """Return the largest factor for all sizes with which the graph fits unchanged; 1 if values move."""
     made, limit = part.decided, part.options.limit or 0
     if made.moves or made.peak_bytes > limit:
         return 1.0
@@ -58,7 +61,10 @@ def _factor(part: Part, hints: Mapping[Any, int]) -> float:
 
 
 def _peak(part: Part, sizes: Mapping[Any, int], factor: float) -> int:
-    """Of the graph with other sizes; what they do not tell grows as what grows most of all that they do."""
+    """Return the peak in bytes of the graph with other sizes.
+
+    Values whose size does not follow from `sizes` grow by the largest growth among the other values.
+    """
     made, beside = part.decided, part.options.beside
     graph = made.captured.graph
     grown = graph.size.astype(np.float64)
@@ -74,12 +80,12 @@ def _peak(part: Part, sizes: Mapping[Any, int], factor: float) -> int:
     outside = beside + int((outside - beside) * most)
     larger = graph.with_columns(size=np.ceil(grown), workspace=np.ceil(graph.workspace * most))
     needs = simulate(larger, Link.of_rate(1.0), outside_bytes=outside).peak_bytes
-    more = made.peak_bytes - made.timed.peak_bytes  # what kernels need beyond their operations
+    more = made.peak_bytes - made.timed.peak_bytes  # need of the kernels beyond the need of the operations
     return (
         needs + int(more * most) if more > 0 else math.ceil(needs * made.peak_bytes / made.timed.peak_bytes)
     )
 
 
 def _changes(held: Any) -> bool:
-    """Whether a tensor's shape is not known yet; the memory of an input is what it was all the same."""
+    """Return true if a tensor's shape is symbolic; the memory of an input keeps the traced size anyway."""
     return isinstance(held, torch.Tensor) and any(isinstance(one, torch.SymInt) for one in held.shape)

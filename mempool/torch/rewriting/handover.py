@@ -1,4 +1,4 @@
-"""What the forward graph hands to the backward graph, while both are being changed."""
+"""Track the saved values that the forward graph hands to the backward graph while both are changed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
 class Handover:
-    """The nodes of the forward graph that the backward graph gets: more may be asked for, some no longer.
+    """The forward nodes available in the backward graph; nodes can be added, and unused ones removed.
 
-    AOTAutograd wants tensors first, then numbers, in the forward graph's results; numbers, then tensors in
-    the backward graph's placeholders.
+    AOTAutograd expects tensors, then numbers, in the forward graph's results; numbers, then tensors, in the
+    backward graph's placeholders.
     """
 
     def __init__(self, halves: Halves) -> None:
@@ -34,11 +34,11 @@ class Handover:
         self._first_tensor: fx.Node = tensors[0] if tensors else self.begin
 
     def find(self, node: fx.Node) -> fx.Node | None:
-        """What stands for a forward node in the backward graph, if it is handed over."""
+        """Return the backward node of a forward node, or None if the forward node is not handed over."""
         return self._given.get(node.name)
 
     def get(self, node: fx.Node) -> fx.Node:
-        """What stands for a forward node in the backward graph, handed over from now on."""
+        """Return the backward node of a forward node; add the hand-over if missing."""
         if node.name in self._given:
             return self._given[node.name]
         graph = self.halves.backward.graph
@@ -46,7 +46,7 @@ class Handover:
             return self._constant(node)
         with graph.inserting_before(self._first_tensor):
             new = graph.placeholder(node.name)
-        if new.name != node.name:  # something that is made there has that name
+        if new.name != node.name:  # a backward node already has that name
             new.target = new.name
         new.meta = {**node.meta, FORWARD_NAME: node.name}
         if not is_number(node):
@@ -67,11 +67,11 @@ class Handover:
 
     @property
     def begin(self) -> fx.Node:
-        """The backward graph's first node that is no placeholder."""
+        """Return the first backward node that is no placeholder."""
         return next(n for n in self.halves.backward.graph.nodes if n.op != "placeholder")
 
     def settle(self) -> None:
-        """Have the graphs hand over what is used, and nothing else."""
+        """Update both graphs so that exactly the used nodes are handed over."""
         halves = self.halves
         gone = {name: n for name, n in self._given.items() if not n.users and _is_tensor(n)}
         before = [node for node in halves.saved if node.name not in gone]  # numbers stay: sizes may need them
@@ -87,7 +87,7 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 def is_number(node: fx.Node) -> bool:
-    """Whether a node is a number that is known when the graph runs."""
+    """Return true if a node is a number known at run time."""
     return isinstance(node.meta.get("val"), _NUMBERS)
 
 

@@ -1,4 +1,4 @@
-"""Where copies lie in the host's arena: packed by lifetime before anything runs."""
+"""Plan the places of copies in the host arena: packed by lifetime before anything runs."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HostPlaces:
-    """Offsets of copies.
+    """Offsets of copies in the host arena.
 
     Attributes:
-        at: by value, in bytes; none of a value that does not leave.
-        size: bytes from the first to the last of them, whole pages.
+        at: offset in bytes by value; values that are not offloaded have no entry.
+        size: size of all copies together in bytes, in whole pages.
     """
 
     at: Mapping[int, int] = field(default_factory=dict)
     size: int = 0
 
     def behind(self, begin: int) -> HostPlaces:
-        """The same places so many bytes later."""
+        """Return the same places shifted by `begin` bytes."""
         return HostPlaces({value: begin + at for value, at in self.at.items()}, self.size)
 
 
 def places_of(graph: Graph, rewriting: Rewriting) -> HostPlaces:
-    """Where each value that leaves is copied to.
+    """Plan the place of each offloaded value.
 
-    A copy is there from the operation that makes the value to the last one that reads what comes back; where
-    that runs a second time, to the end.
+    A copy lives from the operation that makes the value to the last reader of a reload; if that reader runs a
+    second time, to the end of the step.
 
     Args:
-        graph: the step before it is rewritten.
-        rewriting: decisions about it.
+        graph: the step before the decisions are applied.
+        rewriting: the decisions.
     """
     swaps = rewriting.swaps
     if not swaps:

@@ -1,4 +1,4 @@
-"""Which results inductor writes over what their kernels read, asked of it before anything is compiled."""
+"""Find the results that inductor writes over kernel inputs, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 class _Told:
-    """Stands for the kernel that is being made: the scheduler tells it which results take whose memory."""
+    """A stand-in for inductor's kernel handler that records which results reuse the memory of an input."""
 
     def __init__(self) -> None:
         self.args = self
         self.inplace_update_buffers: dict[str, str] = {}
 
     def make_inplace(self, read: str, made: str) -> None:
-        """The scheduler tells this, too."""
+        """Ignore the notification of an in-place update."""
 
 
 def in_place(order: Sequence[Any]) -> dict[str, str]:
-    """Of results that are written over what their kernels read for the last time, the names of both.
+    """Map each result that overwrites an input after the last read to the name of that input.
 
     Args:
-        order: of the kernels, which decides who reads last.
+        order: the order of the kernels, which determines the last readers.
     """
     scheduler = V.graph.scheduler
     completed, told = scheduler.completed_operations, _Told()

@@ -1,4 +1,4 @@
-"""Copies back, put into one of both graphs."""
+"""Insert reloads into the forward or the backward graph."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def bring(
     late: bool,
     at_once: bool,
 ) -> None:
-    """Give the readers of one copy back what they read, and views of it, where they are in this graph.
+    """Give the readers of one reload the reloaded value and views of that value, within one graph.
 
     Args:
         step: both graphs.
-        side: this one.
-        base: the value that is away.
-        one: the copy back.
-        handle: the end of the copy out.
-        late: whether it begins no sooner than it is needed.
-        at_once: whether the whole copy is made then.
+        side: the graph to change.
+        base: the offloaded value.
+        one: the reload.
+        handle: the end of the offload.
+        late: true if the reload begins no sooner than needed.
+        at_once: true if the reload is synchronous.
     """
     readers = set(one.consumers)
     views: set[fx.Node] = set()
@@ -78,7 +78,7 @@ def _copied_back(
 def _beginning(
     step: Numbered, side: Side, one: SwapIn, ticket: fx.Node, first: fx.Node, *, late: bool
 ) -> Any:
-    """Where a copy back begins: not before the copy out has ended."""
+    """Return the insertion point for the begin of a reload, never before the end of the offload."""
     if late or one.trigger < 0:
         return side.slots.right_before(first)
     count = len(step.graph)
@@ -92,7 +92,7 @@ def _beginning(
 
 
 def _place(step: Numbered, side: Side, value: fx.Node) -> tuple[Any, ...]:
-    """Size, stride, type and device of a tensor; what is known when the graph runs, as nodes."""
+    """Return size, stride, type and device of a tensor; sizes known only at run time are nodes."""
     val = value.meta["val"]
     size = [_number(step, side, value, torch.ops.aten.sym_size.int, i, n) for i, n in enumerate(val.shape)]
     stride = [

@@ -1,4 +1,4 @@
-"""The two graphs of a step, forward and backward, as one: what a compiler is going to run, in order."""
+"""The forward and the backward graph of a step merged into one, in the order of execution."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-#: Of a placeholder that we put in, in its meta data: the name of the node that it is in the forward graph.
-#: Its own may be another, since something that is made in the backward graph has that.
+#: Metadata key of an inserted placeholder: the name of the node in the forward graph. The placeholder's own
+#: name differs if a node of the backward graph already has that name.
 FORWARD_NAME = "mempool_forward_name"
 
 
 @dataclass(frozen=True, eq=False)
 class Halves:
-    """A forward and a backward graph as AOTAutograd's partitioners make them.
+    """A forward and a backward graph as made by AOTAutograd's partitioners.
 
-    The forward graph returns ``outputs`` results, then what the backward graph gets under the same names:
-    tensors, then numbers. A node of the backward graph that is not made there has the forward node's name.
+    The forward graph returns ``outputs`` results, then the saved values under the names that the backward
+    graph uses: tensors, then numbers. A backward node that is not computed there has the name of the forward
+    node.
 
     Attributes:
-        forward: the first.
-        backward: the second.
-        outputs: how many results the forward pass has.
+        forward: the forward graph.
+        backward: the backward graph.
+        outputs: number of results of the forward pass.
     """
 
     forward: fx.GraphModule
@@ -39,17 +40,17 @@ class Halves:
 
     @cached_property
     def forward_nodes(self) -> Mapping[str, fx.Node]:
-        """By their names, without the output."""
+        """Return the nodes of the forward graph by name, without the output."""
         return {node.name: node for node in self.forward.graph.nodes if node.op != "output"}
 
     @property
     def saved(self) -> list[fx.Node]:
-        """What the forward graph returns for the backward graph."""
+        """Return the saved values: results of the forward graph for the backward graph."""
         return list(output_of(self.forward).args[0][self.outputs :])
 
     @property
     def handed(self) -> Mapping[str, fx.Node]:
-        """Placeholders of the backward graph that are nodes of the forward graph, by their names there."""
+        """Return the backward placeholders of saved values, by the names of the forward nodes."""
         names = {node.name for node in self.saved}
         inputs = self.backward.graph.find_nodes(op="placeholder")
         by_name = {node.meta.get(FORWARD_NAME, node.name): node for node in inputs}
@@ -58,12 +59,12 @@ class Halves:
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """Both graphs in one, and which node of them each of its nodes stands for.
+    """The merged graph, and the original node of each of the merged nodes.
 
     Attributes:
-        module: the one.
-        halves: the two.
-        source: of each node of the one, the node of the two; of what was handed over, the forward one's.
+        module: the merged graph.
+        halves: the two original graphs.
+        source: maps a merged node to the original node; for a saved value, to the forward node.
     """
 
     module: fx.GraphModule
@@ -71,7 +72,7 @@ class Joined:
     source: dict[fx.Node, fx.Node]
 
     def copied(self) -> Joined:
-        """The same with two graphs of its own."""
+        """Return the same with copies of the two graphs."""
         made: dict[fx.Node, fx.Node] = {}
 
         def copy(module: fx.GraphModule) -> fx.GraphModule:
@@ -84,17 +85,17 @@ class Joined:
 
 
 def output_of(module: fx.GraphModule) -> fx.Node:
-    """A graph's last node."""
+    """Return the output node of a graph."""
     return next(iter(module.graph.find_nodes(op="output")))
 
 
 def join(halves: Halves, *, stale: bool = False) -> Joined:
-    """Both graphs in one.
+    """Merge both graphs into one.
 
     Args:
-        halves: they.
-        stale: whether operations were put in or changed after they were traced, so that what their nodes say
-            of memory must be found anew.
+        halves: the two graphs.
+        stale: true if operations were inserted or changed after tracing, so that the metadata about memory
+            must be computed again.
     """
     for half in (halves.forward, halves.backward):
         _say(half.graph)
@@ -130,12 +131,12 @@ def join(halves: Halves, *, stale: bool = False) -> Joined:
     return Joined(fx.GraphModule(owner, graph), halves, source)
 
 
-#: Which PyTorch puts in to draw the same numbers again, without saying what they make.
+#: Operators that PyTorch inserts to repeat random draws, without metadata about their results.
 _DRAWS = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
 
 
 def _say(graph: fx.Graph) -> None:
-    """What operations make that PyTorch has put in, and what they make where they also tell the state."""
+    """Add the metadata of inserted random operators: the result, or the state and the result."""
     for name in _DRAWS:
         target = getattr(torch._prims.rng_prims, name, None)
         for node in graph.find_nodes(op="call_function", target=target):
@@ -156,9 +157,9 @@ def _say(graph: fx.Graph) -> None:
 
 
 def _again(node: fx.Node) -> None:
-    """Tensors without memory of what an operation makes now, of what it is given now.
+    """Compute the fake tensors of an operation again from the fake tensors of the present arguments.
 
-    What a compiler makes a second time has memory of its own, of which its node knows nothing.
+    A result that a compiler recomputes has separate memory, which the copied metadata does not show.
     """
     fake = mode_of(node)
     if fake is None:
@@ -175,6 +176,6 @@ def _again(node: fx.Node) -> None:
 
 
 def mode_of(node: fx.Node) -> Any:
-    """The mode of the tensors without memory that a node carries, or None."""
+    """Return the fake tensor mode of a node's value, or None."""
     leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
     return next((one.fake_mode for one in leaves if isinstance(one, torch._subclasses.FakeTensor)), None)

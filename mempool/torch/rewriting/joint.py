@@ -1,4 +1,4 @@
-"""The joint graph of a training step, forward and backward, traced without memory by AOTAutograd."""
+"""Trace the joint graph of a training step, forward and backward, with AOTAutograd and fake tensors."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Joint:
-    """A step's forward and backward pass in one graph.
+    """The forward and backward pass of a step in one graph.
 
     Attributes:
-        module: of ATen operations without mutation; placeholders are the parameters and buffers, the inputs
-            (``primals_*``), then the gradients of what the forward pass returns (``tangents_*``).
-        forward_outputs: how many of its outputs, the first ones, are the forward pass's.
-        parameter_bytes: of the parameters, each once: as many are their gradients.
+        module: a graph of ATen operations without mutation; placeholders are the parameters, buffers and
+            inputs
+            (``primals_*``), then the gradients of the forward results (``tangents_*``).
+        forward_outputs: number of outputs of the forward pass, which come first.
+        parameter_bytes: bytes of the distinct parameters, which equal the bytes of the gradients.
     """
 
     module: fx.GraphModule
@@ -46,14 +47,15 @@ def joint_of(
 ) -> Joint:
     """Trace a step.
 
-    Where model and inputs are functions, they are called with tensors that take no memory.
+    If model and inputs are functions, they are called with fake tensors, which take no memory.
 
     Args:
-        model: a module, or what makes one.
-        inputs: its arguments, or what makes them.
-        loss: of the model's result; where none is given, the result is the loss. Needs more than the result?
-            Let the model compute it.
-        decompositions: of operations into others, as of `aot_function`.
+        model: a module, or a function that makes one.
+        inputs: the arguments of the module, or a function that makes them.
+        loss: computes the loss from the model's result; None: the result is the loss. A loss that needs more
+            than
+            the result must be computed by the model.
+        decompositions: of operations into others, like those of `aot_function`.
 
     Raises:
         UsageError: nothing in the step needs a gradient.
@@ -94,12 +96,12 @@ def _traced(model: nn.Module, inputs: Any, loss: Any, decompositions: Any) -> Jo
 
 
 class _Kept(BaseException):
-    """The joint graph is there, and nothing else is wanted."""
+    """Raised to stop tracing once the joint graph exists."""
 
 
 @contextlib.contextmanager
 def _named(model: nn.Module) -> Iterator[None]:
-    """Each operation is told the path of the module it runs in."""
+    """Attach to each traced operation the path of the module that runs the operation."""
     paths = {module: path for path, module in model.named_modules()}
     stack: list[str] = []
 

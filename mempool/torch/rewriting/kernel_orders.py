@@ -1,4 +1,4 @@
-"""Orders and groups of the kernels that inductor makes, by which they and copies back find room."""
+"""Orders and groups of inductor's kernels that leave room for kernels and reloads."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """A copy out or back.
+    """An offload or a reload.
 
     Attributes:
-        kernels: those that begin it.
-        awaited: the one that waits for it.
+        kernels: the kernels that begin the copy.
+        awaited: the kernel that waits for the copy.
     """
 
     kernels: list[Any]
@@ -33,17 +33,17 @@ class Copy:
 
     @property
     def size(self) -> int:
-        """Of a copy back, its bytes."""
+        """Return the bytes of a reload."""
         return sum(buffer.mpi_buffer.size_alloc for buffer in self.awaited.get_outputs())
 
 
 def coming(order: Sequence[Any]) -> Iterator[Copy]:
-    """Copies back of a graph whose kernels know who reads what they make."""
+    """Yield the reloads of a graph whose kernels know the readers of their results."""
     return _copies(order, ops.swap_in, ops.swapped_in)
 
 
 def leaving(order: Sequence[Any]) -> Iterator[Copy]:
-    """Copies out, which keep what they are given until they are waited for."""
+    """Yield the offloads, which keep their arguments alive until the wait."""
     return _copies(order, ops.swap_out, ops.swapped_out)
 
 
@@ -55,7 +55,7 @@ def _copies(order: Sequence[Any], begins: Any, ends: Any) -> Iterator[Copy]:
                 if _calls(reader, ends):
                     yield Copy(begun, reader)
                 else:
-                    begun.append(reader)  # takes the ticket out of the first one's results
+                    begun.append(reader)  # takes the ticket out of several results
 
 
 def _calls(kernel: Any, operation: Any) -> bool:
@@ -63,7 +63,7 @@ def _calls(kernel: Any, operation: Any) -> bool:
 
 
 def late(nodes: Sequence[Any]) -> list[Any]:
-    """Kernels where the last of their operations stands, so that copies are where they were put."""
+    """Order kernels by the position of the last operation, so that copies stay where they were inserted."""
     waits = {node: len(node.mpi_node.pred_nodes) for node in nodes}
     number = itertools.count()
     ready = [(node.max_order, next(number), node) for node in nodes if not waits[node]]
@@ -80,15 +80,15 @@ def late(nodes: Sequence[Any]) -> list[Any]:
 
 
 def delayed(order: Sequence[Any], loads: NDArray[np.int64], limit: int) -> list[Any]:
-    """The same, but copies back that are under way while there is too much begin later: that costs only time.
+    """Delay reloads that are in flight while the limit is exceeded, which costs only time.
 
     Args:
-        order: kernels.
-        loads: bytes while each runs.
+        order: the kernels in order.
+        loads: bytes while each kernel runs.
         limit: bytes.
     """
     place = {kernel: i for i, kernel in enumerate(order)}
-    copies = sorted(coming(order), key=lambda one: -place[one.awaited])  # the last that is waited for first
+    copies = sorted(coming(order), key=lambda one: -place[one.awaited])  # the latest wait first
     begins = [place[one.kernels[0]] for one in copies]
     left, later = loads.copy(), set()
     for step in range(len(order)):
@@ -110,22 +110,22 @@ def delayed(order: Sequence[Any], loads: NDArray[np.int64], limit: int) -> list[
 def grouped(
     order: Sequence[Any], loads: NDArray[np.int64], made: NDArray[np.int64], limit: int
 ) -> tuple[NDArray[np.int64], set[Any]]:
-    """What kernels need on the CPU, where inductor makes one call of those that follow each other.
+    """Count the bytes on the CPU, where inductor makes one call of consecutive kernels.
 
-    All that such a group makes is there when it begins, and all that it reads until it ends. It cannot end
-    after what is no kernel, such as pieces that are together once they are made.
+    All results of such a group exist when the group begins, and all inputs stay until the group ends. A group
+    cannot end after a node that is no kernel, such as the concatenation of finished parts.
 
     Args:
-        order: kernels.
-        loads: bytes while each runs, if it is one call.
-        made: bytes of what each makes.
-        limit: bytes; groups end before they need more.
+        order: the kernels in order.
+        loads: bytes while each kernel runs, if each is a separate call.
+        made: bytes of the results of each kernel.
+        limit: bytes; a group ends before a larger need.
 
     Returns:
-        Bytes while each kernel's group runs, and the kernels after which a group must end.
+        Bytes while the group of each kernel runs, and the kernels after which a group must end.
     """
     together, ends = loads.copy(), set()
-    first = last = None  # of the group, and the last after which it can end
+    first = last = None  # `first` of the group, and the `last` kernel after which the group can end
     for i, kernel in enumerate(order):
         device = kernel.get_device()
         if kernel.is_extern() or kernel.is_template() or device is None or device.type != "cpu":

@@ -1,4 +1,4 @@
-"""The kernels that inductor makes of a graph: their order, and the bytes that each needs while it runs."""
+"""Order the kernels that inductor makes of a graph, and count the bytes in use while each of them runs."""
 
 from __future__ import annotations
 
@@ -25,28 +25,27 @@ if TYPE_CHECKING:
     from mempool.torch.rewriting.joined import Joined
 
 
-#: By which inductor makes kernels that read and write few tensors each; a sum of many is added up by parts.
+#: Inductor settings for kernels that read and write few tensors each; a long sum is split into parts.
 _SMALL = {"max_fusion_unique_io_buffers": 8, "realize_acc_reads_threshold": 3}
 
 
 class Kernels:
-    """A pass of inductor's over the kernels of a graph: it chooses their order, and counts what they need.
+    """An inductor pass over the kernels of a graph that chooses their order and counts the bytes in use.
 
-    Inductor's own choice among orders counts only what it allocates itself, and not what a copy back fills
-    before anybody waits for it, nor what kernels take for themselves.
+    Inductor's own choice of an order counts only inductor's allocations. Destinations of reloads before the
+    wait and workspaces of kernels are missing there.
 
     Attributes:
-        stays: bytes that are there all the time.
-        given: of each input that goes when its last reader ends, by its name, the memory that it is in, and
-            the bytes of that.
-        workspace: bytes that an operation has for itself, by the name of its node.
-        limit: bytes that no kernel should need more than.
-        small: whether kernels read and write few tensors each.
-        only_look: whether to stop when the kernels are known.
-        begun: bytes that are there before the first kernel runs.
-        known: whether they are; if so, `loads` and `operations` are of them.
-        loads: bytes while each kernel runs: int64[kernels]; of no kernel, one for what is given.
-        operations: of each kernel the names of their nodes.
+        stays: bytes in use all the time.
+        given: maps the name of each input that dies with the last reader to (memory, bytes of the memory).
+        workspace: workspace bytes of an operation, by node name.
+        limit: bytes that no kernel should exceed.
+        small: true if kernels shall read and write few tensors each.
+        only_look: true to stop compiling when the kernels are known.
+        begun: bytes in use before the first kernel runs.
+        known: true once the kernels are known; `loads` and `operations` then describe them.
+        loads: bytes while each kernel runs: int64[kernels]; without kernels one entry, for the inputs.
+        operations: the node names of each kernel.
     """
 
     def __init__(
@@ -68,14 +67,14 @@ class Kernels:
         self.known = False
 
     def settings(self) -> dict[str, Any]:
-        """What inductor must be told."""
+        """Return the inductor settings that install this pass."""
         told = {"_post_fusion_custom_pass": self, "reorder_for_peak_memory": False}
         return told | {name: most for name, most in _SMALL.items() if self.small and hasattr(config, name)}
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        """The kernels in their order."""
+        """Return the kernels in the chosen order."""
         scheduler = V.graph.scheduler
-        if V.graph.name:  # of a branch, inside of a kernel
+        if V.graph.name:  # the graph of a branch inside a kernel
             return nodes
         known = scheduler.name_to_buf, scheduler.name_to_fused_node, OrderedSet(V.graph.graph_inputs)
         outputs = OrderedSet(V.graph.get_output_names())
@@ -110,11 +109,11 @@ class Kernels:
     def _loads(
         self, order: Sequence[Any], inputs: Any, outputs: Any
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Bytes while each kernel runs, in an order, and of these what it makes."""
+        """Return for each kernel of an order the bytes in use and the bytes of new buffers."""
         buffers, place, _ = memory.compute_memory_timeline(order, inputs, outputs)
         begins, kept, over = _pieces(buffers), _kept(order, place), in_place(order)
         count = len(order)
-        lasts = {one.buffer.get_name(): one.end_step % count for one in buffers}  # -1: the last of all
+        lasts = {one.buffer.get_name(): one.end_step % count for one in buffers}  # -1: alive to the end
         lasts = {name: max(last, kept.get(name, 0)) for name, last in lasts.items()}
         memories, made = _Memories(self.given, lasts), np.zeros(count, np.int64)
         for one in buffers:
@@ -133,23 +132,23 @@ class Kernels:
         return load, made
 
     def _workspace(self, kernel: Any) -> int:
-        """Bytes that a kernel has for itself, where it is one of PyTorch's operations."""
+        """Return the workspace bytes of a kernel that calls one of PyTorch's operations."""
         names = (name for part in kernel.get_nodes() for name in _operation(part))
         return max((self.workspace.get(name, 0) for name in names), default=0)
 
 
 class _Memories:
-    """What kernels are given, make and take over, and when it goes."""
+    """The memories of inputs and kernel results, with the step at which each memory is freed."""
 
     def __init__(self, given: Mapping[str, tuple[int, int]], lasts: Mapping[str, int]) -> None:
-        """Nothing is made yet.
+        """Start before the first kernel.
 
         Args:
             given: see `Kernels`.
-            lasts: of each buffer the step of the last kernel that needs it, -1 of the last of all.
+            lasts: by buffer name, the step of the last kernel that needs the buffer; -1: alive to the end.
         """
         self._lasts = lasts
-        self._size: dict[int | str, int] = dict(given.values())  # by the input's memory, or who made it
+        self._size: dict[int | str, int] = dict(given.values())  # by the input's memory or the maker's name
         self._end = dict.fromkeys(self._size, -1)
         self._whose: dict[str, int | str] = {name: base for name, (base, _) in given.items()}
         for name in lasts.keys() & self._whose.keys():
@@ -157,7 +156,7 @@ class _Memories:
             self._end[whose] = max(self._end[whose], lasts[name])
 
     def takes_over(self, name: str, former: str | None, begin: int) -> bool:
-        """Whether a buffer takes over the memory of another one, if that is read for the last time then."""
+        """Try to reuse the memory of buffer `former`, if the last reader of `former` runs at step `begin`."""
         whose = self._whose.get(former, former) if former is not None else None
         if whose is None or self._end.get(whose) != begin:
             return False
@@ -165,19 +164,19 @@ class _Memories:
         return True
 
     def makes(self, name: str, size: int) -> None:
-        """A buffer has memory of its own."""
+        """Record a buffer with new memory."""
         self._whose[name], self._end[name], self._size[name] = name, self._lasts[name], size
 
     def gone(self, count: int) -> NDArray[np.int64]:
-        """Bytes that are there no more when each of so many kernels begins, and after the last."""
+        """Return the bytes freed before each of `count` kernels begins, and after the last one."""
         result = np.zeros(count + 1, np.int64)
         for whose, end in self._end.items():
-            result[end % count + 1] += self._size[whose]  # what no kernel reads goes last
+            result[end % count + 1] += self._size[whose]  # memory that no kernel reads is freed last
         return result
 
 
 def _kept(order: Sequence[Any], place: Mapping[Any, int]) -> dict[str, int]:
-    """Until which step buffers are kept at least, since they are being copied out."""
+    """Map buffers that are being offloaded to the step until which the memory must stay."""
     until: dict[str, int] = {}
     for one in leaving(order):
         for read in one.kernels[0].read_writes.reads:
@@ -186,7 +185,7 @@ def _kept(order: Sequence[Any], place: Mapping[Any, int]) -> dict[str, int]:
 
 
 def _pieces(buffers: Sequence[Any]) -> dict[str, int]:
-    """Of each buffer that is put together of others, which are made in it, the step of the first of these."""
+    """Map each concatenation buffer to the first step that writes one of the parts."""
     begins: dict[str, int] = {}
     for one in buffers:
         if (whole := _whole(one.buffer)) is not None:
@@ -195,13 +194,13 @@ def _pieces(buffers: Sequence[Any]) -> dict[str, int]:
 
 
 def _whole(buffer: Any) -> str | None:
-    """The name of the buffer that one is made in; None: it has memory of its own."""
+    """Return the name of the buffer that contains this one; None if the buffer has separate memory."""
     layout = getattr(getattr(buffer, "node", None), "layout", None)
     return layout.view.get_name() if isinstance(layout, ir.NonOwningLayout) else None
 
 
 def _has_memory(one: Any, kernel: Any) -> bool:
-    """Whether a buffer is more than a value inside of a kernel, or a piece of another buffer."""
+    """Return false for a value inside a fused kernel and for a piece of another buffer."""
     if _whole(one.buffer) is not None:
         return False
     if type(kernel) is not FusedSchedulerNode:
@@ -211,21 +210,21 @@ def _has_memory(one: Any, kernel: Any) -> bool:
 
 
 def _end_after(ends: set[Any], scheduler: Any) -> None:
-    """Have groups of kernels on the CPU end after these."""
+    """Let groups of CPU kernels end after these kernels."""
     backend = scheduler.get_backend(next(iter(ends)).get_device())
     full = backend.ready_to_flush
     backend.ready_to_flush = lambda: full() or scheduler.current_node in ends
 
 
 class EnoughError(Exception):
-    """The kernels are known, and nothing needs to be compiled."""
+    """Raised to stop inductor once the kernels are known, before anything is compiled."""
 
 
 def _operation(part: Any) -> list[str]:
-    """The operation that a part of a kernel calls, if it does."""
-    if not part.is_extern() or isinstance(part.node, ir.MultiOutput):  # one of the results of another
+    """Return the name of the operation that a part of a kernel calls, as a list of at most one."""
+    if not part.is_extern() or isinstance(part.node, ir.MultiOutput):  # one of several results
         return []
-    return [one.name for one in itertools.islice(part.node.get_origins(), 1)]  # then what it is given
+    return [one.name for one in itertools.islice(part.node.get_origins(), 1)]  # the arguments follow
 
 
 def _operations(kernel: Any) -> list[str]:
@@ -242,21 +241,21 @@ def passes_of(
     small: bool,
     only_look: bool = False,
 ) -> dict[bool, Kernels]:
-    """Passes over the kernels of a step's forward and, under True, of its backward graph.
+    """Return the passes over the kernels of the forward graph (False) and the backward graph (True).
 
     Args:
-        joined: the graphs, changed as was decided.
-        made: what was decided.
-        workspace: bytes that an operation has for itself.
-        limit: bytes that no kernel should need more than.
-        small: whether kernels are kept small.
-        only_look: whether to stop when the kernels are known.
+        joined: the graphs, with the decision applied.
+        made: the decision.
+        workspace: returns the workspace bytes of an operation.
+        limit: bytes that no kernel should exceed.
+        small: true if kernels shall read and write few tensors each.
+        only_look: true to stop compiling when the kernels are known.
     """
     graph, halves = made.captured.graph, joined.halves
     lasting, given = made.lasting, dict(handed_over(joined, made))
     here, is_input = ~graph.host, graph.producer < 0
     for one in () if made.gradients_stay else made.captured.incoming:
-        if not lasting[one] and here[one]:  # a gradient that goes when its last reader ends
+        if not lasting[one] and here[one]:  # a gradient that dies with the last reader
             node = made.captured.values[one]
             assert node is not None
             given[joined.source[node].name] = one, int(graph.size[one])

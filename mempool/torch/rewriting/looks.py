@@ -1,4 +1,4 @@
-"""What is beside graphs while they run, looked at in the steps after something was compiled."""
+"""Observations of the memory outside running graphs, made in the steps after a compilation."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from mempool.torch.rewriting.present import Present
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
-#: In how many steps runs are looked at after a graph has been compiled, how many runs at most, and how often
-#: a graph is compiled anew for what was seen.
+#: `_STEPS`: steps that are observed after a compilation. `_LOOKS`: most observed runs. `_AGAIN`: most
+#: recompilations of a graph because of observations.
 _STEPS, _LOOKS, _AGAIN = 3, 4096, 4
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What is beside a run of a graph when it begins; bytes.
+    """Memory outside a run of a graph when the run begins, in bytes.
 
     Attributes:
-        others: what other graphs hold, and gradients.
-        parameters: and buffers that the graph does not read.
-        own: what other runs of the same graph hold besides what they keep for their backward runs.
-        waiting: what they keep.
-        runs: how many of them keep anything.
-        kept: what each was thought to keep.
+        others: bytes held by other graphs, and gradients.
+        parameters: parameters and buffers that the graph does not read.
+        own: bytes held by other runs of the same graph, without those kept for their backward runs.
+        waiting: bytes that these runs keep for their backward runs.
+        runs: number of these runs that keep anything.
+        kept: bytes that each run was predicted to keep.
     """
 
     others: int = 0
@@ -43,7 +43,7 @@ class Moment:
     kept: int = 0
 
     def bytes(self, kept: int | None = None) -> int:
-        """All of it, if each run kept so much."""
+        """Return the total; with `kept`, under the assumption that each run keeps that many bytes."""
         more = 0 if kept is None else self.runs * (kept - self.kept)
         return self.others + self.parameters + self.own + max(self.waiting + more, 0)
 
@@ -53,12 +53,12 @@ NO_MOMENT = Moment()
 
 @dataclass
 class Seen:
-    """What was beside the runs of a graph.
+    """Memory observed outside the runs of a graph.
 
     Attributes:
-        gradients_stay: whether somebody else has what its backward pass was given until that ends.
-        between: the most bytes that somebody took for a while between its passes.
-        state: the most bytes of optimizers' state.
+        gradients_stay: true if other code holds the gradients given to the backward pass until the pass ends.
+        between: most bytes that other code used temporarily between the two passes.
+        state: most bytes of the optimizers' state.
     """
 
     gradients_stay: bool = False
@@ -67,33 +67,33 @@ class Seen:
     _most: dict[tuple[bool, int], Moment] = field(default_factory=dict)
 
     def note(self, moment: Moment, *, backward: bool) -> None:
-        """One more run has begun. Of those with as many others only that with most counts."""
+        """Record a starting run; of the moments with equally many other runs, only the largest is kept."""
         key = backward, moment.runs
         if moment.bytes() > self._most.get(key, NO_MOMENT).bytes():
             self._most[key] = moment
 
     @property
     def runs(self) -> int:
-        """How many runs there were at a time beside one."""
+        """Return the largest number of other runs at the same time."""
         return max((moment.runs for moment in self._most.values()), default=0)
 
     @property
     def kept(self) -> int:
-        """The most that a run was thought to keep."""
+        """Return the most bytes that a run was predicted to keep."""
         return max((moment.kept for moment in self._most.values()), default=0)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was ever beside a run."""
+        """Return true if no memory was ever observed outside a run."""
         return not self._most
 
     def most(self, kept: int | None = None, *, backward: bool) -> Moment:
-        """What is beside a run when there is most, if each kept so much."""
+        """Return the moment with the most outside bytes in one pass, if each run keeps `kept` bytes."""
         found = (moment for (one, _), moment in self._most.items() if one == backward)
         return max(found, key=lambda moment: moment.bytes(kept), default=NO_MOMENT)
 
     def bytes(self, kept: int | None = None, *, backward: bool) -> int:
-        """How much that is."""
+        """Return the bytes of the largest moment in one of the passes."""
         return self.most(kept, backward=backward).bytes(kept)
 
 
@@ -102,13 +102,13 @@ NOTHING_SEEN = Seen()
 
 @dataclass(eq=False)
 class Looks:
-    """At the runs of the graphs of one call of `torch.compile`.
+    """Observer of the runs of all graphs of one call of `torch.compile`.
 
     Attributes:
-        present: what the graphs hold.
-        seen: by the number of a graph, what was beside it since it was compiled.
-        known: the same when it was found to be more than was counted.
-        water: what somebody counts meanwhile.
+        present: the memory that the graphs hold.
+        seen: by graph number, the observations since the compilation.
+        known: by graph number, earlier observations that exceeded the assumed bytes.
+        water: the high-water mark of the allocator.
     """
 
     present: Present = field(default_factory=Present)
@@ -120,18 +120,18 @@ class Looks:
     _numbers: dict[tuple[int, Hashable], int] = field(default_factory=dict)
     _codes: dict[int, Hashable] = field(default_factory=dict)
     _followed: set[int] = field(default_factory=set)
-    _stale: dict[int, bool] = field(default_factory=dict)  # whether what was seen counts then
+    _stale: dict[int, bool] = field(default_factory=dict)  # true: recompile with the observations
     _anew: Counter[int] = field(default_factory=Counter)
     _went_back: bool = False
     _compiled: bool = False
     _queued: bool = False
 
     def number(self, code: Hashable, given: Iterable[Any]) -> int:
-        """Of a graph that is about to be compiled: one for the code of a function and sizes of parameters.
+        """Return the number of a graph about to be compiled: one per code object and parameter shapes.
 
         Args:
-            code: of the function that it is of.
-            given: to it.
+            code: the code of the function.
+            given: the inputs of the graph.
         """
         shapes = tuple(one.shape for one in given if isinstance(one, torch.nn.Parameter) and not is_lazy(one))
         number = self._numbers.setdefault((id(code), shapes), len(self._numbers))
@@ -143,25 +143,25 @@ class Looks:
         return number
 
     def _see_anew(self, number: int) -> None:
-        """What was seen of a graph is known, or there is nothing yet: what comes is seen by itself."""
+        """Start a new observation if the present one is already in `known`, or if there is none."""
         if self.seen.get(number) is self.known.get(number):
             self.seen[number] = Seen()
 
     def function(self, number: int) -> str:
-        """The name of the function that a graph is of; "" of one that is none's."""
+        """Return the name of the function of a graph; "" if the graph belongs to no function."""
         code = self._codes.get(number)
         return getattr(code, "co_qualname", getattr(code, "co_name", ""))
 
     def _open(self) -> None:
-        """Runs are looked at from now on, for some steps."""
-        if self._left == 0:  # what is there in this step nobody has looked at
+        """Start the observation of runs for `_STEPS` steps."""
+        if self._left == 0:  # nothing was observed so far in this step
             self.present.step()
             self._went_back = False
         self._left, self._steps, self._compiled = _LOOKS, _STEPS, True
         self.water.opens()
 
     def open_if_more(self, limit: int) -> None:
-        """Look at runs again where there was more than ever since nobody looks, and more than the limit."""
+        """Restart the observation if the high-water mark rose above the limit since the observation ended."""
         if self.water.rises(limit):
             for number in self.seen:
                 self._see_anew(number)
@@ -169,14 +169,14 @@ class Looks:
 
     @property
     def wanted(self) -> bool:
-        """Whether to look at a run that begins."""
+        """Return true if a starting run shall be observed."""
         return self._left > 0
 
     def begins(self, *, backward: bool) -> None:
-        """A run that is looked at begins.
+        """Count an observed run that begins, and detect the start of a new step.
 
-        It is the next step's if it goes forward after others went back, none waits to do so, and it makes
-        nothing again for one that is doing so.
+        A forward run starts a new step if other runs have gone backward since, no run waits for a backward
+        pass, and the run is not a recomputation inside a backward pass.
         """
         self._left -= 1
         if backward and self._compiled:
@@ -196,12 +196,12 @@ class Looks:
         self._went_back |= backward
 
     def ends(self) -> None:
-        """A backward run has ended.
+        """End a backward run.
 
-        When the whole backward pass has, what is to be compiled anew is forgotten; not before, since what is
-        made again in it must be made by the same graph.
+        Once the whole backward pass is over, discard the compiled code of stale graphs. Not before, since the
+        same graph must do the recomputations of that pass.
         """
-        if self._stale and not _goes_back():  # as where it is compiled as a whole
+        if self._stale and not _goes_back():  # such as where the backward pass is compiled as a whole
             self._is_over()
         elif self._stale and not self._queued:
             torch.autograd.Variable._execution_engine.queue_callback(self._is_over)
@@ -219,23 +219,23 @@ class Looks:
             self._compile_anew(number)
 
     def stale(self, number: int) -> None:
-        """More is beside a graph than was counted: compile it anew, when the step is over."""
+        """Mark a graph for recompilation after the step, because more memory is in use than was assumed."""
         if self._stale.get(number, True) and self.known.get(number) is not self.seen[number]:
             self.known[number] = self.seen[number]
             self._stale[number] = True
 
     def waiting(self) -> list[int]:
-        """Graphs that have kept something for their backward runs, and can be compiled anew."""
+        """Return the graphs that keep memory for a backward run and can be recompiled."""
         return [number for number in self.present.waiting() if self._codes[number] is not None]
 
     def is_followed(self, number: int) -> bool:
-        """Whether a graph has others after it, though nothing in its function tells."""
+        """Return true if other graphs follow a graph though the function itself does not show that."""
         return number in self._followed
 
     def follow(self, earlier: Iterable[int], number: int) -> None:
-        """A graph has others after it, which kept what they might, and so has too little left.
+        """Note that a graph follows earlier graphs, which kept too much and left too little.
 
-        All are compiled anew when the step is over, as if nothing had been seen: they hold less then.
+        All of them are recompiled after the step, without their observations: they hold less then.
         """
         self._followed.update(earlier)
         self._stale |= dict.fromkeys([*earlier, number], False)
@@ -256,5 +256,5 @@ class Looks:
 
 
 def _goes_back() -> bool:
-    """Whether a backward pass is what runs now, in this thread."""
+    """Return true if this thread is running a backward pass."""
     return bool(torch._C._current_graph_task_id() != -1)

@@ -1,4 +1,4 @@
-"""The nodes of two graphs by the numbers that decisions speak of."""
+"""Index of the nodes of both graphs by the numbers that decisions use."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class Numbered:
-    """Both graphs of a step while they are changed.
+    """Both graphs of a step while they are being changed.
 
     Attributes:
-        halves: they.
-        graph: their numbers.
-        value: the node of each value in the graph that makes it; None where no node is.
+        halves: the two graphs.
+        graph: the numbered graph.
+        value: the node of each value in the graph that makes the value; None if no node exists.
         operation: the node of each operation.
-        run: of each node its run; of one that is put in for a recomputed operation, that run's.
+        run: the run of each node; for the node of a recomputation, the run of the recomputation.
         again: the node of the second run of an operation.
-        handover: what goes from one graph to the other.
+        handover: the values handed from the forward to the backward graph.
     """
 
     def __init__(self, joined: Joined, captured: Captured) -> None:
@@ -38,37 +38,37 @@ class Numbered:
         self._forward = set(self.halves.forward_nodes.values())
 
     def is_forward(self, node: fx.Node | None) -> bool:
-        """Whether a node was in the forward graph from the beginning."""
+        """Return true if a node was in the original forward graph."""
         return node in self._forward
 
     def views(self, base: int) -> list[int]:
-        """Values that operations make, with the memory of another: the last one first."""
+        """Return the values that operations make in the memory of another value, the last one first."""
         found = (self.graph.base == base).nonzero()[0].tolist()
         made = [v for v in found if v != base and self.value[v] is not None and self.graph.producer[v] >= 0]
         return sorted(made, key=lambda v: -int(self.graph.producer[v]))
 
     def reads(self, node: fx.Node, runs: set[int]) -> bool:
-        """Whether a node is one of these runs."""
+        """Return true if the run of a node is in `runs`."""
         return self.run.get(node) in runs
 
     @cached_property
     def forward(self) -> Side:
-        """The forward graph; ask when all that is recomputed is there."""
+        """Return the forward graph; to be called after all recomputations are inserted."""
         return Side(self, self.halves.forward, inside=True)
 
     @cached_property
     def backward(self) -> Side:
-        """The backward graph; likewise."""
+        """Return the backward graph; to be called after all recomputations are inserted."""
         return Side(self, self.halves.backward, inside=False)
 
 
 class Side:
-    """One of both graphs.
+    """One of the two graphs.
 
     Attributes:
-        graph: it.
-        slots: where copies begin and end.
-        is_forward: whether it is the forward one.
+        graph: the graph.
+        slots: the insertion points of copies.
+        is_forward: true for the forward graph.
     """
 
     def __init__(self, step: Numbered, module: fx.GraphModule, *, inside: bool) -> None:
@@ -76,25 +76,25 @@ class Side:
         self.graph, self.slots = module.graph, Slots(module.graph)
 
     def find(self, value: int) -> fx.Node | None:
-        """What stands for a value here, if anything does."""
+        """Return the node of a value in this graph, or None."""
         node = self._step.value[value]
         if node is None or self._step.is_forward(node) == self.is_forward:
             return node
         return None if self.is_forward else self._step.handover.find(node)
 
     def get(self, node: fx.Node) -> fx.Node:
-        """What stands here for a node, handed over if need be."""
+        """Return the counterpart of a node in this graph, handed over if necessary."""
         if self.is_forward or node.graph is self.graph:
             return node
         return self._step.handover.get(node)
 
     def has(self, node: fx.Node) -> bool:
-        """Whether a node is of this graph."""
+        """Return true if a node belongs to this graph."""
         return node.graph is self.graph
 
 
 def copied(graph: fx.Graph, maker: fx.Node, source: Side | Handover) -> dict[fx.Node, fx.Node]:
-    """A run of an operation, put into a graph where it inserts now: the new node of it and of each result."""
+    """Copy an operation and the nodes of the results to the current insertion point; map old to new nodes."""
     new = {maker: graph.node_copy(maker, source.get)}
     for one in taken_apart(maker):
         new[one] = graph.node_copy(one, lambda node: new[node])
@@ -102,7 +102,7 @@ def copied(graph: fx.Graph, maker: fx.Node, source: Side | Handover) -> dict[fx.
 
 
 def erase_unused(graph: fx.Graph, maker: fx.Node) -> None:
-    """Take an operation and its results away where nobody reads them."""
+    """Erase an operation and the results without readers."""
     for one in (*reversed(taken_apart(maker)), maker):
         if not one.users:
             graph.erase_node(one)

@@ -1,7 +1,7 @@
-"""Operators that graphs call to send a tensor away and to have it back: a start and a wait, or both in one.
+"""Operators for offload and reload in graphs: asynchronous with a separate wait, or synchronous.
 
-They take and give tensors only, so that what must come in order is so by what it reads: nothing is written,
-nothing aliased, for any compiler of graphs.
+The operators take and return tensors only, so that data dependencies alone give the order for any graph
+compiler: nothing is mutated, nothing aliased.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 LIBRARY = torch.library.Library("mempool", "DEF")
 _PLACE = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
-#: A compiler of graphs lays out what leaves as it was traced: so it comes back without another copy.
+#: Tag that makes a graph compiler lay out an offloaded value as traced, so that the reload needs no second
+#: copy.
 _AS_TRACED = (torch.Tag.needs_fixed_stride_order,)
 LIBRARY.define("swap_out(Tensor value, int host_limit, int at=-1) -> Tensor", tags=_AS_TRACED)
-# What leaves is read until the copy has ended: else a compiler may write something else into its memory.
+# The wait takes the offloaded value as an argument, which keeps the value alive until the copy has ended.
+# Otherwise a compiler may reuse that memory.
 LIBRARY.define("swapped_out(Tensor ticket, Tensor value) -> Tensor")
 LIBRARY.define("sent(Tensor value, int host_limit, int at=-1) -> Tensor", tags=_AS_TRACED)
 LIBRARY.define(f"swap_in(Tensor ticket, {_PLACE}) -> Tensor")

@@ -1,4 +1,4 @@
-"""What is asked of the backend: the options of `torch.compile`."""
+"""The options of the backend, as given to `torch.compile`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ INNER = ("inductor", "eager")
 
 @dataclass(frozen=True)
 class Options:
-    """Options, checked.
+    """Validated options.
 
     Attributes:
-        limit: most bytes that the step takes of the device; None: as many as it likes.
-        inner: who compiles the graphs: "inductor", or "eager", which runs them as they are.
-        link: what copies take; None: measured on this machine when it is needed.
-        host_limit: most bytes of the host that copies take; 0: half of what is free.
-        beside: bytes on the device that no graph sees, such as the optimizer's state: part of the limit.
-        threshold: without a limit, send everything away whose distance in levels is more than this; None:
-            nothing.
-        include: patterns of modules' paths and operations' names: only what these make leaves; none: all.
-        exclude: patterns of those whose results stay.
-        name: of the model, for its report; models of one name and the same other options share one limit.
+        limit: most bytes of device memory for a step; None: no limit.
+        inner: the compiler of the graphs: "inductor", or "eager", which runs each operation by itself.
+        link: the transfer times of copies; None: measured on this machine when needed.
+        host_limit: most bytes of host memory for copies; 0: half of the free memory.
+        beside: bytes on the device outside all graphs, such as the optimizer's state: part of the limit.
+        threshold: without a limit, offload every value whose distance in levels exceeds this number; None:
+            offload nothing.
+        include: name filters for module paths and operations: only matching results are offloaded; empty:
+            all.
+        exclude: name filters for module paths and operations whose results stay.
+        name: name of the model in the report; models with the same name and options share one limit.
     """
 
     limit: int | None = None
@@ -43,20 +44,20 @@ class Options:
 
     @property
     def rewrites(self) -> bool:
-        """Whether anything may leave or be made again; else graphs are what PyTorch makes of them."""
+        """Return true if values may be offloaded or recomputed; otherwise PyTorch's graphs stay unchanged."""
         return self.limit is not None or self.threshold is not None
 
     @property
     def fused(self) -> bool:
-        """Whether a compiler makes kernels of several operations each."""
+        """Return true if a compiler fuses operations into kernels."""
         return self.inner != "eager"
 
 
 def parsed(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
-    """Options as they are given to `torch.compile`.
+    """Validate the options given to `torch.compile`.
 
     Raises:
-        UsageError: an unknown name, an impossible value, or a mode, of which there are none.
+        UsageError: an unknown name, an impossible value, or any mode, since the backend has no modes.
     """
     if mode is not None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Copies out, put into the forward graph."""
+"""Insert offloads into the forward graph."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 
 
 def begin(step: Numbered, swap: Swap, host_limit: int, at: int) -> fx.Node:
-    """The beginning of a copy out, to this place of the host's arena or, at -1, to any."""
+    """Insert the begin of an offload; `at` is the offset in the host arena, or -1 for any place."""
     value, slots = step.value[swap.value], step.forward.slots
     assert value is not None
-    # Else inductor computes what it has not written yet into memory that the copy alone reads, and again.
+    # Otherwise inductor would compute a value that is not yet in memory twice: once into memory that only the
+    # copy reads, and once for the other readers.
     value.meta["inductor_realize_to_strides"] = True
     with slots.after(value) if swap.after < 0 else _after(step, swap.after):
         return slots.call(ops.swap_out, value, host_limit, at)
 
 
 def _after(step: Numbered, run: int) -> Any:
-    """Behind a run; where that is the backward pass's, as late as the forward graph has it."""
+    """Return the insertion point after a run; for a backward run, the end of the forward graph."""
     node = step.operation[run] if run < len(step.graph) else None
     if step.is_forward(node):
         return step.forward.slots.after(node)
@@ -35,14 +36,14 @@ def _after(step: Numbered, run: int) -> Any:
 
 
 def end(step: Numbered, swap: Swap, ticket: fx.Node, *, early: bool, at_once: bool) -> fx.Node:
-    """The end of a copy out, after which the memory may go.
+    """Insert the end of an offload, after which the memory may be freed.
 
     Args:
-        step: the graphs.
+        step: both graphs.
         swap: the decision.
-        ticket: the beginning.
-        early: whether whoever reads the value itself waits for the copy, too.
-        at_once: whether the whole copy is made here; the beginning is of no use then.
+        ticket: the begin of the offload.
+        early: true if readers of the value itself also wait for the copy.
+        at_once: true if the offload is synchronous and happens here; the begin is unused then.
     """
     slots = step.forward.slots
     with _place(step, swap, ticket, early=early):
@@ -52,7 +53,7 @@ def end(step: Numbered, swap: Swap, ticket: fx.Node, *, early: bool, at_once: bo
 
 
 def _place(step: Numbered, swap: Swap, ticket: fx.Node, *, early: bool) -> Any:
-    """Where a copy out ends: before what comes back of it in the forward pass begins, at the latest."""
+    """Return the insertion point for the end of an offload, at the latest before a forward reload begins."""
     slots = step.forward.slots
     back = {run for one in swap.ins for run in one.consumers}
     readers = sorted(_readers(step, swap, ticket))
@@ -70,7 +71,7 @@ def _place(step: Numbered, swap: Swap, ticket: fx.Node, *, early: bool) -> Any:
 
 
 def _readers(step: Numbered, swap: Swap, ticket: fx.Node) -> Iterator[fx.Node]:
-    """Operations of the forward pass after a copy out has begun that read the value, or a view."""
+    """Yield forward operations after the begin of an offload that read the value or a view."""
     for value in (swap.value, *step.views(swap.value)):
         node = step.forward.find(value)
         for user in () if node is None else node.users:

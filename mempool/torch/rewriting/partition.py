@@ -1,4 +1,4 @@
-"""The partition of a joint graph: PyTorch's own, whose two graphs then do what was decided."""
+"""Partition a joint graph with PyTorch's own partitioner, then apply the decision to both graphs."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Partition:
-    """Divides joint graphs for one call of `torch.compile`.
+    """The partitioner of joint graphs for one compiled graph.
 
-    Without a limit nothing is changed: graphs are what PyTorch's partitioner makes for that inner compiler.
+    Without a limit or threshold nothing is changed: the graphs are those of PyTorch's partitioner for the
+    inner compiler.
 
     Attributes:
-        options: what was asked for.
+        options: the options of the backend.
         budget: the graphs that share the limit.
-        number: of the graph that is compiled.
-        more: whether its function goes on after it.
-        given: how much the function is given.
-        beside: what is beside the graph, as far as it is known when it is compiled.
-        clock: of its two graphs.
-        passes: over the kernels of the forward and, under True, of the backward graph, where they are fused.
-        donated: places of what the backward graph is given and a compiler may write over.
+        number: the number of the graph being compiled.
+        more: true if the function continues after this graph.
+        given: number of arguments of the function.
+        beside: memory in use outside the graph, as far as known when the graph is compiled.
+        clock: the times of the two graphs.
+        passes: kernel passes of the forward graph (False) and the backward graph (True), if fused.
+        donated: positions of the backward inputs that a compiler may overwrite.
     """
 
     options: Options
@@ -64,30 +65,30 @@ class Partition:
 
     @cached_property
     def watch(self) -> Watch:
-        """Over its runs."""
+        """Return the observer of the graph's runs."""
         return Watch(self.budget.looks, self.budget.parts, self.number)
 
     @property
     def limit_alone(self) -> int | None:
-        """The limit, where a graph is compiled that has no backward pass."""
+        """Return the limit if the compiled graph has no backward pass."""
         return self.options.limit if self.watch.part is None else None
 
     @property
     def outside_bytes(self) -> int:
-        """What is beside such a graph."""
+        """Return the bytes in use outside a graph without a backward pass."""
         beside = self.beside
         always = max(self.options.beside, beside.state) + beside.library
         return always + beside.held + beside.own + beside.parameters
 
     def around(self, run: Callable[..., Any], inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
-        """What runs one of its two graphs, timed, and watched where there is a limit; see `Clock.around`."""
+        """Wrap the run of one graph with timing and, under a limit, with observation; see `Clock.around`."""
         timed = self.clock.around(run, inputs, backward=backward)
         return timed if self.options.limit is None else self.watch.around(timed, backward=backward)
 
     def __call__(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **others: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """The forward and the backward graph."""
+        """Return the forward and the backward graph."""
         options = self.options
         divide: Any = default_partition
         if options.fused:
@@ -110,7 +111,7 @@ class Partition:
         made, keeps, limit = among.decide(joined, step)
         begin = self.budget.host_before(self.number)
         places = places_of(made.captured.graph, made.rewriting).behind(begin)
-        host_end = begin + places.size * among.runs  # other runs find room behind
+        host_end = begin + places.size * among.runs  # other runs get the places behind
         if places.at:
             with _disable_current_modes():
                 RUNTIME.engine(device_of(joined.module), options.host_limit).reserve(host_end)
@@ -146,19 +147,19 @@ class Partition:
 
 
 def incoming(backward: fx.GraphModule) -> slice:
-    """Which inputs of a backward graph are gradients: they stand together."""
+    """Return the contiguous range of a backward graph's inputs that are gradients."""
     inputs = backward.graph.find_nodes(op="placeholder")
     places = [i for i, node in enumerate(inputs) if "tangents" in str(node.target)]
     return slice(min(places, default=len(inputs)), max(places, default=-1) + 1)
 
 
 def given_as_told(joint: fx.GraphModule, count: int) -> bool:
-    """Whether a joint graph is given what its function is, each by itself: not where they share memory."""
+    """Return true if the joint graph has one input per function argument: false if arguments share memory."""
     return count == sum("primals" in str(node.target) for node in joint.graph.find_nodes(op="placeholder"))
 
 
 def branches(joint: fx.GraphModule) -> list[str]:
-    """Operations of a graph that run graphs of their own, such as branches: their names."""
+    """Return the names of operations that run graphs of their own, such as branches."""
 
     def is_graph(node: fx.Node) -> bool:
         return node.op == "get_attr" and isinstance(getattr(joint, str(node.target), None), fx.GraphModule)
@@ -170,9 +171,9 @@ def branches(joint: fx.GraphModule) -> list[str]:
 
 
 def compute_once(joint: fx.GraphModule) -> None:
-    """Compute once what is computed several times, as PyTorch's other partitioner does.
+    """Eliminate common subexpressions, as PyTorch's other partitioner does.
 
-    Not where that might take two draws, or two calls of somebody's operator, for the same.
+    The pass is skipped where two random draws or two calls of a foreign operator might be merged.
     """
     ordered = (node for node in joint.graph.nodes if is_ordered(node))
     if config.cse and all(get_aten_target(node) in rand_ops for node in ordered):

@@ -1,4 +1,4 @@
-"""What is on a device beside the graph that runs there, counted of what is alive, by weak references."""
+"""Live memory on a device outside the running graph, tracked by weak references to storages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mempool.torch.rewriting.forms import extent
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-#: Of how many parameters, at least, their optimizers are looked for.
+#: Number of parameters, at least, whose referrers are searched for the optimizers' state.
 _ASKED = 16
 
 Memories = dict[StorageWeakRef, int]
@@ -27,18 +27,19 @@ Memories = dict[StorageWeakRef, int]
 
 @dataclass(frozen=True)
 class Beside:
-    """Bytes on the device beside a graph that are none of what it is given.
+    """Bytes on the device that are outside a graph and not among the graph's inputs.
 
     Attributes:
-        held: by other graphs of the same function now: what they keep, results that are still in use; and
-            gradients of the steps before this one.
-        kept: of that, what other graphs keep, and results that one of them keeps for its backward pass.
-        own: held by other runs of the same graph, or of another one of the same code.
-        going: which of the graph's inputs nobody needs when its forward pass has ended, but perhaps itself.
-        parameters: and buffers that the graph does not read.
-        gradients: that are there besides in its backward pass, of parameters that graphs after it read.
-        state: of optimizers.
-        library: what cuBLAS keeps for itself, for each of the threads that run passes.
+        held: bytes that other graphs of the same function hold: saved values and results still in use; plus
+            gradients of earlier steps.
+        kept: the part of `held` that other graphs save, results included if a graph saves them for the
+            backward pass.
+        own: bytes held by other runs of the same graph, or of another graph of the same code.
+        going: positions of the graph's inputs that nothing else needs after the forward pass.
+        parameters: parameters and buffers that the graph does not read.
+        gradients: additional gradients in the backward pass, of parameters that later graphs read.
+        state: the optimizers' state.
+        library: the cuBLAS workspace of each of the threads that run passes.
     """
 
     held: int = 0
@@ -55,7 +56,7 @@ NOTHING = Beside()
 
 
 class Told(NamedTuple):
-    """A tensor, where its elements begin, and bytes from there to the last one."""
+    """A weak reference to a tensor, the address of the first element, and the extent in bytes."""
 
     tensor: weakref.ref[torch.Tensor]
     place: int
@@ -64,14 +65,14 @@ class Told(NamedTuple):
 
 @dataclass
 class Run:
-    """What a forward run of a graph was given, has made for whoever asked, and keeps for its backward run.
+    """The memory of one forward run of a graph.
 
     Attributes:
-        given: to it, but for parameters.
-        asked: that it has made for whoever asked.
-        kept: for its backward run, but for parameters.
-        going: of what it was given, what it has counted on to be gone then.
-        over: whether its backward run has been.
+        given: inputs, without parameters.
+        asked: results that the program requested.
+        kept: values saved for the backward run, without parameters.
+        going: inputs that the decision assumed to be freed after the forward run.
+        over: true if the backward run has happened.
     """
 
     given: Memories
@@ -82,17 +83,17 @@ class Run:
 
     @property
     def all(self) -> Memories:
-        """Together, as far as it is alive."""
+        """Return all memories of the run that are alive."""
         return _alive(self.given | self.asked | self.kept)
 
     @property
     def results(self) -> Memories:
-        """What it has made for whoever asked, as far as it is alive."""
+        """Return the results that the program requested and that are alive."""
         return _alive(self.asked)
 
     @property
     def waits(self) -> Memories:
-        """What is alive until its backward run, and of no use to anybody else."""
+        """Return the live memories that only the pending backward run needs."""
         if self.over:
             return {}
         others = self.asked.keys() | self.given.keys()
@@ -101,12 +102,12 @@ class Run:
 
 @dataclass(eq=False)
 class Present:
-    """Memory of the graphs of one call of `torch.compile`, and of the parameters of what it compiles.
+    """The memory of the graphs of one call of `torch.compile` and of the compiled modules' parameters.
 
-    A graph has a number, growing in the order in which those of one step first ran; it may run several times.
+    Graph numbers grow in the order in which the graphs of a step first ran; a graph may run several times.
 
     Attributes:
-        device: where most of it lies, by bytes, if not all lies on the CPU; nothing else counts.
+        device: the device with most bytes, preferring any device over the CPU; only memory there counts.
     """
 
     device: torch.device | None = None
@@ -119,7 +120,7 @@ class Present:
     _state: Memories | None = None
 
     def meet(self, modules: Iterable[torch.nn.Module], given: Iterable[Any]) -> None:
-        """Modules whose parameters count, and what a graph is given."""
+        """Register modules whose parameters count, and choose the device by the inputs of a graph."""
         self._modules = {key: one for key, one in self._modules.items() if one() is not None}
         for module in modules:
             self._modules[id(module)] = weakref.ref(module)
@@ -130,21 +131,21 @@ class Present:
             self.device = with_most(sizes)
 
     def meet_parameters(self, values: Iterable[Any]) -> None:
-        """Parameters among what a graph is given: code that is compiled once may run for many modules."""
+        """Register parameters among a graph's inputs: code compiled once may run for many modules."""
         for one in values:
             if isinstance(one, torch.nn.Parameter):
                 self._parameters[id(one)] = weakref.ref(one)
 
     def beside(self, number: int, given: Sequence[Any], *, more: bool) -> Beside:
-        """What is beside a graph now, when it is about to run for the first time.
+        """Return the memory outside a graph that is about to run for the first time.
 
         Args:
-            number: of the graph.
-            given: to it.
-            more: whether there are graphs after it.
+            number: the number of the graph.
+            given: the inputs of the graph.
+            more: true if other graphs follow.
         """
         if self._runs:
-            gc.collect()  # what has been compiled before may hold what it was compiled for, in circles
+            gc.collect()  # reference cycles of earlier compilations may hold tensors
         own = self._given[number] = self.memories(given)
         parameters, others, gradients = self.parameters(), self.others(number), self.gradients()
         every = [run for runs in self._runs.values() for run in runs]
@@ -162,76 +163,77 @@ class Present:
         )
 
     def runs(self, number: int) -> list[Run]:
-        """The forward runs of a graph in this step of which anything is alive."""
+        """Return the forward runs of a graph in this step with any live memory."""
         self._runs[number] = [run for run in self._runs.get(number, ()) if run.all]
         return list(self._runs[number])
 
     def others(self, number: int) -> Memories:
-        """What runs of other graphs hold."""
+        """Return the memories that runs of other graphs hold."""
         numbers = [one for one in list(self._runs) if one != number]
         return _together(run.all for one in numbers for run in self.runs(one))
 
     @property
     def is_used(self) -> bool:
-        """Whether any module is still there whose graphs these are."""
+        """Return true if any module that these graphs belong to is alive."""
         return bool(self._alive_modules())
 
     @property
     def has_several(self) -> bool:
-        """Whether more than one run holds anything."""
+        """Return true if more than one run is recorded, alive or not."""
         return sum(map(len, list(self._runs.values()))) > 1
 
     def waits(self) -> bool:
-        """Whether any run waits for its backward run."""
+        """Return true if any run waits for a backward run."""
         return any(run.waits for runs in list(self._runs.values()) for run in list(runs))
 
     def waiting(self) -> list[int]:
-        """Graphs of which a run has kept something for its backward run, which has not been."""
+        """Return the graphs that keep memory for a backward run that has not happened."""
         every = [(number, run) for number, runs in list(self._runs.items()) for run in list(runs)]
         return list(dict.fromkeys(number for number, run in every if not run.over and _alive(run.kept)))
 
     def parameters(self) -> Memories:
-        """And buffers, and whatever graphs were given in a step before this one that is still there."""
+        """Return parameters, buffers, and live inputs of graphs from earlier steps; no optimizer state."""
         state = self.state()
         lasting = {one: size for one, size in _alive(self._lasting).items() if one not in state}
         return self.memories(self._values()) | lasting
 
     def state(self) -> Memories:
-        """What optimizers keep for parameters, as far as it was there when the step began."""
+        """Return the optimizers' state, as far as the state existed when the step began."""
         if self._state is None:
             parameters = [one for one in self._values() if isinstance(one, torch.nn.Parameter)]
             self._state = self.memories(states_of(parameters))
         return _alive(self._state)
 
     def gradients(self) -> Memories:
-        """Those that parameters have, of this step or of those before it."""
-        leaves = (value for value in self._values() if value.is_leaf)  # PyTorch warns of others
+        """Return the gradients of the parameters, of this step or of earlier ones."""
+        leaves = (value for value in self._values() if value.is_leaf)  # PyTorch warns of non-leaves
         return self.memories(value.grad for value in leaves)
 
     def on_the_way(self, given: Iterable[torch.Tensor]) -> int:
-        """Bytes of gradients that backward passes have made and nobody has taken yet, but for those given."""
+        """Return the bytes of gradients made by backward passes and not consumed yet, except those given."""
         self._made_back = [one for one in self._made_back if one.tensor() is not None]
         return bytes_of(self._made_back, but=self.told(given))
 
     def went_forward(self, number: int, run: Run) -> None:
-        """A graph has run forward."""
+        """Record a forward run of a graph."""
         self._runs.setdefault(number, []).append(run)
 
     def went_back(self, made: Iterable[Any]) -> None:
-        """A graph has made gradients.
+        """Record the gradients that a graph has made.
 
-        Who asks for its memory has a share in it, and PyTorch then adds nothing to it in place: they are told
-        by themselves, which they are for as long as nobody has taken them.
+        Reading a tensor's storage creates a share in that storage, and PyTorch then no longer accumulates in
+        place. So gradients are tracked by weak references to the tensors, which live until the gradients are
+        consumed.
         """
         self._made_back += self.told(made)
 
     def told(self, values: Iterable[Any]) -> list[Told]:
-        """Tensors that lie on the device, without a share in their memory."""
+        """Return weak entries of the tensors on the device, without a share in their storage."""
         plain = (one for value in values for one in _plain(value) if one.device == self.device)
         return [Told(weakref.ref(one), one.data_ptr(), extent(one)) for one in plain]
 
     def step(self) -> None:
-        """A new step begins: what is still there of the last one, its graphs do not know of."""
+        """Start a new step; memory left over from the previous step is not attributed to the graphs."""
         runs = [run for some in self._runs.values() for run in some]
         made = _together(run.asked | run.kept for run in runs)
         given = _together(_alive(run.given) for run in runs)
@@ -241,7 +243,7 @@ class Present:
         self._state = None
 
     def memories(self, values: Iterable[Any]) -> Memories:
-        """Of tensors that lie on the device."""
+        """Return the memories of the tensors on the device."""
         found: Memories = {}
         for one in values:
             for plain in _plain(one):
@@ -262,7 +264,10 @@ class Present:
         return [module for one in list(self._modules.values()) if (module := one()) is not None]
 
     def _later(self, number: int) -> int:
-        """Gradients of parameters that no graph up to this one reads, or that a module has twice."""
+        """Return the bytes of pending gradients of the parameters of later graphs.
+
+        Parameters that a module has twice count too.
+        """
         read = {one for earlier, given in self._given.items() if earlier <= number for one in given}
         found: Memories = {}
         for module in self._alive_modules():
@@ -276,10 +281,10 @@ class Present:
 
 
 def states_of(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
-    """What optimizers of any kind keep for parameters, in dictionaries by parameters.
+    """Yield the state that optimizers of any kind keep, in dictionaries keyed by parameters.
 
-    Some of them are asked who holds them, since it takes longer the more are asked: an optimizer of none of
-    those is not found.
+    Only some parameters are searched for referrers, since the search takes longer the more parameters are
+    searched. An optimizer that has none of these parameters is not found.
     """
     trained = [one for one in parameters if one.requires_grad]
     for holder in gc.get_referrers(*trained[:: max(len(trained) // _ASKED, 1)]):
@@ -290,17 +295,17 @@ def states_of(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
 
 
 def with_most(sizes: Mapping[torch.device, int]) -> torch.device:
-    """The device where most bytes lie, if not all of them lie on the CPU."""
+    """Return the device with the most bytes, preferring any device over the CPU."""
     return max(sizes, key=lambda one: (one.type != "cpu", sizes[one]), default=torch.device("cpu"))
 
 
 def total(memories: Mapping[StorageWeakRef, int], *but: Memories) -> int:
-    """Bytes of memories, but for those of others."""
+    """Return the bytes of memories that are not in any of `but`."""
     return sum(size for one, size in memories.items() if not any(one in some for some in but))
 
 
 def bytes_of(tensors: Iterable[Told], *, but: Iterable[Told] = ()) -> int:
-    """Of tensors that are alive, but for those that lie where others do."""
+    """Return the bytes of live tensors, except those at the addresses of tensors in `but`."""
     taken = {one.place for one in but}
     there = (one for one in tensors if one.tensor() is not None and one.place not in taken)
     return sum({one.place: one.size for one in there}.values())
@@ -315,7 +320,7 @@ def _alive(memories: Memories) -> Memories:
 
 
 def _plain(value: Any) -> Iterator[torch.Tensor]:
-    """A tensor, or those inside of one that is made of others, if it has memory."""
+    """Yield a tensor that has memory, or the inner tensors of a wrapper subclass."""
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or is_lazy(value):
         return
     if is_traceable_wrapper_subclass(value):

@@ -1,4 +1,4 @@
-"""Operations of the forward pass run again in the backward pass."""
+"""Recompute operations of the forward pass in the backward pass."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def recompute(step: Numbered, values: Iterable[int]) -> None:
-    """Make values again, and the views of them that are read, each right before its first reader.
+    """Recompute values and the views of them that are read, each right before the first reader.
 
-    What is read for that is handed over, unless it is made again itself.
+    Inputs of a recomputation are handed over, unless they are recomputed as well.
     """
     chosen = set(values)
     follow = {v for base in chosen for v in step.views(base) if step.is_forward(step.value[v])}
@@ -35,6 +35,6 @@ def recompute(step: Numbered, values: Iterable[int]) -> None:
 
 
 def drop(step: Numbered) -> None:
-    """Take out of the forward pass what is now made in the backward pass alone."""
+    """Erase from the forward pass the operations that only the backward pass needs now."""
     for run in sorted(step.again, reverse=True):
         erase_unused(step.halves.forward.graph, step.operation[run])

@@ -1,4 +1,4 @@
-"""What became of the graphs that were compiled: what moves, is made again, is predicted, is measured."""
+"""Report on the compiled graphs: offloaded and recomputed values, predictions and measurements."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """Of this process so far.
+    """Results of this process so far.
 
     Attributes:
-        graphs: one for each graph of a training step; sizes in bytes, times in seconds, of one step. What was
-            measured is of a forward and a backward pass, medians of the last 32; None before both have run.
-        moved: copies that were made, since the beginning.
-        host_bytes: what copies have of the host's memory now.
-        peak_bytes: most that PyTorch had on the device; None where nobody counts, such as on a CPU without a
-            pool.
+        graphs: one entry per graph of a training step; sizes in bytes, times in seconds, of one step. The
+            measured time covers a forward and a backward pass, as the median of the last 32; None before both
+            have run.
+        moved: totals of the copies made since the start.
+        host_bytes: host memory that the copies use now.
+        peak_bytes: PyTorch's peak on the device; None where no counter exists, such as on a CPU without
+            a pool.
     """
 
     graphs: list[dict[str, Any]]
@@ -32,7 +33,7 @@ class Report:
     peak_bytes: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary that can be written as JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -54,7 +55,7 @@ class Report:
 
 
 def reported() -> Report:
-    """What was decided, and what came of it."""
+    """Return the report of all decisions and of the copies made so far."""
     parts = [(budget, part) for budget in BUDGETS for _, part in sorted(budget.parts.items())]
     peak = None if (bytes_there := counted()) is None else bytes_there.most
     graphs = [{"function": budget.looks.function(part.number), **_graph(part)} for budget, part in parts]

@@ -1,7 +1,7 @@
-"""What is away and what is coming back while rewritten graphs run: tickets of copies.
+"""Run the copies of rewritten graphs; graphs refer to copies by tickets.
 
-A graph holds no tensor that is away, but a ticket: a tensor of the host with one number. The host's bytes
-live as long as the ticket does. So a backward pass may run twice or never, and each forward pass has its own.
+A graph holds no offloaded tensor but a ticket: a host tensor with one number. The host copy lives as long as
+the ticket. So a backward pass may run twice or never, and each forward pass has separate copies.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Away:
-    """Bytes that are on the host, or on their way.
+    """A copy on the host, or on the way to the host.
 
     Attributes:
-        engine: who copies them.
-        form: of the tensor that they are, which need not be what a graph was traced with.
-        copy: the host's side; None: the host was full, and ``data`` stays.
-        transfer: the copy out; None once it has been waited for.
-        data: the device's bytes, only while nobody has waited, or where the host was full.
-        tickets: how many tickets name them.
+        engine: the engine that makes the copy.
+        form: the form of the copied tensor, which may differ from the traced form.
+        copy: the host memory; None if the host was full, in which case ``data`` stays.
+        transfer: the offload; None after the wait.
+        data: the bytes on the device if the host was full; otherwise None.
+        tickets: number of tickets that refer to this copy.
     """
 
     engine: Engine
@@ -49,14 +49,15 @@ class Away:
 
 @dataclass(eq=False)
 class Coming:
-    """A tensor that is being filled.
+    """A tensor that is being reloaded.
 
     Attributes:
-        engine: who fills it.
-        tensor: what is waited for.
-        source: what is being filled: the same, or, of other strides, what it is filled from at the end.
-        transfer: the copy; None once it has been waited for.
-        tickets: how many tickets name it.
+        engine: the engine that fills the tensor.
+        tensor: the reloaded tensor.
+        source: the destination of the transfer: `tensor`, or a tensor of other strides that is copied into
+            `tensor` at the end.
+        transfer: the reload; None after the wait.
+        tickets: number of tickets that refer to this tensor.
     """
 
     engine: Engine
@@ -68,15 +69,15 @@ class Coming:
 
 @dataclass
 class Moved:
-    """Counts since the beginning; bytes and seconds.
+    """Counters since the start, in bytes and seconds.
 
     Attributes:
-        out_bytes: copied to the host.
-        in_bytes: copied back.
-        outs: copies out.
-        ins: copies back.
-        waited_seconds: how long the program waited for copies, where it is the program that waits.
-        host_full: copies that the host had no room for: what should have left has stayed.
+        out_bytes: bytes offloaded to the host.
+        in_bytes: bytes reloaded.
+        outs: number of offloads.
+        ins: number of reloads.
+        waited_seconds: time that the program waited for copies, where the program itself waits.
+        host_full: copies for which the host had no room, so that the value stayed on the device.
     """
 
     out_bytes: int = 0
@@ -89,10 +90,10 @@ class Moved:
 
 @dataclass(eq=False)
 class Runtime:
-    """The copies of a process.
+    """The offloaded and reloading tensors of a process, by ticket number, and the engines that copy them.
 
     Attributes:
-        moved: what was copied, since somebody last set it anew.
+        moved: counters of the copies since `moved` was last replaced.
     """
 
     moved: Moved = field(default_factory=Moved)
@@ -103,7 +104,7 @@ class Runtime:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def engine(self, device: torch.device, host_limit: int = 0) -> Engine:
-        """Who copies between a device and at most so many bytes of the host; 0: half of what is free."""
+        """Return the engine for a device and a host limit in bytes; 0: half of the free host memory."""
         if device.type == "cpu":
             device = torch.device("cpu")
         with self._lock:
@@ -114,18 +115,18 @@ class Runtime:
 
     @property
     def away(self) -> int:
-        """How many copies the host has."""
+        """Return the number of copies on the host."""
         self._bury()
         return sum(isinstance(held, Away) for held in self._held.values())
 
     @property
     def host_bytes(self) -> int:
-        """What the engines have taken of the host's memory, bytes."""
+        """Return the host memory in bytes that the engines use."""
         self._bury()
         return sum(engine.host_bytes for engine in self._engines.values())
 
     def _ticket(self, number: int) -> torch.Tensor:
-        """A tensor that names what is held, for as long as its memory lives."""
+        """Return a tensor that refers to the entry `number` for as long as the tensor's memory lives."""
         ticket = torch.full((1,), number, dtype=torch.int64)
         with self._lock:
             self._held[number].tickets += 1
@@ -133,7 +134,10 @@ class Runtime:
         return ticket
 
     def _bury(self) -> None:
-        """Let go of what tickets named that are gone. They go at any moment, in any thread, with any lock."""
+        """Release the entries whose tickets are gone.
+
+        Tickets die at any moment, in any thread, and with any lock held.
+        """
         with self._lock:
             while self._dead:
                 held = self._held[number := self._dead.popleft()]
@@ -144,7 +148,7 @@ class Runtime:
                         held.engine.drop(held.copy)
 
     def _of(self, ticket: torch.Tensor, kind: type) -> Any:
-        self._bury()  # a copy of a ticket does not keep what it names
+        self._bury()  # a copy of a ticket does not keep the entry alive
         held = self._held.get(int(ticket))
         if not isinstance(held, kind):
             raise UsageError(
@@ -154,7 +158,7 @@ class Runtime:
         return held
 
     def out(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
-        """Begin to copy a tensor to the host; its ticket. ``at``: where it was planned to lie, or -1."""
+        """Start the offload of a tensor; return a ticket. ``at``: the planned host offset, or -1."""
         engine, data = self.engine(tensor.device, host_limit), flat(tensor)
         with self._lock:
             self._bury()
@@ -171,7 +175,7 @@ class Runtime:
             return self._ticket(number)
 
     def sent(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
-        """Copy a tensor to the host, at once where that is quicker; its ticket, as of `released`."""
+        """Offload a tensor, synchronously where that is quicker; return a ticket like that of `released`."""
         engine = self.engine(tensor.device, host_limit)
         if (own := engine.own) is None:
             return self.released(self.out(tensor, host_limit, at))
@@ -197,7 +201,7 @@ class Runtime:
         )
 
     def released(self, ticket: torch.Tensor) -> torch.Tensor:
-        """Let what comes now come after the copy; a ticket of its own."""
+        """Order later work after the offload of a ticket; return a new ticket for the copy."""
         held = self._of(ticket, Away)
         transfer, held.transfer = held.transfer, None
         if transfer is not None:
@@ -205,10 +209,11 @@ class Runtime:
         return self._ticket(int(ticket))
 
     def back(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Begin to copy into a tensor of as many elements as what left; a ticket of that.
+        """Start the reload into a tensor with as many elements as the offloaded one; return a ticket.
 
-        A compiler of graphs may have chosen other strides for what left than the graph says, and what was
-        traced of an operation may be of another type than what it makes: that comes back as it left.
+        A graph compiler may have chosen other strides for the offloaded tensor than the graph says, and an
+        operation may have been traced with another type than the real result. The tensor is reloaded in the
+        form in which the tensor was offloaded.
         """
         held: Away = self._of(ticket, Away)
         tensor = held.form.typed(tensor)
@@ -227,7 +232,7 @@ class Runtime:
             return self._ticket(number)
 
     def fetched(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor with what left in it, copied at once where that is quicker; arguments as of `back`."""
+        """Reload a tensor, synchronously where that is quicker; the arguments are those of `back`."""
         held: Away = self._of(ticket, Away)
         own, tensor = held.engine.own, held.form.typed(tensor)
         if own is None or held.copy is None or held.transfer or not held.form.fits(tensor):
@@ -238,7 +243,7 @@ class Runtime:
         return tensor
 
     def arrived(self, ticket: torch.Tensor) -> torch.Tensor:
-        """The tensor, for what comes from now on."""
+        """Return the reloaded tensor, ordered before all later work."""
         held = self._of(ticket, Coming)
         transfer, held.transfer = held.transfer, None
         if transfer is not None:
@@ -248,5 +253,5 @@ class Runtime:
         return tensor if source is tensor else tensor.copy_(source)
 
 
-#: Of this process.
+#: The copies of this process.
 RUNTIME = Runtime()

@@ -1,4 +1,4 @@
-"""Places between the operations of a graph where copies begin and end."""
+"""Insertion points between the operations of a graph, where copies begin and end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Slots:
-    """A slot follows each node that was there from the beginning: what is put into it stays in order."""
+    """Insertion points of a graph, one after each original node; a slot keeps the insertion order."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
@@ -26,7 +26,7 @@ class Slots:
 
     @contextlib.contextmanager
     def after(self, node: fx.Node) -> Iterator[None]:
-        """Insert into the slot after an operation, or after what was inserted before."""
+        """Insert into the slot after an operation, behind earlier insertions there."""
         parts = taken_apart(maker_of(node))
         while node.next in parts:
             node = node.next
@@ -41,7 +41,7 @@ class Slots:
         return self.after(self._before[node])
 
     def right_before(self, node: fx.Node) -> Any:
-        """Insert after all that is in the slot."""
+        """Insert directly before an operation, behind everything in the slot."""
         return self.graph.inserting_before(node)
 
     def begin(self) -> Any:
@@ -50,7 +50,7 @@ class Slots:
         return self.after(placeholders[-1])
 
     def call(self, operation: Any, *args: Any) -> fx.Node:
-        """A call of an operator with tensors without memory of its result."""
+        """Add a call of an operator, with a fake tensor as the traced result."""
         node = self.graph.call_function(operation, args)
         values, _ = fx.map_arg((node.args, node.kwargs), lambda one: one.meta.get("val"))
         fake = next(filter(None, map(mode_of, node.all_input_nodes)), None)
@@ -63,12 +63,12 @@ class Slots:
 
 
 def is_several(held: Any) -> bool:
-    """Whether a node makes several results, which other nodes take apart."""
+    """Return true for the value of a node with several results, which other nodes take apart."""
     return isinstance(held, (tuple, list))
 
 
 def taken_apart(maker: fx.Node) -> list[fx.Node]:
-    """The nodes that take an operation's results apart, those of results that are several themselves, too."""
+    """Return the `getitem` nodes of an operation's results, including those of nested results."""
     if not is_several(maker.meta.get("val")):
         return []
     parts = [user for user in maker.users if user.target is operator.getitem]
@@ -76,14 +76,14 @@ def taken_apart(maker: fx.Node) -> list[fx.Node]:
 
 
 def results_of(maker: fx.Node) -> list[fx.Node]:
-    """The nodes of an operation's results: itself, or of several those that take them apart."""
+    """Return the operation itself, or the `getitem` nodes if the operation has several results."""
     if not is_several(maker.meta.get("val")):
         return [maker]
     return [one for one in taken_apart(maker) if not is_several(one.meta.get("val"))]
 
 
 def maker_of(result: fx.Node) -> fx.Node:
-    """The operation that makes a result."""
+    """Return the operation that makes a result."""
     source = result.args[0] if result.target is operator.getitem else None
     if isinstance(source, fx.Node) and is_several(source.meta.get("val")):
         return maker_of(source)

@@ -1,4 +1,4 @@
-"""A step to decide about: its two graphs as numbers, and what operations and copies take."""
+"""The step to decide about: both graphs as numbers, and the times of operations and copies."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Its graphs and times.
+    """The graphs of a step and their times.
 
     Attributes:
         captured: the graphs as numbers, with seconds and workspaces.
-        link: how long copies take.
-        calls: what copies take of the program itself.
-        workspace: bytes that an operation of the graphs has for itself while it runs.
-        fused: whether a compiler makes kernels of several operations each.
+        link: the transfer times of copies.
+        calls: the seconds that copies cost the program itself.
+        workspace: returns the workspace bytes of an operation while the operation runs.
+        fused: true if a compiler fuses operations into kernels.
     """
 
     captured: Captured
@@ -50,11 +50,11 @@ class Step:
 
     @cached_property
     def decidable(self) -> Graph:
-        """The graph in which only what we can send away may leave."""
+        """Return the graph in which only values that can be offloaded are movable."""
         return decidable(self.captured)
 
     def nominal(self) -> Step:
-        """The same with times that are of no device: the same wherever and whenever."""
+        """Return the same step with nominal times, which depend on no device and no measurement."""
         told = by_roofline()
         seconds = in_kernels(told) if self.fused else told
         columns = {"seconds": [seconds(node) for node in self.captured.operations]}
@@ -63,7 +63,7 @@ class Step:
 
 
 def measured(joined: Joined, options: Options) -> Step:
-    """Operations on the device, each kind of call once, and copies where no link is given."""
+    """Measure operations on the device, once per distinct call, and copies if no link is given."""
     device = device_of(joined.module)
     devices = [device] if device.type == "cuda" else []
     clock = clock_of(device, torch.get_num_threads())
@@ -81,15 +81,16 @@ def measured(joined: Joined, options: Options) -> Step:
 
 @cache
 def clock_of(device: torch.device, threads: int) -> Measured:  # noqa: ARG001  # another number, another clock
-    """What operations take there, once and for all.
+    """Return the measured times of operations on a device, kept for the life of the process.
 
-    Where something is compiled anew the program is there, and to run them again needs memory beside it.
+    A recompilation happens while the program holds memory, and a second measurement would need additional
+    memory.
     """
     return Measured(device)
 
 
 def device_of(module: torch.fx.GraphModule) -> torch.device:
-    """Where most of what a graph is given lies, by bytes."""
+    """Return the device that holds most bytes of a graph's inputs."""
     found: dict[torch.device, int] = {}
     for node in module.graph.find_nodes(op="placeholder"):
         held = node.meta.get("val")
@@ -100,7 +101,7 @@ def device_of(module: torch.fx.GraphModule) -> torch.device:
 
 
 def decidable(captured: Captured) -> Graph:
-    """The graph in which only what we can send away may leave: of the forward pass, whole memories."""
+    """Return the graph in which only whole memories from the forward pass are movable."""
     graph = captured.graph
     forward = ~graph.backward[graph.producer] & (graph.producer >= 0)
     whole = [node is not None and _is_whole(node.meta.get("val")) for node in captured.values]
@@ -108,7 +109,7 @@ def decidable(captured: Captured) -> Graph:
 
 
 def _is_whole(held: Any) -> bool:
-    """Whether what a node makes is a tensor with all of its memory in the order of its elements."""
+    """Return true if a traced value is a strided tensor that covers the whole storage in element order."""
     if not isinstance(held, torch.Tensor) or held.layout != torch.strided or held.is_quantized:
         return False
     if held.is_conj() or held.is_neg():

@@ -1,4 +1,4 @@
-"""On what terms a step is decided: what lies beside it, and what it has to leave to others."""
+"""Constraints on the decision about a step: outside memory and the bytes to leave to others."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outside:
-    """Bytes on the device that a step's graphs do not see.
+    """Bytes on the device that the graphs of a step do not contain.
 
     Attributes:
-        always: that are there all the time.
-        forward: besides, during the forward pass.
-        backward: besides, during the backward pass.
+        always: bytes in use in both passes.
+        forward: additional bytes during the forward pass.
+        backward: additional bytes during the backward pass.
     """
 
     always: int = 0
@@ -20,7 +20,7 @@ class Outside:
     backward: int = 0
 
     def during(self, *, backward: bool) -> int:
-        """All of them in one of the passes."""
+        """Return all outside bytes during one of the passes."""
         return self.always + (self.backward if backward else self.forward)
 
 
@@ -29,16 +29,16 @@ NOTHING = Outside()
 
 @dataclass(frozen=True)
 class Terms:
-    """Of a step among others.
+    """Constraints on the decision about one step.
 
     Attributes:
-        outside: what lies on the device beside what the graphs see.
-        going: values that are given to it, and gone after its forward pass but for those it keeps.
-        gradients_stay: whether what its backward pass is given is there until that ends.
-        least: keep no more from the forward to the backward pass than must be.
-        keep: but for so many bytes, which may be kept.
-        between: bytes that somebody else takes for a while between its passes.
-        host_limit: bytes of the host, where it is not all that the options allow.
+        outside: bytes in use on the device outside the graphs.
+        going: inputs that are freed after the forward pass unless the step keeps them.
+        gradients_stay: true if the gradients given to the backward pass stay alive until the pass ends.
+        least: keep as few bytes as possible between the forward and the backward pass.
+        keep: bytes that may be kept in spite of `least`.
+        between: bytes that other code uses temporarily between the two passes.
+        host_limit: host bytes for copies; None: as many as the options allow.
     """
 
     outside: Outside = NOTHING

@@ -1,4 +1,4 @@
-"""The values of a joint graph: which tensors there are, and which of them share memory."""
+"""The values of a joint graph, with sizes and shared memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Values:
-    """Columns of `solvers.rewriting.Graph`, a value at a time, as nodes are met.
+    """Columns of `solvers.rewriting.Graph`, filled one value at a time in the order of the nodes.
 
     Attributes:
-        node: which each is, none of a result that no node names.
-        symbolic: its bytes, where they depend on sizes that are known when the graph runs as a symbol.
-        device: its type, "" of a number.
-        results: of each node what it makes, -1 of what is none; of results that are lists themselves, as
-            lists.
+        node: the node of each value; None for a result that no node names.
+        symbolic: the bytes of each value, as a symbol if they depend on sizes known only at run time.
+        device: the device type of each value; "" for a number.
+        results: maps a node to the values of the results; -1 where a result is no value. Nested results are
+            nested lists.
     """
 
     node: list[fx.Node | None] = field(default_factory=list)
@@ -40,17 +40,17 @@ class Values:
     _owners: dict[int, int] = field(default_factory=dict)
 
     def given(self, node: fx.Node, held: Any) -> int:
-        """An input."""
+        """Add an input; return the value."""
         self.results[node] = [self._add(node, held, -1)]
         return len(self.size) - 1
 
     def beside(self, size: int) -> None:
-        """Memory that no node knows of."""
+        """Add memory that belongs to no node."""
         self._add(None, None, -1)
         self.size[-1] = self.symbolic[-1] = size
 
     def made(self, node: fx.Node, producer: int) -> None:
-        """What an operation makes."""
+        """Add the results of an operation."""
         held = node.meta.get("val")
         if is_several(held):
             self.results[node] = self._parts(held, producer)
@@ -58,7 +58,7 @@ class Values:
             self.results[node] = [self._add(node, held, producer)]
 
     def takes(self, node: fx.Node) -> bool:
-        """Whether a node only names one of several results of an operation; then it is that value."""
+        """Return true if a node only names one of several results; the node then stands for that value."""
         if node.target is not operator.getitem:
             return False
         source, index = node.args
@@ -71,13 +71,13 @@ class Values:
         return True
 
     def read(self, node: fx.Node) -> list[int]:
-        """The values among a node's arguments, in their order."""
+        """Return the values among a node's arguments, in order."""
         found: list[int] = []
         torch.fx.map_arg((node.args, node.kwargs), lambda one: found.extend(tree_leaves(self.results[one])))
         return [value for value in found if value >= 0]
 
     def _parts(self, held: Any, producer: int) -> list[Any]:
-        """Several results, which may be several themselves."""
+        """Add several results, which may be nested."""
         return [
             self._parts(one, producer)
             if is_several(one)
@@ -105,13 +105,13 @@ class Values:
 
 
 def _memory(held: Any) -> list[tuple[int, Any]]:
-    """Of each storage of what a value holds, what tells it from others, and its bytes."""
+    """Return (identity, bytes) of each storage of a traced value."""
     found = {}
     for one in tree_leaves(held):
         if isinstance(one, torch.Tensor):
             try:
                 storage = one.untyped_storage()
                 found[storage._cdata] = storage.nbytes()
-            except (NotImplementedError, RuntimeError):  # such as sparse tensors, which have none
+            except (NotImplementedError, RuntimeError):  # such as sparse tensors, which have no storage
                 found[id(one)] = one.numel() * one.element_size()
     return list(found.items())

@@ -1,4 +1,4 @@
-"""Whether what is beside a graph while it runs is what was counted; if not, it is compiled anew."""
+"""Compare the memory outside a running graph with the assumed bytes, and recompile the graph if exceeded."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ if TYPE_CHECKING:
     from mempool.torch.rewriting.looks import Looks, Seen
     from mempool.torch.rewriting.present import Memories
 
-#: As little beyond what was counted, a share of the limit, is as well as nothing.
+#: Tolerated excess over a limit, as a share of the limit: a smaller excess is ignored.
 _SLIGHT = 1 / 256
 
 
 @dataclass(eq=False)
 class Watch:
-    """Over the runs of one graph.
+    """Observer of the runs of one graph.
 
     Attributes:
-        looks: at the runs of all graphs that share the limit.
-        parts: those graphs.
-        number: of the graph.
-        results: how many results its function asks it for; unless told, all that there are.
-        incoming: which inputs of its backward pass are gradients.
-        parameters: bytes of those that it does not read.
-        part: what was decided about it; None: nothing, as about one without a backward pass.
+        looks: the observations of all graphs that share the limit.
+        parts: the graphs that share the limit.
+        number: the number of the graph.
+        results: number of results that the function requests from the graph; by default all results.
+        incoming: the inputs of the backward pass that are gradients.
+        parameters: bytes of the parameters that the graph does not read.
+        part: the decision about the graph; None if there is no decision, as for a graph that has no
+            backward pass.
     """
 
     looks: Looks
@@ -46,11 +47,11 @@ class Watch:
 
     @property
     def seen(self) -> Seen:
-        """What was beside it, and others of the same code, so far."""
+        """Return the memory seen so far outside this graph and outside others of the same code."""
         return self.looks.seen[self.number]
 
     def around(self, run: Callable[..., Any], *, backward: bool) -> Callable[..., Any]:
-        """The same callable, which takes one list, as AOTAutograd's compilers make it."""
+        """Wrap a callable of one list, like those of AOTAutograd's compilers, with observation."""
         watched = (self._backward if backward else self._forward)(run)
         watched._boxed_call = True  # type: ignore[attr-defined]
         return watched
@@ -91,14 +92,14 @@ class Watch:
                     looks.open_if_more(_some_more(self.part))
                 return result
             self._begins(backward=True)
-            gradients = present.told(arguments[self.incoming])  # nobody but the run has a share in them
+            gradients = present.told(arguments[self.incoming])  # only this run has a share in the gradients
             if self.part is not None:
                 given = present.memories(
                     [*arguments[: self.incoming.start], *arguments[self.incoming.stop :]]
                 )
                 runs = present.runs(self.number)
                 left: Memories = {}
-                if runs:  # one of them is that whose backward pass this is
+                if runs:  # one of the runs is the forward run of this backward pass
                     own = max(runs, key=lambda run: len(run.kept.keys() & given.keys()))
                     runs.remove(own)
                     given |= {one: size for one, size in own.given.items() if one not in own.going}
@@ -121,7 +122,7 @@ class Watch:
         return watched
 
     def _begins(self, *, backward: bool) -> None:
-        """A run that is looked at begins."""
+        """Start the observation of a run, and evaluate the high-water mark since the previous run."""
         looks = self.looks
         looks.begins(backward=backward)
         found = looks.water.begins(self.number, backward=backward)
@@ -142,18 +143,18 @@ class Watch:
         left: Memories,
         gradients: Sequence[Any] | None = None,
     ) -> None:
-        """What is beside a run that begins, and whether the limit is held with it.
+        """Record the memory outside a starting run, and check the limit with these bytes.
 
         Args:
-            part: what was decided.
-            given: to the run, but for gradients.
-            runs: others of the same graph that are not over.
-            left: what the run was counted on to have left to others, and somebody still has.
-            gradients: that are given to a backward run; None: it is a forward run.
+            part: the decision about the graph.
+            given: memory given to the run, without gradients.
+            runs: the other runs of the same graph that are not over.
+            left: memory that the decision assumed to be freed by then and that is still alive.
+            gradients: gradients given to a backward run; None for a forward run.
         """
         seen, present, backward = self.seen, self.looks.present, gradients is not None
         others, parameters = present.others(self.number) | left, present.parameters()
-        if not backward:  # which needs not read all that the forward run has read
+        if not backward:  # a backward run need not read everything that the forward run has read
             self.parameters = max(self.parameters, total(parameters, given))
         waiting = {one: size for run in runs for one, size in run.waits.items()}
         own = {one: size for run in runs for one, size in run.all.items()}
@@ -172,7 +173,7 @@ class Watch:
         self._compare(part, self._beside, backward=backward)
 
     def _compare(self, part: Part, beside: int, *, backward: bool) -> None:
-        """Whether the limit is held with so much beside."""
+        """Mark the graph as stale if the peak with `beside` outside bytes exceeds the limit."""
         beside += max(part.options.beside, self.seen.state)
         needs = (
             part.decided.peak_of(backward=backward) + beside - part.decided.outside.during(backward=backward)
@@ -182,5 +183,5 @@ class Watch:
 
 
 def _some_more(part: Part) -> int:
-    """A limit, and so little more that it is as well as nothing."""
+    """Return the limit plus the tolerated excess."""
     return int((part.options.limit or 0) * (1 + _SLIGHT))

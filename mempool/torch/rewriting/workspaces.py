@@ -1,6 +1,6 @@
-"""Bytes that operations take for themselves, beyond what they are given and what they make.
+"""Measure workspaces: bytes that an operation allocates beyond arguments and results.
 
-Most of it lasts as long as the operation. What cuBLAS multiplies matrices with, it keeps.
+Most workspaces live as long as the operation. cuBLAS keeps the workspaces of matrix products.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from mempool import _core
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: No shapes; memory; no stacks, no FLOPS, no modules.
+#: Flags of `ProfilerConfig`: no shapes; memory; no stacks, no FLOPS, no modules.
 _MEMORY_ONLY = (False, True, False, False, False)
 
 
 def watched(call: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
-    """What a call returns, and the bytes that it had at most beyond those that it left."""
+    """Return the result of a call and the peak bytes beyond those still allocated when the call ends."""
     return _on_cuda(call, device) if device.type == "cuda" else _on_cpu(call)
 
 
 @functools.cache
 def of_handle(device: torch.device) -> int:
-    """Bytes that cuBLAS keeps, of each thread that has multiplied matrices on a stream; 0 on a CPU.
+    """Measure the bytes that cuBLAS keeps per thread and stream with matrix products; 0 on a CPU.
 
-    Measured, since it depends on the GPU and on ``CUBLAS_WORKSPACE_CONFIG``. What there is of it is given
-    back for that, and comes again when it is needed.
+    The size depends on the GPU and on ``CUBLAS_WORKSPACE_CONFIG``, hence the measurement. Existing workspaces
+    are freed first; cuBLAS allocates them again when needed.
     """
     if device.type != "cuda":
         return 0
@@ -44,7 +44,7 @@ def of_handle(device: torch.device) -> int:
 
 
 def _on_cpu(call: Callable[[], Any]) -> tuple[Any, int]:
-    """PyTorch's own allocator tells a profiler of all that it gives; a pool must not stand before it."""
+    """Measure with the allocations that PyTorch's own allocator reports to a profiler, bypassing any pool."""
     with_memory = torch.autograd.ProfilerConfig(
         torch.autograd.ProfilerState.CPU, *_MEMORY_ONLY, torch._C._profiler._ExperimentalConfig()
     )
