@@ -63,8 +63,7 @@ class Arrival:
         self.due = False
 
     def look(self) -> None:
-        """Decide after an iteration whether to install an arena: none is there, or planned places are taken.
-        """
+        """Decide after an iteration whether to install an arena: none exists, or planned places are taken."""
         needed, there = self._needed()
         occupied, without = self._misses()
         self._room.holds_arena = there > 0
@@ -131,7 +130,7 @@ class Arrival:
         return stays, places
 
     def _had(self, short: int) -> bool:
-        """Request the arena and return whether the pool has it; after vain replans accept a small excess."""
+        """Request the arena and return the success; after vain replans, accept a small excess."""
         if 0 < short <= self._room.limit_bytes // _LITTLE and self._in_vain:
             self._room.hold(self._room.limit_bytes + short)
             short = 0

@@ -68,9 +68,9 @@ class Escapes:
         self._replaced: list[tuple[Any, str, Any]] = []
         self._awhile: deque[tuple[int, Held]] = deque()  # (iteration in which lent, storage)
         self._steps = 0
-        self._scripts: dict[tuple[str, str], bool] = {}  # TorchScript function -> reads memory past the dispatcher
+        self._scripts: dict[tuple[str, str], bool] = {}  # whether a script function reads past the dispatcher
 
-    # --- what is used
+    # --- lending
 
     def _held(self, values: Iterable[Any]) -> list[Held]:
         """Return the known storages among arguments: tensors, lists of tensors, storages."""
@@ -159,7 +159,7 @@ class Escapes:
         self._each(torch._C.ScriptFunction, ("__call__",), self._script)
         self._each(torch._C.ScriptMethod, ("__call__",), self._script)
         self._each(torch._C, ("_pickle_save",), self._alone)
-        if "__dlpack_c_exchange_api__" in vars(tensor):
+        if "__dlpack_c_exchange_api__" in vars(tensor):  # C functions; else __dlpack__ is called
             self._replaced.append((tensor, "__dlpack_c_exchange_api__", tensor.__dlpack_c_exchange_api__))
             del tensor.__dlpack_c_exchange_api__
 

@@ -250,7 +250,7 @@ class Iterations:
             self._room.asks = True
         self._mover.settle_all()
 
-    # --- from one to the next
+    # --- between iterations
 
     def end(self) -> None:
         """End the current iteration and begin the next."""
