@@ -31,10 +31,10 @@ class Arrival:
     """Makes room for the arena.
 
     An arena takes the peak of a whole iteration, in addition to all memory outside of the arena at that time.
-    So after an iteration by the pool's plan, all storages are evicted once. Persistent storages then return
-    outside the arena; the others return to their planned places in the arena, so the next iteration is like
-    all later ones. If all of this exceeds the limit, the moves are replanned for less and the pool learns the
-    new moves.
+    So after an iteration by plan, all storages are evicted once. Persistent storages then return outside the
+    arena; the others return to their planned places in the arena, so the next iteration is like all later
+    ones. If all of this exceeds the limit, the moves are replanned for less and the pool learns the new
+    moves.
 
     Attributes:
         due: whether to call `take` before the next operation.
@@ -77,7 +77,7 @@ class Arrival:
         self.due = self._until <= 0 and self._iterations.by_plan and (in_the_way or missing)
 
     def _misses(self) -> tuple[bool, bool]:
-        """Return whether, in this iteration, planned places were occupied, and the arena was missing."""
+        """Return two flags for this iteration: planned places were occupied; the arena was missing."""
         new = self._new.of(self._client.stats()["outcomes"])
         return new["occupied"] > 0, new["no_arena"] > 0
 

@@ -50,7 +50,7 @@ def host_copies(step: Step, schedule: Schedule) -> HostCopies:
     """
     copies, of, which = host_buffers(step, schedule, alignment=PAGE)
     k = max(len(step), 1)
-    made = np.zeros(len(copies), np.bool_)  # anew in each turn; others are there for ever
+    made = np.zeros(len(copies), np.bool_)  # made anew in each turn; others stay for ever
     made[which[schedule.copied]] = True
     start, end = copies.start + made, copies.end
     late = start // k * k
@@ -66,5 +66,5 @@ def packed(copies: Buffers) -> tuple[NDArray[np.int64], int]:
         PlanError: the sizes exceed the countable range.
     """
     plan = solve(copies, stop=Stop(nodes=_NODES), solver="search")
-    assert plan.offset is not None  # there is no capacity that it could exceed
+    assert plan.offset is not None  # no capacity limits the plan
     return plan.offset[:, 0], pages(plan.arena_bytes)

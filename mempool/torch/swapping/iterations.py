@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _LONGEST = 1 << 19
 #: Maximum number of operations per iteration whose footprints are remembered.
 _PLACES = 1 << 16
-#: Maximum number of replans for a lower limit, and the divisor of the limit that gives the step: the pool
-#: holds more than the live bytes.
+#: Maximum number of replans for a lower limit, and the divisor of the limit that gives the smallest step: the
+#: pool holds more than the live bytes.
 _MOST_LESS, _LESS = 4, 128
 #: Maximum number of changes of the moves after waits, until the pool learns the moves.
 _MOST_CHANGES = 4
@@ -64,7 +64,7 @@ class Iterations:
         self._planning = Planning(engine, host_bytes, storages.alignment)
         self._settling = Settling(client)
         self._room = room
-        self._evicted = 0  # count when this iteration began
+        self._evicted = 0  # evictions and delays when this iteration began
         self.limit_bytes = self._asked_bytes = limit_bytes
         self.following = False
         self.needs: list[tuple[Any, Any, Need]] = []
@@ -77,7 +77,7 @@ class Iterations:
         self._first: Pattern | None = None  # of the first iteration, which makes the state of later ones
         self._sizes_differ = False
         self._rows: dict[int, Held] = {}
-        self._arrived: list[tuple[int, Any]] = []  # rows of the schedule, and their reloads
+        self._arrived: list[tuple[int, Any]] = []  # (row of the schedule, reload)
 
     @property
     def plan(self) -> Program | None:
@@ -86,7 +86,7 @@ class Iterations:
 
     @property
     def held_bytes(self) -> int:
-        """Return the limit, or the least that the plan can hold: less off the peak would be of no use."""
+        """Return the limit, or the plan's least limit if larger: to hold less off the peak is useless."""
         return self.limit_bytes if self.plan is None else max(self.limit_bytes, self.plan.swap.limit_bytes)
 
     @property
@@ -96,7 +96,7 @@ class Iterations:
 
     @property
     def served_by_plan(self) -> bool:
-        """Return whether the plan is followed and the pool may follow its own: the moves are final."""
+        """Return whether the plan is followed and the pool may follow a plan too: the moves are final."""
         return self.by_plan and self._settling.learns
 
     @property
@@ -289,11 +289,11 @@ class Iterations:
         self._start(goes_on=False)
 
     def close(self) -> None:
-        """End the tracking."""
+        """Let the pool learn: no more iterations follow."""
         self._settling.end()
 
     def forget(self) -> None:
-        """Drop all patterns, since the detected iterations were none; keep the current tape."""
+        """Drop all patterns, since the detected iterations were not real ones; keep the current tape."""
         if self.plan is not None:
             self._depart()
         self._pattern = self._first = None
@@ -336,11 +336,11 @@ class Iterations:
         self._settling.changed()
 
     def _disturbed(self) -> bool:
-        """Return whether evictions or reloads put off exceed the plan: the pool held more than live bytes."""
+        """Return whether the pool, holding more than live bytes, caused evictions or delayed reloads."""
         return self._room is not None and self._counts.evicted + self._counts.put_off > self._evicted
 
     def _for_less(self, pattern: Pattern, less: int) -> bool:
-        """Replan for at least `less` bytes less; return False without a better plan or a try left."""
+        """Replan for at least `less` bytes less; return False if no try is left or no plan is better."""
         if pattern.lessened >= _MOST_LESS or not pattern.holds:
             return False
         pattern.lessened += 1
@@ -351,13 +351,13 @@ class Iterations:
             self._planning.arena(before),
         ):
             return False
-        pattern.limit_bytes = max(limit, made.swap.limit_bytes)  # planned storages leave by plan alone
+        pattern.limit_bytes = max(limit, made.swap.limit_bytes)  # so that no eviction adds to planned moves
         self._counts.plans += 1
         self._replace(pattern, made)
         return True
 
     def undisturbed(self) -> None:
-        """Exclude the evictions so far in this iteration from `_disturbed`: they had another reason."""
+        """Exclude this iteration's evictions so far from `_disturbed`: they had another reason."""
         self._evicted = self._counts.evicted + self._counts.put_off
 
     def less(self, less: int) -> bool:

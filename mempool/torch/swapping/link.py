@@ -40,8 +40,7 @@ def measure(copies: Copies, sizes: Sequence[int] = SIZES) -> Link:
         for way in ways
     }
     out_seconds, in_seconds, both = (times[way] for way in ways)
-    # With one engine per direction both take as long as the slower copy; with a single engine, as long as
-    # both.
+    # With an engine per direction, both take as long as the slower copy; with one engine, the sum.
     alone = max(out_seconds[-1], in_seconds[-1]), out_seconds[-1] + in_seconds[-1]
     return Link(*fitted(sizes, out_seconds), *fitted(sizes, in_seconds), duplex=both[-1] < sum(alone) / 2)
 

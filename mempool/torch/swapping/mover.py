@@ -210,7 +210,7 @@ class Mover:
             if wrote:
                 held.clean = False
             held.pins -= 1
-            if away and threading.get_ident() == self.thread:  # in others, it may be in use by now
+            if away and threading.get_ident() == self.thread:  # else an operation may be using the storage
                 self.release(held)
 
     def keep(self, held: Held) -> None:

@@ -12,7 +12,8 @@ from traces.detect import tail_period
 if TYPE_CHECKING:
     from mempool.torch.swapping.tape import Tape
 
-#: Number of operations before the first search, doubled after each search, and the most that are kept.
+#: Number of operations before the first search, doubled after each search, and the most that a tape keeps
+#: without a period.
 _FIRST, _MOST = 64, 1 << 15
 #: Below this number of operations, programs that look like training are left to the marks of optimizer steps.
 _PATIENT = 1 << 12
@@ -41,7 +42,7 @@ class Repeats:
         self._look *= 2
         if len(tape) < _PATIENT and (torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1):
             return False
-        for what in (tape.functions, _with_uses(tape)):  # alike layers may be all that repeats
+        for what in (tape.functions, _with_uses(tape)):  # functions may repeat per layer
             codes = [self._codes.setdefault(one, len(self._codes)) for one in what]
             found = tail_period(codes, min_repeats=_TIMES)
             if found is not None and _same_twice(tape, found.period):
@@ -68,7 +69,7 @@ def _with_uses(tape: Tape) -> list[Any]:
     touched = [code >> 1 for code in tape.touched]
     met = dict(tape.met)
     made = set()
-    for number, at, _ in tape.born:  # an operation is given what it meets before it makes anything
+    for number, at, _ in tape.born:  # arguments are met before results are made
         if met.get(at, 0) > 0:
             met[at] -= 1
         else:

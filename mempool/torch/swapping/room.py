@@ -43,7 +43,7 @@ class Room:
         self.beside_bytes = 0
         self._pool.set_budget(limit_bytes)
         self._told_bytes = 0
-        self._missed = 0  # when the iteration began
+        self._missed = 0  # misses when the iteration began
 
     def hold(self, least_bytes: int) -> None:
         """Keep the requested limit, or `least_bytes` if less cannot be held."""

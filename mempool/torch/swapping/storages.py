@@ -155,7 +155,7 @@ class Storages:
             if held.state != GONE:
                 here = held.room if held.state != AWAY else 0
                 outside = held.room if held.outside else 0
-                # one statement: Ctrl-C comes between lines
+                # one line: Ctrl-C comes between lines
                 held.state, self.here_bytes, self.outside_bytes = (
                     GONE, self.here_bytes - here, self.outside_bytes - outside
                 )  # fmt: skip

@@ -129,7 +129,7 @@ class Swapper(TorchDispatchMode):
         self.marked = False
         self._told = self._told_of_compiler = False
         self._blank: dict[int, Held] = {}
-        self._most = 0  # high-water mark of this iteration, bytes
+        self._most = 0  # high-water mark of this iteration's bytes, workspaces included
         self._is_partial = False  # the beginning of this iteration was not seen
         self.escapes = Escapes(self.storages, self.mover, self._know)
         self._threads = Threads(self)
@@ -312,7 +312,7 @@ class Swapper(TorchDispatchMode):
         return kind
 
     def _view(self, args: Any) -> None:
-        """Reload the base of a view: PyTorch checks that the view lies within that storage."""
+        """Reload the storages of a view's base: PyTorch checks that the view lies within the storage."""
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 storages: Any = [storage for _, storage in storages_in(arg)]
@@ -590,7 +590,7 @@ class Swapper(TorchDispatchMode):
         return made
 
     def _bury(self) -> None:
-        """Remove dead storages and their host copies; Ctrl-C meanwhile can make a storage appear twice."""
+        """Remove dead storages and their host copies; twice for one storage if Ctrl-C comes meanwhile."""
         for held in self.storages.buried():
             if held.copy is not None:
                 self.engine.drop(held.copy)

@@ -89,7 +89,7 @@ class Threads:
         self._item = item = _WorkItem.run
 
         @functools.wraps(item)
-        def run(work: Any) -> None:  # the thread may be older
+        def run(work: Any) -> None:  # the worker thread may be older than the swapping
             if isinstance(_get_current_dispatch_mode(), Beside):
                 item(work)
             else:
