@@ -104,7 +104,10 @@ class Mover:
                 self._drop(held)
 
     def _may_leave(self, held: Held) -> bool:
-        """Return whether only operations use the storage, after updating a changed size."""
+        """Return whether a storage may be offloaded: movable, unpinned and large enough.
+
+        A size that the program changed is updated first.
+        """
         if self.stays or not held.movable or held.pins or (storage := held()) is None:
             return False
         if bytes_of(storage) != held.size:
