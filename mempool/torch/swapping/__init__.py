@@ -1,6 +1,6 @@
-"""Swapping while a program runs: tensors that wait for their next use do so in the host's memory.
+"""Swapping while a program runs: tensors are offloaded to host memory between their uses.
 
-`mempool.torch.install` with ``limit`` begins it (`attached`). The design is in docs/swapping.md; the way from
-an operation to a copy: `swapper` (a dispatch mode) -> `iterations` (the plan) and `governor` (room at once)
--> `mover` -> `engine`.
+`mempool.torch.install` with ``limit`` starts swapping (`attached`). The design is in docs/swapping.md. The
+path from an operation to a copy: `swapper` (a dispatch mode) -> `iterations` (the plan) and `governor`
+(evictions) -> `mover` -> `engine`.
 """

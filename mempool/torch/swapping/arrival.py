@@ -1,4 +1,4 @@
-"""How the arena of the pool's plan comes, within the limit."""
+"""Admission of the pool's arena within the limit."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.storages import Held, Storages
 
 
-#: Iterations, after which it is tried again at the latest.
+#: Most iterations between two attempts.
 _LONGEST_PAUSE = 64
-#: By what part of the limit more may be held, rather than to have no arena; less than `Room.tell` tells of.
+#: Divisor of the limit: an excess up to that share is accepted rather than no arena; the share is less than
+#: the excess that `Room.tell` reports.
 _LITTLE = 51
 
 
 class Arrival:
-    """Makes way for the arena.
+    """Makes room for the arena.
 
-    It takes what a whole iteration takes at once, beside all that lies elsewhere by then. So after an
-    iteration by the pool's plan everything leaves once. What was there all the time comes back beside the
-    arena; what else was there comes to the place in it that the plan has for it, and the next iteration is
-    like those to come. Where all of it is more than the limit, moves are planned for less and the pool
-    learns them anew.
+    An arena takes the peak of a whole iteration, in addition to all memory outside of the arena at that time.
+    So after an iteration by plan, all storages are evicted once. Persistent storages then return outside the
+    arena; the others return to their planned places in the arena, so the next iteration is like all later
+    ones. If all of this exceeds the limit, the moves are replanned for less and the pool learns the new
+    moves.
 
     Attributes:
-        due: whether to `take` it before the next operation.
+        due: whether to call `take` before the next operation.
     """
 
     def __init__(
@@ -49,26 +50,26 @@ class Arrival:
         mover: Mover,
         anew: Callable[[], None],
     ) -> None:
-        """Nothing is planned yet."""
+        """Start without a plan."""
         self._client, self._pool, self._room = client, client.pool, room
         self._storages = storages
         self._iterations, self._governor, self._mover = iterations, governor, mover
         self._anew = anew
-        self._refused = 0  # bytes of the arena that cannot be had
+        self._refused = 0  # size of the arena that was refused, bytes
         self._in_vain = self._told = False
-        self._wanted = 0  # bytes of the arena that was missing when an iteration ended last
+        self._wanted = 0  # size needed at the end of the last iteration, bytes
         self._new = NewOutcomes()
-        self._pause, self._until = 1, 0  # iterations, before which nothing is done
+        self._pause, self._until = 1, 0  # iterations to wait before the next attempt
         self.due = False
 
     def look(self) -> None:
-        """An iteration has ended: is there a plan whose arena is not there, or in whose places others lie?"""
+        """Decide after an iteration whether to install an arena: none exists, or planned places are taken."""
         needed, there = self._needed()
         occupied, without = self._misses()
         self._room.holds_arena = there > 0
-        # One that is too small for another plan may do for this one.
+        # An arena that is too small for another plan may suffice for this plan.
         self._room.arena = 0 < needed <= there if needed != self._refused else there > 0 and not without
-        self._room.asks |= not self._room.arena  # by now, which was not known when the iteration began
+        self._room.asks |= not self._room.arena  # `Room.begin` ran before `arena` was known
         missing = there < needed == self._wanted != self._refused
         self._wanted = needed
         self._until -= 1
@@ -76,7 +77,7 @@ class Arrival:
         self.due = self._until <= 0 and self._iterations.by_plan and (in_the_way or missing)
 
     def _misses(self) -> tuple[bool, bool]:
-        """Whether something lay in the plan's places in this iteration, and whether the arena was missing."""
+        """Return two flags for this iteration: planned places were occupied; the arena was missing."""
         new = self._new.of(self._client.stats()["outcomes"])
         return new["occupied"] > 0, new["no_arena"] > 0
 
@@ -84,13 +85,13 @@ class Arrival:
         return self._client.state()["needed_bytes"], self._pool.stats()["arena_bytes"]
 
     def take(self, keep: Container[int], now: int) -> None:
-        """Have it, before an operation that is given what has these keys."""
+        """Install the arena before an operation; `keep`: keys of the storages among the arguments."""
         self.due = False
         stays, places = self._where()
         self._governor.clear(keep, now)
         needed, there = self._needed()
         short = self._short(stays, max(needed - there, 0))
-        self._pause = self._until = min(2 * self._pause, _LONGEST_PAUSE)  # soon again, and ever more rarely
+        self._pause = self._until = min(2 * self._pause, _LONGEST_PAUSE)  # exponential backoff
         if needed <= there:
             self.bring(stays if short <= 0 else [], places)
         elif self._had(short):
@@ -98,24 +99,24 @@ class Arrival:
             self._room.begin(by_plan=self._iterations.served_by_plan)
             self.bring(stays, places)
         elif short <= 0 or not self._is_short(short):
-            self.bring([*stays, *(held for held, _ in places)], [])  # all as it was
+            self.bring([*stays, *(held for held, _ in places)], [])  # undo the eviction
         self._iterations.undisturbed()
 
     def _is_short(self, short: int) -> bool:
-        """So many bytes are missing: whether there are other moves now."""
+        """Handle an arena that lacks `short` bytes; return whether the moves were replanned."""
         if not self._in_vain and self._iterations.less(short):
             self._pause, self._until = 1, 0
             self._anew()
             return True
         if not self._in_vain and short <= self._room.limit_bytes // _LITTLE:
-            self._in_vain = True  # the next time it may be a little too large
+            self._in_vain = True  # the next attempt may exceed the limit a little
         else:
             self._refused = self._needed()[0]
             self._tell(short)
         return False
 
     def _where(self) -> tuple[list[Held], list[tuple[Held, int]]]:
-        """Of what is here, what was here all the time, and the place in the arena of what was not."""
+        """Return the persistent storages on the device, and the others with their places in the arena."""
         stays: list[Held] = []
         places: list[tuple[Held, int]] = []
         for held in list(self._storages.known.values()):
@@ -129,21 +130,21 @@ class Arrival:
         return stays, places
 
     def _had(self, short: int) -> bool:
-        """Whether it has come. A little too large is better than none, if no moves take less."""
+        """Request the arena and return the success; after vain replans, accept a small excess."""
         if 0 < short <= self._room.limit_bytes // _LITTLE and self._in_vain:
             self._room.hold(self._room.limit_bytes + short)
             short = 0
         return short <= 0 and self._client.ask_for_arena()
 
     def _short(self, stays: list[Held], more: int) -> int:
-        """Bytes that are missing for so many of the arena and what stays beside it."""
+        """Return the bytes that are missing for `more` bytes of arena and the storages outside the arena."""
         stats = self._pool.stats()
         held: int = stats["reserved"]["current"] - stats["idle_bytes"]
         away = sum(held.room for held in stays if held.state == AWAY)
         return held + more + away - self._room.limit_bytes
 
     def bring(self, stays: list[Held], places: list[tuple[Held, int]]) -> None:
-        """All back to where it belongs: that is no part of what recurs."""
+        """Reload all storages to their places; these allocations are no part of the recurring pattern."""
         self._client.enter_dynamic()
         try:
             for held in stays:
@@ -154,10 +155,10 @@ class Arrival:
                     self._mover.fetch(held)
         finally:
             self._client.leave_dynamic()
-        self._mover.settle_all()  # what is on its way does not end before, even if nobody needs it
+        self._mover.settle_all()  # transfers keep storages alive, even unused ones
 
     def _tell(self, short: int) -> None:
-        """Warn once: other moves are refused arenas of other sizes, for the same reason."""
+        """Warn once: replanned moves are refused arenas of other sizes, for the same reason."""
         log.log(
             logging.INFO if self._told else logging.WARNING,
             "an arena of %s cannot be had within the limit of %s, %s are missing: iterations go on without",

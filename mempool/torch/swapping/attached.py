@@ -1,4 +1,4 @@
-"""Swapping for a pool: from when it serves PyTorch to when it is closed."""
+"""Swapping for a pool, from the pool's installation into PyTorch to the pool's end."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Swapping:
-    """Keeps what a pool serves within a limit, in the thread that makes this and its backwards.
+    """Keeps a pool's memory within a limit, for the creating thread and that thread's backward passes.
 
     Attributes:
-        swapper: what does it.
+        swapper: the dispatch mode.
     """
 
     def __init__(self, pool: TensorPool, device: torch.device, limit_bytes: int) -> None:
-        """Begin."""
+        """Start swapping."""
         host_bytes = pool.settings.host_limit or default_host_limit()
         self._engine = engine_for(device, host_bytes)
         self.swapper = Swapper(
@@ -43,36 +43,36 @@ class Swapping:
         self.swapper.__enter__()
 
     def begin(self) -> None:
-        """The program says that an iteration begins; what came before it is none."""
+        """Begin an iteration, as marked by the program; earlier operations belong to no iteration."""
         self.swapper.begin()
 
     def marked(self) -> None:
-        """The program will say where iterations end; steps of optimizers no longer do."""
+        """Expect the program's marks of iterations; optimizer steps no longer end iterations."""
         self.swapper.marked = True
 
     def mark(self) -> None:
-        """The program says that an iteration has ended."""
+        """End an iteration, as marked by the program."""
         self.swapper.marked = True
         self.swapper.step()
 
     def values(self) -> dict[str, Any]:
-        """What the report says, with sizes in bytes."""
+        """Return the report entries, with sizes in bytes."""
         return {**self.swapper.values(), "host_bytes": self._engine.host_bytes}
 
     def end(self) -> None:
-        """Have everything here again, and leave PyTorch; in the thread that works with tensors."""
+        """Reload every storage and leave PyTorch; to be called in the thread that works with tensors."""
         if self._ended or self._pid != os.getpid():
-            return  # a forked child goes on as it is: what is away comes when it is asked for
+            return  # a forked child goes on as is, with reloads on demand
         self._ended = True
         if self.swapper in _get_current_dispatch_mode_stack():
             _take_out(self.swapper)
-        else:  # this is another thread
+        else:  # called in another thread
             self.swapper.end()
         self._engine.close()
 
 
 def engine_for(device: torch.device, host_bytes: int) -> Engine:
-    """What copies between a device and the host, where at most so many bytes are taken."""
+    """Return the copy engine between a device and the host, with at most `host_bytes` of host memory."""
     if device.type == "cuda":
         from mempool.torch.swapping.cuda_engine import CudaEngine
 
@@ -83,7 +83,7 @@ def engine_for(device: torch.device, host_bytes: int) -> Engine:
 
 
 def _take_out(mode: Any) -> None:
-    """Exit a mode, whatever was entered after it."""
+    """Exit a mode, even if other modes were entered later."""
     above = []
     while _get_current_dispatch_mode_stack()[-1] is not mode:
         above.append(_pop_mode())

@@ -1,10 +1,10 @@
-"""Lets operations pass by the dispatch mode while nothing has to move.
+"""Lets operations skip the dispatch mode while nothing has to move.
 
-To see an operation costs its time in Python many times over where it is small. While a program stays clearly
-below its limit that buys nothing. So then a library (``bypass.cpp``) looks at each operation first: one that
-the mode has seen, with tensors of the same shapes, on the stream on which all are, and for which there is
-ample room, runs without it. Of the storages in use the library keeps the order, so that all are known at once
-when room becomes scarce. The pool plans meanwhile as it does without a limit.
+For a small operation, handling by the mode in Python takes many times the operation's own time, without any
+benefit while a program stays clearly below the limit. So then a library (``bypass.cpp``) checks each
+operation first: an operation that the mode has seen with tensors of the same shapes, on the stream that all
+operations use, and with ample room, runs without the mode. The library keeps the order of the storages in
+use, so that all are known at once when room becomes scarce. Meanwhile, the pool plans as without a limit.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.storages import Storages
 
 SOURCE = Source(Path(__file__).with_name("bypass.cpp"), ("c10", "torch_cpu"), "mempool_bypass_open")
-#: What part of the limit has to be left by an iteration before others need not be seen, and what part by each
-#: operation that is not.
+#: Divisors of the limit: the room that an iteration has to leave before later iterations may go unseen, and
+#: the room that each unseen operation has to leave.
 _LEFT_BEFORE, _LEFT_MEANWHILE = 8, 32
-#: After how many such iterations in a row operations pass by, at first and at most: each time it ends there
-#: have to be twice as many.
+#: Number of such iterations in a row before the bypass opens, initially and at most: each closing doubles the
+#: number.
 _CALM, _MOST_CALM = 2, 64
 
 
 class Bypass:
-    """When operations pass by a mode, and what they used.
+    """Decides when operations skip a mode, and reports the storages that they used.
 
     Attributes:
-        is_open: whether they do. Nothing leaves meanwhile.
+        is_open: whether operations skip the mode; nothing is evicted meanwhile.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class Bypass:
         arrival: Arrival,
         counts: SwapCounts,
     ) -> None:
-        """All are seen at first."""
+        """Start closed: the mode sees all operations."""
         self._mode, self._client, self._room = mode, client, room
         self._storages, self._iterations, self._mover, self._counts = storages, iterations, mover, counts
         self._arrival = arrival
         self._library: ctypes.CDLL | None = None
         self._possible = True
         self._calm, self._patience = 0, _CALM
-        self._before = 0  # operations that had passed when it was opened
+        self._before = 0  # operations that had passed at the opening
         self.is_open = False
 
-    # --- when
+    # --- opening and closing
 
     def look(self, most: int) -> None:
-        """An iteration was seen that needed so many bytes at once: open, if there were enough such."""
+        """Record the peak of a seen iteration, in bytes; open the bypass after enough calm iterations."""
         counts, limit = self._counts, self._room.limit_bytes
         moved = counts.iteration_in_bytes > 0 or counts.iteration_out_bytes > 0
         away = sum(held.room for held in list(self._storages.known.values()) if held.state == AWAY)
@@ -83,7 +83,7 @@ class Bypass:
             self.open()
 
     def open(self) -> None:
-        """Have everything here, and let operations pass by; nothing where that cannot be."""
+        """Reload all storages and let operations skip the mode; no effect if that is impossible."""
         if self.is_open or not self._possible or threading.get_ident() != self._mover.thread:
             return
         try:
@@ -96,7 +96,7 @@ class Bypass:
         cuda = self._storages.device == "cuda"
         room, client = _core.torch_room_function(), self._client.handle
         self._before = library.mempool_bypass_count()
-        self._mover.stays = self.is_open = True  # before it is, as Ctrl-C may come between
+        self._mover.stays = self.is_open = True  # set first, as Ctrl-C may come between
         if library.mempool_bypass_open(id(self._mode), cuda, room, client, self._left()):
             self._iterations.settled()
             self._client.set_takes_arena(True)
@@ -104,11 +104,11 @@ class Bypass:
             self._mover.stays = self.is_open = False
 
     def _left(self) -> int:
-        """Bytes that there have to be in the pool after an operation that is not seen."""
+        """Return the bytes that must remain free in the pool after an unseen operation."""
         return self._room.limit_bytes // _LEFT_MEANWHILE + self._storages.outside_bytes
 
     def _have_all(self) -> None:
-        """Everything is here, and has no copy that an operation could make old unseen."""
+        """Reload all storages, and drop host copies, which unseen operations could make stale."""
         self._iterations.unseen()
         known = list(self._storages.known.values())
         self._arrival.bring(known, [])
@@ -116,10 +116,10 @@ class Bypass:
             self._mover.forget(held)
 
     def close(self) -> list[torch.Tensor]:
-        """Operations are seen again.
+        """Let the mode see operations again.
 
         Returns:
-            uint8[n] of all storages that are alive and were used meanwhile, the last used last.
+            uint8[n] of each living storage that was used meanwhile, the last used last.
         """
         if not self.is_open or self._library is None:
             return []
@@ -132,28 +132,28 @@ class Bypass:
         return taken
 
     def abandon(self) -> None:
-        """In a forked child: operations are seen again. Takes no lock."""
+        """Let the mode see operations again without taking a lock, as needed in a forked child."""
         if self.is_open and self._library is not None:
             self._library.mempool_bypass_close()
             self._mover.stays = self.is_open = False
 
     def end(self) -> None:
-        """For good."""
+        """Close the bypass for good."""
         self._possible = False
         self.close()
         if self._library is not None:
             self._library.mempool_bypass_leave()
 
-    # --- what is seen while it is open
+    # --- operations seen while the bypass is open
 
     def lacks(self, more: int) -> bool:
-        """Whether there is too little room for so many bytes."""
+        """Return whether there is too little room for `more` bytes."""
         if self._library is not None:
-            self._library.mempool_bypass_reserve(self._left())  # memory may have come that is not the pool's
+            self._library.mempool_bypass_reserve(self._left())  # foreign memory may have been added
         return self._room.left() - more < self._room.limit_bytes // _LEFT_MEANWHILE
 
     def learn(self, kind: Kind, need: int) -> None:
-        """What is seen now may pass by, if its kind may; where it is given the like it needs so much."""
+        """Let later operations like this seen one skip the mode, if the traits allow; `need`: footprint."""
         if self._library is not None and (schema := getattr(kind.function, "_schema", None)) is not None:
             name, overload = schema.name.encode(), schema.overload_name.encode()
             blank = kind.odd is not None and kind.odd.blank
@@ -162,7 +162,7 @@ class Bypass:
 
     @property
     def passed(self) -> int:
-        """Operations that passed by since it was opened."""
+        """Return the number of operations that skipped the mode since the opening."""
         if not self.is_open or self._library is None:
             return 0
         return int(self._library.mempool_bypass_count()) - self._before
@@ -188,7 +188,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _tell_higher_order(key: Any) -> None:
-    """Operations in Python that take functions are dispatched in Python, which does not know the key."""
+    """Make Python's dispatch of higher-order operations fall through the bypass's key."""
     torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
     for one in torch._ops._higher_order_ops.values():
         one.fallthrough(key)

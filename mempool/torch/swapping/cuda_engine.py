@@ -1,11 +1,12 @@
-"""Copies between a GPU and page-locked memory of the host, by two streams beside the program's.
+"""Engine for a GPU: copies to and from page-locked host memory, on two streams beside the program's.
 
-The host never waits for the GPU. What must come after something else waits for an event in its stream:
+The host never waits for the GPU. Work that must follow other work waits for an event in its stream:
 
-* a copy out, for all that the program's streams were asked for before, and for copies back out of the host's
-  memory that it takes;
-* a copy back, for all that the stream was asked for that has taken the memory, and for the copy out;
-* the program, for a copy that it waits for: each of its streams.
+* an offload waits for all earlier work of the program's streams, and for reloads out of the host memory that
+  the offload will overwrite;
+* a reload waits for all earlier work of the stream that allocated the device memory, and for the offload of
+  the same data;
+* each of the program's streams waits for a transfer that the program needs.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from mempool.torch.swapping.locked_arena import LockedArena
 if TYPE_CHECKING:
     from solvers.swap import Link
 
-#: Waits whose times are kept for the next mark. A rewritten graph sets none.
+#: Waits whose times are kept for the next mark. A rewritten graph sets no marks.
 _MOST_WAITS = 4096
 
 
 @dataclass(eq=False)
 class Copied:
-    """Bytes on the host.
+    """Copy on the host.
 
     Attributes:
-        size: how many.
-        at: where in the arena.
-        data: them.
-        filled: the copy into them.
-        read: the last copy out of them; those before end before it.
-        dropped: nobody wants them any more.
+        size: bytes.
+        at: offset in the arena.
+        data: the bytes.
+        filled: the offload into the copy.
+        read: the last reload from the copy; earlier reloads end before.
+        dropped: whether the copy is no longer wanted.
     """
 
     size: int
@@ -56,13 +57,13 @@ class Copied:
 
 @dataclass(eq=False)
 class Flight:
-    """A copy that was asked for.
+    """A requested copy.
 
     Attributes:
         size: bytes.
-        ended: the event after it.
-        data: the device's side, kept until it has ended, or the program's streams wait for it.
-        waits: events before and after each wait of the program's stream for it.
+        ended: event after the copy.
+        data: the device's side, kept until the copy has ended, or the program's streams wait for the copy.
+        waits: events before and after each wait of the program's stream for the copy.
     """
 
     size: int
@@ -73,29 +74,29 @@ class Flight:
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """A moment of the program's stream, and the waits since the mark before."""
+    """A moment of the program's stream, and the waits since the previous mark."""
 
     event: Any
     waits: list[tuple[Any, Any]]
 
 
 class CudaEngine:
-    """Copies of one GPU's memory; nothing is asked of CUDA before the first."""
+    """Copies between one GPU's memory and the host; the constructor does not touch CUDA."""
 
     streams = True
-    own = None  # the program would wait for what the GPU does
+    own = None  # the program would have to wait for the GPU
 
     def __init__(self, device: torch.device, host_bytes: int, *, runtime: Any = None) -> None:
-        """Make an engine that locks at most so many bytes of the host, as they are needed.
+        """Create an engine that locks at most `host_bytes` of the host, as needed.
 
         Args:
             device: the GPU.
-            host_bytes: most that is locked.
-            runtime: what of CUDA it uses, as `CudaRuntime`; for tests.
+            host_bytes: most bytes that are locked.
+            runtime: replacement for `CudaRuntime`, in tests.
         """
         self._device, self._host_bytes, self._runtime = device, host_bytes, runtime
         self._lock = threading.RLock()
-        self._streams: dict[Any, None] = {}  # the program's, as they are met
+        self._streams: dict[Any, None] = {}  # the program's streams, in the order of first use
         self._flying: tuple[deque[Flight], ...] = (deque(), deque())
         self._dropped: list[Copied] = []
         self._waits: deque[tuple[Any, Any]] = deque(maxlen=_MOST_WAITS)
@@ -104,7 +105,7 @@ class CudaEngine:
         self._process = os.getpid()
 
     def _begin(self) -> None:
-        """Streams and addresses. This once all is waited for that streams not known yet were asked for."""
+        """Create streams and arena, and wait once for all earlier work, also on streams not yet known."""
         if self._begun:
             return
         if self._device.index is None and self._device.type == "cuda":
@@ -116,13 +117,13 @@ class CudaEngine:
         self._begun = True
 
     def _works(self) -> bool:
-        """Whether CUDA is in use, and not by the process of which this is a forked child."""
+        """Return whether this process uses CUDA; a forked child of a process with CUDA does not."""
         if self._process != os.getpid():
             return False
         return self._begun or self._runtime is not None or bool(torch.cuda.is_initialized())
 
     def _now(self) -> Any:
-        """The program's stream; one that is new waits for all copies so far."""
+        """Return the program's stream; a new stream first waits for all copies so far."""
         self._begin()
         stream = self._runtime.current()
         if stream not in self._streams:
@@ -134,10 +135,10 @@ class CudaEngine:
     # --- copies
 
     def out(self, data: torch.Tensor, at: int = -1) -> tuple[Copied, Flight]:
-        """See `Engine`; while a graph is captured, and in a forked child, nothing leaves.
+        """See `Engine`; nothing is offloaded during a graph capture and in a forked child.
 
         Raises:
-            HostFullError: there is no room for it.
+            HostFullError: the arena has no room for the copy, or offloads are impossible now.
         """
         with self._lock:
             if not self._works():
@@ -160,8 +161,8 @@ class CudaEngine:
         """See `Engine`.
 
         Raises:
-            UsageError: a graph is captured, which would copy whenever it is replayed, and not now; or this is
-                a forked child.
+            UsageError: a graph is being captured, which would run the copy at each replay, and not now; or
+                this is a forked child.
         """
         with self._lock:
             if not self._works():
@@ -198,7 +199,7 @@ class CudaEngine:
         return 0.0
 
     def fence(self) -> None:
-        """See `Engine`; among several streams each waits for all others."""
+        """See `Engine`; each of several streams waits for all others."""
         with self._lock:
             if not self._works():
                 return
@@ -209,7 +210,7 @@ class CudaEngine:
                     stream.wait_event(event)
 
     def _reap(self) -> None:
-        """Let go of the data of copies that have ended, though nobody waited for them."""
+        """Release the data of ended copies that nobody waited for."""
         for flying in self._flying:
             while flying and (flying[0].data is None or flying[0].ended.query()):
                 flying.popleft().data = None
@@ -224,12 +225,12 @@ class CudaEngine:
                 self._dropped.append(copy)
 
     def _take(self, size: int, planned: int) -> int:
-        """Room for a copy out, whose stream then waits for what was copied from there."""
+        """Return a place for an offload, ordered after the transfers that still use that place."""
         self._give(wait=False)
         if planned >= 0:
             if self._arena.take_at(planned, size):
                 return planned
-            self._give(wait=True)  # what was to be gone by now
+            self._give(wait=True)  # the copy planned to be gone by now
             if self._arena.take_at(planned, size):
                 return planned
         take = self._arena.take if planned < 0 else self._arena.take_last
@@ -244,7 +245,7 @@ class CudaEngine:
         return at
 
     def _give(self, *, wait: bool) -> None:
-        """Give memory of dropped copies back that nothing uses, or that copies out wait for from now on."""
+        """Free dropped copies that are not in use; with `wait`, order later offloads after the transfers."""
         kept = []
         for copy in self._dropped:
             flying = [one for one in (copy.filled, copy.read) if one is not None and not one.ended.query()]
@@ -257,19 +258,19 @@ class CudaEngine:
         self._dropped = kept
 
     def reserve(self, size: int) -> None:
-        """See `Engine`: locks what is missing, in one part."""
+        """See `Engine`; locks the missing bytes in one part."""
         with self._lock:
             self._begin()
             if (missing := min(size, self._host_bytes) - self._arena.locked) > 0:
                 self._arena.grow(missing)
 
     def rest(self) -> None:
-        """See `Engine`; locked memory stays, since it takes long to lock."""
+        """See `Engine`; locked memory is kept, since locking is slow."""
         self._waits.clear()
 
     @property
     def host_bytes(self) -> int:
-        """See `Engine`; what is locked, in use or not."""
+        """See `Engine`; all locked memory counts, used or not."""
         return self._arena.locked if self._begun else 0
 
     # --- times
@@ -294,7 +295,7 @@ class CudaEngine:
             return Mark(self._runtime.event(stream, timing=True), waits)
 
     def seconds(self, marks: list[Mark]) -> list[float]:
-        """See `Engine`; 0 where an operation went into a graph, or CUDA was not in use yet."""
+        """See `Engine`; 0 for an operation captured into a graph, or run before CUDA was in use."""
         return [
             max(_between([(before.event, after.event)]) - _between(after.waits), 0.0)
             if before.event is not None and after.event is not None
@@ -303,14 +304,14 @@ class CudaEngine:
         ]
 
     def waited(self, transfer: Any) -> float:
-        """See `Engine`; 0 for what the device has not come to: nobody waits for it."""
+        """See `Engine`; waits that the device has not reached yet count 0, as nobody waits for them."""
         return _between([pair for pair in transfer.waits if pair[1].query()])
 
     def link(self) -> Link:
         """See `Engine`."""
         if self._link is None:
             self._begin()
-            with _DisableTorchDispatch(), torch.no_grad():  # nobody's tensors
+            with _DisableTorchDispatch(), torch.no_grad():  # not the program's tensors
                 timed = _Timed(self._runtime, self._out, self._in)
                 try:
                     self._link = measure(timed)
@@ -330,14 +331,14 @@ class CudaEngine:
 
 
 def _between(pairs: list[tuple[Any, Any]]) -> float:
-    """Seconds from the first to the second event of all pairs."""
+    """Return the sum of the seconds from the first to the second event of all pairs."""
     for _, after in pairs:
         after.synchronize()
     return float(sum(before.elapsed_time(after) for before, after in pairs)) / 1e3
 
 
 class _Timed:
-    """See `Copies`: on the engine's streams, between memory of its own on both sides, a half each way."""
+    """Implementation of `Copies` on the engine's streams, with separate memory for each direction."""
 
     def __init__(self, runtime: Any, out: Any, back: Any) -> None:
         self._runtime, self._streams = runtime, (out, back)

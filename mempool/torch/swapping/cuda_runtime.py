@@ -1,4 +1,4 @@
-"""What of CUDA the engine uses, by way of PyTorch; for tests there is another."""
+"""The parts of CUDA that the engine uses, by way of PyTorch; tests replace this module's `CudaRuntime`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from mempool.cuda import DRIVER
 from mempool.torch.swapping.private_memory import PrivateMemory
 
-#: CU_MEMHOSTREGISTER_PORTABLE
+#: Flag CU_MEMHOSTREGISTER_PORTABLE.
 _OF_ALL_CONTEXTS = 1
 
 
@@ -21,46 +21,46 @@ class CudaRuntime:
         self._device = device
 
     def stream(self) -> Any:
-        """A stream of our own."""
+        """Create a stream."""
         return torch.cuda.Stream(self._device)
 
     def current(self) -> Any:
-        """The stream on which operations of this thread run now."""
+        """Return the stream on which this thread's operations run now."""
         return torch.cuda.current_stream(self._device)
 
     def synchronize(self) -> None:
-        """Wait until all streams are through with what they were asked for."""
+        """Wait until all streams have finished their work."""
         torch.cuda.synchronize(self._device)
 
     def capturing(self) -> bool:
-        """Whether what this thread asks for goes into a graph, not to the device."""
+        """Return whether this thread's work is captured into a graph instead of executed."""
         return bool(torch.cuda.is_current_stream_capturing())
 
     def event(self, stream: Any, *, timing: bool = False) -> Any:
-        """When the stream is through with what it was asked for so far."""
+        """Return an event recorded after the stream's work so far."""
         event = torch.cuda.Event(enable_timing=timing)
         event.record(stream)
         return event
 
     def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Ask a stream for a copy; the host's side is page-locked."""
+        """Enqueue a copy on a stream; the host's side is page-locked."""
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
 
     def data(self, size: int) -> torch.Tensor:
-        """Memory of the device, uint8[size]."""
+        """Allocate device memory, uint8[size]."""
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def locked(self, size: int) -> Locked:
-        """Addresses for so many bytes of the host, none of them locked yet."""
+        """Reserve host addresses for `size` bytes, none of them page-locked yet."""
         return Locked(size, self._device)
 
 
 class Locked:
-    """Memory of the host that is page-locked from its beginning on, as far as was asked.
+    """Host memory that is page-locked from the beginning on, as far as requested.
 
-    CUDA's own host allocator rounds sizes up to powers of two; these are as long as was asked for. By the
-    driver: what its runtime refuses would be raised again by the next kernel of the program.
+    CUDA's own host allocator rounds sizes up to powers of two; these sizes are exact. Memory is locked
+    through the driver: an error in CUDA's runtime would be raised again by the program's next kernel.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -70,10 +70,10 @@ class Locked:
         self._parts: list[int] = []
 
     def lock(self, at: int, size: int) -> bool:
-        """Lock these bytes, whole pages; False: the driver refuses."""
+        """Lock these bytes, in whole pages; return False if the driver refuses."""
         address = self._memory.address + at
         with torch.cuda.device(self._device):
-            torch.cuda.mem_get_info()  # so that the device's context is this thread's
+            torch.cuda.mem_get_info()  # makes the device's context current in this thread
             done = self._driver.cuMemHostRegister_v2(
                 ctypes.c_void_p(address), ctypes.c_size_t(size), _OF_ALL_CONTEXTS
             )
@@ -82,12 +82,12 @@ class Locked:
         return bool(done == 0)
 
     def data(self, at: int, size: int) -> torch.Tensor:
-        """Locked bytes as uint8[size]."""
+        """Return locked bytes as uint8[size]."""
         memory = (ctypes.c_ubyte * size).from_address(self._memory.address + at)
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Unlock all; no copy is under way."""
+        """Unlock all memory; no copy may be under way."""
         with torch.cuda.device(self._device):
             for address in self._parts:
                 self._driver.cuMemHostUnregister(ctypes.c_void_p(address))

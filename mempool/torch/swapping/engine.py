@@ -1,4 +1,4 @@
-"""What copies bytes between the device and the host: one copy after the other in each direction."""
+"""Interface of the copy engines between device and host: one copy after the other per direction."""
 
 from __future__ import annotations
 
@@ -13,110 +13,111 @@ if TYPE_CHECKING:
 
 
 class HostFullError(UsageError):
-    """The host's arena has no room for a copy."""
+    """Error for a copy that does not fit into the host's arena."""
 
 
 class HostCopy(Protocol):
-    """Bytes of a storage on the host."""
+    """Copy of a storage's bytes on the host."""
 
     size: int
 
 
 class Transfer(Protocol):
-    """A copy that was asked for."""
+    """A requested copy."""
 
     size: int
 
 
 class Own(Protocol):
-    """Copies that the program's thread makes itself.
+    """Synchronous copies by the program's thread itself.
 
     Attributes:
-        own_bytes: of more bytes, others make them quicker.
+        own_bytes: above this size, asynchronous copies are faster.
     """
 
     own_bytes: int
 
     def out_now(self, tensor: torch.Tensor, size: int, at: int = -1) -> HostCopy:
-        """Copy so many bytes from a tensor's first element on to the host; ``at`` as of `Engine.out`.
+        """Copy `size` bytes from a tensor's first element on to the host; ``at`` as of `Engine.out`.
 
         Raises:
-            HostFullError: there is no room for it.
+            HostFullError: the arena has no room for the copy.
         """
 
     def back_now(self, copy: Any, tensor: torch.Tensor) -> None:
-        """Copy what `out_now` copied to where a tensor's first element lies."""
+        """Copy the bytes saved by `out_now` to a tensor's first element and on."""
 
 
 class Engine(Protocol):
-    """Copies between a device and the host, in the order in which they are asked for.
+    """Asynchronous copies between a device and the host, in the order of the requests.
 
-    All is asked for by the program's thread; the copies run beside it.
+    The program's thread makes all requests; the copies run concurrently with the program.
 
     Attributes:
-        streams: whether operations run on streams, so that `look` is to be called.
-        own: who makes small copies at once, where that is quicker; None: nobody.
+        streams: whether operations run on streams, so that `look` must be called.
+        own: makes small copies at once, if that is faster; None: not supported.
     """
 
     streams: bool
 
     @property
     def own(self) -> Own | None:
-        """See above."""
+        """Return the interface for synchronous copies, or None."""
 
     def out(self, data: torch.Tensor, at: int = -1) -> tuple[HostCopy, Transfer]:
-        """Ask for a copy of uint8[n] on the device to the host, after what was asked of the device so far.
+        """Request an offload of uint8[n] from the device to the host, after all device work so far.
 
-        The data is kept until the copy has ended, or is waited for. It lies ``at`` this page of the host's
-        arena, if that is free; else as far behind as there is room, and at -1 where it fits best.
+        The engine keeps the data until the copy has ended, or is waited for. The copy lies ``at`` this page
+        of the host's arena, if free; else as far back as there is room, and for -1 at the best fit.
 
         Raises:
-            HostFullError: there is no room for it.
+            HostFullError: the arena has no room for the copy.
         """
 
     def back(self, copy: HostCopy, data: torch.Tensor) -> Transfer:
-        """Ask for a copy of a host's copy into uint8[n] on the device, whose memory was taken just now."""
+        """Request a reload of a host copy into uint8[n] of newly allocated device memory."""
 
     def wait(self, transfer: Transfer) -> float:
-        """Let what is asked of the device from now on come after a copy, and drop the data.
+        """Order all later device work after a transfer, and drop the data.
 
         Returns:
-            Seconds that the program waited, 0 where it did not have to.
+            Seconds that the program waited, 0 without a wait.
         """
 
     def drop(self, copy: HostCopy) -> None:
-        """Give the host's memory of a copy back; one that a transfer still uses as soon as that ends."""
+        """Free a host copy's memory; if a transfer still uses the copy, as soon as that ends."""
 
     def fence(self) -> None:
-        """Let memory of the device that is given back from now on be used again after what was asked so far.
+        """Let device memory freed from now on be reused only after all device work so far.
 
-        For what is given back without a copy that was waited for: on any stream but its own it may be in use.
+        Needed for memory freed without a copy that was waited for: any stream but the memory's own may still
+        use that memory.
         """
 
     def waited(self, transfer: Transfer) -> float:
-        """Seconds that the program, or its stream, waited for a copy, as far as that is known."""
+        """Return the seconds that the program, or its stream, waited for a transfer, as far as known."""
 
     def look(self) -> None:
-        """An operation is about to run, on any stream: what came back is there for it. So does `mark`."""
+        """Make reloaded data available to an operation about to run, on any stream; also done by `mark`."""
 
     def mark(self) -> Any:
-        """The moment at which what was asked of the device so far is done, for `seconds`."""
+        """Return the moment at which all device work so far is done, for `seconds`."""
 
     def seconds(self, marks: list[Any]) -> list[float]:
-        """Seconds between each two neighbours of the marks, without those that went by waiting for copies."""
+        """Return the seconds between neighbouring marks, waits for copies excluded."""
 
     def reserve(self, size: int) -> None:
-        """A plan will have so many bytes on the host at once: what it takes long to get is got now."""
+        """Prepare the host memory of a plan that needs `size` bytes at once, if that preparation is slow."""
 
     def rest(self) -> None:
-        """An iteration has ended: host memory that was not needed in it or the one before may go back."""
+        """End an iteration; host memory unused in this iteration and the last may return to the system."""
 
     @property
     def host_bytes(self) -> int:
-        """What is taken of the host's memory now, bytes."""
+        """Return the host memory taken at present, in bytes."""
 
     def link(self) -> Link:
-        """What copies take here, measured once."""
+        """Return the speed of copies on this machine, measured once."""
 
     def close(self) -> None:
-        """End; all transfers have been waited for, or nobody wants their data."""
+        """Shut down; all transfers have been waited for, or their data are no longer wanted."""

@@ -1,7 +1,8 @@
-"""Functions of PyTorch that read or write a storage past the dispatcher, while it may be away.
+"""Patches of PyTorch functions that read or write storages past the dispatcher, even offloaded ones.
 
-While swapping is installed they are replaced in their classes: what they use is here as long as they run.
-What gives an address away, for nobody knows how long, keeps the storage here for good.
+While swapping is installed, these functions are replaced in their classes: the storages that they use are on
+the device as long as they run. A function that hands out an address, for an unknown time, keeps the storage
+on the device for good.
 """
 
 from __future__ import annotations
@@ -25,52 +26,58 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.mover import Mover
     from mempool.torch.swapping.storages import Held, Storages
 
-#: Methods of tensors that read it while they run, and those that write it too.
+#: Tensor methods that read the tensor while they run, and methods that also write.
 _TENSOR_READS = ("tolist", "item", "__float__", "__int__", "__bool__", "__index__", "__complex__")
 _TENSOR_WRITES = ("apply_", "map_", "map2_")
-#: Of storages, likewise.
+#: Storage methods that read the storage while they run, and methods that also write.
 _STORAGE_READS = ("_write_file", "_get_filename")
 _STORAGE_WRITES = ("copy_", "fill_", "resize_", "__setitem__", "_byteswap", "_set_from_file")
-#: Of storages: their memory becomes another, or somebody else's too.
+#: Storage methods that replace or share the storage's memory.
 _STORAGE_KEEPS = (
     "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_", "_swap_data_ptr_", "_resize_with_addr_",
 )  # fmt: skip
-#: Functions whose code in C++ reads numbers, such as the lengths of packed sequences, between operations: the
-#: tensors of integers that they are given are here as long as they run.
+#: Functions whose C++ code reads numbers, such as the lengths of packed sequences, between operations: their
+#: integer tensor arguments stay on the device as long as they run.
 _READ_LENGTHS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "_pad_packed_sequence")
 _READ_OFFSETS = ("tensor_split",)
-#: TorchScript writes files past all that Python knows.
+#: TorchScript methods that write files, unseen by Python.
 _SCRIPT_SAVES = ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
-#: An operation of TorchScript's that is none of the dispatcher's.
+#: A TorchScript operation that the dispatcher does not know.
 _SCRIPT_READS = "prim::tolist"
-#: Who asks for addresses to compare them or to copy from them at once.
+#: Modules that ask for addresses only to compare them or to copy from them at once.
 _PASSING = ("torch.nn.", "safetensors.", "transformers.", "accelerate.")
 _NEW = object()
 
 
 class Escapes:
-    """Has storages here for what reads them past the dispatcher, in any thread."""
+    """Patches that keep storages on the device for readers past the dispatcher, in any thread."""
 
     def __init__(
         self, storages: Storages, mover: Mover, know: Callable[[torch.Tensor, Any], Held | None]
     ) -> None:
-        """Of a tensor and its storage, `know` says what is known, from now on if it was not known before."""
+        """Prepare the patches.
+
+        Args:
+            storages: registry of the known storages.
+            mover: reloads storages.
+            know: returns the record of a tensor's storage; registers an unknown storage first.
+        """
         self._storages = storages
         self._mover = mover
         self._know = know
         self._replaced: list[tuple[Any, str, Any]] = []
-        self._awhile: deque[tuple[int, Held]] = deque()  # lent in which iteration
+        self._awhile: deque[tuple[int, Held]] = deque()  # (iteration in which lent, storage)
         self._steps = 0
-        self._scripts: dict[tuple[str, str], bool] = {}  # which of TorchScript's read past the dispatcher
+        self._scripts: dict[tuple[str, str], bool] = {}  # whether a script function reads past the dispatcher
 
-    # --- what is used
+    # --- lending
 
     def _held(self, values: Iterable[Any]) -> list[Held]:
-        """The known storages among arguments: tensors, lists of them, storages."""
+        """Return the known storages among arguments: tensors, lists of tensors, storages."""
         storages: list[Any] = []
         for value in _values(values):
             if isinstance(value, torch.Tensor):
-                with contextlib.suppress(NotImplementedError, RuntimeError):  # it has none
+                with contextlib.suppress(NotImplementedError, RuntimeError):  # no storage
                     storages += [storage for _, storage in storages_in(_plain(value))]
             elif isinstance(value, torch.storage.TypedStorage):
                 storages.append(value._untyped_storage)
@@ -81,7 +88,7 @@ class Escapes:
 
     @contextlib.contextmanager
     def lent(self, values: Iterable[Any], *, writes: bool = False) -> Iterator[list[tuple[Held, bool]]]:
-        """Have the storages among values here; afterwards those that were away are so again."""
+        """Reload the storages among the values; afterwards, offload again those that had been offloaded."""
         lent: list[tuple[Held, bool]] = []
         try:
             for held in self._held(values):
@@ -93,29 +100,29 @@ class Escapes:
                 self._mover.returned(held, away=away, wrote=writes)
 
     def _known(self, value: Any) -> list[Held]:
-        """What is known of a tensor's storages, or of a storage, from now on if not before."""
+        """Return the records of a tensor's storages, or of a storage; register unknown storages first."""
         if isinstance(value, torch.UntypedStorage):
             pairs = [(torch.empty(0, dtype=torch.uint8, device=value.device), value)]
         else:
             pairs = []
-            with contextlib.suppress(NotImplementedError, RuntimeError):  # it has none
+            with contextlib.suppress(NotImplementedError, RuntimeError):  # no storage
                 pairs = [*storages_in(_plain(value))]
         found = (self._know(plain, storage) for plain, storage in pairs)
         return [held for held in found if held is not None]
 
     def keep(self, value: Any) -> None:
-        """Keep a tensor's storages, or a storage, here for good."""
+        """Keep a tensor's storages, or a storage, on the device for good."""
         for held in self._known(value):
             self._mover.keep(held)
 
     def _keep_awhile(self, value: Any) -> None:
-        """Likewise, until an iteration from now."""
+        """Keep a tensor's storages, or a storage, on the device until the end of the next iteration."""
         for held in self._known(value):
             self._mover.lend(held)
             self._awhile.append((self._steps, held))
 
     def step(self) -> None:
-        """An iteration has ended."""
+        """End an iteration: return the storages lent before this iteration."""
         self._steps += 1
         while self._awhile and self._awhile[0][0] + 2 <= self._steps:
             _, held = self._awhile.popleft()
@@ -124,7 +131,7 @@ class Escapes:
     # --- replaced functions
 
     def install(self) -> None:
-        """Replace them."""
+        """Replace the functions."""
         tensor, storage = torch.Tensor, torch.UntypedStorage
         writes = functools.partial(self._lends, writes=True)
         self._each(tensor, _TENSOR_READS, self._lends)
@@ -152,12 +159,15 @@ class Escapes:
         self._each(torch._C.ScriptFunction, ("__call__",), self._script)
         self._each(torch._C.ScriptMethod, ("__call__",), self._script)
         self._each(torch._C, ("_pickle_save",), self._alone)
-        if "__dlpack_c_exchange_api__" in vars(tensor):  # C functions: without them __dlpack__ is called
+        if "__dlpack_c_exchange_api__" in vars(tensor):  # C functions; else __dlpack__ is called
             self._replaced.append((tensor, "__dlpack_c_exchange_api__", tensor.__dlpack_c_exchange_api__))
             del tensor.__dlpack_c_exchange_api__
 
     def _each(self, owner: Any, names: Iterable[str], instead: Callable[[Any], Any]) -> None:
-        """Replace what this version of PyTorch has: 2.11 lacks `const_data_ptr` and `_swap_data_ptr_`."""
+        """Replace the functions that this version of PyTorch has.
+
+        PyTorch 2.11 lacks `const_data_ptr` and `_swap_data_ptr_`.
+        """
         for name in names:
             if hasattr(owner, name):
                 function = getattr(owner, name)
@@ -165,7 +175,7 @@ class Escapes:
                 setattr(owner, name, instead(function))
 
     def remove(self) -> None:
-        """Have all as it was."""
+        """Restore all replaced functions."""
         while self._replaced:
             owner, name, before = self._replaced.pop()
             if before is _NEW:
@@ -191,7 +201,7 @@ class Escapes:
         return lends
 
     def _alone(self, function: Any) -> Any:
-        """With everything here, and nothing moved meanwhile."""
+        """Wrap a function to run with all storages reloaded and nothing moving meanwhile."""
 
         @functools.wraps(function)
         def alone(*args: Any, **kwargs: Any) -> Any:
@@ -202,7 +212,7 @@ class Escapes:
         return alone
 
     def _script(self, call: Any) -> Any:
-        """A function or method of TorchScript's: its operations are seen, not what it reads itself."""
+        """Wrap a call of TorchScript: the dispatcher sees the operations, but not direct reads of memory."""
         alone = self._alone(call)
 
         @functools.wraps(call)
@@ -234,7 +244,7 @@ class Escapes:
         def address(value: Any) -> Any:
             asked_by = _asked_by()
             if asked_by == "torch.serialization" and (known := self._held((value,))):
-                return known[0].number + 1  # it only asks whether two are one
+                return known[0].number + 1  # only compared, to detect shared storages
             if asked_by.startswith(_PASSING):
                 self._keep_awhile(value)
             else:
@@ -254,7 +264,7 @@ class Escapes:
     def _entry(self, function: Any) -> Any:
         @functools.wraps(function)
         def entry(storage: Any, key: Any) -> Any:
-            if isinstance(key, slice):  # it becomes a storage of its own, in the same memory
+            if isinstance(key, slice):  # the slice is a storage of its own, in the same memory
                 self.keep(storage)
                 return function(storage, key)
             with self.lent((storage,)):
@@ -264,7 +274,7 @@ class Escapes:
 
 
 def _values(values: Iterable[Any]) -> Iterator[Any]:
-    """Of arguments and the lists among them; a list of numbers may be long, and is passed over."""
+    """Yield the arguments and the items of lists; lists of numbers, possibly long, are skipped."""
     for value in values:
         if isinstance(value, (list, tuple)):
             if value and isinstance(value[0], (torch.Tensor, list, tuple)):
@@ -278,14 +288,14 @@ def _is_of_integers(value: Any) -> bool:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Under the transforms of ``torch.func``."""
+    """Return the tensor under the transforms of ``torch.func``."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
 
 
 def _asked_by() -> str:
-    """The module that asked for an address."""
+    """Return the name of the module that asked for an address."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if (name := str(frame.f_globals.get("__name__"))) not in ("torch.storage", "torch._tensor"):

@@ -1,4 +1,4 @@
-"""What leaves when room is needed at once."""
+"""Eviction policy: the choice of the storages that are evicted when room is needed at once."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.room import Room
     from mempool.torch.swapping.storages import Held, Storages
 
-#: Storages below this part of the limit leave last: copies have a price of their own.
+#: Divisor of the limit: smaller storages are evicted last, since copies have a fixed cost.
 _SMALL = 4096
-#: Where no plan is followed, copies of what would leave next are made beforehand, for this part of the limit.
+#: Divisor of the limit: without a plan, that share of the next eviction candidates is copied beforehand.
 _AHEAD = 16
 
 
 class Governor:
-    """Keeps what is here within a limit where no plan does.
+    """Eviction policy that keeps the resident bytes within a limit where no plan does.
 
-    First leaves what is farthest from its next use (Belady, "A study of replacement algorithms for a
-    virtual-storage computer", 1966), in proportion to the copies that it costs: one if the host's copy is
-    still good, else two.
+    The storage with the farthest next use is evicted first (Belady, "A study of replacement algorithms for a
+    virtual-storage computer", 1966), with the distance weighted by the cost in copies: one copy if the host
+    copy is still good, else two.
     """
 
     def __init__(
@@ -37,16 +37,17 @@ class Governor:
         until: Callable[[Held], int | None] = lambda _: None,
         room: Room | None = None,
     ) -> None:
-        """Keep the limit.
+        """Create the policy.
 
         Args:
-            storages: all.
-            mover: moves them.
-            counts: what was done.
-            limit_bytes: the most that may be here.
-            until: how many operations later a storage is used next, None where nobody knows: then as many as
-                it was not used for. Training uses in its backward last what it used in its forward first.
-            room: that of the pool, if there is one.
+            storages: registry of all storages.
+            mover: offloads and reloads storages.
+            counts: counters of evictions.
+            limit_bytes: most resident bytes.
+            until: number of operations until the next use of a storage, or None if unknown: then the number
+                of operations since the last use is taken, since a backward pass uses last the storages that
+                the forward pass used first.
+            room: headroom of the pool, if there is a pool.
         """
         self._storages = storages
         self._mover = mover
@@ -57,22 +58,22 @@ class Governor:
 
     @property
     def spare(self) -> int:
-        """Bytes for which there is room."""
+        """Return the free bytes within the limit."""
         spare = self.limit_bytes - self._storages.here_bytes
         room = self._room
         return spare if room is None or not room.asks else min(spare, room.left())
 
     def make_room(self, need: int, keep: Container[int], now: int, *, ahead: bool = False) -> bool:
-        """Let leave what it takes for so many bytes to fit, but none of these keys.
+        """Evict storages until `need` bytes fit.
 
         Args:
             need: bytes.
-            keep: keys of storages that stay.
+            keep: keys of storages that must stay.
             now: number of the operation, counted over all iterations.
-            ahead: also copy what would leave next.
+            ahead: also start copies of the next eviction candidates.
 
         Returns:
-            Whether they fit.
+            Whether `need` bytes fit.
         """
         missing = need - self.spare
         if missing <= 0:
@@ -90,20 +91,20 @@ class Governor:
         return missing <= 0
 
     def clear(self, keep: Container[int], now: int) -> bool:
-        """Let everything leave but these keys; whether anything did."""
+        """Evict all storages except these keys; return whether any was evicted."""
         before = self._storages.here_bytes
         self._evict(self._order(keep, now))
         return self._storages.here_bytes < before
 
     def _evict(self, leaving: list[Held]) -> None:
-        for held in leaving:  # all copies are on their way before the first is waited for
+        for held in leaving:  # start all offloads before waiting for the first
             self._mover.leave(held)
         for held in leaving:
             self._mover.release(held)
             self._counts.evicted += held.state == AWAY
 
     def _order(self, keep: Container[int], now: int) -> list[Held]:
-        """What may leave, the first to leave first; what is just coming last."""
+        """Return the eviction candidates, first to evict first; storages being reloaded come last."""
         small = self.limit_bytes // _SMALL
 
         def rank(held: Held) -> tuple[bool, bool, int]:
@@ -125,12 +126,12 @@ class Governor:
         for held in order:
             if room <= 0 or held.state == COMING:
                 return
-            self._mover.leave(held)  # does nothing where there is a good copy, or one on its way
+            self._mover.leave(held)  # no effect if a good copy exists or is under way
             room -= held.room
 
 
 def _enough(order: list[Held], missing: int) -> list[Held]:
-    """The first of them that make so many bytes, without those that turn out not to be needed for it."""
+    """Return the first candidates that free `missing` bytes, without those that prove superfluous."""
     first: list[Held] = []
     for held in order:
         if missing <= 0:
@@ -138,7 +139,7 @@ def _enough(order: list[Held], missing: int) -> list[Held]:
         first.append(held)
         missing -= held.room
     chosen: list[Held] = []
-    for held in reversed(first):  # rather what is used sooner stays
+    for held in reversed(first):  # keep the storages used sooner
         if held.room <= -missing:
             missing += held.room
         else:

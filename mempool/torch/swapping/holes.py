@@ -1,20 +1,20 @@
-"""Who has which bytes of one arena: best fit, where no place is planned."""
+"""Free list of an arena: best fit, unless a place is planned."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 
-#: Copies begin at a page, and take whole ones.
+#: Page size, bytes: copies begin at a page and take whole pages.
 PAGE = 4096
 
 
 class Holes:
-    """What is free of an arena of ``size`` bytes, a multiple of a page, by place and by length.
+    """Free list of an arena of ``size`` bytes, a multiple of a page, sorted by place and by length.
 
     Attributes:
         size: bytes of the arena.
-        used: bytes that are taken, whole pages.
-        most: most of these at once since `rested` was last asked.
+        used: bytes taken, in whole pages.
+        most: high-water mark of `used` since the last call of `rested`.
     """
 
     def __init__(self, size: int) -> None:
@@ -24,7 +24,7 @@ class Holes:
         self._by_length = [(size, 0)] if size else []
 
     def take(self, size: int) -> int | None:
-        """Where so many bytes, 1 or more, are now taken; None: no hole is large enough."""
+        """Take `size` bytes, 1 or more, and return their offset; None if no hole is large enough."""
         needed = pages(size)
         place = bisect_left(self._by_length, (needed, -1))
         if place == len(self._by_length):
@@ -37,7 +37,7 @@ class Holes:
         return at
 
     def take_last(self, size: int) -> int | None:
-        """The same at the end of the last hole that is large enough, where it is in nobody's way for long."""
+        """Take bytes at the end of the last large enough hole, away from other places; see `take`."""
         needed = pages(size)
         for at in reversed(self._starts):
             if (length := self._lengths[at]) >= needed:
@@ -47,7 +47,7 @@ class Holes:
         return None
 
     def take_at(self, at: int, size: int) -> bool:
-        """Take so many bytes, 1 or more, from this page on; False: something else has some of them."""
+        """Take `size` bytes, 1 or more, from page `at` on; return False if some of them are taken."""
         needed = pages(size)
         place = bisect_right(self._starts, at) - 1
         if place < 0 or (start := self._starts[place]) + self._lengths[start] < at + needed:
@@ -60,7 +60,7 @@ class Holes:
         return True
 
     def give(self, at: int, size: int) -> None:
-        """Free what `take` took; it joins with the holes beside it."""
+        """Free bytes taken before, and merge them with adjacent holes."""
         length = pages(size)
         self.used -= length
         before = bisect_left(self._starts, at) - 1
@@ -71,12 +71,12 @@ class Holes:
         self._gain(at, length)
 
     def rested(self) -> int:
-        """Most that was taken at once since the last call, bytes."""
+        """Return the high-water mark since the last call, in bytes."""
         most, self.most = self.most, self.used
         return most
 
     def free(self) -> list[tuple[int, int]]:
-        """The holes as (begin, end), by place."""
+        """Return the holes as (begin, end), by place."""
         return [(start, start + self._lengths[start]) for start in self._starts]
 
     def _gain(self, start: int, length: int) -> None:
@@ -93,5 +93,5 @@ class Holes:
 
 
 def pages(size: int) -> int:
-    """Bytes of the whole pages that so many bytes take."""
+    """Round a size up to whole pages, in bytes."""
     return -(-size // PAGE) * PAGE

@@ -1,4 +1,4 @@
-"""Where a program's copies lie on the host, and until when: packed by lifetime before anything moves."""
+"""Places and lifetimes of a program's copies in the host's arena, packed before anything moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from solvers.swap import Schedule, Step
 
-#: Nodes of the search; the first plan is a good one.
+#: Node limit of the search; the first plan is good already.
 _NODES = 2000
 
 
@@ -26,10 +26,11 @@ class HostCopies:
     """A schedule's copies in the host's arena.
 
     Attributes:
-        at: int64[q], of each move where its copy lies, bytes.
-        last: int64[c], the operation after which each copy is needed no more, of those that are not for ever.
-        of: int64[c], the rows in the step of these.
-        size: bytes from the first to the last of all, whole pages.
+        at: int64[q], offset of each move's copy, bytes.
+        last: int64[c], the operation after which each copy is no longer needed; copies kept for ever are left
+            out.
+        of: int64[c], the rows of these copies' buffers in the step.
+        size: bytes from the first to the last copy, whole pages.
     """
 
     at: NDArray[np.int64]
@@ -39,17 +40,17 @@ class HostCopies:
 
 
 def host_copies(step: Step, schedule: Schedule) -> HostCopies:
-    """The copies of a schedule of a circular step, packed.
+    """Pack the copies of a circular step's schedule.
 
-    A copy takes its place when the operation after which it is asked for has ended, and gives it back when
-    the last that needs it has, before others leave.
+    A copy takes its place after the operation that precedes the offload has ended, and frees the place after
+    the last operation that needs the copy has ended, before other buffers leave.
 
     Raises:
-        PlanError: more than can be counted.
+        PlanError: the sizes exceed the countable range.
     """
     copies, of, which = host_buffers(step, schedule, alignment=PAGE)
     k = max(len(step), 1)
-    made = np.zeros(len(copies), np.bool_)  # anew in each turn; others are there for ever
+    made = np.zeros(len(copies), np.bool_)  # made anew in each turn; others stay for ever
     made[which[schedule.copied]] = True
     start, end = copies.start + made, copies.end
     late = start // k * k
@@ -59,11 +60,11 @@ def host_copies(step: Step, schedule: Schedule) -> HostCopies:
 
 
 def packed(copies: Buffers) -> tuple[NDArray[np.int64], int]:
-    """Where each of these copies lies, int64[n], and the bytes of whole pages from the first to the last.
+    """Return the offset of each copy, int64[n], and the bytes from the first to the last, in whole pages.
 
     Raises:
-        PlanError: more than can be counted.
+        PlanError: the sizes exceed the countable range.
     """
     plan = solve(copies, stop=Stop(nodes=_NODES), solver="search")
-    assert plan.offset is not None  # there is no capacity that it could exceed
+    assert plan.offset is not None  # no capacity limits the plan
     return plan.offset[:, 0], pages(plan.arena_bytes)

@@ -1,4 +1,4 @@
-"""Copies of tensors on the CPU into memory of their own, by two threads, as a GPU's engines would."""
+"""Engine for CPU tensors: two threads copy to private memory, in the manner of a GPU's copy engines."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from solvers.swap import Link
 
 _OUT, _BACK = range(2)
-#: To wake a thread takes longer than a copy of so many bytes.
+#: Copies up to this size take less time than waking a thread.
 _OWN_BYTES = 256 << 10
-#: Of each side of each way, while the link is measured: together more than a cache.
+#: Bytes per side and direction while the link is measured: together more than a cache.
 _TIMED_BYTES = 32 << 20
 
 
 @dataclass(eq=False)
 class Copied:
-    """Bytes on the host.
+    """Copy on the host.
 
     Attributes:
-        size: how many.
-        at: where in the arena.
-        users: transfers that have not ended, as far as was looked.
-        dropped: nobody wants them any more.
-        filled: the copy that fills them; None: they were filled at once.
+        size: bytes.
+        at: offset in the arena.
+        users: number of transfers not yet found to have ended.
+        dropped: whether the copy is no longer wanted.
+        filled: the transfer that fills the copy; None: filled at once.
     """
 
     size: int
@@ -55,18 +55,18 @@ class Copied:
 
 @dataclass(eq=False)
 class Moving:
-    """A copy that was asked for.
+    """A requested copy.
 
     Attributes:
         size: bytes.
         copied: the host's side.
-        target: address.
-        source: address.
+        target: address to write.
+        source: address to read.
         data: the device's side, kept until the copy has ended.
         after: a copy that must end first.
-        done: whether it has ended.
-        waited: seconds that the program waited for it.
-        ended: set when it has.
+        done: whether the copy has ended.
+        waited: seconds that the program waited for the copy.
+        ended: event set at the end of the copy.
     """
 
     size: int
@@ -80,7 +80,7 @@ class Moving:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Copy; the interpreter's lock is free meanwhile."""
+        """Copy the bytes; the interpreter's lock is released meanwhile."""
         ctypes.memmove(self.target, self.source, self.size)
         self.done = True
         self.ended.set()
@@ -89,17 +89,18 @@ class Moving:
 class HostEngine:
     """Copies between the CPU's tensors and an arena that is private to the process.
 
-    A thread each way, so that both ways and the program run at once. A forked child has no threads: it makes
-    the copies itself, also those that were under way, from its own copy of all memory.
+    One thread per direction lets both directions and the program run at once. A forked child has no such
+    threads: the child makes the copies itself, also those under way at the fork, from its own copy of all
+    memory.
     """
 
     streams = False
 
     def __init__(self, host_bytes: int) -> None:
-        """Make an engine whose arena has so many bytes, none of them touched yet.
+        """Create an engine with an arena of `host_bytes`, none of them touched yet.
 
         Raises:
-            UsageError: the system has no addresses for them.
+            UsageError: the system has no address range of that size.
         """
         one_core = len(os.sched_getaffinity(0)) == 1  # threads would only take turns
         self.own_bytes = sys.maxsize if one_core else _OWN_BYTES
@@ -110,7 +111,7 @@ class HostEngine:
         self._needed = 0
         self._link: Link | None = None
         self._process = os.getpid()
-        self._lock = threading.RLock()  # of the holes and what is flying: operations end in any thread
+        self._lock = threading.RLock()  # for holes and transfers: operations end in any thread
         self._queues: list[queue.SimpleQueue[Moving | None]] = [queue.SimpleQueue() for _ in range(2)]
         threads = [
             threading.Thread(target=_work, args=(tasks,), name=f"mempool-copy-{name}", daemon=True)
@@ -171,7 +172,7 @@ class HostEngine:
             began = time.perf_counter()
             if os.getpid() == self._process:
                 transfer.ended.wait()
-            else:  # what filled its copy was asked for before it, and may not have ended either
+            else:  # the offload that fills the copy was requested before, and may be unfinished too
                 for moving in (transfer.copied.filled, transfer):
                     if moving is not None and not moving.done:
                         moving.run()
@@ -189,17 +190,17 @@ class HostEngine:
                 self._give_if_dropped(copy)
 
     def fence(self) -> None:
-        """What was asked of a CPU so far is done."""
+        """See `Engine`; without effect, since all work of a CPU so far is done."""
 
     def look(self) -> None:
-        """A CPU has no streams."""
+        """See `Engine`; without effect, since a CPU has no streams."""
 
     def waited(self, transfer: Any) -> float:
         """See `Engine`."""
         return float(transfer.waited)
 
     def mark(self) -> float:
-        """A clock that stands still while the program waits for copies."""
+        """Return the time of a clock that stands still while the program waits for copies."""
         self._reap()
         return time.perf_counter() - self._waited
 
@@ -208,7 +209,7 @@ class HostEngine:
         return [max(after - before, 0.0) for before, after in itertools.pairwise(marks)]
 
     def reserve(self, size: int) -> None:
-        """See `Engine`; pages come as they are touched."""
+        """See `Engine`; without effect, since pages are allocated when touched."""
 
     def rest(self) -> None:
         """See `Engine`."""
@@ -223,13 +224,13 @@ class HostEngine:
         return self._holes.used
 
     def link(self) -> Link:
-        """See `Engine`: of memory to memory, by these threads."""
+        """See `Engine`; measured from memory to memory, with this engine's threads."""
         if self._link is None:
             self._link = measure(_Timed(self._start))
         return self._link
 
     def close(self) -> None:
-        """See `Engine`; also when the engine or the interpreter goes."""
+        """See `Engine`; also called when the engine or the interpreter ends."""
         self._end()
 
     def _ask(self, way: int, moving: Moving) -> None:
@@ -241,11 +242,11 @@ class HostEngine:
     def _start(self, way: int, moving: Moving) -> None:
         if os.getpid() == self._process and self._end.alive:
             self._queues[way].put(moving)
-        else:  # nobody is left who would: this is a forked child, or the interpreter's end
+        else:  # no thread is left: a forked child, or the interpreter's end
             moving.run()
 
     def _reap(self) -> None:
-        """Let go of the data of copies that have ended, though nobody waited for them."""
+        """Release the data of ended copies that nobody waited for."""
         for flying in self._flying:
             if flying:
                 with self._lock:
@@ -273,7 +274,7 @@ def _work(tasks: queue.SimpleQueue[Moving | None]) -> None:
 
 
 def _end(queues: list[queue.SimpleQueue[Moving | None]], threads: list[threading.Thread]) -> None:
-    """End threads when all copies have; before the interpreter does."""
+    """Stop the threads after their copies have ended, before the interpreter ends."""
     for tasks in queues:
         tasks.put(None)
     for thread in threads:
@@ -282,14 +283,14 @@ def _end(queues: list[queue.SimpleQueue[Moving | None]], threads: list[threading
 
 @functools.cache
 def _address() -> Callable[[Any], int]:
-    """PyTorch's own question for a tensor's address, whatever is wrapped around that for users."""
+    """Return PyTorch's own function for a tensor's address, without the patches that users see."""
     import torch
 
     return torch._C.TensorBase.data_ptr  # type: ignore[no-any-return]
 
 
 class _Timed:
-    """See `Copies`: by the engine's threads, between memory of its own that no cache holds."""
+    """Implementation of `Copies` with the engine's threads, on separate memory that exceeds the caches."""
 
     def __init__(self, start: Callable[[int, Moving], None]) -> None:
         self._start, self._memory, self._turn = start, PrivateMemory(4 * _TIMED_BYTES), 0

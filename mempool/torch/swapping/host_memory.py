@@ -1,11 +1,11 @@
-"""How much of the host's memory copies may take."""
+"""Limit of the host memory for copies."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-#: Files of a control group: its limit, what it holds, and the count of files' pages that it can drop.
+#: Files of a control group: the limit, the usage, and the key of the droppable file pages in memory.stat.
 _GROUPS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -13,15 +13,15 @@ _GROUPS = (
 
 
 def default_host_limit(root: Path = Path("/")) -> int:
-    """Half of the host's memory that is free now, bytes."""
+    """Return half of the host memory that is free now, in bytes."""
     return available_bytes(root) // 2
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """What this process can take of the host's memory by the system and by its control groups, bytes.
+    """Return the host memory that the system and the control groups leave to this process, in bytes.
 
     Args:
-        root: of the file system that is asked.
+        root: root of the file system to read.
     """
     free = _counts(root / "proc/meminfo").get("MemAvailable")
     if free is None:
@@ -35,7 +35,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _groups(root: Path) -> list[Path]:
-    """Folders of the control groups that this process is in, and of those that these are in."""
+    """Return the folders of this process's control groups and of all parent groups."""
     top = root / "sys/fs/cgroup"
     found = {top, top / "memory"}
     for line in _lines(root / "proc/self/cgroup"):
@@ -47,7 +47,7 @@ def _groups(root: Path) -> list[Path]:
 
 
 def _counts(path: Path) -> dict[str, int]:
-    """Numbers by name, in bytes: lines of ``name 12`` or ``name: 12 kB``."""
+    """Read numbers by name, in bytes: lines of ``name 12`` or ``name: 12 kB``."""
     rows = [line.replace(":", " ").split() for line in _lines(path)]
     return {
         row[0]: int(row[1]) << (10 if row[2:] == ["kB"] else 0)

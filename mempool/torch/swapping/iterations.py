@@ -1,4 +1,4 @@
-"""Iterations of a program: what each one did, the plan made from one, and where in that it is."""
+"""Tracking of a program's iterations: recording, planning, and the position within the plan."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.storages import Held, Storages
 
 
-#: Where nobody says where iterations end, what was is forgotten after so many operations.
+#: Operations after which the tape is dropped if nothing marks the ends of iterations.
 _LONGEST = 1 << 19
-#: Operations of an iteration whose needs are remembered at most.
+#: Maximum number of operations per iteration whose footprints are remembered.
 _PLACES = 1 << 16
-#: How often moves are planned anew for less, and by what part of the limit: the pool holds more than lives.
+#: Maximum number of replans for a lower limit, and the divisor of the limit that gives the smallest step: the
+#: pool holds more than the live bytes.
 _MOST_LESS, _LESS = 4, 128
-#: How often they follow what was waited for until the pool learns them.
+#: Maximum number of changes of the moves after waits, until the pool learns the moves.
 _MOST_CHANGES = 4
 
 
 class Iterations:
-    """Follows a program of moves while the iteration is the one that it was made from.
+    """Follows an offload schedule while the iteration matches the recorded one.
 
-    Which of several it is, is foretold by their order; where an operation shows that it is another, that is
-    followed from there on.
+    The next pattern is predicted from the order of the past ones; where an operation shows that the iteration
+    is of another pattern, that pattern is followed from there on.
 
     Attributes:
-        limit_bytes: what plans hold, bytes.
-        tape: the iteration so far.
-        following: whether this iteration has been like the plan's so far.
-        needs: see `Pattern`; of those that follow no plan, together.
-        lines: what the plan says of each operation.
+        limit_bytes: limit for plans, bytes.
+        tape: the current iteration so far.
+        following: whether the current iteration has matched the plan so far.
+        needs: see `Pattern`; shared by all iterations that follow no plan.
+        lines: the plan's entry for each operation.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Iterations:
         self._planning = Planning(engine, host_bytes, storages.alignment)
         self._settling = Settling(client)
         self._room = room
-        self._evicted = 0  # when this iteration began
+        self._evicted = 0  # evictions and delays when this iteration began
         self.limit_bytes = self._asked_bytes = limit_bytes
         self.following = False
         self.needs: list[tuple[Any, Any, Need]] = []
@@ -73,36 +74,37 @@ class Iterations:
         self.tape = Tape()
         self._patterns = Patterns()
         self._pattern: Pattern | None = None
-        self._first: Pattern | None = None  # of the first iteration, which makes what later ones have
+        self._first: Pattern | None = None  # of the first iteration, which makes the state of later ones
         self._sizes_differ = False
         self._rows: dict[int, Held] = {}
-        self._arrived: list[tuple[int, Any]] = []  # rows of the schedule, and their copies
+        self._arrived: list[tuple[int, Any]] = []  # (row of the schedule, reload)
 
     @property
     def plan(self) -> Program | None:
-        """The program of moves that is followed, or was last; None: there is none yet."""
+        """Return the offload schedule followed now or last; None if there is none yet."""
         return None if self._pattern is None else self._pattern.program
 
     @property
     def held_bytes(self) -> int:
-        """The limit, or the least that the plan can hold: to hold less beside the peak has no use."""
+        """Return the limit, or the plan's least limit if larger: to hold less off the peak is useless."""
         return self.limit_bytes if self.plan is None else max(self.limit_bytes, self.plan.swap.limit_bytes)
 
     @property
     def by_plan(self) -> bool:
-        """Whether what is here is so by plan alone: it is followed, and nothing more has to leave."""
+        """Return whether the plan is followed and holds the planned limit, so nothing else must leave."""
         return self.following and self._pattern is not None and self._pattern.holds
 
     @property
     def served_by_plan(self) -> bool:
-        """Whether the pool follows a plan of its own then: not while the moves still change."""
+        """Return whether the plan is followed and the pool may follow a plan too: the moves are final."""
         return self.by_plan and self._settling.learns
 
     @property
     def kept_bytes(self) -> int:
-        """What may be here at once, whatever the pool says.
+        """Return the most bytes that may be resident at once, whatever the pool reports.
 
-        The same in all iterations where it takes more than the plan to hold it: what leaves then recurs.
+        The value is the same in all iterations if the plan does not hold the limit planned for: then the same
+        evictions recur.
         """
         if self._room is None or self._pattern is None:
             return self.limit_bytes
@@ -111,10 +113,10 @@ class Iterations:
     # --- operations
 
     def line(self, func: Any, given: list[Held]) -> Line | None:
-        """Move what the plan moves before the next operation, which is given these storages.
+        """Make the plan's moves before the next operation, whose argument storages are `given`.
 
         Returns:
-            What the plan says of it; None where none is followed.
+            The plan's entry for the operation; None if no plan is followed.
         """
         at = len(self.tape.functions)
         known = at < len(self.lines) and self.lines[at].function is func
@@ -128,7 +130,7 @@ class Iterations:
             if action != FETCH:
                 if not any(held is one for one in given):
                     self._mover.release(held)
-            elif self._has_room(held):  # else when it is asked for
+            elif self._has_room(held):  # without room, reloaded on demand
                 self._mover.fetch(held)
         return line
 
@@ -142,7 +144,7 @@ class Iterations:
         return has
 
     def needed(self, func: Any, asked: Any, need: Need) -> None:
-        """Remember what the next operation needs, which is this and is asked so: see `Pattern`."""
+        """Remember the footprint of the next operation: see `Pattern.needs`."""
         at = len(self.tape.functions)
         if at < len(self.needs):
             self.needs[at] = func, asked, need
@@ -150,14 +152,14 @@ class Iterations:
             self.needs.append((func, asked, need))
 
     def begins(self) -> None:
-        """An operation begins: note the moment, but where the plan knows how long all take."""
+        """Mark the beginning of an operation, unless the plan knows all durations."""
         if not self.following or self._sizes_differ:
             self.tape.marks[len(self.tape.functions)] = self._engine.mark()
         elif self._engine.streams:
             self._engine.look()
 
     def ran(self, func: Any, given: list[Held], written: list[Held], made: list[Held]) -> None:
-        """Write an operation down that has run, and let leave what the plan lets leave after it."""
+        """Record an operation that has run, and start the offloads planned after it."""
         tape = self.tape
         at, touched = len(tape.functions), tape.touched
         tape.functions.append(func)
@@ -199,17 +201,17 @@ class Iterations:
         self._mover.arrived.clear()
 
     def until(self, held: Held) -> int | None:
-        """Operations until a storage is used next; None where no plan tells."""
+        """Return the number of operations until the next use of a storage; None if no plan tells."""
         if not self.following or self.plan is None or held.row < 0:
             return None
         return self.plan.uses.until(held.row, len(self.tape))
 
     def viewed(self, held: Held) -> None:
-        """A view was made: as if the operation before had touched its storage."""
+        """Record a view of a storage as an access by the previous operation."""
         self.tape.touched.append(held.number << 1)
 
     def met(self, held: Held) -> None:
-        """A storage was met that no operation made, such as a batch from another thread."""
+        """Record a storage that no operation made, such as a batch from another thread."""
         at = len(self.tape)
         held.born = at, -1 - self.tape.met.get(at, 0)
         self.tape.met[at] = -held.born[1]
@@ -227,13 +229,13 @@ class Iterations:
                 self._sizes_differ = not self._switch()
 
     def gone(self, held: Held) -> None:
-        """A storage has ended."""
+        """Record the end of a storage."""
         self.tape.ended[held.number] = len(self.tape)
         if self._rows.get(held.row) is held:
             del self._rows[held.row]
 
     def _switch(self, func: Any = None) -> bool:
-        """Follow another plan, if there is one whose iteration was like this one until now."""
+        """Switch to another plan that matches the iteration so far; return whether there is such a plan."""
         if (other := self._patterns.like(self.tape, func, self._pattern)) is None:
             return False
         self._pattern, self._sizes_differ = other, False
@@ -242,16 +244,16 @@ class Iterations:
         return True
 
     def _depart(self) -> None:
-        """This is not the planned iteration: nobody would wait for what is on its way."""
+        """Leave the plan; transfers under way are waited for now, since nobody would wait for them later."""
         self.following = False
         if self._room is not None:
             self._room.asks = True
         self._mover.settle_all()
 
-    # --- from one to the next
+    # --- between iterations
 
     def end(self) -> None:
-        """An iteration has ended, the next one begins."""
+        """End the current iteration and begin the next."""
         tape, goes_on = self.tape, self._as_planned()
         if len(tape):
             self._counts.ended()
@@ -266,32 +268,32 @@ class Iterations:
         self._start(goes_on=goes_on or not len(tape))
 
     def begin(self) -> None:
-        """An iteration begins; the tape, if it is not empty, is of none."""
+        """Begin an iteration; operations on the tape, if any, belong to no iteration."""
         if len(self.tape):
             self.resume()
 
     def unseen(self) -> None:
-        """What is done until `resume` is not seen, and no plan followed; again where it begins anew."""
+        """Stop recording and following plans until `resume`; another call drops the tape again."""
         self._depart()
         if self._engine.streams:
             self._engine.look()
         self.tape = Tape()
 
     def settled(self) -> None:
-        """The moves will not change: there are none for a while."""
+        """Let the pool learn: the moves will not change, since there are none for a while."""
         self._settling.end()
 
     def resume(self) -> None:
-        """An iteration begins that will be seen from its beginning on."""
+        """Begin an iteration that is seen from the beginning on."""
         self._mover.settle_all()
         self._start(goes_on=False)
 
     def close(self) -> None:
-        """No more iterations."""
+        """Let the pool learn: no more iterations follow."""
         self._settling.end()
 
     def forget(self) -> None:
-        """What was taken for iterations until now was none, but the tape is of one."""
+        """Drop all patterns, since the detected iterations were not real ones; keep the current tape."""
         if self.plan is not None:
             self._depart()
         self._pattern = self._first = None
@@ -302,18 +304,18 @@ class Iterations:
         return plan is not None and self.following and len(self.tape) == len(plan) and not self._sizes_differ
 
     def _improve(self, pattern: Pattern) -> None:
-        """The iteration went by plan: what did it wait for?"""
+        """Adapt the moves of an iteration that went by plan to the waits that occurred."""
         plan = pattern.program
         pattern.followed, before = True, pattern.arrived
         self._patterns.was(pattern)
         self._planning.warn(plan, pattern.limit_bytes, self._asked_bytes)
         arrived, pattern.arrived = self._arrived, [*self._arrived]
-        if self._engine.streams:  # the device is behind: it tells an iteration later
+        if self._engine.streams:  # the device runs behind: waits are known one iteration later
             arrived = before
             for _, transfer in arrived:
                 self._counts.waited(self._engine.waited(transfer))
         if self._room is not None and self._room.arena:
-            return  # what the pool has planned is for these moves
+            return  # the pool's plan is made for these moves
         if self._disturbed() and self._for_less(pattern, 0):
             return
         if self._may_change(plan) and (better := self._planning.changed(plan, arrived, self._held(pattern))):
@@ -323,7 +325,7 @@ class Iterations:
             self._settling.went_by_plan()
 
     def _may_change(self, plan: Program) -> bool:
-        """Whether it may follow what was waited for: waits vary, and the pool needs moves that do not."""
+        """Return whether moves may adapt to waits: waits vary, and the pool needs moves that do not."""
         return self._room is None or (plan.changes < _MOST_CHANGES and not self._settling.learns)
 
     def _held(self, pattern: Pattern) -> int:
@@ -334,11 +336,11 @@ class Iterations:
         self._settling.changed()
 
     def _disturbed(self) -> bool:
-        """Whether more had to leave than was planned, since the pool held more than what lives."""
+        """Return whether the pool, holding more than live bytes, caused evictions or delayed reloads."""
         return self._room is not None and self._counts.evicted + self._counts.put_off > self._evicted
 
     def _for_less(self, pattern: Pattern, less: int) -> bool:
-        """Have moves that leave less, by so many bytes at least; False: none, or it was done enough."""
+        """Replan for at least `less` bytes less; return False if no try is left or no plan is better."""
         if pattern.lessened >= _MOST_LESS or not pattern.holds:
             return False
         pattern.lessened += 1
@@ -349,24 +351,24 @@ class Iterations:
             self._planning.arena(before),
         ):
             return False
-        pattern.limit_bytes = max(limit, made.swap.limit_bytes)  # what is planned leaves by plan alone
+        pattern.limit_bytes = max(limit, made.swap.limit_bytes)  # so that no eviction adds to planned moves
         self._counts.plans += 1
         self._replace(pattern, made)
         return True
 
     def undisturbed(self) -> None:
-        """What has left until now in this iteration did so for another reason."""
+        """Exclude this iteration's evictions so far from `_disturbed`: they had another reason."""
         self._evicted = self._counts.evicted + self._counts.put_off
 
     def less(self, less: int) -> bool:
-        """At an iteration's beginning: have moves planned for so many bytes less; whether that is done."""
+        """Replan, at the beginning of an iteration, for `less` bytes less; return whether that succeeded."""
         if self._pattern is None or not self._for_less(self._pattern, less):
             return False
         self._start(goes_on=False)
         return True
 
     def _odd(self, tape: Tape) -> None:
-        """One that is not as planned: two alike are worth a plan, and the first two get one anyway."""
+        """Handle an unplanned iteration: a recurring one gets a plan, and the first two get one anyway."""
         if self.plan is not None:
             self._counts.diverged += 1
             self._mover.settle_all()
@@ -383,7 +385,7 @@ class Iterations:
 
     def _made(self, tape: Tape) -> Program | None:
         made = self._planning.made(tape, self.plan, self.limit_bytes)
-        tape.marks.clear()  # on CUDA each is an event
+        tape.marks.clear()  # on CUDA each mark is an event
         if made is None:
             return None
         self._settling.changed()
@@ -405,7 +407,7 @@ class Iterations:
             self._catch_up(self.plan)
 
     def _bind(self, plan: Program | None) -> None:
-        """Which storages the plan's rows are now: of what is always there, and what was made so far."""
+        """Bind the plan's rows to storages: to the persistent ones and to those made so far."""
         self.needs = self._needs if self._pattern is None else self._pattern.needs
         self.lines, self._rooms = ([], []) if plan is None else (plan.lines, plan.rooms)
         self._rows.clear()
@@ -429,12 +431,12 @@ class Iterations:
                 bound.row = row
 
     def _catch_up(self, plan: Program) -> None:
-        """Of a plan that is followed from now on: what it has away leaves, what it has here comes."""
+        """Begin a plan at this operation: offload storages that the plan has away, and reload the others."""
         at = len(self.tape)
         away = set(plan.away(at))
         for held in list(self._storages.known.values()):
             if held.row not in away:
-                self._mover.forget(held)  # its place on the host is another's
+                self._mover.forget(held)  # the plan gives the copy's place on the host to others
         for row, held in sorted(self._rows.items(), key=lambda bound: plan.uses.until(bound[0], at)):
             if row in away:
                 self._mover.leave(held)

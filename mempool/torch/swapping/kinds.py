@@ -1,4 +1,4 @@
-"""What is to be known of an operation each time that it runs, put together once."""
+"""Operator traits, computed once and read each time the operation runs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
     from traces.recorders.torch.operations import Argument
 
-#: Classes of tensors that are no other's wrapper: what most are.
+#: Tensor classes that wrap no other tensor; most tensors are of these.
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-#: Whose need goes by more than shapes: by data, or by how large a storage is already.
+#: Operations whose footprint depends on more than shapes: on data, or on a storage's present size.
 _SIZED_OTHERWISE = frozenset(
     ("resize", "resize_", "resize_as_", "_resize_output_", "set_", "_to_sparse", "to_sparse", "bincount")
 )
 
 
 def is_compiled() -> bool:
-    """Whether a function that was given to `torch.compile` is running, compiled or not."""
+    """Return whether a function passed to `torch.compile` is running, compiled or not."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -34,25 +34,25 @@ def is_compiled() -> bool:
 
 
 class Kind:
-    """An operation of the dispatcher.
+    """Traits of one dispatcher operation.
 
     Attributes:
-        function: it.
-        call: what runs it, without a way through Python where there is one.
-        asks: see `Operation`, as for those that follow.
-        views: likewise.
-        whole: likewise.
-        arguments: likewise.
-        odd: what is to be heeded beside its schema, if anything.
-        plain: it is given no tensors, only numbers and the like.
-        may_pass: whether it need not be seen while nothing moves: what it makes goes by the shapes that it is
-            given, and all that it uses is told by its schema.
+        function: the operation.
+        call: callable that runs the operation, without a detour through Python if possible.
+        asks: see `Operation`.
+        views: see `Operation`.
+        whole: see `Operation`.
+        arguments: see `Operation`.
+        odd: undeclared memory effects, or None.
+        plain: no argument is a tensor, only numbers and the like.
+        may_pass: whether the operation may skip the mode while nothing moves: the argument shapes determine
+            the result size, and the schema declares all memory accesses.
     """
 
     __slots__ = ("arguments", "asks", "call", "function", "may_pass", "odd", "plain", "views", "whole")
 
     def __init__(self, function: Any, device: str) -> None:
-        """Of a function, on a kind of device such as ``cpu``."""
+        """Compute the traits of a function on a kind of device such as ``cpu``."""
         operation = learned(function)
         self.function = function
         self.call = function._op if type(function) is torch._ops.OpOverload else function
@@ -75,5 +75,5 @@ class Kind:
 
     @property
     def writes(self) -> bool:
-        """Whether it may write something that it is given."""
+        """Return whether the operation may write an argument."""
         return self.whole or any(argument.written for argument in self.arguments)

@@ -1,4 +1,4 @@
-"""How long copies take here, measured."""
+"""Measurement of the copy speed between device and host."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
     from mempool.torch.swapping.engine import Engine
 
-#: Bytes of the copies that are timed.
+#: Sizes of the timed copies, bytes.
 SIZES = tuple(1 << bits for bits in range(14, 25, 2))
 _ROUNDS = 7
 
 
 class Copies(Protocol):
-    """What copies between the device and the host, for a stopwatch."""
+    """Timed copies between the device and the host."""
 
     def timed(self, size: int, *, out: bool, back: bool) -> float:
-        """Seconds of a copy of so many bytes each way that is named, until all have ended."""
+        """Return the seconds of one copy of `size` bytes in each named direction, until all have ended."""
 
 
 def measure(copies: Copies, sizes: Sequence[int] = SIZES) -> Link:
-    """The link that fits medians of copies of these sizes, in bytes: each way alone, and both at once."""
+    """Fit a link to medians of copies of these sizes, in bytes: each direction alone, and both at once."""
     ways = ((True, False), (False, True), (True, True))
-    for out, back in ways:  # what is slow once: pages, contexts
+    for out, back in ways:  # warm up pages and contexts
         copies.timed(sizes[-1], out=out, back=back)
     times = {
         way: [
@@ -40,23 +40,23 @@ def measure(copies: Copies, sizes: Sequence[int] = SIZES) -> Link:
         for way in ways
     }
     out_seconds, in_seconds, both = (times[way] for way in ways)
-    # Engines of their own take as long as the slower copy; one engine, as long as both.
+    # With an engine per direction, both take as long as the slower copy; with one engine, the sum.
     alone = max(out_seconds[-1], in_seconds[-1]), out_seconds[-1] + in_seconds[-1]
     return Link(*fitted(sizes, out_seconds), *fitted(sizes, in_seconds), duplex=both[-1] < sum(alone) / 2)
 
 
 def fitted(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """The a and b, not negative, with which ``a + b * size`` is nearest to times: least relative squares.
+    """Fit non-negative a and b so that ``a + b * size`` is nearest to the times, by least relative squares.
 
     Args:
-        sizes: bytes, two or more that differ.
-        seconds: of each.
+        sizes: bytes, at least two different values.
+        seconds: time for each size.
     """
     size, time = np.asarray(sizes, np.float64), np.maximum(np.asarray(seconds, np.float64), 1e-9)
     columns = np.stack([1 / time, size / time], axis=1)
     scale = np.sqrt((columns**2).sum(axis=0))
     both = np.linalg.lstsq(columns / scale, np.ones(len(size)), rcond=None)[0] / scale
-    each = columns.sum(axis=0) / scale**2  # the best of a, and of b, where the other is 0
+    each = columns.sum(axis=0) / scale**2  # best fit with a alone, and with b alone
     lines = np.stack([both, each * (1, 0), each * (0, 1)])
     lines = lines[(lines >= 0).all(axis=1)]
     off = ((lines @ columns.T - 1) ** 2).sum(axis=1)
@@ -65,9 +65,9 @@ def fitted(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float
 
 
 def of_this_machine() -> tuple[Link, str]:
-    """The link to this machine's GPU, or where there is none from memory to memory, and which it is.
+    """Return the link to this machine's GPU, or from memory to memory without a GPU, and a description.
 
-    PyTorch is imported where there is a GPU, and nowhere else.
+    PyTorch is imported only if there is a GPU.
     """
     from mempool import _core
 

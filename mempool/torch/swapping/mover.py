@@ -1,4 +1,4 @@
-"""Moves of storages between the device and the host, each safe at any moment."""
+"""Offloads and reloads of single storages, each safe at any moment."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.engine import Engine, Transfer
     from mempool.torch.swapping.report import SwapCounts
 
-#: Numbers that C++ wraps in tensors for itself, and keeps the addresses of from one operation to the next.
+#: Smallest storage that moves, bytes: C++ wraps numbers in small tensors of its own, and keeps their
+#: addresses from one operation to the next.
 _LEAST_BYTES = 1024
 
 
 @contextlib.contextmanager
 def between_us() -> Iterator[None]:
-    """Operations of ours, that no mode, transform or mark of the program's may see or change.
+    """Run operations of ours that no mode, transform or mark of the program may see or change.
 
-    All of these end with their objects, too, if Ctrl-C comes when they should be left. `torch.no_grad` would
-    not, and bytes need none.
+    All these guards end with their objects, even if Ctrl-C comes at the exit. `torch.no_grad` would not, and
+    bytes need no gradient guard.
     """
     transforms = _DisableFuncTorch()
     with (
@@ -51,17 +52,18 @@ def between_us() -> Iterator[None]:
 
 
 class Mover:
-    """Moves storages, one at a time, and keeps what `storages` says of them true.
+    """Offloads and reloads storages, one at a time, and keeps the states in `storages` true.
 
-    A move may be broken off anywhere by Ctrl-C, and threads may ask for one at once. So the order of the
-    lines matters: what is written down errs on the side of AWAY once the copy is good, and of HERE before.
+    Ctrl-C may interrupt a move anywhere, and several threads may request moves at once. So the order of the
+    lines matters: once the copy is good, an interrupted record errs towards AWAY; before, towards HERE.
 
     Attributes:
         lock: held while something moves.
-        thread: whose operations are planned, and may use what is here without its being lent.
-        least_bytes: what is smaller does not move.
-        stays: whether nothing leaves, since operations are not seen that may use it.
-        arrived: rows of the plan that came back, with their copies, until somebody clears it.
+        thread: the thread whose operations are planned, and which may use storages on the device without
+            lending.
+        least_bytes: smaller storages do not move.
+        stays: whether all storages stay on the device, since unseen operations may use them.
+        arrived: (row of the plan, transfer) of each finished reload, until the reader clears the list.
     """
 
     def __init__(self, engine: Engine, storages: Storages, counts: SwapCounts) -> None:
@@ -79,7 +81,7 @@ class Mover:
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
     def leave(self, held: Held, at: int = -1) -> None:
-        """Ask for a copy to the host, to where it is planned to lie, or at -1 to any place."""
+        """Start an offload to the planned place `at` on the host, or to any place for -1."""
         with self.lock:
             if held.state != HERE or held.clean or not self._may_leave(held):
                 return
@@ -95,14 +97,17 @@ class Mover:
             self._counts.out_bytes += held.size
 
     def forget(self, held: Held) -> None:
-        """Give the host's memory of its copy back: where all goes by plan, nothing reads it again."""
+        """Free the host copy of a storage: while all goes by plan, nothing reads that copy again."""
         with self.lock:
             if held.state == HERE and held.copy is not None:
                 held.clean = False
                 self._drop(held)
 
     def _may_leave(self, held: Held) -> bool:
-        """Whether nobody but operations uses it, and it is as large as when it was met."""
+        """Return whether a storage may be offloaded: movable, unpinned and large enough.
+
+        A size that the program changed is updated first.
+        """
         if self.stays or not held.movable or held.pins or (storage := held()) is None:
             return False
         if bytes_of(storage) != held.size:
@@ -118,7 +123,7 @@ class Mover:
             self._engine.drop(copy)
 
     def release(self, held: Held) -> None:
-        """Give its memory back, once its copy is there."""
+        """Free the device memory of a storage, once the offload has ended."""
         with self.lock:
             self.settle(held)
             if held.state != HERE or not self._may_leave(held) or not held.clean:
@@ -130,7 +135,7 @@ class Mover:
             resize(held(), 0)
 
     def fetch(self, held: Held) -> None:
-        """Take memory for it and ask for a copy back."""
+        """Allocate device memory for a storage and start the reload."""
         with self.lock:
             if held.state != AWAY or held.copy is None or (storage := held()) is None:
                 return
@@ -143,7 +148,7 @@ class Mover:
             self._counts.in_bytes += held.size
 
     def settle(self, held: Held) -> None:
-        """Wait for what moves it."""
+        """Wait for the transfer of a storage."""
         with self.lock:
             if (transfer := held.transfer) is None:
                 return
@@ -166,7 +171,7 @@ class Mover:
             self._moving.pop(held.number, None)
 
     def bring(self, held: Held) -> None:
-        """Have it here."""
+        """Reload a storage and wait for the reload."""
         with self.lock:
             if held.state == AWAY:
                 self._counts.on_demand += 1
@@ -175,7 +180,7 @@ class Mover:
                 self.settle(held)
 
     def bring_each(self, absent: Iterable[Held]) -> None:
-        """Have all of these here: their copies are on their way together."""
+        """Reload several storages; all reloads start before the first is waited for."""
         absent = list(absent)
         with self.lock:
             for held in absent:
@@ -187,11 +192,11 @@ class Mover:
                     self.settle(held)
 
     def wrote(self, held: Held) -> None:
-        """Its copy is old."""
+        """Mark the host copy of a storage as stale."""
         held.clean = False
 
     def lend(self, held: Held) -> bool:
-        """Have it here, and keep it here until `returned`. Returns whether it was away."""
+        """Reload and pin a storage until `returned`; return whether the storage was offloaded."""
         with self.lock:
             away = held.state == AWAY
             held.pins += 1
@@ -203,27 +208,27 @@ class Mover:
             return away
 
     def returned(self, held: Held, *, away: bool, wrote: bool) -> None:
-        """It was lent, and may move again; what was away and is as it was is away again."""
+        """Unpin a lent storage; if offloaded before and still unmodified, offload the storage again."""
         with self.lock:
             if wrote:
                 held.clean = False
             held.pins -= 1
-            if away and threading.get_ident() == self.thread:  # else an operation there may use it by now
+            if away and threading.get_ident() == self.thread:  # else an operation may be using the storage
                 self.release(held)
 
     def keep(self, held: Held) -> None:
-        """Have it here for good: somebody knows its address."""
+        """Reload a storage and keep the storage for good: other code knows the address."""
         with self.lock:
             held.movable = False
             self.bring(held)
 
     def settle_all(self) -> None:
-        """Wait for all that is on its way: until then its copy keeps it alive, even if nobody else does."""
+        """Wait for all transfers under way: until then, a transfer keeps a storage alive that nobody uses."""
         for held in list(self._moving.values()):
             self.settle(held)
 
     def bring_all(self) -> None:
-        """Have everything here."""
+        """Reload every storage."""
         self.settle_all()
         for held in list(self._storages.known.values()):
             self.bring(held)

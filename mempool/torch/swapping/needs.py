@@ -1,4 +1,4 @@
-"""How much room an operation needs: for what it returns, and for what it takes for itself while it runs."""
+"""Memory footprints of operations: bytes of their results, and of the workspace taken while they run."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
 
     from mempool import _core
 
-#: Runs of an operation with the same shapes whose own memory is measured.
+#: Runs of an operation with the same shapes whose workspace is measured.
 SAMPLES = 2
-#: An operation is not asked about beforehand where there is room for so many times what it is given, and it
-#: never made more than that. One whose tensors have several shapes, as where they are broadcast, always is.
+#: The footprint is not computed beforehand if the free room is this many times the bytes of the arguments,
+#: and the operation never made more than this many times its arguments. For an operation whose tensors have
+#: several shapes, as with broadcasting, the footprint is always computed.
 _AMPLE = 8
-#: Operations with their shapes that are remembered at most.
+#: Maximum number of cached footprints.
 _MOST = 1 << 16
-#: What takes much for itself: until it is measured, as much as it is given and makes.
+#: Operations with large workspaces: until measured, the estimate is the bytes of arguments and results.
 _HUNGRY = ("conv", "rnn", "lstm", "gru")
 
 
 class Need:
-    """What an operation needs when it is given such shapes; bytes.
+    """Memory footprint of an operation with given shapes, in bytes.
 
     Attributes:
-        made: what it returns that is new.
-        room: what it takes beside, at most; an estimate until it was measured.
-        samples: how often it was.
+        made: bytes of the new storages that the operation returns.
+        room: upper bound of the workspace; an estimate until measured.
+        samples: number of measurements of the workspace.
     """
 
     __slots__ = ("made", "room", "samples")
@@ -44,58 +45,59 @@ class Need:
 
 
 class Counters:
-    """What a pool counts while an operation runs, without disturbing the peaks that others read of it."""
+    """Pool counters around one operation, read without disturbing the peaks that others read."""
 
     def __init__(self, client: _core.Client) -> None:
-        """Ask the pool's client."""
+        """Read the counters of this client's pool."""
         self._client = client
         self._live = self._total = 0
 
     def begin(self) -> None:
-        """An operation begins."""
+        """Store the counters before an operation."""
         live = self._client.stats()["live"]
         self._live, self._total = live["current"], live["total"]
 
     def taken(self) -> int:
-        """Bytes that were alive at once since, beside what was alive then, at most.
+        """Return an upper bound of the bytes alive at once since `begin`, beyond those alive at `begin`.
 
-        No more than all that was allocated since, nor than what the peak so far leaves: each may be more than
-        it was, none is less.
+        The bound is the smaller of all bytes allocated since and the distance to the pool's peak so far: each
+        may exceed the true number, neither is below.
         """
         live: dict[str, int] = self._client.stats()["live"]
         return max(min(live["total"] - self._total, live["peak"] - self._live), 0)
 
 
 class Needs:
-    """Needs by operation and shapes.
+    """Cache of footprints by operation and shapes.
 
-    What is not known is asked of tensors without memory; where data decide, it is a bound or what was seen.
+    An unknown footprint is computed with tensors that have no memory; if the result's size depends on data, a
+    bound or the largest result seen is used.
     """
 
     def __init__(self, counters: Counters | None = None, alignment: int = 1) -> None:
-        """Nothing is known; without counters of a pool the own memory of operations stays unknown."""
+        """Create an empty cache; without a pool's counters, workspaces stay unknown."""
         self._counters = counters
         self._alignment = alignment
         self._known: dict[Any, Need] = {}
         self._seen: dict[Any, int] = {}
         self._share: dict[Any, float] = {}
-        self._grown: dict[Any, float] = {}  # the most that was made, by what was given
+        self._grown: dict[Any, float] = {}  # largest ratio of result bytes to argument bytes
 
     def of(self, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Need:
-        """What an operation needs.
+        """Return the footprint of an operation.
 
         Args:
-            func: it.
+            func: the operation.
             args: positional arguments.
-            kwargs: the others.
-            given: bytes of the storages that it is given.
-            spare: bytes for which there is room without anything leaving.
+            kwargs: keyword arguments.
+            given: bytes of the storages among the arguments.
+            spare: free bytes without any eviction.
         """
-        sized = given == 0  # by a number, such as arange; elsewhere they are learning rates and the like
+        sized = given == 0  # sized by a number, as arange; elsewhere numbers are learning rates and the like
         try:
             key = (func, _part(args, sized), _part(kwargs, sized) if kwargs else None)
             need = self._known.get(key)
-        except Exception:  # what has no hash, or no shape: a nested tensor
+        except Exception:  # an argument without hash or shape: a nested tensor
             return Need(self._asked(func, args, kwargs))
         if need is None:
             if len(self._known) >= _MOST:
@@ -107,7 +109,7 @@ class Needs:
         return need
 
     def _guessed(self, func: Any, touched: int) -> int:
-        """What it may take beside: the same part of what it touches as with other shapes."""
+        """Estimate the workspace: the same share of the touched bytes as with other shapes."""
         if self._counters is None:
             return 0
         share = self._share.get(func)
@@ -116,12 +118,12 @@ class Needs:
         return int(share * touched)
 
     def begin(self) -> None:
-        """An operation begins that is to be measured."""
+        """Begin the measurement of an operation."""
         if self._counters is not None:
             self._counters.begin()
 
     def end(self, func: Any, need: Need, given: int, made: int) -> None:
-        """Its operation has ended: it was given and made so many bytes."""
+        """Record an ended operation's argument and result bytes, and the workspace if it is sampled."""
         self._grown[func] = max(self._grown.get(func, 0), made / max(given, 1))
         if made > need.made:
             need.made = made
@@ -134,14 +136,14 @@ class Needs:
             need.samples += 1
 
     def _asked(self, func: Any, args: Any, kwargs: Any) -> int:
-        """Bytes that it will return, as far as can be told."""
+        """Return the bytes of an operation's results, as far as they can be predicted."""
         try:
             return self._rounded(_without_memory(func, args, kwargs))
-        except Exception:  # data decide, or nobody has written down how
+        except Exception:  # data-dependent size, or no meta kernel
             bound = _BOUNDS.get(func.name().partition(".")[0]) if hasattr(func, "name") else None
             try:
                 return self._seen.get(func, 0) if bound is None else bound(args)
-            except Exception:  # arguments of a kind not thought of
+            except Exception:  # arguments that the bound does not expect
                 return self._seen.get(func, 0)
 
     def _rounded(self, sizes: list[int]) -> int:
@@ -150,12 +152,12 @@ class Needs:
 
 
 def _is_even(args: Any) -> bool:
-    """Whether all tensors among these arguments have one shape."""
+    """Return whether all tensors among these arguments have one shape."""
     return len({value.shape for value in args if isinstance(value, torch.Tensor)}) <= 1
 
 
 def _part(value: Any, sized: bool) -> Any:  # noqa: FBT001
-    """What of an argument decides how much an operation makes; fractions where it is ``sized`` by them."""
+    """Return the part of an argument that determines the size of a result; floats count only if ``sized``."""
     kind = type(value)
     if kind in PLAIN:
         return value.shape, value.dtype, None if value.is_contiguous() else value.stride()
@@ -169,7 +171,7 @@ def _part(value: Any, sized: bool) -> Any:  # noqa: FBT001
 
 
 def _without_memory(func: Any, args: Any, kwargs: Any) -> list[int]:
-    """Sizes of the new storages that an operation returns, from tensors of the same shapes on no device."""
+    """Return the sizes of an operation's new storages, computed with meta tensors of the same shapes."""
 
     def empty(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -186,27 +188,27 @@ def _without_memory(func: Any, args: Any, kwargs: Any) -> list[int]:
 
 
 def _indices(args: Any) -> int:
-    """Of ``nonzero``: int64[numel, dim]."""
+    """Bound the result of ``nonzero``: int64[numel, dim]."""
     return int(8 * args[0].numel() * max(args[0].dim(), 1))
 
 
 def _chosen(args: Any) -> int:
-    """Of ``masked_select``: every element."""
+    """Bound the result of ``masked_select``: every element."""
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
     return int(args[0].element_size() * shape.numel())
 
 
 def _distinct(args: Any) -> int:
-    """Of ``unique`` and its like: every element, where it lies, and how often."""
+    """Bound the results of ``unique`` and variants: each element with an index and a count."""
     return int((args[0].element_size() + 16) * args[0].numel())
 
 
 def _indexed(args: Any) -> int:
-    """Of ``index`` with masks: every element."""
+    """Bound the result of ``index`` with masks: every element."""
     return int(args[0].element_size() * args[0].numel())
 
 
-#: Where data decide how much an operation returns: the most that it can be.
+#: Upper bounds in bytes for operations whose result size depends on data.
 _BOUNDS: dict[str, Callable[[Any], int]] = {
     "aten::nonzero": _indices,
     "aten::masked_select": _chosen,

@@ -1,4 +1,4 @@
-"""The kinds of iteration that a program does in turn, and a plan for each."""
+"""Recurring iterations of a program, and a plan for each."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.needs import Need
     from mempool.torch.swapping.program import Program
 
-#: Plans that are kept, and iterations after which one that was not followed may be given up for another.
+#: Maximum number of plans, and iterations without use after which a plan may be replaced.
 _MOST, _STALE = 4, 64
-#: Iterations without a plan that are remembered, since one of their kind may come again.
+#: Number of unplanned iterations that are remembered, to detect their recurrence.
 _SEEN = 8
-#: Iterations from whose order the next one is foretold.
+#: Number of past iterations from whose order the next is predicted.
 _REMEMBERED = 64
 
 
 @dataclass(eq=False)
 class Pattern:
-    """One kind of iteration.
+    """A recurring iteration and the plan for it.
 
     Attributes:
-        program: its moves.
-        followed: whether an iteration did.
-        used: number of the last iteration that was of this kind.
-        needs: of each operation, itself, bytes of the tensors that it was given, or where it takes none its
-            arguments, and what it then needs.
-        limit_bytes: what its moves were planned for.
-        lessened: how often they were planned anew for less.
-        arrived: of the last iteration that followed them, rows of the schedule and their copies back.
+        program: offload schedule, by operation.
+        followed: whether an iteration followed the schedule.
+        used: number of the last iteration of this pattern.
+        needs: for each operation, the operation, the bytes of its tensor arguments (or the arguments
+            themselves, if none is a tensor), and the footprint.
+        limit_bytes: limit for which the moves were planned, bytes.
+        lessened: how often the moves were replanned for a lower limit.
+        arrived: rows of the schedule and their reloads, of the last iteration that followed the schedule.
     """
 
     program: Program
@@ -45,18 +45,18 @@ class Pattern:
 
     @property
     def holds(self) -> bool:
-        """Whether the moves hold what they were planned for; else more has to leave than they let leave."""
+        """Return whether the moves hold the planned limit; if not, more is evicted than planned."""
         return self.program.swap.limit_bytes <= self.limit_bytes
 
 
 class Patterns:
-    """Those that recur: training and evaluation, steps that accumulate, batches of several shapes."""
+    """Registry of recurring iterations: training, evaluation, accumulation, batches of several shapes."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all patterns and iterations."""
         self._kept: list[Pattern] = []
         self._seen: deque[Tape] = deque(maxlen=_SEEN)
         self._order: deque[Pattern | None] = deque(maxlen=_REMEMBERED)
@@ -66,14 +66,17 @@ class Patterns:
         return len(self._kept)
 
     def was(self, pattern: Pattern | None) -> None:
-        """An iteration has ended that was of a pattern, or of none."""
+        """Record the end of an iteration, with the iteration's pattern or None."""
         self._now += 1
         self._order.append(pattern)
         if pattern is not None:
             pattern.used = self._now
 
     def recurs(self, tape: Tape) -> bool:
-        """Whether an iteration that followed no plan is of a kind that was seen lately, and may have one."""
+        """Return whether an unplanned iteration matches a recent one, and another plan can be kept.
+
+        A tape without a match is remembered.
+        """
         if any(tape.agrees(kept.program.tape) for kept in self._kept):
             return False
         if not any(tape.agrees(seen) for seen in self._seen):
@@ -82,7 +85,7 @@ class Patterns:
         return len(self._kept) < _MOST or self._now - self._oldest().used >= _STALE
 
     def add(self, program: Program) -> Pattern:
-        """Keep the plan that was made of the iteration that has just been; another may have to go."""
+        """Add the plan made from the last iteration; a full registry drops the least recently used one."""
         if len(self._kept) >= _MOST:
             self.drop(self._oldest())
         self._kept.append(made := Pattern(program))
@@ -90,18 +93,18 @@ class Patterns:
         return made
 
     def drop(self, pattern: Pattern) -> None:
-        """Forget one."""
+        """Remove a pattern."""
         self._kept.remove(pattern)
         self._order = deque((None if one is pattern else one for one in self._order), maxlen=_REMEMBERED)
 
     def next(self) -> Pattern | None:
-        """What comes next: what came after the longest row of iterations that ended like the last ones.
+        """Predict the next pattern: the successor of the longest past run that ends like the last iterations.
 
-        Where nothing like it was, the one that was last.
+        If no run matches, return the most recently used pattern.
         """
         order = list(self._order)
         best, found = 0, None
-        for at in range(len(order) - 1, 0, -1):  # of two rows of one length, the later
+        for at in range(len(order) - 1, 0, -1):  # of two runs of equal length, the later
             if order[at] is None or order[max(at - 1 - best, 0)] is not order[-1 - best]:
                 continue
             length = 0
@@ -109,12 +112,15 @@ class Patterns:
                 length += 1
             if length > best:
                 best, found = length, order[at]
-            if length == at:  # those before it are shorter
+            if length == at:  # all earlier runs are shorter
                 break
         return found or max(self._kept, key=lambda one: one.used, default=None)
 
     def like(self, tape: Tape, func: Any, but: Pattern | None) -> Pattern | None:
-        """Another one that began as this iteration did, and whose next operation is this; None: any."""
+        """Return another pattern, not `but`, that began like this iteration and continues with `func`.
+
+        With None for `func`, any next operation matches.
+        """
         at = len(tape)
         born = [(when, room) for _, when, room in tape.born]
         for one in self._kept:

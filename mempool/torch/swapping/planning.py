@@ -1,4 +1,4 @@
-"""Programs of moves, made from an iteration as it happened and better with what the next ones waited for."""
+"""Makes offload schedules from recorded iterations, and improves them by the waits of later iterations."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.tape import Recorded
     from solvers.swap import Schedule, Step, Swap
 
-#: Waits below this part of an iteration are left alone.
+#: Waits below this share of an iteration's duration are ignored.
 _WORTH = 1 / 1000
-#: How often a plan may fail to be made before nobody tries again.
+#: Failures after which no plan is tried any more.
 _MOST_FAILURES = 3
-#: How often a program is changed by what was waited for, at most.
+#: Maximum number of changes of a program after waits.
 _MOST_CHANGES = 16
-#: How often moves are planned for less, so that they fit with their gaps, and by what part of the limit.
+#: Maximum number of replans for a lower limit, so that the buffers fit with gaps; and the divisor of the
+#: limit that bounds the total reduction.
 _MOST_ROUNDS, _MOST_PART = 5, 4
-#: Other schedules of the same stall that are placed before.
+#: Number of alternative schedules with the same stall that are packed before the limit is reduced.
 _VARIATIONS = 2
-#: Parts of what was waited for by which copies come sooner: the first whose buffers can be placed.
+#: Shares of the waits by which reloads start earlier; the first share whose buffers can be packed is used.
 _PARTS = (1.0, 0.5, 0.25)
-#: Part of the host's memory that plans leave to gaps between copies.
+#: Divisor of the host memory: plans leave that share to gaps between copies.
 _GAPS = 16
 
 
@@ -44,7 +45,13 @@ class Planning:
     """Makes programs for a limit, and changes them."""
 
     def __init__(self, engine: Engine, host_bytes: int | None, alignment: int) -> None:
-        """Plan for an engine, so many bytes of the host (None: any), and offsets that are so aligned."""
+        """Prepare plans for an engine.
+
+        Args:
+            engine: copies between device and host.
+            host_bytes: host memory for copies, bytes; None: no limit.
+            alignment: alignment of offsets, bytes.
+        """
         self._engine = engine
         self._alignment = alignment
         self._host_bytes = None if host_bytes is None else host_bytes - host_bytes // _GAPS
@@ -53,15 +60,15 @@ class Planning:
         self._arenas: WeakKeyDictionary[Schedule, int] = WeakKeyDictionary()
 
     def made(self, tape: Tape, before: Program | None, limit: int) -> Program | None:
-        """The program for an iteration and a limit; where that cannot be held, for the least that can.
+        """Make the program for an iteration and a limit, or the least feasible limit if that is higher.
 
         Args:
             tape: the iteration.
-            before: what was followed, or was last: it knows how long operations take that no mark tells.
-            limit: bytes.
+            before: the program followed now or last, which has the durations of operations without marks.
+            limit: limit, bytes.
 
         Returns:
-            None where it cannot be made: the program goes on without.
+            None if no program can be made: training continues without a program.
         """
 
         def make() -> Program:
@@ -71,7 +78,7 @@ class Planning:
         return self._tried(make)
 
     def again(self, plan: Program, limit: int) -> Program | None:
-        """Another program for the iteration of this one and another limit; None where it cannot be made."""
+        """Make another program for the same iteration and another limit; None if that fails."""
         return self._tried(lambda: self._program(plan.tape, plan.recorded, limit, plan.changes, tries=0))
 
     def _program(
@@ -83,7 +90,7 @@ class Planning:
         return program_of(tape, step, swap, copies, changes)
 
     def _tried(self, make: Callable[[], Program | None]) -> Program | None:
-        """What is made; None where that fails: whatever it is, nobody's training ends by it."""
+        """Return the result of `make`, or None if that fails: no error of any kind ends the training."""
         if self._failures >= _MOST_FAILURES:
             return None
         try:
@@ -105,15 +112,15 @@ class Planning:
         return SwapPlanner(step, self._engine.link(), host_limit=self._host_bytes, tries=tries)
 
     def arena(self, plan: Program) -> int:
-        """Bytes of an arena for all that a program leaves on the device."""
+        """Return the arena size for all buffers that a program leaves on the device, in bytes."""
         return self._arena(plan.recorded.step, plan.swap.schedule)
 
     def _fitting(self, planner: SwapPlanner, step: Step, limit: int) -> Swap:
-        """Moves that leave so little that it is within the limit with the gaps between buffers.
+        """Find moves whose arena is within the limit, gaps between buffers included.
 
-        Rather others that wait no longer and are easier to place than more of them. A little less may be
-        easier to place or not, by chance, so that several limits are tried, down to the least that can be
-        held: without a search for the least stall, which takes seconds there.
+        Schedules with an equal stall that pack better are preferred to additional moves. Whether a slightly
+        lower limit packs better is a matter of chance, so several limits are tried, down to the least
+        feasible one. Those tries do without the search for the least stall, which takes seconds.
         """
 
         def arena(schedule: Schedule) -> int:
@@ -139,18 +146,18 @@ class Planning:
         return best
 
     def _arena(self, step: Step, schedule: Schedule) -> int:
-        """See `arena_bytes`; each is placed once, as that takes some tenths of a second of the program's."""
+        """Return `arena_bytes`, cached: packing takes some tenths of a second of the program's time."""
         if (known := self._arenas.get(schedule)) is None:
             known = self._arenas[schedule] = arena_bytes(step, schedule, self._alignment)
         return known
 
     def warn(self, plan: Program, limit: int, asked: int) -> None:
-        """Say once that a plan, which the program follows, does not hold the limit, and why none does.
+        """Warn once that the followed plan does not hold the limit, and why no plan does.
 
         Args:
-            plan: what is followed.
-            limit: bytes that tensors may take.
-            asked: bytes of the limit that leaves them so much, beside what else the pool holds.
+            plan: the followed program.
+            limit: bytes left for tensors.
+            asked: the requested limit, bytes, which also covers all else that the pool holds.
         """
         least = plan.swap.limit_bytes
         if least <= limit or self._warned:
@@ -170,14 +177,14 @@ class Planning:
         )
 
     def changed(self, plan: Program, arrived: list[tuple[int, Any]], limit: int) -> Program | None:
-        """A program whose copies back come sooner where they were waited for.
+        """Make a program whose reloads start earlier if they were waited for.
 
-        None where it is as good, or where that fails.
+        Return None if no such program is better, or on failure.
 
         Args:
-            plan: what was followed.
-            arrived: rows of the schedule, and the copies that were waited for.
-            limit: bytes that what lies where it is planned stays within; where it did not, it takes no more.
+            plan: the followed program.
+            arrived: rows of the schedule, and their reloads.
+            limit: limit of the arena, bytes; an arena that exceeds the limit already must not grow.
         """
         return self._tried(lambda: self._changed(plan, arrived, limit))
 
@@ -201,7 +208,7 @@ class Planning:
             return None
         try:
             judged = replay(step, self._engine.link(), schedule)
-        except PlanError:  # some other rule is in the way
+        except PlanError:  # another constraint is violated
             return None
         least = max(swap.limit_bytes, judged.peak_bytes)
         made = replace(swap, limit_bytes=least, schedule=schedule, replayed=judged)

@@ -1,4 +1,4 @@
-"""Memory of this process alone, which no allocator sees, page by page as it is touched."""
+"""Memory of this process alone, unseen by any allocator, populated page by page when touched."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from mempool.torch.swapping.holes import pages
 if TYPE_CHECKING:
     from mempool.torch.swapping.holes import Holes
 
-#: The kernel joins neighbouring mappings that it counts as promised memory, and lets no process fork that has
-#: one larger than all memory: a few arenas of half of it would do. Python names the flag from 3.13 on.
+#: Flag for mappings that do not count as committed memory. The kernel merges neighbouring counted mappings,
+#: and no process with one larger than all memory may fork: a few arenas of half the memory would be enough.
+#: Python names the flag from 3.13 on.
 _UNCOUNTED = getattr(mmap, "MAP_NORESERVE", 0x4000 if os.uname().machine in ("x86_64", "aarch64") else 0)
-#: Pages are counted and given back in pieces of so many bytes.
+#: Granularity for counting and releasing pages, bytes.
 PIECE = 1 << 20
-#: Less than this is not worth the faults of its pages when they are wanted again.
+#: Smallest excess that is released, bytes: less is not worth the page faults on the next use.
 _LEAST = 64 << 20
 
 
 class PrivateMemory:
-    """Addresses for ``size`` bytes, in whole pages; a forked child has a copy of its own.
+    """Addresses for ``size`` bytes, in whole pages; a forked child gets a copy.
 
     Attributes:
         size: bytes.
-        address: of the first one.
+        address: address of the first byte.
 
     Raises:
-        UsageError: the system has no room for so many addresses.
+        UsageError: the system has no address range of that size.
     """
 
     def __init__(self, size: int) -> None:
@@ -46,16 +47,16 @@ class PrivateMemory:
         self._touched = np.zeros(-(-self.size // PIECE), np.bool_)
 
     def touch(self, at: int, size: int) -> None:
-        """So many bytes at this place are about to be written."""
+        """Record that `size` bytes at offset `at` are about to be written."""
         self._touched[at // PIECE : -(-(at + size) // PIECE)] = True
 
     @property
     def touched_bytes(self) -> int:
-        """Most that can be in memory."""
+        """Return an upper bound of the bytes in physical memory."""
         return int(self._touched.sum()) * PIECE
 
     def keep(self, needed: int, holes: Holes) -> None:
-        """Give pages in holes back to the system, if much more was touched than the bytes that are needed."""
+        """Release pages in holes to the system, if far more bytes were touched than are needed."""
         excess = self.touched_bytes - needed - needed // 4
         if excess < _LEAST:
             return
@@ -69,5 +70,5 @@ class PrivateMemory:
                     excess -= PIECE
 
     def to_no_child(self) -> None:
-        """A forked child has none of it: while a GPU copies, its pages must not come to be copied."""
+        """Exclude the memory from forked children: pages must not turn copy-on-write while a GPU copies."""
         self._map.madvise(mmap.MADV_DONTFORK)

@@ -1,4 +1,4 @@
-"""A schedule as what is to be done before and after each operation."""
+"""A schedule as lists of actions before and after each operation."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ if TYPE_CHECKING:
     from mempool.torch.swapping.tape import Recorded, Tape
     from solvers.swap import Swap
 
-#: Before an operation, in this order: give memory back, take memory and fill it.
+#: Actions before an operation, in this order: free memory, then allocate memory and fill it.
 RELEASE, FETCH = range(2)
 
 
 class Line(NamedTuple):
-    """One operation of a program."""
+    """Entry of a program for one operation."""
 
-    function: Any  #: it
+    function: Any  #: the operation
     before: tuple[tuple[int, int], ...]  #: (RELEASE or FETCH, row), in order
-    after: tuple[tuple[int, int], ...]  #: rows that leave, and where on the host their copies lie
-    gone: tuple[int, ...]  #: rows whose copies on the host nothing needs any more
-    made: tuple[int, ...]  #: rows of what it makes, in order
+    after: tuple[tuple[int, int], ...]  #: (row that leaves, place of the copy on the host)
+    gone: tuple[int, ...]  #: rows whose copies on the host are no longer needed
+    made: tuple[int, ...]  #: rows of the operation's results, in order
 
 
 @dataclass
 class Program:
-    """What to do around each operation of an iteration.
+    """Actions around each operation of an iteration.
 
     Attributes:
-        tape: the iteration that it was made from.
-        recorded: that as a step.
-        swap: the schedule and what the replay says of it.
-        before: of an operation, (RELEASE or FETCH, row), in order.
-        copies: on the host.
-        after: of an operation, the rows that leave, and where on the host their copies lie.
-        gone: of an operation, the rows whose copies on the host nothing needs after it.
+        tape: the recorded iteration.
+        recorded: the tape as a step.
+        swap: the schedule, and the result of the schedule's replay.
+        before: by operation, (RELEASE or FETCH, row), in order.
+        copies: places of the copies on the host.
+        after: by operation, (row that leaves, place of the copy on the host).
+        gone: by operation, the rows whose copies on the host are no longer needed afterwards.
         rooms: bytes of each row.
-        returns: rows of the schedule, by operation that uses what comes back, and its row.
-        changes: how often it was changed by what was waited for.
+        returns: row of the schedule, by (operation that uses the reloaded buffer, row of the buffer).
+        changes: how often the program was changed after waits.
     """
 
     tape: Tape
@@ -61,11 +61,11 @@ class Program:
 
     @property
     def functions(self) -> list[Any]:
-        """Of each operation."""
+        """Return the function of each operation."""
         return self.tape.functions
 
     def away(self, at: int) -> list[int]:
-        """Rows that are not here, or not to stay, before an operation."""
+        """Return the rows that are offloaded, or about to leave, before an operation."""
         moves, k = self.swap.schedule, len(self)
         now = (moves.out < at) & (at <= moves.fetch)
         found: list[int] = moves.buffer[now | (moves.out < at + k) & (at + k <= moves.fetch)].tolist()
@@ -73,13 +73,13 @@ class Program:
 
     @cached_property
     def always(self) -> list[tuple[int, int]]:
-        """Rows of what is there in every iteration, and the numbers of their storages."""
+        """Return (row, storage number) of each persistent storage."""
         stays = self.recorded.step.persistent.nonzero()[0].tolist()
         return [(row, self.recorded.numbers[row]) for row in stays]
 
     @cached_property
     def lines(self) -> list[Line]:
-        """All of that, by operation."""
+        """Return the entries of all operations."""
         made: dict[int, list[int]] = defaultdict(list)
         for (at, place), row in sorted(self.recorded.born.items()):
             if place >= 0:
@@ -97,12 +97,12 @@ class Program:
 
     @cached_property
     def uses(self) -> Uses:
-        """When each row is used next."""
+        """Return the lookup of each row's next use."""
         return Uses(self.recorded.step)
 
 
 def program_of(tape: Tape, recorded: Recorded, swap: Swap, copies: HostCopies, changes: int = 0) -> Program:
-    """The program of a schedule and its copies on the host, which was changed so often."""
+    """Convert a schedule and the copies on the host to a program that was changed `changes` times."""
     k, moves = len(tape), swap.schedule
     made = Program(tape, recorded, swap, copies, rooms=recorded.step.size.tolist(), changes=changes)
     for row in moves.release.argsort(kind="stable").tolist():

@@ -1,4 +1,4 @@
-"""Where iterations end in a program that marks none, such as a loop of inferences."""
+"""Detection of iterations in a program that marks none, such as an inference loop."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from traces.detect import tail_period
 if TYPE_CHECKING:
     from mempool.torch.swapping.tape import Tape
 
-#: Operations after which it is looked first, then after twice as many; and the most that are kept.
+#: Number of operations before the first search, doubled after each search, and the most that a tape keeps
+#: without a period.
 _FIRST, _MOST = 64, 1 << 15
-#: Until there are so many, what looks like training is left to the optimizer's steps, which mark.
+#: Below this number of operations, programs that look like training are left to the marks of optimizer steps.
 _PATIENT = 1 << 12
-#: How often something must repeat, and how many iterations that differ show that it was the wrong thing.
+#: Repetitions needed to accept a period, and consecutive diverging iterations that disprove it.
 _TIMES, _ODD = 3, 3
-#: The part of what one iteration uses that the next one uses too.
+#: Share of the storages used in one iteration that the next iteration must use too.
 _SAME = 0.8
 
 
 class Repeats:
-    """Finds the period of the operations, whatever place in it then is the iteration's end."""
+    """Detector of the operations' period; any place in the period serves as the iteration's end."""
 
     def __init__(self) -> None:
         self._look = _FIRST
@@ -31,17 +32,17 @@ class Repeats:
         self._codes: dict[Any, int] = {}
 
     def ends(self, tape: Tape) -> bool:
-        """Whether a whole iteration has ended."""
+        """Return whether a whole iteration has ended."""
         return len(tape.functions) == self._period
 
     def begins(self, tape: Tape) -> bool:
-        """Whether the next operation is the first of an iteration, and those so far are of none."""
+        """Return whether an iteration begins with the next operation, so that earlier ones belong to none."""
         if self._period or len(tape.functions) < self._look:
             return False
         self._look *= 2
         if len(tape) < _PATIENT and (torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1):
             return False
-        for what in (tape.functions, _with_uses(tape)):  # layers that are alike may be all that there is
+        for what in (tape.functions, _with_uses(tape)):  # functions may repeat per layer
             codes = [self._codes.setdefault(one, len(self._codes)) for one in what]
             found = tail_period(codes, min_repeats=_TIMES)
             if found is not None and _same_twice(tape, found.period):
@@ -53,21 +54,22 @@ class Repeats:
         return True
 
     def was(self, *, odd: bool) -> None:
-        """An iteration was unlike the plan: perhaps a repetition inside of it was taken for it."""
+        """Record whether an iteration diverged: the period may be a repetition within the iteration."""
         self._odd = self._odd + 1 if odd else 0
         if self._odd >= _ODD:
             self._period = self._odd = 0
 
 
 def _with_uses(tape: Tape) -> list[Any]:
-    """Each operation with the numbers of what it used that none of them made and several used, as weights.
+    """Return each operation with the numbers of the shared storages (weights) that the operation uses.
 
-    Without the last one: views that are made after an operation count as its uses, and may be still to come.
+    Shared storages are used several times and made by none of the operations. The last operation is left out:
+    views made after an operation count as uses by that operation, and may still follow.
     """
     touched = [code >> 1 for code in tape.touched]
     met = dict(tape.met)
     made = set()
-    for number, at, _ in tape.born:  # an operation is given what it meets before it makes anything
+    for number, at, _ in tape.born:  # arguments are met before results are made
         if met.get(at, 0) > 0:
             met[at] -= 1
         else:
@@ -81,7 +83,7 @@ def _with_uses(tape: Tape) -> list[Any]:
 
 
 def _same_twice(tape: Tape, period: int) -> bool:
-    """Whether the last two periods used the same of what was there before: layers that are alike do not."""
+    """Return whether the last two periods used the same older storages: layers that are alike do not."""
     end = len(tape)
     first = end - 2 * period
     new = {number for number, at, _ in tape.born if at >= first}

@@ -1,4 +1,4 @@
-"""What swapping did."""
+"""Counters and report entries of swapping."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ if TYPE_CHECKING:
 
 @dataclass
 class SwapCounts:
-    """Counts since the beginning; bytes and seconds.
+    """Counters since the start; bytes and seconds.
 
     Attributes:
-        iterations: that have ended.
-        plans: schedules that were made.
-        margin_bytes: by how much less than the limit plans hold, since the pool reserves more than lives.
-        changes: how often one was changed by what an iteration waited for.
-        peak_bytes: most that was here at once, while operations were seen.
-        out_bytes: copied to the host.
-        in_bytes: copied back.
-        iteration_out_bytes: in the last iteration.
-        iteration_in_bytes: in the last iteration.
-        on_demand: storages that an operation needed and no plan had brought.
-        evicted: storages that left because room was needed at once.
-        put_off: copies back for which there was no room when the plan asked for them.
-        over: operations that began with more than the limit, since all else was needed.
+        iterations: ended iterations.
+        plans: schedules made.
+        margin_bytes: difference of the limit and the plan's limit, since the pool reserves more than live
+            bytes.
+        changes: changes of schedules after waits.
+        peak_bytes: peak of the resident bytes while operations were seen.
+        out_bytes: bytes offloaded.
+        in_bytes: bytes reloaded.
+        iteration_out_bytes: bytes offloaded in the last iteration.
+        iteration_in_bytes: bytes reloaded in the last iteration.
+        on_demand: storages that an operation needed and no plan had reloaded.
+        evicted: storages evicted because room was needed at once.
+        put_off: planned reloads that lacked room at their planned time.
+        over: operations that began above the limit, since all else was needed.
         diverged: iterations that did not follow the plan.
-        host_full: copies for which the host's arena had no room.
-        beside: operations of other threads, which nothing planned.
+        host_full: copies that did not fit into the host's arena.
+        beside: operations of other threads, which are not planned.
         bypassed: operations that were not seen, since nothing had to move.
-        waits: copies that operations waited for.
-        waited_seconds: how long.
+        waits: transfers that operations waited for.
+        waited_seconds: total time of these waits.
     """
 
     iterations: int = 0
@@ -58,20 +59,20 @@ class SwapCounts:
     _in_before: int = 0
 
     def ended(self) -> None:
-        """An iteration has ended."""
+        """Record the end of an iteration."""
         self.iterations += 1
         self.iteration_out_bytes = self.out_bytes - self._out_before
         self.iteration_in_bytes = self.in_bytes - self._in_before
         self._out_before, self._in_before = self.out_bytes, self.in_bytes
 
     def waited(self, seconds: float) -> None:
-        """A copy was waited for, if that took any time."""
+        """Record a wait for a copy, unless the wait took no time."""
         self.waits += seconds > 0
         self.waited_seconds += seconds
 
 
 def said(counts: SwapCounts, plan: Program | None) -> dict[str, Any]:
-    """The counts and the plan's numbers, for JSON; None for those of a plan that there is not."""
+    """Return the counters and the plan's numbers, for JSON; without a plan, the latter are None."""
     values: dict[str, Any] = {k: v for k, v in asdict(counts).items() if not k.startswith("_")}
     values |= dict.fromkeys(("planned_peak_bytes", "unplanned_peak_bytes", "moves", "planned_stall_seconds"))
     if plan is not None:

@@ -1,4 +1,4 @@
-"""What the pool holds under a limit: that and no more, whatever lies where."""
+"""The pool's reserved memory under a limit: the arena's size, and the time at which the pool may plan."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ if TYPE_CHECKING:
     from mempool import _core
     from solvers.swap import Schedule, Step
 
-#: Planned iterations without a change of the moves, after which the pool may learn what recurs.
+#: Planned iterations without a change of the moves, after which the pool may learn the pattern.
 _CALM = 3
-#: Work of the search for places, in nodes: some tenths of a second.
+#: Node limit of the packing search: some tenths of a second.
 _NODES = 20_000_000
 
 
 def arena_bytes(step: Step, schedule: Schedule, alignment: int) -> int:
-    """Bytes of an arena for all that a schedule leaves on the device, whose offsets are planned.
+    """Return the bytes of an arena with planned offsets for all buffers that a schedule leaves on the device.
 
-    The load alone is less: where it is close to the limit all the time, buffers leave gaps.
+    The load alone is less: if the load is close to the limit all the time, buffers leave gaps.
     """
     buffers, _ = device_buffers(step, schedule, alignment=alignment)
     try:
         return solve(buffers, stop=Stop(nodes=_NODES)).arena_bytes
-    except PlanError:  # more than can be counted
+    except PlanError:  # sizes exceed the countable range
         return step.peak_bytes
 
 
 class Settling:
     """Keeps a pool from learning while the moves still change.
 
-    Every change of the moves makes other lifetimes of the same requests. A pool that planned those before
-    would find buffers in the way of its plan, and plan around them, in an ever larger arena. Until a plan of
-    its own is made a pool reserves little more than what lives.
+    Each change of the moves changes the lifetimes of the same requests. A pool that planned earlier lifetimes
+    would find planned places occupied, and plan around them in an ever larger arena. Until a pool has a plan,
+    the pool reserves little more than the live bytes.
     """
 
     def __init__(self, client: _core.Client | None) -> None:
-        """Hold back the pool of a client; without one, none."""
+        """Stop a client's pool from learning; without a client, do nothing."""
         self._client = client
         self._calm = 0
         self._dynamic = False
@@ -47,18 +47,18 @@ class Settling:
 
     @property
     def learns(self) -> bool:
-        """Whether the pool does."""
+        """Return whether the pool may learn."""
         return not self._dynamic
 
     def changed(self) -> None:
-        """The moves are others from now on."""
+        """Record a change of the moves, and stop the pool's learning."""
         self._calm = 0
         if self._client is not None and not self._dynamic:
             self._dynamic = True
             self._client.enter_dynamic()
 
     def went_by_plan(self) -> None:
-        """An iteration followed the moves, which are as before."""
+        """Record an iteration that followed unchanged moves."""
         self._calm += 1
         if self._calm == _CALM:
             self.end()

@@ -1,4 +1,4 @@
-"""How much more a pool can serve within a limit: it holds more than what lives, and all of that counts."""
+"""Headroom of a pool under a limit: the pool holds more than the live bytes, and all of that counts."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ if TYPE_CHECKING:
     from mempool import _core
     from mempool.torch.swapping.storages import Storages
 
-#: No budget, as the core has it.
+#: The core's value for no budget.
 _NONE = (1 << 64) - 1
-#: By what part of the limit more may be held before that is told.
+#: Divisor of the limit: an excess above that share is reported.
 _TOLD = 50
-#: From what part of the limit on the room for an operation is worth a look at what was missed.
+#: Divisor of the limit: for operations from that share on, the pool's misses are checked.
 _LARGE = 64
 
 
 class Room:
-    """The pool's own word on what it holds, asked before an operation that takes memory.
+    """The pool's own headroom, read before an operation that takes memory.
 
-    Beside what lives that is pages of which a part is free, small blocks, what other threads and libraries
-    have, and an arena as a whole, however full: none of that can be given back.
+    Beyond the live bytes, the pool holds partly free pages, small blocks, memory of other threads and
+    libraries, and an arena as a whole, however full: none of these can be released.
 
     Attributes:
-        arena: whether the pool has the arena of its plan, where all that is planned has its place.
-        limit_bytes: what the pool holds at most; more than was asked for where less cannot be held.
-        holds_arena: whether it has any.
-        asks: whether the pool is to be asked: not while an iteration goes by plan there.
-        beside_bytes: most that the pool held beside what swapping knows, since `begin`, if it had no arena.
+        arena: whether the pool has the arena of the current plan, where all planned buffers have places.
+        limit_bytes: most bytes that the pool holds; above the requested limit if that cannot be held.
+        holds_arena: whether the pool has any arena.
+        asks: whether to ask the pool; False while an iteration goes by the pool's plan.
+        beside_bytes: most bytes held by the pool for no known storage since `begin`, while it had no arena.
     """
 
     def __init__(self, client: _core.Client, storages: Storages, limit_bytes: int) -> None:
-        """Have the pool of a client keep the limit as its budget."""
+        """Set the limit as the budget of the client's pool."""
         self._client, self._pool = client, client.pool
         self._storages = storages
         self.limit_bytes = self._asked_bytes = limit_bytes
@@ -43,24 +43,25 @@ class Room:
         self.beside_bytes = 0
         self._pool.set_budget(limit_bytes)
         self._told_bytes = 0
-        self._missed = 0  # when the iteration began
+        self._missed = 0  # misses when the iteration began
 
     def hold(self, least_bytes: int) -> None:
-        """Keep the limit, or where less than this cannot be held, this."""
+        """Keep the requested limit, or `least_bytes` if less cannot be held."""
         self.limit_bytes = max(least_bytes, self._asked_bytes)
         self._pool.set_budget(self.limit_bytes)
 
     def begin(self, *, by_plan: bool) -> None:
-        """An iteration begins, or its arena has come: is what is here by plan alone?"""
+        """Begin an iteration, or a phase with a new arena; with ``by_plan``, only the plan moves storages."""
         self.asks = not (self.arena and by_plan)
         self.beside_bytes = 0
         self._missed = 0 if self.asks else self._misses()
 
     def lacks(self, more: int) -> bool:
-        """Whether the pool has no room for so many bytes, as far as it is asked.
+        """Return whether the pool lacks room for `more` bytes, as far as the pool is asked.
 
-        Of an iteration that goes by plan there it is asked again once something did not find its place, as
-        where the plan is of another kind of iteration: what is large must not be taken beside the arena then.
+        In an iteration by the pool's plan, the pool is asked again after an allocation missed its planned
+        place, as when the plan is for another pattern: large results must not be allocated outside the arena
+        then.
         """
         if not self.asks:
             if more < self.limit_bytes // _LARGE or self._misses() == self._missed:
@@ -69,15 +70,15 @@ class Room:
         return more > self.left()
 
     def differs(self, more: int) -> None:
-        """An operation makes so much more than what it made in this place the last time."""
+        """Ask the pool again if an operation makes many more bytes than in this place the last time."""
         self.asks |= more >= self.limit_bytes // _LARGE
 
     def _misses(self) -> int:
-        """Allocations that did not follow the pool's plan, ever."""
+        """Return the total number of allocations that missed the pool's plan."""
         return missed(self._client.stats()["outcomes"])
 
     def left(self) -> int:
-        """Bytes that operations may take."""
+        """Return the bytes that operations may still allocate."""
         storages = self._storages
         room: int = self._pool.room()
         if not self.holds_arena:
@@ -86,13 +87,13 @@ class Room:
         return room - storages.outside_bytes
 
     def values(self) -> dict[str, Any]:
-        """What there is to report: how often the pool took more than the limit, and how much at most."""
+        """Return report entries: how often the pool exceeded the budget, and the largest excess in bytes."""
         stats = self._pool.stats()
         more = max(stats["reserved"]["peak"] - self._asked_bytes, 0)
         return {"beyond": stats["beyond_budget"], "beyond_bytes": more if stats["beyond_budget"] else 0}
 
     def tell(self) -> None:
-        """Say that the pool held clearly more than the limit, and again when it was twice as much."""
+        """Warn if the pool clearly exceeded the limit, and again once the excess has doubled."""
         more = self.values()["beyond_bytes"]
         if more <= max(self._asked_bytes // _TOLD, 2 * self._told_bytes - 1):
             return
@@ -105,7 +106,7 @@ class Room:
         )
 
     def end(self) -> None:
-        """No limit any more."""
+        """Remove the budget."""
         self.tell()
         self.asks = False
         self._pool.set_budget(_NONE)

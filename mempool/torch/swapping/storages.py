@@ -1,4 +1,4 @@
-"""The storages that swapping knows, by identity: where each is, and what it was last used for."""
+"""Registry of the known storages, by identity: location, copies and last use of each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from mempool.torch.swapping.engine import HostCopy, Transfer
 
-#: Where a storage's bytes are. LEAVING: on the device, and being copied to the host. COMING: it has memory on
-#: the device again, which is being filled. GONE: the storage has ended.
+#: Location of a storage's bytes. LEAVING: on the device, with an offload under way. COMING: device memory is
+#: allocated again, with a reload under way. GONE: the storage has ended.
 HERE, LEAVING, AWAY, COMING, GONE = range(5)
 storage_of = torch._C.TensorBase.untyped_storage
-#: Of a storage itself, whatever the methods of its class may be while swapping (`escapes`).
+#: The storages' own functions, unaffected by the patches of `escapes`.
 bytes_of = torch._C.StorageBase.nbytes
 is_resizable = torch._C.StorageBase.resizable
 resize = torch._C.StorageBase.resize_
@@ -26,7 +26,7 @@ _GENERATOR_BYTES = torch.default_generator.get_state().nbytes
 
 
 def address_of(storage: Any) -> int:
-    """Where a storage's memory is; 0 for none, such as that of a tensor of zeros that were never written."""
+    """Return the address of a storage's memory; 0 if none, as for zero tensors that were never written."""
     try:
         return int(torch._C.StorageBase.data_ptr(storage))
     except RuntimeError:
@@ -34,24 +34,24 @@ def address_of(storage: Any) -> int:
 
 
 class Held(weakref.ref[Any]):
-    """A living storage on the device that is swapped.
+    """Record of a living, swappable storage on the device.
 
     Attributes:
-        outside: whether its memory is not the pool's.
-        key: its ``id``, which another may have when this one is gone.
-        number: which one it is, in the order in which they were met.
-        size: bytes of it when it is here.
-        room: bytes that it takes of the device's memory, the size rounded up.
+        outside: whether the memory is not the pool's.
+        key: ``id`` of the storage; another storage may have the same after this one ends.
+        number: serial number, in the order in which storages were met.
+        size: bytes of the storage when on the device.
+        room: bytes of device memory, the size rounded up.
         state: HERE, LEAVING, AWAY, COMING or GONE.
-        movable: whether its memory may be given back and had again.
-        pins: how many are using its memory past the dispatcher now: it does not move then.
-        born: the operation of the iteration that made it and its place among what that made; None: an
-            iteration before did.
-        row: its row in the program, -1 for none.
-        last: number of the last operation that touched it, counted over all iterations.
-        copy: its bytes on the host, which may be old; None: there are none.
-        clean: whether nothing wrote since that copy was asked for.
-        transfer: what fills or copies it, while LEAVING or COMING.
+        movable: whether the memory may be freed and allocated again.
+        pins: number of present users past the dispatcher; a pinned storage does not move.
+        born: (operation, place among the operation's results) in this iteration, with places -1, -2, ... for
+            storages met as arguments; None for a storage of earlier iterations.
+        row: row in the program, -1 for none.
+        last: number of the last operation that used the storage, counted over all iterations.
+        copy: copy on the host, possibly stale; None without a copy.
+        clean: whether nothing wrote to the storage since the copy was started.
+        transfer: the transfer under way while LEAVING or COMING.
     """
 
     __slots__ = (
@@ -76,21 +76,21 @@ class Held(weakref.ref[Any]):
 
 
 def _is_generators(tensor: torch.Tensor, size: int) -> bool:
-    """Whether it may be a random generator's state: C++ reads it, in a class that cannot be changed."""
+    """Return whether the tensor may be a random generator's state, which an unpatchable C++ class reads."""
     return size == _GENERATOR_BYTES and tensor.dtype is torch.uint8 and tensor.is_cpu
 
 
 class Storages:
-    """Those that were met and are alive.
+    """Registry of the storages that were met and are alive.
 
     Attributes:
         device: kind of the device, such as ``cpu``.
-        known: by ``id`` of the storage; also of the dead until `buried`, so that who looks must ask for the
-            storage itself (`find`).
-        here_bytes: what those that are not AWAY take of the device's memory; of the dead until `buried`.
-        outside_bytes: of these, what is not the pool's.
-        dead: what ended and is not buried. Python drops Ctrl-C that comes while a weak reference tells that
-            its object has ended, so all that happens then is this one append, in C.
+        known: records by ``id`` of the storage. Dead records stay until `buried`, so a lookup must compare
+            the storage itself (`find`).
+        here_bytes: device memory of all storages that are not AWAY, dead ones included until `buried`.
+        outside_bytes: the part of `here_bytes` that is not the pool's.
+        dead: records of storages that ended and are not yet buried. Python drops a Ctrl-C raised in a weak
+            reference's callback, so the callback does no more than this single append, in C.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Storages:
         self.here_bytes = self.outside_bytes = 0
 
     def meet(self, tensor: torch.Tensor, storage: Any, born: tuple[int, int] | None, now: int) -> Held | None:
-        """A storage that is seen for the first time; None where it is not of this device, or empty."""
+        """Register a storage seen for the first time; None if empty or on another device."""
         size = bytes_of(storage)
         if size == 0 or not self._is_ours(tensor):
             return None
@@ -119,18 +119,18 @@ class Storages:
         held.clean = False
         known = self.known.setdefault(held.key, held)
         if known is not held:
-            if known() is storage:  # another thread met it
+            if known() is storage:  # registered by another thread
                 return known
             self.known[held.key] = held
         self._numbers += 1
         self.here_bytes += held.room
-        # What an operation makes is the pool's; what is met may be older than that, or of others.
+        # Storages made by operations are the pool's; other storages may be older than the pool, or foreign.
         held.outside = born is None and self._owns is not None and not self._owns(address_of(storage))
         self.outside_bytes += held.room if held.outside else 0
         return held
 
     def resized(self, held: Held, size: int) -> None:
-        """The program gave a storage that is here another size."""
+        """Update the size of a storage on the device after the program resized the storage."""
         self.inside(held)
         room = self._room(size)
         self.here_bytes += room - held.room
@@ -140,13 +140,13 @@ class Storages:
         return -(-size // self.alignment) * self.alignment
 
     def inside(self, held: Held) -> None:
-        """The memory that a storage had is no longer its own; what it gets instead is the pool's."""
+        """Count a storage as the pool's from now on: the next memory of the storage will be."""
         if held.outside:
             held.outside = False
             self.outside_bytes -= held.room
 
     def buried(self) -> Iterator[Held]:
-        """Those that ended since the last call; each again if Ctrl-C came before the next was asked for."""
+        """Yield the storages that ended since the last call; after a Ctrl-C, the interrupted one again."""
         dead = self.dead
         while dead:
             held = dead[0]
@@ -163,10 +163,10 @@ class Storages:
             dead.popleft()
 
     def find(self, storage: Any) -> Held | None:
-        """What is known of a storage."""
+        """Return the record of a storage, or None."""
         held = self.known.get(id(storage))
         return held if held is not None and held() is storage else None
 
     def of(self, tensor: torch.Tensor) -> Held | None:
-        """What is known of a tensor's storage."""
+        """Return the record of a tensor's storage, or None."""
         return self.find(storage_of(tensor))

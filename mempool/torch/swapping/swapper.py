@@ -1,4 +1,4 @@
-"""A dispatch mode that moves storages to the host and back, so that what is here stays within a limit."""
+"""A dispatch mode that offloads storages to the host and reloads them, to hold a device memory limit."""
 
 from __future__ import annotations
 
@@ -39,22 +39,24 @@ _NONE: dict[str, Any] = {}
 
 
 class Swapper(TorchDispatchMode):
-    """Keeps what the storages of one device take within a limit.
+    """Dispatch mode that keeps the memory of one device's storages within a limit.
 
-    Before an operation, all that it is given is brought here, whatever any plan says: so no result ever
-    depends on a plan. Nothing leaves but then: C++ may use what it had made until the next operation. In an
-    iteration like the one that was recorded, a schedule moves storages in time; in others, what was unused
-    for longest leaves when room is needed.
+    Before each operation, the mode reloads all storages among the arguments, whatever a plan says, so no
+    result ever depends on a plan. Storages give up device memory only at that moment: C++ code may use the
+    storages that an operation made until the next operation begins. An iteration like the recorded one
+    follows a schedule, which moves storages ahead of time; in other iterations, the least recently used
+    storages are evicted when room is needed.
 
     Attributes:
-        limit_bytes: what is kept.
-        counts: what it did.
-        marked: the program itself says where iterations end, not the steps of its first optimizer.
-        storages: those that it knows.
-        iterations: what the program does again and again, and the plan for that.
-        mover: what moves them.
-        bypass: when operations need not be seen; None: always are.
-        escapes: what has them here for what PyTorch does past the dispatcher.
+        limit_bytes: limit of the storages' device memory, bytes.
+        counts: counters of transfers, evictions and waits.
+        marked: whether the program itself marks the ends of iterations, instead of the first optimizer's
+            steps.
+        storages: registry of the known storages.
+        iterations: the recurring iterations of the program, and their plans.
+        mover: offloads and reloads storages.
+        bypass: lets operations skip the mode while nothing has to move; None: the mode sees every operation.
+        escapes: patches that reload storages for PyTorch code that accesses memory past the dispatcher.
     """
 
     supports_higher_order_operators = True
@@ -71,18 +73,18 @@ class Swapper(TorchDispatchMode):
         ended: Callable[[], None] | None = None,
         anew: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make one; it works inside its ``with``.
+        """Create the mode; the mode is active inside its ``with`` block.
 
         Args:
-            engine: what copies.
-            device: whose storages are swapped.
-            limit_bytes: most bytes that they take.
-            alignment: sizes are rounded up to a multiple of so many bytes.
-            host_bytes: most bytes on the host that plans make use of; None: any number.
-            client: of the pool that serves the device: what operations take for themselves while they run is
-                measured and counts, and what it serves that is no known storage leaves less of the limit.
-            ended: called when an iteration ended that nobody marked.
-            anew: has the pool forget what it has planned.
+            engine: copies between device and host.
+            device: device whose storages are swapped.
+            limit_bytes: most bytes of device memory for the storages.
+            alignment: sizes are rounded up to a multiple of this, bytes.
+            host_bytes: most bytes of host memory that plans use; None: no limit.
+            client: client of the pool that serves the device. Workspaces of running operations are measured
+                and count; memory that the pool serves to unknown storages is subtracted from the limit.
+            ended: called when an optimizer's step ends an iteration that the program does not mark.
+            anew: makes the pool forget its plans.
         """
         super().__init__()
         self.engine = engine
@@ -101,7 +103,7 @@ class Swapper(TorchDispatchMode):
         )
         self._arrival: Arrival | None = None
         self.bypass: Bypass | None = None
-        if client is not None and self._room is not None:  # either has both
+        if client is not None and self._room is not None:  # both are None, or neither
             self._arrival = Arrival(
                 client, self._room, self.storages, self.iterations, self._governor, self.mover, anew
             )
@@ -127,7 +129,7 @@ class Swapper(TorchDispatchMode):
         self.marked = False
         self._told = self._told_of_compiler = False
         self._blank: dict[int, Held] = {}
-        self._most = 0  # bytes that were needed at once in this iteration
+        self._most = 0  # high-water mark of this iteration's bytes, workspaces included
         self._is_partial = False  # the beginning of this iteration was not seen
         self.escapes = Escapes(self.storages, self.mover, self._know)
         self._threads = Threads(self)
@@ -148,7 +150,7 @@ class Swapper(TorchDispatchMode):
         self.end()
 
     def end(self) -> None:
-        """Have everything here, and let operations be from now on."""
+        """Reload every storage, and stop handling operations."""
         self._ended = True
         if self.bypass is not None:
             self.bypass.end()
@@ -162,7 +164,7 @@ class Swapper(TorchDispatchMode):
             self._room.end()
 
     def stop(self) -> None:
-        """Let nothing leave from now on; what is away comes when it is asked for."""
+        """Stop all evictions; offloaded storages are reloaded on demand."""
         if self.bypass is not None:
             self.bypass.abandon()
         self.limit_bytes = self._governor.limit_bytes = self.iterations.limit_bytes = 1 << 62
@@ -171,7 +173,7 @@ class Swapper(TorchDispatchMode):
         self.iterations.forget()
 
     def _steps(self, _: torch.optim.Optimizer) -> None:
-        """An optimizer begins to: this is training, and its own repetitions are no iterations."""
+        """Stop the period detection before an optimizer steps: training's repetitions are no iterations."""
         if threading.get_ident() == self.mover.thread:
             self._marks()
 
@@ -197,7 +199,7 @@ class Swapper(TorchDispatchMode):
         self._told = True
 
     def begin(self) -> None:
-        """An iteration begins; what was since the last one ended belongs to none."""
+        """Begin an iteration; operations since the end of the last iteration belong to no iteration."""
         self.marked = True
         self._marks()
         self._bury()
@@ -205,7 +207,7 @@ class Swapper(TorchDispatchMode):
         self.iterations.begin()
 
     def step(self) -> None:
-        """An iteration has ended, and the next one may begin."""
+        """End an iteration; the next iteration may begin."""
         self._marks()
         self._end_iteration()
 
@@ -225,7 +227,7 @@ class Swapper(TorchDispatchMode):
                 self.iterations.resume()
             else:
                 self.iterations.end()
-            self._governor.limit_bytes = self.iterations.kept_bytes  # a plan may hold only more
+            self._governor.limit_bytes = self.iterations.kept_bytes  # may exceed the limit, for the plan
             if self._arrival is not None:
                 self._arrival.look()
             if self.bypass is not None and not partial:
@@ -234,11 +236,11 @@ class Swapper(TorchDispatchMode):
             self._room.tell()
 
     def _is_unseen(self) -> bool:
-        """Whether operations pass by."""
+        """Return whether operations skip this mode at present."""
         return self.bypass is not None and self.bypass.is_open
 
     def _beside(self) -> int:
-        """Bytes that the pool serves to no known storage, as to other threads and libraries, or holds."""
+        """Return the bytes that the pool holds or serves (to threads, libraries) for no known storage."""
         if self._client is None or self._room is None:
             return 0
         if not self._room.holds_arena:
@@ -247,11 +249,11 @@ class Swapper(TorchDispatchMode):
         return max(served - (self.storages.here_bytes - self.storages.outside_bytes), 0)
 
     def bring_all(self) -> None:
-        """Have everything here."""
+        """Reload every storage."""
         self.mover.bring_all()
 
     def values(self) -> dict[str, Any]:
-        """What there is to report, for JSON; sizes in bytes."""
+        """Return the report entries as a dict for JSON, with sizes in bytes."""
         beyond = {} if self._room is None else self._room.values()
         values = said(self.counts, self.iterations.plan)
         if self.bypass is not None:
@@ -262,7 +264,7 @@ class Swapper(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or _NONE
-        if self._ended:  # by another thread
+        if self._ended:  # another thread ended the swapping
             return func(*args, **kwargs)
         if types and (passes := self.passes(types)) is not None:
             return NotImplemented if passes else func(*args, **kwargs)
@@ -280,7 +282,12 @@ class Swapper(TorchDispatchMode):
         return result
 
     def passes(self, types: Any) -> bool | None:
-        """Whether tensors of these classes are made of others, which come later; False: of no memory."""
+        """Classify the tensor classes among an operation's arguments.
+
+        Returns:
+            True if a class wraps other tensors, which are dispatched later; False for fake tensors, which
+            have no memory; None if neither is among them.
+        """
         for kind in types:
             if kind is FakeTensor:
                 return False
@@ -292,7 +299,7 @@ class Swapper(TorchDispatchMode):
         return None
 
     def kind(self, func: Any) -> Kind:
-        """What an operation does."""
+        """Return the cached traits of an operation."""
         kind = self._kinds.get(id(func))
         if kind is None:
             if not self._told_of_compiler and is_compiled():
@@ -301,15 +308,15 @@ class Swapper(TorchDispatchMode):
                     "torch.compile compiles nothing under a dispatch mode, which swapping is: "
                     "what was to be compiled runs as it is written"
                 )
-            kind = self._kinds[id(func)] = Kind(func, self.storages.device)  # which also keeps it alive
+            kind = self._kinds[id(func)] = Kind(func, self.storages.device)  # the Kind keeps func alive
         return kind
 
     def _view(self, args: Any) -> None:
-        """Bring what a view is made of: PyTorch checks that the view lies within its storage."""
+        """Reload the storages of a view's base: PyTorch checks that the view lies within the storage."""
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 storages: Any = [storage for _, storage in storages_in(arg)]
-            elif isinstance(arg, torch.UntypedStorage):  # of `set_`
+            elif isinstance(arg, torch.UntypedStorage):  # argument of `set_`
                 storages = (arg,)
             else:
                 continue
@@ -322,10 +329,10 @@ class Swapper(TorchDispatchMode):
                     self.iterations.viewed(held)
 
     def _run(self, kind: Kind, args: Any, kwargs: Any) -> Any:  # noqa: C901
-        """Run an operation with what it needs here, and take note of it.
+        """Run an operation with all argument storages on the device, and record the operation.
 
-        This is what swapping costs where nothing moves: so what is as it was the last time is done here, by
-        itself, and what is not is left to others.
+        Hot path when nothing has to move: operations identical to the previous iteration are handled inline;
+        everything else is delegated.
         """
         storages, iterations, func = self.storages, self.iterations, kind.function
         if storages.dead:
@@ -364,7 +371,7 @@ class Swapper(TorchDispatchMode):
             self._most = most
         if not here or most > self._governor.limit_bytes or (room is not None and more and room.lacks(more)):
             self._bring(more, given)
-        for held in written:  # also if it fails half-way
+        for held in written:  # even if the operation fails half-way
             held.clean = False
         iterations.begins()
         result, made = self._perform(kind, args, kwargs, given, need, size)
@@ -378,7 +385,7 @@ class Swapper(TorchDispatchMode):
     def _perform(
         self, kind: Kind, args: Any, kwargs: Any, given: list[Held], need: Need, size: int
     ) -> tuple[Any, list[Held]]:
-        """What an operation returns for which there is room, and the storages that are new of it."""
+        """Run an operation for which there is room; return its result and the new storages of the result."""
         func, sampled = kind.function, need.samples < SAMPLES
         if sampled:
             self._needs.begin()
@@ -401,7 +408,11 @@ class Swapper(TorchDispatchMode):
         return result, made
 
     def _pass_by(self, bypass: Bypass, kind: Kind, args: Any, kwargs: Any) -> Any:
-        """Run an operation that did not pass by: the next one like it may, if there is room for this one."""
+        """Run an operation that reached this mode while the bypass is open.
+
+        If room suffices, the bypass learns the operation, so that the next operation like this one may skip
+        the mode; otherwise the bypass is closed.
+        """
         if kind.views:
             bypass.learn(kind, 0)
             return kind.call(*args, **kwargs)
@@ -423,7 +434,7 @@ class Swapper(TorchDispatchMode):
         return result
 
     def see_all(self) -> None:
-        """No more operations pass by; what those that did have used is known now."""
+        """Close the bypass, and register the storages that unseen operations used."""
         if self.bypass is None:
             return
         self._is_partial = True
@@ -439,7 +450,7 @@ class Swapper(TorchDispatchMode):
             self._arrival.look()
 
     def _repeat(self, repeats: Repeats) -> None:
-        """Find the iteration where nobody marks it."""
+        """Detect the ends of iterations in a program that marks none."""
         if repeats.ends(self.iterations.tape):
             before = self.counts.diverged
             self._end_iteration()
@@ -448,14 +459,18 @@ class Swapper(TorchDispatchMode):
             self.iterations.begin()
 
     def _marks(self) -> None:
-        """Somebody marks iterations; what was taken for one before is forgotten."""
+        """Switch to marked iterations: stop the period detection, and forget the detected iterations."""
         if self._repeats is not None:
             self._repeats = None
             self.iterations.forget()
             self._governor.limit_bytes = self.limit_bytes
 
     def _call(self, func: Any, odd: Odd, *args: Any, **kwargs: Any) -> Any:
-        """Run what may use tensors that it was not given: while it is handled no mode of ours sees them."""
+        """Run an operation that may use tensors beyond the arguments.
+
+        While this mode handles an operation, none of our modes sees nested operations. So for an operation
+        that takes functions all storages are reloaded first, and a kernel in Python runs under mode `Beside`.
+        """
         if odd.functions:
             self.bring_all()
         elif odd.keys is not None:
@@ -466,7 +481,7 @@ class Swapper(TorchDispatchMode):
         if odd.keeps:
             for held in (*given, *made):
                 self.mover.keep(held)
-        if odd.blank:  # functions of C++ write into it next, past the dispatcher
+        if odd.blank:  # C++ functions write into the new storage next, past the dispatcher
             for held in made:
                 held.pins += 1
                 self._blank[held.key] = held
@@ -478,7 +493,7 @@ class Swapper(TorchDispatchMode):
                 held.pins -= 1
 
     def _bring(self, need: int, given: list[Held]) -> None:
-        """Have here what an operation is given, and room for what it makes."""
+        """Reload the arguments of an operation, and make room for the results."""
         if self.storages.dead:
             self._bury()
         keys = {held.key: held for held in given}
@@ -498,10 +513,11 @@ class Swapper(TorchDispatchMode):
             self.mover.bring_each(absent)
 
     def _can_again(self, kind: Kind, given: list[Held]) -> bool:
-        """Whether an operation that found no memory may run once more, and there is more now.
+        """Return whether an operation that ran out of memory may be retried, after evicting other storages.
 
-        One that writes may have written, or given what it writes its shape and no memory, and one that draws
-        random numbers may have drawn them.
+        An operation that writes is not retried, since memory may be written already, or an output may have a
+        new shape but no memory; nor is an operation that draws random numbers, since they may be drawn
+        already.
         """
         if kind.writes or torch.Tag.nondeterministic_seeded in getattr(kind.function, "tags", ()):
             return False
@@ -510,7 +526,7 @@ class Swapper(TorchDispatchMode):
         return self._governor.clear({held.key for held in given}, self._clock)
 
     def _given(self, kind: Kind, args: Any, kwargs: Any) -> tuple[list[Held], list[Held]]:
-        """Storages among the arguments, one more than once perhaps, and those of them that are written."""
+        """Return the storages among the arguments, duplicates included, and the written ones among them."""
         given: list[Held] = []
         written: list[Held] = []
         if kind.whole:
@@ -521,10 +537,10 @@ class Swapper(TorchDispatchMode):
             value = args[at] if at < count else kwargs.get(name)
             if value is None:
                 continue
-            if type(value) in PLAIN:  # what most are, without the calls that others take
+            if type(value) in PLAIN:  # fast path for most tensors
                 try:
                     held = known.get(id(storage := storage_of(value)))
-                except (NotImplementedError, RuntimeError):  # a sparse one
+                except (NotImplementedError, RuntimeError):  # a sparse tensor
                     held = None
                 if (
                     held is not None
@@ -553,7 +569,7 @@ class Swapper(TorchDispatchMode):
                 written.append(held)
 
     def _know(self, tensor: torch.Tensor, storage: Any) -> Held | None:
-        """What is known of a storage, from now on if it was not known before."""
+        """Return the record of a storage; register an unknown storage first."""
         held = self._known.get(id(storage))
         if held is None or held() is not storage:
             held = self.storages.meet(tensor, storage, None, self._clock)
@@ -562,7 +578,7 @@ class Swapper(TorchDispatchMode):
         return held
 
     def _made(self, result: Any) -> list[Held]:
-        """Storages that an operation returned and nobody knew."""
+        """Register and return the new storages among an operation's results."""
         made: list[Held] = []
         known, meet, at = self._known, self.storages.meet, len(self.iterations.tape.functions)
         for plain, storage in storages_in(result):
@@ -574,7 +590,7 @@ class Swapper(TorchDispatchMode):
         return made
 
     def _bury(self) -> None:
-        """Twice of one if Ctrl-C comes meanwhile."""
+        """Remove dead storages and their host copies; twice for one storage if Ctrl-C comes meanwhile."""
         for held in self.storages.buried():
             if held.copy is not None:
                 self.engine.drop(held.copy)

@@ -1,4 +1,4 @@
-"""What one iteration did, operation by operation, and the step in time that it is."""
+"""A recorded iteration, operation by operation, and the step with durations made from it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class Tape:
-    """One iteration as it happened. Times are numbers of operations, 0 to K - 1.
+    """One recorded iteration. Times are operation numbers, 0 to K - 1.
 
     Attributes:
-        functions: of each operation; views and questions are none.
-        marks: by operation, the moment at which it began, and by their number that at which the last ended;
-            of those without, what they took in the plan's iteration is known.
-        rooms: by operation, bytes that it took for itself while it ran, beside what it returned, if any.
-        there: what was there at the beginning.
-        born: what was made, in order: number, operation and bytes; also what was met there, made by none.
-        met: of an operation, how many of these it was given that nobody had made.
-        touched: twice the number of a storage, and one more if it was written, in order: numbers, unlike
-            tuples, give the garbage collector nothing to do, which was a third of what swapping cost.
-        first: of each operation, how many were touched before it.
-        ended: of a storage's number, how many operations had begun when it was found gone.
+        functions: function of each operation; views and queries are not recorded.
+        marks: by operation, the engine's mark at the beginning; under K, the mark at the end of the last
+            operation. The durations of operations without marks are known from the plan's iteration.
+        rooms: by operation, bytes of the workspace taken while running, in addition to the result, if any.
+        there: storages alive at the beginning.
+        born: (number, operation, bytes) of each new storage, in order; also of each storage that was met as
+            an argument and that no operation made.
+        met: by operation, the number of those arguments that no operation had made.
+        touched: accesses in order, each as twice the number of the storage, plus one for a write: unlike
+            tuples, integers give the garbage collector no work, which was a third of the cost of swapping.
+        first: for each operation, the number of accesses before this operation.
+        ended: by storage number, the number of operations begun when the storage was found dead.
     """
 
     functions: list[Any] = field(default_factory=list)
@@ -49,19 +50,20 @@ class Tape:
         return len(self.functions)
 
     def agrees(self, other: Tape) -> bool:
-        """Whether another iteration did the same operations, and made buffers of the same sizes."""
+        """Return whether another iteration has the same operations, with new buffers of the same sizes."""
         return self.functions == other.functions and [b[1:] for b in self.born] == [b[1:] for b in other.born]
 
     def accesses(self) -> Iterator[tuple[int, int, bool]]:
-        """Number of the storage, operation, whether it wrote; what was touched before any is of the first."""
+        """Yield (storage number, operation, whether written); accesses before operation 0 count as of 0."""
         operations = np.searchsorted(self.first, np.arange(len(self.touched)), "right") - 1
         for code, at in zip(self.touched, operations.clip(0).tolist(), strict=True):
             yield code >> 1, at, bool(code & 1)
 
     def seconds(self, engine: Engine, plan: Program | None) -> list[float]:
-        """What each operation took; of those between no two marks, what it took in the plan's iteration.
+        """Return the duration of each operation, in seconds.
 
-        Nothing where that plan is forgotten, or was shorter.
+        An operation that is not between two marks has the duration known from the plan's iteration, or 0 if
+        that plan is forgotten or was shorter.
         """
         seconds = [] if plan is None else plan.recorded.step.seconds.tolist()[: len(self)]
         seconds += [0.0] * (len(self) - len(seconds))
@@ -73,13 +75,13 @@ class Tape:
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A tape as a step.
+    """A tape as a `Step`.
 
     Attributes:
-        step: it; a row each for what was there, then for what was born, then for what operations took.
-        numbers: of each row, the number of its storage; -1 for the last kind.
-        born: of what was made, the row, by operation and place among what that made; of what was met, by
-            operation and -1, -2 and so on.
+        step: the step; one row per storage alive at the beginning, then per born storage, then per workspace.
+        numbers: for each row, the number of the storage; -1 for a workspace.
+        born: row of each made storage, by (operation, place among the operation's results), and of each met
+            storage, by (operation, -1, -2 and so on).
     """
 
     step: Step
@@ -88,15 +90,16 @@ class Recorded:
 
 
 def recorded(tape: Tape, seconds: list[float]) -> Recorded:
-    """The tape of a whole iteration as a step on a circle.
+    """Convert the tape of a whole iteration into a step on a circle.
 
-    What is there at its beginning and at its end is there always; if nothing touches it and it may leave, it
-    takes no memory, for it leaves when room is needed and nobody brings it. What is left from the iteration
-    before, or left for the next, takes memory until it is gone, and from when it was made.
+    A storage alive at both the beginning and the end is persistent; if movable and never touched, the storage
+    counts 0 bytes, since any need for room evicts such a storage and nobody reloads it. A storage left over
+    from the previous iteration takes memory until freed; a storage left for the next iteration takes memory
+    from the operation that made it.
     """
     k = len(tape)
     numbers = [held.number for held in tape.there] + [number for number, _, _ in tape.born]
-    # An operation that raised met what it was given, but is none: that was there after the last one.
+    # An operation that raised is not recorded: storages that it met count as there after the last operation.
     start = [0] * len(tape.there) + [min(at, k - 1) for _, at, _ in tape.born]
     size = [held.room for held in tape.there] + [room for _, _, room in tape.born]
     end = [
@@ -141,11 +144,11 @@ def recorded(tape: Tape, seconds: list[float]) -> Recorded:
 
 
 def _places(tape: Tape) -> dict[tuple[int, int], int]:
-    """The rows of what was made and met: `Held.born` of each, in the order in which they were seen."""
+    """Return the row of each made or met storage by `Held.born`, in the order of appearance."""
     born: dict[tuple[int, int], int] = {}
     seen: dict[int, int] = {}
     for row, (_, at, _) in enumerate(tape.born, len(tape.there)):
-        # An operation is given what it meets before it makes anything.
+        # An operation meets arguments before it makes anything.
         place, met = seen.get(at, 0), tape.met.get(at, 0)
         born[at, -1 - place if place < met else place - met] = row
         seen[at] = place + 1

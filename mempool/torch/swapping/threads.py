@@ -1,4 +1,4 @@
-"""Threads and processes beside the one that swaps: what they touch is here."""
+"""Support for other threads and for forked processes: the storages that they touch are reloaded."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
     from mempool.torch.swapping.swapper import Swapper
 
-#: Threads of this project, which copy storages while they are on their way.
+#: Name prefix of this project's threads, which copy storages.
 OWN = "mempool-"
-#: Threads of executors, whose work is seen one by one.
+#: Name prefix of executor threads, whose work items are wrapped one by one.
 _WORKER = "ThreadPoolExecutor-"
-#: That draws progress bars.
+#: Name prefix of the thread that draws progress bars.
 _PROGRESS = "tqdm_monitor"
 
 
 class Beside(TorchDispatchMode):
-    """In a thread beside the swapper's: what an operation is given is here while it runs. No plan."""
+    """Dispatch mode of other threads: lends arguments while an operation runs, and follows no plan."""
 
     supports_higher_order_operators = True
 
@@ -45,15 +45,15 @@ class Beside(TorchDispatchMode):
         swapper.counts.beside += 1
         keeps = kind.odd is not None and kind.odd.keeps
         with swapper.escapes.lent((*args, *kwargs.values()), writes=kind.writes) as lent:
-            if swapper.storages.device != "cpu" or keeps:  # another stream, perhaps
+            if swapper.storages.device != "cpu" or keeps:  # the thread may use another stream
                 for held, _ in lent:
                     swapper.mover.keep(held)
             return func(*args, **kwargs)
 
 
 def inside(swapper: Swapper, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a function returns that runs with that mode."""
-    _push_mode(Beside(swapper))  # not with `with`: PyTorch's flags of that are of all threads
+    """Run a function under mode `Beside` and return the result."""
+    _push_mode(Beside(swapper))  # no `with` block: PyTorch's flags for that are shared by all threads
     try:
         return function(*args, **kwargs)
     finally:
@@ -68,7 +68,7 @@ def _run(swapper: weakref.ref[Swapper], run: Callable[[], None]) -> None:
 
 
 class Threads:
-    """Has every thread that starts while swapping run with the mode, and a forked child go on alone."""
+    """Runs threads started while swapping under mode `Beside`, and lets a forked child go on alone."""
 
     def __init__(self, swapper: Swapper) -> None:
         self._swapper = weakref.ref(swapper)
@@ -76,7 +76,7 @@ class Threads:
         self._item: Any = None
 
     def install(self) -> None:
-        """Watch for new threads and children."""
+        """Wrap the start of threads and executor work, and register for forks."""
         self._before = before = threading.Thread.start
         swapper = self._swapper
 
@@ -89,7 +89,7 @@ class Threads:
         self._item = item = _WorkItem.run
 
         @functools.wraps(item)
-        def run(work: Any) -> None:  # its thread may be older
+        def run(work: Any) -> None:  # the worker thread may be older than the swapping
             if isinstance(_get_current_dispatch_mode(), Beside):
                 item(work)
             else:
@@ -102,7 +102,7 @@ class Threads:
             _forking.add(alive)
 
     def remove(self) -> None:
-        """Do so no more."""
+        """Undo `install`."""
         threading.Thread.start = self._before  # type: ignore[method-assign]
         _WorkItem.run = self._item  # type: ignore[method-assign]
         if (alive := self._swapper()) is not None:

@@ -1,4 +1,4 @@
-"""What operations do with memory that their schemas do not tell."""
+"""Memory effects of operations that their schemas do not declare."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 from traces.recorders.torch.operations import Operation, learn
 
-#: Whose schemas say what is written. Others' often do not: what they are given counts as written.
+#: Namespaces whose schemas declare all writes. Elsewhere they often do not: all arguments count as written.
 _DECLARED = ("aten", "prims", "prim")
-#: Objects of C++ that keep what they were given and read it later, past the dispatcher: quantizers their
-#: scales, nested tensors their sizes, packed weights; and what other streams and communication go on using.
+#: Operations whose arguments are read later, past the dispatcher: C++ objects keep them (quantizers their
+#: scales, nested tensors their sizes, packed weights), or other streams and communication go on using them.
 _KEEPERS = (
     "per_channel",
     "_nested_tensor",
@@ -26,7 +26,7 @@ _KEEPING = ("c10d", "_c10d_functional", "symm_mem", "quantized", "_quantized", "
 
 
 def learned(func: Any) -> Operation:
-    """What an operation does; of another's than PyTorch's own, also what may be."""
+    """Return the traits of an operation; outside PyTorch's namespaces, all arguments count as written."""
     operation = learn(func)
     if operation.whole or _namespace(operation) in _DECLARED:
         return operation
@@ -36,13 +36,13 @@ def learned(func: Any) -> Operation:
 
 @dataclass(frozen=True)
 class Odd:
-    """What is to be heeded of an operation beyond its arguments and results.
+    """Memory effects of an operation beyond the declared arguments and results.
 
     Attributes:
-        functions: Python functions are among what it is given.
-        keys: where its kernel is Python: the dispatch keys of that. It may use tensors that it was not given.
-        keeps: something uses what it was given, or made, after it, past the dispatcher.
-        blank: it does not write what it makes.
+        functions: Python functions are among the arguments.
+        keys: dispatch keys of a kernel in Python, which may use tensors beyond the arguments; else None.
+        keeps: arguments or results are used after the operation, past the dispatcher.
+        blank: results are left unwritten.
     """
 
     functions: bool
@@ -52,12 +52,12 @@ class Odd:
 
     @property
     def only_blank(self) -> bool:
-        """Whether that is all that is odd."""
+        """Return whether unwritten results are the only undeclared effect."""
         return self.blank and not (self.functions or self.keeps or self.keys is not None)
 
 
 def odd(func: Any, operation: Operation, device: str) -> Odd | None:
-    """What is to be heeded of an operation on a kind of device; most have nothing."""
+    """Return an operation's undeclared effects on a kind of device; None for most operations."""
     found = Odd(operation.whole, _python(operation, device), _keeps(func, operation), not operation.fills)
     return found if found.functions or found.keys is not None or found.keeps or found.blank else None
 
@@ -82,7 +82,7 @@ def _python(operation: Operation, device: str) -> Any:
 
 
 def is_overridden(operation: Operation) -> bool:
-    """Whether it has a kernel in Python for tensors with memory, on any device."""
+    """Return whether an operation has a Python kernel for tensors with memory, on any device."""
     name = operation.name.replace("::", "/")
     return any(one.startswith(f"{name}/") and not one.endswith("/Meta") for one in torch.library._impls)
 

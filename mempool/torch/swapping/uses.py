@@ -1,4 +1,4 @@
-"""When a buffer of a recorded iteration is used next."""
+"""Next use of each buffer of a recorded iteration."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Uses:
-    """The accesses of a step on a circle, by row of the buffer."""
+    """Accesses of a step on a circle, by row of the buffer."""
 
     def __init__(self, step: Step) -> None:
-        """Those of a step."""
+        """Index the accesses of a step."""
         self._turn = len(step)
         parts = np.searchsorted(step.access_buffer, np.arange(1, len(step.size)))
         self._accesses: list[list[int]] = [part.tolist() for part in np.split(step.access_op, parts)]
@@ -23,10 +23,10 @@ class Uses:
         self._stays: list[bool] = step.persistent.tolist()
 
     def until(self, row: int, at: int) -> int:
-        """Operations from one of the turn to the next that uses a buffer.
+        """Return the number of operations from operation `at` to the buffer's next use.
 
-        Of one that nobody uses any more, twice the time for which it is still there: it never has to be
-        copied back, so that it costs half.
+        For a buffer without a further use, return twice the remaining lifetime: such a buffer never has to be
+        copied back, so an eviction costs half.
         """
         accesses = self._accesses[row]
         found = bisect_left(accesses, at)
