@@ -18,10 +18,10 @@ from mempool.torch.fitting.caches import caches, caches_forgotten
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# A run changes process-wide settings, so only one runs at a time.
+#: A run changes process-wide settings, so only one runs at a time.
 _ONE = threading.RLock()
 
-# Process-wide settings that a model's code may change: a getter and a setter of each.
+#: Process-wide settings that a model's code may change: a getter and a setter of each.
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
@@ -64,7 +64,7 @@ def _settings_put_back(stack: contextlib.ExitStack) -> None:
     stack.callback(put_back)
 
 
-# Functools caches found before a group of runs (`together`).
+#: Functools caches found before a group of runs (`together`).
 _KNOWN: list[Any] = []
 
 

@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 _CPU, _META = torch.device("cpu"), torch.device("meta")
-# Types of arguments that are equal if value and type are equal.
+#: Types of arguments that are equal if value and type are equal.
 _NUMBERS = frozenset((int, float, bool, complex))
 _PLAIN = frozenset((*_NUMBERS, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
-# Tags of operations whose result may differ between calls with equal arguments, or which change an argument.
+#: Tags of operations whose result may differ between calls with equal arguments, or which change an argument.
 _TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view))
 _TELLS_INDEX = torch.ops.aten.index.Tensor  # raises for masks; for indices the shapes determine the result
-# Largest number of cached results; the cache is emptied when this number is reached.
+#: Largest number of cached results; the cache is emptied when this number is reached.
 MOST = 1 << 15
 
-# Flags of `_describe`: some tensors have no known value; some have a known value; an argument cannot be part
-# of a key.
+#: Flags of `_describe`: some tensors have no known value; some have a known value; an argument cannot be part
+#: of a key.
 _NO_VALUE, _VALUE, _MORE = 1, 2, -1
 
 Key = tuple[Any, ...]
 
 
-# Cached results by key; None: the result is not plain. Global to the process, as PyTorch's own cache is.
+#: Cached results by key; None: the result is not plain. Global to the process, as PyTorch's own cache is.
 _ANSWERS: dict[Key, Answer | None] = {}
 
 

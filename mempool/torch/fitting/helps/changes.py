@@ -32,14 +32,14 @@ _TWICE = "; batch normalisation updates its running statistics twice a step"
 class Cost(IntEnum):
     """Cost of a change, cheapest first: time, and last a change of the training itself."""
 
-    NOTHING = 0  # neither time nor results change
-    LITTLE = 1  # some kernel launches
-    HEAD = 2  # the product with a language model's head is computed twice
-    ROUNDING = 3  # no time, but results are rounded differently
-    RECOMPUTING = 4  # part of the forward is computed twice
-    SMALLER_BATCHES = 5  # kernels with less work each
+    NOTHING = 0  #: neither time nor results change
+    LITTLE = 1  #: some kernel launches
+    HEAD = 2  #: the product with a language model's head is computed twice
+    ROUNDING = 3  #: no time, but results are rounded differently
+    RECOMPUTING = 4  #: part of the forward is computed twice
+    SMALLER_BATCHES = 5  #: kernels with less work each
     TRANSFERS = 6  #: copies to the host and back
-    TRAINING = 7  # a different training: to be tuned again, and may end elsewhere
+    TRAINING = 7  #: a different training: to be tuned again, and may end elsewhere
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Change:
     phase: str | None = None
 
 
-# Kinds of changes, in the order in which they are applied to a job.
+#: Kinds of changes, in the order in which they are applied to a job.
 KINDS = (
     "optimizer",
     "precision",  # wraps the optimizer with weights of its own

@@ -25,8 +25,7 @@ def cheapest_of(trials: Trials, alone: Sequence[tuple[Ladder, Help]]) -> tuple[H
 
     Returns:
         The changes that make the job fit, or None; and if None, the changes that save most and leave the
-            training as
-            it is.
+        training as it is.
     """
     chosen: dict[str, Ladder] = {}
     best: Help | None = None

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from mempool.errors import UsageError
 from mempool.torch.fitting.helps.operations import Operations
 
-# Modules that only contain other modules and are never called.
+#: Modules that only contain other modules and are never called.
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
@@ -27,8 +27,7 @@ class Way:
         blocks: names of the modules that recompute their activations, in the order of the model.
         whole: names of the modules all of whose children are in ``blocks``.
         owner: name of the module with a checkpointing switch of its own, as models of transformers have; None
-            if blocks
-            are wrapped one by one.
+            if blocks are wrapped one by one.
         switch: name of the switch, a method.
     """
 

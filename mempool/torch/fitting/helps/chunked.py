@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 if TYPE_CHECKING:
     from torch import nn
 
-# Number of pieces into which the tokens are divided.
+#: Number of pieces into which the tokens are divided.
 CHUNKS = 8
-# Settings of transformers that make logits differ from the plain product with the head.
+#: Settings of transformers that make logits differ from the plain product with the head.
 _SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.helps.swapping import Swapping
     from mempool.torch.fitting.job import Job
 
-# Shares of the peak: a saving below `LITTLE` counts as none; a part above `MUCH` dominates.
+#: Shares of the peak: a saving below `LITTLE` counts as none; a part above `MUCH` dominates.
 LITTLE, MUCH = 0.01, 0.5
 
 

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.job import Job
     from solvers.swap import Link, Step, Swap
 
-# Share by which a step may take longer if no memory limit is given.
+#: Share by which a step may take longer if no memory limit is given.
 SLOWER = 0.1
-# Orders tried for each limit, and bisection steps for a slowdown; few, since the question is only whether
-# swapping is worth trying.
+#: Orders tried for each limit, and bisection steps for a slowdown; few, since the question is only whether
+#: swapping is worth trying.
 _TRIES, _HALVINGS = 2, 5
-# Node budget of an address plan, and attempts with lower limits until the arena is small enough.
+#: Node budget of an address plan, and attempts with lower limits until the arena is small enough.
 _STOP, _AGAIN = Stop(nodes=10_000_000), 3
 _NAME = "swapping"
 

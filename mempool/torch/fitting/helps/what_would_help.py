@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.job import Job
 
 _H = TypeVar("_H", "Help", "Swapping")
-# Largest number of runs of changed jobs, and processor seconds after which no further run begins.
+#: Largest number of runs of changed jobs, and processor seconds after which no further run begins.
 MOST_RUNS, MOST_SECONDS = 60, 120.0
 
 
@@ -41,8 +41,7 @@ class Helps:
     Attributes:
         remedies: changes that save memory alone, largest saving first.
         cheapest: the cheapest changes, by `Cost`, that together make the job fit; None if the job fits
-            already, no
-            combination suffices, or no limit is given.
+            already, no combination suffices, or no limit is given.
         together: all changes that leave the training as it is, if even they do not suffice.
         not_tried: name of each change that could not be tried, with the reason.
         hints: further advice.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.helps.changes import Change, Ladder
     from mempool.torch.fitting.helps.trials import Help, Trials
 
-# Largest number of single changes tried with swapping, cheapest first, once all changes together suffice.
+#: Largest number of single changes tried with swapping, cheapest first, once all changes together suffice.
 _MOST = 3
 
 

@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import FrameType
 
-# Largest number of calling frames analysed, from the read outward.
+#: Largest number of calling frames analysed, from the read outward.
 _MOST_CALLS = 30
-# Functions whose arguments become sizes or counts of rounds.
+#: Functions whose arguments become sizes or counts of rounds.
 _COUNTING = frozenset(("range", "int", "ceil", "floor"))
-# Functions that test whether a number is finite, which holds in a sound run.
+#: Functions that test whether a number is finite, which holds in a sound run.
 _FINITE = frozenset(("isfinite", "isnan", "isinf"))
-# Methods of tensors that read their values.
+#: Methods of tensors that read their values.
 _READING = frozenset(("item", "tolist"))
-# Parts of the paths of installed libraries.
+#: Parts of the paths of installed libraries.
 INSTALLED = ("site-packages", "dist-packages")
-# Methods that store their arguments in their object.
+#: Methods that store their arguments in their object.
 _KEEPING = frozenset(("append", "appendleft", "extend", "add", "insert", "put", "update", "step"))
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ASSIGNED = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)

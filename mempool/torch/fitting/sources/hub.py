@@ -16,7 +16,7 @@ from mempool.shapes import SHAPES
 if TYPE_CHECKING:
     from torch import nn
 
-# Classes that choose the model, by task; a family without a given task gets the first supported task.
+#: Classes that choose the model, by task; a family without a given task gets the first supported task.
 TASKS = {
     "speech-seq2seq": "AutoModelForSpeechSeq2Seq",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
@@ -30,7 +30,7 @@ TASKS = {
     "question-answering": "AutoModelForQuestionAnswering",
     "audio-classification": "AutoModelForAudioClassification",
 }
-# Families for which their own class is the better choice, since they hold several models.
+#: Families for which their own class is the better choice, since they hold several models.
 _BASE = ("clip", "siglip", "blip", "align", "chinese_clip")
 
 
@@ -64,8 +64,7 @@ def hub(name: str, arguments: dict[str, Any], task: str | None = None) -> Hub:
 
     Args:
         name: of a family ("gpt2"), a size of a family ("gpt2-xl"), a class ("LlamaConfig"), a folder with a
-            config.json
-            or such a file, or a model in the local cache of the Hugging Face Hub.
+            config.json or such a file, or a model in the local cache of the Hugging Face Hub.
         arguments: of the configuration, overriding the defaults.
         task: a key of `TASKS`; None: the task that the configuration names, or the usual one of the family.
 

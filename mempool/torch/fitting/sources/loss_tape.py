@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-# Names of functions that change an argument and return nothing.
+#: Names of functions that change an argument and return nothing.
 _SETTERS = frozenset(("__setitem__", "__set__"))
-# Largest container among the variables whose parts are searched; a larger one is a data set.
+#: Largest container among the variables whose parts are searched; a larger one is a data set.
 _MOST_PARTS = 100
 
 

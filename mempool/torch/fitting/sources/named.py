@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Sizes", "Target", "find"]
 
 
-# Scripts that were run, by path, arguments and mode.
+#: Scripts that were run, by path, arguments and mode.
 Scripts = dict[tuple[Any, ...], "Loaded"]
 
 

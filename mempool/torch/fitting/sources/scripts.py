@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _VALUES = ("DataDependent", "DynamicOutputShape", "FakeTensor", "for tensor subclasses", "meta tensor")
-# Largest numbers of reads of a value at one line, above the steps or samples that a program reads before
-# training. A loop that only another answer ends reads without limit; numbers are also read from each sample
-# of a large data set.
+#: Largest numbers of reads of a value at one line, above the steps or samples that a program reads before
+#: training. A loop that only another answer ends reads without limit; numbers are also read from each sample
+#: of a large data set.
 _CONDITIONS, _NUMBERS = 10_000, 100_000
-# Answers to a program that reads values.
+#: Answers to a program that reads values.
 GUESSES = "conditions are taken to be true, and numbers zero"
 _GUARD = 'put what runs behind `if __name__ == "__main__":` or name a function, '
 
@@ -125,8 +125,7 @@ def unreal(device: str | None = None) -> Iterator[None]:
 
     Args:
         device: "cuda" or "cpu", whose buffers are taken; None: the device of the enclosing block, else
-            "cuda".
-            Programs may name "cuda" in either case.
+            "cuda". Programs may name "cuda" in either case.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(isolated())

@@ -54,8 +54,7 @@ class Target:
         warnings: parts that are not counted.
         caveats: reasons why a result does not settle whether the whole fits.
         examples: the model's own inputs, of which the first dimension is taken for the batch; None if a
-            function makes
-            inputs for any batch.
+            function makes inputs for any batch.
     """
 
     title: str

@@ -42,9 +42,9 @@ _NOT_LIGHTNING = (
     "{0}'s own training_step and configure_optimizers are not used: its forward is tried, with --loss and "
     "--optimizer, or AdamW"
 )
-# Largest number of lines named in a message.
+#: Largest number of lines named in a message.
 _MOST_LINES = 3
-# Names of function parameters that receive the batch, the sequence length or the image size.
+#: Names of function parameters that receive the batch, the sequence length or the image size.
 _SIZES = {
     "batch": ("batch", "batch_size", "bs"),
     "seq": ("seq", "seq_len", "seqlen", "seq_length", "sequence_length", "block_size"),

@@ -131,7 +131,7 @@ class _Kernels:
         self._stack.close()
 
 
-# Kernels of the innermost open block.
+#: Kernels of the innermost open block.
 _innermost: _Kernels | None = None
 
 

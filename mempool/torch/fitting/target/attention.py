@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
-# Elements; rows of a mask must begin at multiples of this number: `mem_eff_alignment` of `attention.cpp`.
+#: Elements; rows of a mask must begin at multiples of this number: `mem_eff_alignment` of `attention.cpp`.
 _MASK_ALIGNMENT = 8
 
 

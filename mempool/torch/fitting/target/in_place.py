@@ -18,14 +18,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 _aten = torch.ops.aten
-# Nodes that choose elements along a dimension (`value_selecting_reduction_backward`).
+#: Nodes that choose elements along a dimension (`value_selecting_reduction_backward`).
 _SELECTING = frozenset(
     f"{name}Backward{number}"
     for name in ("Sort", "Topk", "Kthvalue", "Median", "Nanmedian", "Mode", "Max", "Min")
     for number in (0, 1)
 )
-# For each out-of-place operation: the nodes that apply it to zeros of their own, and the in-place form of a
-# real run.
+#: For each out-of-place operation: the nodes that apply it to zeros of their own, and the in-place form of a
+#: real run.
 IN_PLACE: dict[Any, tuple[frozenset[str], Any]] = {
     _aten.scatter_add.default: (
         frozenset({"GatherBackward0", "CummaxBackward0", "CumminBackward0"}),
@@ -51,8 +51,8 @@ def in_place(operation: Any) -> Any:
     return instead if node is not None and node.name() in nodes else operation
 
 
-# Nodes that add no two tensors in their own gradient, so that any addition while they run accumulates
-# gradients. For other nodes this cannot be known.
+#: Nodes that add no two tensors in their own gradient, so that any addition while they run accumulates
+#: gradients. For other nodes this cannot be known.
 _SIMPLE = """
     " Abs AdaptiveAvgPool2D Add Addmm Alias AsStrided AvgPool2D Baddbmm Bmm Cat Clamp Clone
     Convolution Cos Div Embedding Exp Expand Gather Gelu Index IndexSelect Log LogSoftmax MaskedFill

@@ -65,7 +65,7 @@ def _without_ones(ignore: Callable[..., bool]) -> Callable[..., bool]:
     return can_ignore
 
 
-# Functions of `_MODULE` by name, each with the factory of its replacement.
+#: Functions of `_MODULE` by name, each with the factory of its replacement.
 _REPLACEMENTS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "find_packed_sequence_indices": _never_packed,
     "_ignore_causal_mask_sdpa": _without_ones,

@@ -18,7 +18,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Operations whose inputs are converted to 32 bits.
+#: Operations whose inputs are converted to 32 bits.
 _WIDENED = """
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan softplus layer_norm
     pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar native_layer_norm rms_norm group_norm frobenius_norm.dim
@@ -30,14 +30,14 @@ _WIDENED = """
     _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa
     upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
 """
-# Operations with a 32-bit result unless a type is requested; the kernel reads the input unconverted.
+#: Operations with a 32-bit result unless a type is requested; the kernel reads the input unconverted.
 _SUMMED = """
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
     linalg_matrix_norm.str_ord sum sum.dim_IntList norm.Scalar norm.ScalarOpt_dim
 """
-# Operations whose inputs are converted to the widest type among them.
+#: Operations whose inputs are converted to the widest type among them.
 _PROMOTED = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
-# Operations converted on the CPU only.
+#: Operations converted on the CPU only.
 _LEFT = "cat stack index_copy cross_entropy_loss avg_pool3d adaptive_avg_pool3d max_pool3d ctc_loss.Tensor"
 
 _LOWER = (torch.float16, torch.bfloat16)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Kept values per step, in multiples of the hidden size: the gates, and the cell's or hidden state.
+#: Kept values per step, in multiples of the hidden size: the gates, and the cell's or hidden state.
 KEPT = {"lstm": 6, "gru": 5, "rnn_tanh": 2, "rnn_relu": 2}
 
 
