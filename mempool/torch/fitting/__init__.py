@@ -1,4 +1,4 @@
-"""Estimate whether a model fits before running it: a training step on tensors without memory.
+"""Estimate of whether a model fits before the run: a training step on tensors without memory.
 
 `job.py` defines the step, `run.py` does the fake run, `fit.py` makes the result, `batches.py` searches batch
 sizes.

@@ -1,8 +1,8 @@
 """Cache of meta results: the shapes that operations returned, reused for tensors of the same kind.
 
-A step repeats a few hundred distinct operations some thousand times. FakeTensorMode has a cache of its own,
-but a lookup there takes a hundred microseconds; here it takes about five. The cache holds only plain results:
-new tensors, views of arguments, and the arguments themselves.
+A step repeats a few hundred distinct operations some thousand times. A lookup in FakeTensorMode's own cache
+takes a hundred microseconds; here about five. The cache holds only plain results: new tensors, views of
+arguments, and the arguments themselves.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _deep(values: Any) -> list[FakeTensor]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether a tensor made from the cache equals the real result, including its dispatch keys."""
+    """Return whether a tensor made from the cache equals the real result, including the dispatch keys."""
     if one is None or one is other:
         return one is other
     keys = torch._C._dispatch_key_set

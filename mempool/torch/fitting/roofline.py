@@ -1,4 +1,4 @@
-"""Lower bound of an operation's time: the longer of computing its products and moving its bytes.
+"""Lower bound of an operation's time: the longer of computing products and moving bytes.
 
 The roofline model (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009).
 """

@@ -135,7 +135,7 @@ class _Made:
 
 
 def _let_look(optimizer: torch.optim.Optimizer, mode: FakeTensorMode, warn: Callable[[str], object]) -> None:
-    """Let the optimizer's step read values, which decide the length of a step but not its memory."""
+    """Let the optimizer's step read values, which affect the length of a step but not the memory."""
     if isinstance(mode, ValuelessMode):
         step = optimizer.step
 

@@ -12,7 +12,7 @@ MOST_MODULES = 5
 
 
 def report(fit: Fit) -> str:
-    """Format the verdict, the peak and its holders, allocators, and remedies, in some lines."""
+    """Format the verdict, the peak by holder, allocators, and remedies, in some lines."""
     lines = [_verdict(fit), ""]
     where = f" in {fit.peak_module}" if fit.peak_module else ""
     lines.append(

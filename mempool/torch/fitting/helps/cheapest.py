@@ -46,7 +46,7 @@ def cheapest_of(trials: Trials, alone: Sequence[tuple[Ladder, Help]]) -> tuple[H
 
 
 def _may_help(step: Change, alone: Help, best: Help | None) -> bool:
-    """Return whether a run is worthwhile; a change useless alone may save once the peak has moved."""
+    """Return whether a run is worthwhile: a change useless alone may save once the peak has moved."""
     if best is None:
         return alone.saves_bytes > 0
     if step.phase is not None:
@@ -68,7 +68,7 @@ def _lightened(trials: Trials, chosen: Sequence[Ladder]) -> Help | None:
 
 
 def _drop(trials: Trials, left: list[Ladder], ladder: Ladder) -> None:
-    """Remove a change if the job fits without it."""
+    """Remove a change that the job does not need to fit."""
     others = [one for one in left if one is not ladder]
     if others and (tried := trials.tried([one.strongest for one in others])) is not None and tried.fits:
         left[:] = others

@@ -26,7 +26,7 @@ class Way:
     Attributes:
         blocks: names of the modules that recompute their activations, in the order of the model.
         whole: names of the modules all of whose children are in ``blocks``.
-        owner: name of the module with a checkpointing switch of its own, as models of transformers have; None
+        owner: name of the module with a built-in checkpointing switch, as models of transformers have; None
             if blocks are wrapped one by one.
         switch: name of the switch, a method.
     """
@@ -37,7 +37,7 @@ class Way:
     switch: str = ""
 
 
-def checkpointed(model: nn.Module, which: bool | str) -> None:  # noqa: FBT001 - as a job has it
+def checkpointed(model: nn.Module, which: bool | str) -> None:  # noqa: FBT001 - the type of `Job.checkpoint`
     """Make modules recompute their activations in the backward.
 
     Args:

@@ -60,7 +60,7 @@ class InBackward(torch.optim.Optimizer):
 
 
 class Adafactor(torch.optim.Adafactor):
-    """PyTorch's Adafactor, which reads values; reading a fake tensor's value gives one."""
+    """PyTorch's Adafactor, which reads values; reading a fake tensor gives 1."""
 
     def step(self, closure: Any = None) -> Any:
         """Step as the base class does."""

@@ -98,8 +98,7 @@ def swapping(job: Job, fit: Fit) -> Swapping | None:
         fit: result of the job's fake run.
 
     Raises:
-        UsageError, ValueError, solvers.errors.PlanError: the job cannot be tried, or its step cannot be
-            planned.
+        UsageError, ValueError, solvers.errors.PlanError: the job cannot be tried, or no plan be made.
     """
     if not swappable(job):
         return None
@@ -130,7 +129,7 @@ def swapping(job: Job, fit: Fit) -> Swapping | None:
 
 
 class _Found:
-    """A step with its swap planner."""
+    """A step and a swap planner for the step."""
 
     def __init__(self, step: Step, link: Link, margin: int) -> None:
         self.step, self.margin = step, margin

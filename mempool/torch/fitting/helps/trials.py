@@ -105,7 +105,7 @@ class Trials:
         return list(self._why.items())
 
     def weakest(self, ladder: Ladder, others: Sequence[Change]) -> Ladder:
-        """Return the ladder up to its weakest step that fits with other changes; the strongest must fit."""
+        """Return the ladder up to the weakest step that fits with other changes; the strongest must fit."""
         count, limit = len(ladder.steps), self.fit.limit_bytes or 0
         if count == 1:
             return ladder

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Together(torch.optim.Optimizer):
-    """Several optimizers as one, each with parameters and state of its own, stepped in turn."""
+    """Several optimizers as one, each with separate parameters and state, stepped in turn."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = list(parts)
@@ -45,7 +45,7 @@ def made_again(
     """Return a function that makes the same optimizers for other parameters, combined into one.
 
     Args:
-        optimizers: at least one, latest first; a parameter belongs to the first optimizer that has it.
+        optimizers: at least one, latest first; a parameter shared by several belongs to the first.
         parameters: of the program's model that require gradients.
 
     Returns:

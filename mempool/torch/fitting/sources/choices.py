@@ -80,8 +80,8 @@ def loss_of_name(named: Named) -> Callable[[Any], torch.Tensor]:
 def resolved(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes of a `Job` with names replaced by the losses, optimizers and types they stand for.
 
-    Names are those of the command line: "cross-entropy", "sgd+momentum", "bf16". A loss by name makes labels
-    of its own, so that given ones are dropped.
+    Names are those of the command line: "cross-entropy", "sgd+momentum", "bf16". A loss by name makes the
+    labels itself, so that given ones are dropped.
 
     Raises:
         UsageError: a name is unknown.

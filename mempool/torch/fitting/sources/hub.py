@@ -36,7 +36,7 @@ _BASE = ("clip", "siglip", "blip", "align", "chinese_clip")
 
 @dataclass(frozen=True)
 class Hub:
-    """A configuration with its task and the model's class.
+    """A configuration with the task and class of the model.
 
     Attributes:
         config: of the model.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def idle_models(known: Iterable[torch.Tensor]) -> list[tuple[str, int]]:
-    """Return classes and bytes of the live fake models, outermost modules only.
+    """Return classes and bytes of live fake models with uncounted parameters, outermost modules only.
 
     Args:
         known: parameters and buffers that are counted elsewhere.

@@ -26,7 +26,7 @@ class Entry:
     """An operation as called.
 
     Attributes:
-        function: PyTorch's, with its arguments and its result.
+        function: PyTorch's, with arguments and result.
         shapes: shapes of the tensors among the arguments, before an in-place operation could change them.
         gradients: whether gradients were recorded.
         autocast: lower precision of the active autocast; None: no autocast.

@@ -85,7 +85,7 @@ def load_script(path: str, arguments: Sequence[str] = (), *, main: bool = False)
         _told(path, seen, main=main),
         _in_one_thread(path, seen, main=main),
     ):
-        exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102 - what it is for
+        exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102 - intended
     return Loaded(module, seen)
 
 
@@ -241,7 +241,7 @@ class _Values(TorchDispatchMode):
     """Dispatch mode that answers a script's reads: zero for floating values, True for conditions.
 
     Conditions on NaN and infinity get the answer for finite numbers; if another answer decides on the course
-    of the program, its line is recorded. Whole numbers become sizes, so a script that reads one is refused;
+    of the program, the line is recorded. Whole numbers become sizes, so a script that reads one is refused;
     and so is a model's own step that reads any value, since the step runs without this mode. A line that
     reads without end is refused, too: the loop may wait for an answer that never comes.
     """
@@ -277,7 +277,7 @@ class _Values(TorchDispatchMode):
 
 
 class _AsksOn(BaseException):
-    """A line reads values without end; not an Exception, so that few programs catch this and read again."""
+    """Signal of a line that reads values without end; not an Exception, so that few programs catch this."""
 
 
 class _Batches(_SingleProcessDataLoaderIter):

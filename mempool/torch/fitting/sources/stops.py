@@ -30,7 +30,7 @@ class Trains(BaseException):
         self._told = told
 
     def __del__(self) -> None:
-        """Raise again at the next line, unless the program has ended and none of its frames is left."""
+        """Raise again at the next line, unless the program has ended and no frame is left."""
         if there := frames():
             self._told()
             stop_at_next_line(self._told, there)

@@ -1,4 +1,4 @@
-"""A model to try with its inputs, and the requested sizes of inputs."""
+"""A model to try with inputs, and the requested sizes of inputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Target:
-    """A model with its inputs.
+    """A model to try with inputs.
 
     Attributes:
         title: description of the model.

@@ -74,7 +74,7 @@ def of_hub(found: Hub, sizes: Sizes) -> Target:
 
 
 def of_loaded(loaded: Loaded, named: Named, sizes: Sizes) -> Target:
-    """Return the target named in a module; without a name, the model that it calls, or its only model.
+    """Return the target named in a module; without a name, the called or only model.
 
     Raises:
         UsageError: the name is missing, not usable, or several models qualify.
@@ -290,7 +290,7 @@ def _fresh(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _of_function(function: Callable[..., Any], name: str, given: dict[str, Any], sizes: Sizes) -> Target:
-    """Return a target of a class, or of a function of a model, (model, inputs), a dictionary or `Job`."""
+    """Return a target of a class or function that makes a model, (model, inputs), a dict or a `Job`."""
     if missing := [key for key in _required(function) if key not in given]:
         raise UsageError(f"{name} needs {', '.join(missing)}: say {name}({missing[0]}=...)")
     taken = _sizes_of(function, given)

@@ -58,7 +58,7 @@ class Seen:
         optimizers: all optimizers made.
         trains: whether the program began a backward.
         passed_over: names of skipped functions that write tensors to files.
-        swallowed: whether the program caught the exception that stops it.
+        swallowed: whether the program caught the stopping exception.
         idle: classes and bytes of models that were alive at the backward without having been called.
         adds_up: place where gradients of several batches add up before a step, if any.
         decisions: files and lines that decided on the course of the program by an unknown value.
@@ -192,7 +192,7 @@ class Seen:
             self._unrecorded -= 1
 
     def backward(self, losses: Any = ()) -> None:
-        """Record the first backward, with its losses if known, and stop the program.
+        """Record the first backward, with the losses if known, and stop the program.
 
         Raises:
             Trains: always.
@@ -226,7 +226,7 @@ class Seen:
             self.eager.append(call)
 
     def swallow(self) -> None:
-        """Note that the program caught the exception that stops it."""
+        """Note that the program caught the stopping exception."""
         self.swallowed = True
 
     @property

@@ -19,7 +19,7 @@ target's buffers:
 * `trunc_normal_`, unable to read values, does not draw forever for values within bounds (`drawn.py`).
 
 Functions that take the same buffers on CUDA stay unchanged: batch norm (cuDNN's keeps mean and inverse
-deviation as the native one does; its reserve is empty unless fused with an activation, which eager mode never
+deviation as the native one does; the reserve is empty unless fused with an activation, which eager mode never
 requests), layer norm, cross entropy, embedding. Memory that kernels allocate inside is in `margins.py`,
 except for attention's backward pass, which is large and known.
 """
