@@ -22,7 +22,7 @@ def arguments(given: Any) -> Arguments:
 
 
 def batch_of(*given: Any, dim: int = 0) -> int | None:
-    """Return the size of a dimension of the first tensor that is large enough in rank; else None."""
+    """Return the size of a dimension of the first tensor of sufficient rank; None without such a tensor."""
     for leaf in pytree.tree_leaves(given):
         if isinstance(leaf, torch.Tensor) and leaf.dim() > dim:
             return int(leaf.size(dim))

@@ -30,9 +30,9 @@ _ASSIGNED = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
 def decision(frames: Sequence[FrameType]) -> str:
     """Return file and line of the decision for which a value is read, or "" if the value decides nothing.
 
-    The value is followed through the names that the reading function assigns and, if that function returns
-    the value, through the calling functions. An assertion decides nothing: the run continues as if the
-    assertion held.
+    The value is followed through the names to which the reading function assigns it and, if that function
+    returns the value, through the calling functions. An assertion decides nothing: the run continues as if
+    the assertion held.
 
     Args:
         frames: of the program at the read of the value, innermost first.
