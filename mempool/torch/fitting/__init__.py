@@ -1,6 +1,7 @@
-"""Whether a model fits, told before it runs: a step on tensors without memory, and what it says.
+"""Estimate of whether a model fits before the run: a training step on tensors without memory.
 
-`job.py` is what is tried, `run.py` tries it, `fit.py` says what came of it, `batches.py` tries other batches.
+`job.py` defines the step, `run.py` does the fake run, `fit.py` makes the result, `batches.py` searches batch
+sizes.
 """
 
 from mempool.torch.fitting.batches import largest_batch

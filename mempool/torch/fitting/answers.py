@@ -1,4 +1,4 @@
-"""What an operation answers, as far as memory goes: new tensors, views of what was given, or that itself."""
+"""Meta results of operations: new tensors, views of arguments, or the arguments themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Made(NamedTuple):
-    """A tensor: a new one, or where ``of`` is not negative a view of the argument at that position."""
+    """A new tensor, or, if ``of`` is not negative, a view of the argument at that position."""
 
     of: int
     shape: tuple[int, ...]
@@ -28,27 +28,27 @@ class Given(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Parts, in a list or tuple of that type; alone where it is None."""
+    """Parts of a result, in a list or tuple (``kind``); a single part if ``kind`` is None."""
 
     kind: type | None
     parts: tuple[Made | Given | None, ...]
 
 
 def dense(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor that lies row by row; a dimension of none counts as one."""
+    """Return the strides of a contiguous tensor; a dimension of size zero counts as one."""
     return tuple(math.prod(max(1, size) for size in shape[at + 1 :]) for at in range(len(shape)))
 
 
 def new(shape: Sequence[int], dtype: torch.dtype) -> Made:
-    """A new tensor that lies row by row."""
+    """Describe a new contiguous tensor."""
     return Made(-1, tuple(shape), dense(shape), dtype)
 
 
 def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Made:
-    """A new tensor of the same sizes and strides."""
+    """Describe a new tensor of the same sizes and strides."""
     return Made(-1, tuple(tensor.shape), tensor.stride(), dtype or tensor.dtype)
 
 
 def alone(part: Made | Given) -> Answer:
-    """An answer of one part."""
+    """Return a result of one part."""
     return Answer(None, (part,))

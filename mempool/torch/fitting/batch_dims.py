@@ -1,4 +1,4 @@
-"""Which dimension of the inputs is the batch: what is known of it, and what is doubtful."""
+"""Detection of the batch dimension of inputs, and warnings about doubtful cases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-#: Modules that take the length first and the batch second unless they are told otherwise.
+#: Modules that by default take the length first and the batch second.
 _SEQUENCES = (
     nn.RNNBase,
     nn.MultiheadAttention,
@@ -20,7 +20,7 @@ SAY = "say batch_dim=, or give a function of the batch's size as inputs"
 
 
 def sequence_first(model: nn.Module) -> list[str]:
-    """Types of its modules that take the length before the batch."""
+    """Return the types of the model's modules that take the length before the batch."""
     found = [
         type(module).__name__
         for module in model.modules()
@@ -36,7 +36,7 @@ def _batch_first(module: nn.Module) -> bool:
 
 
 def dim_of(model: Any, inputs: Any) -> int:
-    """The batch's dimension: 1 where a recurrent module or a transformer gets the inputs itself, else 0."""
+    """Return the batch dimension: 1 for 3-d inputs of a leading recurrent module or transformer, else 0."""
     while isinstance(model, nn.Sequential) and len(model):
         model = model[0]
     if isinstance(model, (nn.TransformerEncoder, nn.TransformerDecoder)):
@@ -46,9 +46,9 @@ def dim_of(model: Any, inputs: Any) -> int:
 
 
 def doubt(modules: list[str], inputs: Any, batch: int, dim: int, say: str = SAY) -> str | None:
-    """A line on what was taken for the batch, where that may be wrong; None where it hardly is.
+    """Return a note on the assumed batch dimension if doubtful, else None.
 
-    ``modules`` are what `sequence_first` says of the model; ``say`` is what the user can do.
+    ``modules`` are the types returned by `sequence_first`; ``say`` is advice to the user.
     """
     tensors = _tensors(inputs)
     if dim or not (modules or any(t.size(0) != batch for t in tensors)):
@@ -59,7 +59,7 @@ def doubt(modules: list[str], inputs: Any, batch: int, dim: int, say: str = SAY)
 
 
 def unscalable(inputs: Any, batch: int, dim: int) -> str | None:
-    """A line on inputs that have no batch to search for: edges of a graph, and the like."""
+    """Return a note on inputs without a batch to search for, such as the edges of a graph, else None."""
     for tensor in _tensors(inputs):
         edges = tensor.dim() == 2 and tensor.size(0) == 2 and tensor.dtype in (torch.int64, torch.int32)
         if dim == 0 and (edges or tensor.dim() == 1) and tensor.size(0) != batch:

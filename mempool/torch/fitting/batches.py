@@ -1,4 +1,4 @@
-"""The largest batch that fits, by search."""
+"""Search for the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ if TYPE_CHECKING:
 
     from mempool.torch.fitting.job import Job
 
-#: Batches that are tried at most, and the largest one.
+#: Limits of the search: number of batches tried, and the largest batch tried.
 MOST_TRIES, MOST_BATCH = 64, 1 << 24
 
 
 class NoLargestBatchError(UsageError):
-    """There is no largest batch, as far as was looked."""
+    """Error for a search that found no largest batch."""
 
 
 def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> int:
-    """The largest batch that needs at most so many bytes; 0 if one sample is too many.
+    """Return the largest batch that needs at most a number of bytes; 0 if one sample is too many.
 
-    What a batch needs is taken to grow with it. Between a batch that fits and one that does not, the next one
-    tried is where the line through both meets the limit, since memory is nearly affine in the batch; where
-    that has not halved what is between them, it is the middle then. The answer fits, and one more does not,
-    by trial of both.
+    Memory is assumed to grow with the batch. Between a batch that fits and one that does not, the next batch
+    tried is the intersection of the line through both with the limit, since memory is nearly affine in the
+    batch; if that step has not halved the interval, the next is the middle. The result fits, and one more
+    sample does not, by trial of both.
 
     Args:
-        needs: bytes of a batch; called once for each.
-        limit_bytes: what there is.
-        first: the batch that is tried first.
+        needs: bytes of a batch; called once for each batch.
+        limit_bytes: available memory.
+        first: first batch tried.
 
     Raises:
-        NoLargestBatchError: even `MOST_BATCH` fit, or it does not come to an end.
+        NoLargestBatchError: even `MOST_BATCH` fit, or the search does not end within `MOST_TRIES`.
     """
     known: dict[int, int] = {}
 
@@ -65,10 +65,10 @@ def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> in
 
 
 def _beyond(known: dict[int, int], low: int, high: int, limit: int) -> int:
-    """A batch above one that fits that will hardly do: by the line through both, or twice as many.
+    """Return a larger batch that probably does not fit: by the line through the last two, at least doubled.
 
-    An allocator takes memory by segments: across a step the line is too steep, and the batch it tells hardly
-    larger. So the way is at least doubled.
+    An allocator takes memory by segments: across a step the line is too steep, and predicts a batch that is
+    hardly larger. So the increment is at least doubled.
     """
     if low and known[high] > known[low]:
         slope = (known[high] - known[low]) / (high - low)
@@ -77,7 +77,7 @@ def _beyond(known: dict[int, int], low: int, high: int, limit: int) -> int:
 
 
 def _guess(known: dict[int, int], low: int, high: int, limit: int) -> int:
-    """A batch strictly between two: where the line between them meets the limit."""
+    """Return a batch strictly between two, at the intersection of the line through both with the limit."""
     other = low if low else min((b for b in known if b > high), default=0)
     if not other or known[other] == known[high]:
         return (low + high) // 2
@@ -97,17 +97,17 @@ def largest_batch(
     known: Mapping[int, int] | None = None,
     told: Callable[[str], object] = lambda _: None,
 ) -> int:
-    """The largest batch of a job that fits in a device's memory, margins included; 0 if none does.
+    """Return the largest batch of a job that fits in a device's memory, margins included; 0 if none fits.
 
     Args:
-        job: its batch is the one that is tried first.
+        job: its batch is tried first.
         limit_bytes: of the device.
-        allocator: whose reserved bytes count, by its name, with settings behind a colon.
-        known: what some batches need, in bytes, so that they are not tried again.
-        told: called with what is tried.
+        allocator: name of the allocator whose reserved bytes count, with settings behind a colon.
+        known: bytes that some batches need, which are not tried again.
+        told: called with the name of each trial.
 
     Raises:
-        UsageError: a batch cannot be tried, or there is no largest one.
+        UsageError: a batch cannot be tried, or no largest batch exists.
     """
     known = known or {}
 

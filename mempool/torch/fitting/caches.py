@@ -1,4 +1,4 @@
-"""Caches of functions, in which a run would leave tensors without memory for the real run to find."""
+"""Functools caches, in which a fake run would leave fake tensors for a later real run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _Cache = functools._lru_cache_wrapper
-#: Objects that are looked at in one cache, at most.
+#: Largest number of objects searched in one cache.
 _MOST = 10_000
-#: What leads out of what a cache holds.
+#: Types not followed in the search, since they lead out of the cache's contents.
 _OUTSIDE = (type, FunctionType, ModuleType)
 
 
 def caches() -> list[_Cache[Any]]:
-    """Caches of functions (``functools.lru_cache``) that there are.
+    """Return all live functools caches (``functools.lru_cache``).
 
-    PyTorch's own are left out, and those that are set aside (``gc.freeze``) cannot be found.
+    PyTorch's own are left out; frozen ones (``gc.freeze``) cannot be found.
     """
     there = gc.get_objects()
     of_type = map(operator.is_, map(type, there), itertools.repeat(_Cache))
@@ -35,12 +35,12 @@ def caches() -> list[_Cache[Any]]:
 
 @contextlib.contextmanager
 def caches_forgotten(known: list[_Cache[Any]]) -> Iterator[None]:
-    """Afterwards, caches of functions are empty that the block put fake tensors in.
+    """Empty the functools caches into which the block put fake tensors.
 
-    Others stay: what they return may be known by identity.
+    Others stay, since their results may be known by identity.
 
     Args:
-        known: those that there are, which `caches` may no longer find.
+        known: existing caches, which `caches` may no longer find.
     """
     before = {id(cache): cache.cache_info().misses for cache in known}
     try:
@@ -52,7 +52,7 @@ def caches_forgotten(known: list[_Cache[Any]]) -> Iterator[None]:
 
 
 def _holds_fakes(cache: _Cache[Any]) -> bool:
-    """Whether there is one in its keys or results, however deep within a bound."""
+    """Return whether a cache's keys or results contain a fake tensor, within `_MOST` objects."""
     seen: set[int] = set()
     near: list[Any] = [cache]
     while near and len(seen) < _MOST:

@@ -1,4 +1,4 @@
-"""Restrictions of a result, which leave open whether something fits."""
+"""Restrictions of a result, which leave open whether a job fits."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Optimizers of bitsandbytes by the memory of their state: no step is computed, no CUDA kernel needed.
 
-The layout, but for two tables of 1 KiB, is that of bitsandbytes 0.44 and later (`init_state` in its
-optim/optimizer.py and ademamix.py). Where the package is installed, its optimizers are patched while tensors
-have no memory; where it is not, a stand-in with the same names is imported instead.
+The layout, except for two tables of 1 KiB, is that of bitsandbytes 0.44 and later (`init_state` in its
+optim/optimizer.py and ademamix.py). If the package is installed, the package's optimizers are patched while
+tensors have no memory; if not, a stand-in with the same names is imported instead.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 PACKAGE = "bitsandbytes"
 #: Elements of an 8-bit state that share one float32.
 BLOCK = 256
-#: Fewest elements that are kept in 8 bits, and fewest whose state is paged.
+#: Smallest numbers of elements that are kept in 8 bits, and whose state is paged.
 LEAST_8BIT, LEAST_PAGED = 4096, 100_000
-#: By name of the family, values of state for each element of a parameter.
+#: Values of state for each element of a parameter, by name of the family.
 MOMENTS = {
     "Adam": 2, "AdamW": 2, "LAMB": 2, "AdEMAMix": 3, "Lion": 1, "SGD": 1, "RMSprop": 1, "Adagrad": 1,
     "LARS": 1,
 }  # fmt: skip
-#: Setting of a group for the bits of its state, where they differ from those of the optimizer.
+#: Group setting for the bits of the state, for groups that differ from the optimizer.
 STATE_BITS = "state_bits"
 _PAGED, _NORMS = ("Adam", "AdamW", "AdEMAMix", "Lion"), ("LAMB", "LARS")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How an optimizer keeps its state.
+    """Layout of an optimizer's state.
 
     Attributes:
         moments: values for each element of a parameter.
         bits: of a value, 8 or 32.
-        paged: whether large states are in unified memory, which moves to the host where the GPU is full.
-        least_8bit: elements below which a parameter's state is in 32 bits.
-        norms: whether there is a norm for each parameter.
+        paged: whether large states are in unified memory, which moves to the host if the GPU is full.
+        least_8bit: number of elements below which a parameter's state is in 32 bits.
+        norms: whether the state has a norm for each parameter.
     """
 
     moments: int
@@ -80,7 +80,7 @@ class Layout:
 
 
 def take_step(optimizer: Any) -> None:
-    """Make the state that is missing, and touch all that an update touches."""
+    """Make missing state, and touch all tensors that an update touches."""
     layout, bits = Layout.of(optimizer), overridden_bits(optimizer)
     pairs = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
     with torch.no_grad():
@@ -96,9 +96,9 @@ def take_step(optimizer: Any) -> None:
 
 
 def overridden_bits(optimizer: Any) -> dict[int, int]:
-    """Return the bits of state that a program asked for of single parameters, by their identities.
+    """Return the bits of state that a program requested for single parameters, by their identities.
 
-    Trainer of transformers asks for 32 bits for embeddings.
+    Trainer of transformers requests 32 bits for embeddings.
     """
     manager = getattr(optimizer, "mng", None)
     if manager is None or not (isinstance(optimizer, Blockwise) or is_of_package(optimizer)):
@@ -119,7 +119,7 @@ class GlobalOptimManager:
 
     @classmethod
     def get_instance(cls) -> GlobalOptimManager:
-        """Return the only one."""
+        """Return the only instance."""
         cls._instance = cls._instance or cls()
         return cls._instance
 
@@ -135,7 +135,7 @@ class GlobalOptimManager:
             own |= ({} if key is None else {key: value}) | (key_value_dict or {})
 
     def register_module_override(self, module: Any, param_name: str, config: dict[str, Any]) -> None:
-        """Set the settings of a module's parameter, whichever it is later."""
+        """Store the settings of a module's parameter, which may be replaced later."""
         self.module_weight_config_triple.append((module, param_name, config))
 
 
@@ -164,7 +164,7 @@ class Blockwise(torch.optim.Optimizer):
         self.layout = Layout(MOMENTS[self.family], bits, paged, min_8bit_size, self.family in _NORMS)
 
     def step(self, closure: Any = None) -> None:  # noqa: ARG002 - as of the base
-        """Make the state that is missing, and touch all that an update touches."""
+        """Make missing state, and touch all tensors that an update touches."""
         take_step(self)
 
 
@@ -195,7 +195,7 @@ def is_of_package(optimizer: Any) -> bool:
 
 
 def settings_of(optimizer: Any) -> dict[str, Any]:
-    """Return settings of an optimizer of bitsandbytes that its groups do not have; none of another."""
+    """Return settings of an optimizer of bitsandbytes that are not in the groups; empty for others."""
     if not is_of_package(optimizer):
         return {}
     own = optimizer.args
@@ -208,7 +208,7 @@ def settings_of(optimizer: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def optimizers_by_layout() -> Iterator[None]:
-    """Let optimizers of bitsandbytes be made and stepped on tensors without memory while the block runs."""
+    """Let optimizers of bitsandbytes be made and stepped on fake tensors while the block runs."""
     before = torch.optim.Optimizer.__init__
     with contextlib.ExitStack() as stack:
 
@@ -226,7 +226,7 @@ def optimizers_by_layout() -> Iterator[None]:
 
 
 def _patch(kind: Any, stack: contextlib.ExitStack) -> None:
-    """Replace what needs values or CUDA in a class of optimizers of bitsandbytes."""
+    """Replace methods that need values or CUDA in a class of optimizers of bitsandbytes."""
 
     def step(self: Any, closure: Any = None) -> None:  # noqa: ARG001 - as of the base
         take_step(self)
@@ -247,7 +247,7 @@ def _no_tables(optimizer: Any) -> None:
 
 
 class _Finder:
-    """Finds a stand-in for bitsandbytes behind all other finders: where the package is not installed."""
+    """Import finder of a stand-in for bitsandbytes, after all others: used if the package is missing."""
 
     _NAMES = (PACKAGE, f"{PACKAGE}.optim", f"{PACKAGE}.nn", f"{PACKAGE}.functional")
 
@@ -265,14 +265,14 @@ class _Finder:
         """Fill a module with stand-ins."""
         module.of_mempool = True  # type: ignore[attr-defined]
         if module.__name__ == PACKAGE:
-            module.__version__ = "0.50.2"  # type: ignore[attr-defined]  # whose layout was read
+            module.__version__ = "0.50.2"  # the version whose layout was read
             for name in self._NAMES[1:]:
                 __import__(name)
         elif module.__name__ == f"{PACKAGE}.optim":
             vars(module).update(STAND_INS, GlobalOptimManager=GlobalOptimManager)
 
     def forget(self) -> None:
-        """Remove this finder and the modules that it made."""
+        """Remove this finder and the modules made by this finder."""
         sys.meta_path.remove(self)
         GlobalOptimManager._instance = None
         for name in self._NAMES:

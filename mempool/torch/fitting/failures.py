@@ -1,4 +1,4 @@
-"""Why a job could not be tried, in a line."""
+"""One-line errors for jobs that cannot be tried."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 
 @dataclass
 class Watch:
-    """The model that runs, once it is made."""
+    """Holder of the running model, once made."""
 
     model: nn.Module | None = None
 
 
 @contextlib.contextmanager
 def told(what: str) -> Iterator[Watch]:
-    """What tensors without values cannot do as `UsageError`, with module, source line, and remedy.
+    """Convert failures of tensors without values to `UsageError`, with module, source line, and remedy.
 
-    Exceptions of the user's own code pass, with a note that says where, and while what.
+    Exceptions of the user's own code pass, with a note on the place and the activity.
     """
     watch = Watch()
     try:
@@ -86,7 +86,7 @@ def _line(error: Exception, where: str) -> str | None:
 
 
 def _where(trace: TracebackType | None, model: nn.Module | None) -> str:
-    """The innermost module of the model and the innermost line that is not PyTorch's own."""
+    """Return the innermost module of the model and the innermost line outside PyTorch and mempool."""
     names = {} if model is None else {id(module): name for name, module in model.named_modules()}
     module, line = "", ""
     own = tuple(str(Path(package.__file__ or "").parent) for package in (torch, mempool, traces))

@@ -1,4 +1,4 @@
-"""Tensors without memory, made a little faster where values alone would change."""
+"""Fake mode with shortcuts for operations that change only values."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from mempool.torch.fitting.target.in_place import IN_PLACE, Meeting, in_place
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: What values are taken to be, where they are no floating numbers.
+#: Assumed values of tensors that are not floating-point.
 _GUESS = {
     torch.bool: False,
     **dict.fromkeys((torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64), 1),
 }
-#: What asks for a tensor's device.
+#: Operation that returns a tensor's device.
 _DEVICE = torch.ops.prim.device.default
-#: What reads a value.
+#: Operation that reads a value.
 _LOOK_AT = torch.ops.aten._local_scalar_dense.default
-#: What makes a tensor of a number one of the mode's.
+#: Operations that turn a number's tensor into a fake tensor of the mode.
 _LIFTS = frozenset((torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default))
 _ADD = torch.ops.aten.add.Tensor
-#: Losses whose mean or sum is written into the storage of the loss of each element, which it keeps.
+#: Losses whose mean or sum is written into the storage of the elementwise loss, which stays alive.
 _SHRINKING = frozenset(
     getattr(torch.ops.aten, name).default
     for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
 )
-#: What is done to counts of batches and steps.
+#: Operations applied to counts of batches and steps.
 _NUMBERS = (int, float)
 _COUNTS = frozenset((torch.ops.aten.add_.Tensor, torch.ops.aten.zero_.default))
 
 
 class ValuelessMode(FakeTensorMode):
-    """A FakeTensorMode that takes a short way for operations that only write values.
+    """FakeTensorMode with shortcuts for operations that only write values.
 
-    Initialising a model, and the updates of an optimizer, are thousands of them; nothing is computed, and
-    nothing is allocated, so what was given is the answer.
+    Initialising a model and updating parameters take thousands of these; nothing is computed and nothing is
+    allocated, so the argument is the result.
     """
 
     def __init__(self) -> None:
@@ -53,20 +53,20 @@ class ValuelessMode(FakeTensorMode):
         self._remembered = Remembered(self)
         self._meeting = Meeting()
         self._within = 0  # operations that are being found out
-        self.cache_enabled = False  # PyTorch's own, which would have to be asked and told, too
+        self.cache_enabled = False  # PyTorch's own cache, which would add a lookup and an insertion
 
     def __deepcopy__(self, memo: object) -> ValuelessMode:
-        """Itself: a copy of a tensor, which copies all that the tensor holds, is one of the same mode."""
+        """Return this mode: the copy of a tensor, which copies all attributes, stays in the same mode."""
         return self
 
     @contextlib.contextmanager
     def guessing(self, told: Callable[[], object]) -> Iterator[None]:
-        """Let values be looked at that decide nothing about memory: numbers are 1, truths are false.
+        """Allow reads of values that do not affect memory: numbers are 1, booleans are false.
 
-        For optimizers, which look at norms to choose how far to go.
+        For optimizers, which read norms to choose the length of a step.
 
         Args:
-            told: called at each look.
+            told: called at each read.
         """
         self._guessed = told
         try:
@@ -76,7 +76,7 @@ class ValuelessMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and not self.in_kernel_invocation and type(args[0]) is FakeTensor:
-            return args[0].fake_device  # asked for some times in each operation
+            return args[0].fake_device  # requested several times in each operation
         way = _WAYS.get(func)
         if way is None:
             way = _WAYS[func] = _way(func)
@@ -94,7 +94,7 @@ class ValuelessMode(FakeTensorMode):
         return self._found_out(func, types, args, kwargs)
 
     def _found_out(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """PyTorch's own answer, for which it may take the operation apart into others that come here."""
+        """Return PyTorch's own result, which may decompose the operation into others that reach this mode."""
         self._within += 1
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -102,7 +102,7 @@ class ValuelessMode(FakeTensorMode):
             self._within -= 1
 
     def _shrunk(self, loss: Any, args: Any) -> Any:
-        """The loss in a storage of one value for each element, if it is their mean or sum."""
+        """Return a reduced loss in a storage with one value for each element; other losses unchanged."""
         whole = torch.broadcast_shapes(args[0].shape, args[1].shape)
         if loss.dim() or not whole:
             return loss
@@ -110,7 +110,7 @@ class ValuelessMode(FakeTensorMode):
         return self._remembered.tensor(storage.as_strided((), ()))
 
     def _at_once(self, way: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """What needs no look at the arguments' sizes; or _NOTHING."""
+        """Return a result that does not depend on sizes, or _NOTHING."""
         if way is _UPDATE:
             return None if all(map(_is_plain, args[0])) else _NOTHING
         if way is _LIFT:
@@ -132,7 +132,7 @@ class ValuelessMode(FakeTensorMode):
         return _NOTHING
 
     def _look(self, func: Any, tensor: FakeTensor, constant: torch.Tensor | None) -> Any:
-        """A value that is known, such as an optimizer's count of steps, or is guessed."""
+        """Return a known value, such as an optimizer's count of steps, or a guess if allowed."""
         if constant is not None:
             with _DisableTorchDispatch():
                 return func(constant)
@@ -142,7 +142,7 @@ class ValuelessMode(FakeTensorMode):
         return _GUESS.get(tensor.dtype, 1.0)
 
     def _constant(self, number: torch.Tensor) -> FakeTensor:
-        """A number that was made a tensor, as FakeTensorMode makes it: with its value."""
+        """Turn a number's tensor into a fake tensor with a known value, as FakeTensorMode does."""
         with _DisableTorchDispatch():
             value = number.clone()
             made = self._remembered.tensor(torch.empty_like(number, device="meta"))
@@ -152,7 +152,7 @@ class ValuelessMode(FakeTensorMode):
         return made
 
     def _as_before(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What was answered before, or else what is found out now."""
+        """Return the cached result, or else PyTorch's, which is then cached."""
         memory = self._remembered
         key = memory.key(func, args, kwargs)
         answer = None if key is None else memory.answer(key, args, kwargs or {})
@@ -165,7 +165,7 @@ class ValuelessMode(FakeTensorMode):
 
 
 def fake_mode() -> FakeTensorMode:
-    """The one that is active, whose tensors may be among a job's, or a new one."""
+    """Return the active fake mode, whose tensors a job may use, or a new mode."""
     return detect_fake_mode() or ValuelessMode()
 
 
@@ -173,12 +173,12 @@ _USUAL, _FILL, _UPDATE, _OUT_OF_PLACE = "usual", "fill", "update", "out of place
 _LOOK, _LIFT, _COUNT, _MEET, _KNOWN, _SHRINK = "look", "lift", "count", "meet", "known", "shrink"
 _ONES = "ones"
 _REMEMBERED = frozenset((_KNOWN, _ONES, _COUNT, _MEET, _OUT_OF_PLACE))
-#: Ways for which the kinds of the arguments say all.
+#: Shortcuts that depend only on the kinds of the arguments.
 _BY_KIND = frozenset((_KNOWN, _ONES, _USUAL))
 _NOTHING = object()
-#: Of each operation that was met: whether there is a short way.
+#: Shortcut of each operation seen so far.
 _WAYS: dict[Any, str] = {}
-#: Operations that fill a tensor of what is no tensor, and return it.
+#: Operations that fill a tensor from numbers, and return the tensor.
 _FILLS = frozenset(
     f"aten::{name}" for name in ("uniform_", "normal_", "zero_", "fill_.Scalar", "erfinv_", "clamp_")
 )
@@ -209,12 +209,12 @@ def _way(operation: Any) -> str:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether nobody remembers its value."""
+    """Return whether a tensor is fake without a known value."""
     return type(tensor) is FakeTensor and tensor.constant is None
 
 
 def _is_number(tensor: Any) -> bool:
-    """Whether it is a real tensor of one number, or none."""
+    """Return whether a tensor is real and holds at most one number."""
     return (
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided

@@ -1,4 +1,4 @@
-"""Will it fit: the answer, and how it is asked for."""
+"""Estimate of the memory of a training step, and whether the step fits."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What a step of a job would need. Bytes throughout; `print` it.
+    """Memory that a step of a job would need. Bytes throughout; `print` shows a report.
 
     Attributes:
-        peak_bytes: most that is alive in a step after the first, as the device's allocator rounds.
-        by_class_bytes: of these, each category's; they add up to ``peak_bytes``.
-        by_module: of these, each module's, largest first; likewise.
-        by_phase_bytes: most that is alive in the forward, the backward, and the optimizer's step.
-        peak_operation: what ran when most was alive; likewise ``peak_phase``, and ``peak_module``, its path.
-        first_step_bytes: most that is alive in the first step, in which the optimizer's state is made.
-        reserved_bytes: what each allocator would hold of the device, by simulation.
-        margin_bytes: what a GPU adds that no operation shows, by name.
-        allocator: the one that ``fits``, ``missing_bytes`` and ``largest_batch`` are of.
-        batch: samples in a batch; ``mode`` and ``device`` likewise as of the job.
-        limit_bytes: what the device has; None if it was not told.
-        fits: whether ``needed_bytes`` are at most that; None where there is no limit, or where they are and
-            ``caveats`` leave it open.
-        missing_bytes: how many more would be needed; 0 if it fits, None where there is no limit.
-        largest_batch: that fits, by search; 0 if none does, None where it was not looked for.
-        warnings: what makes the answer less certain.
-        trace: what was recorded, sizes as asked for.
-        helps: what would help, the cheapest way to make it fit, and hints; None where nothing was tried.
-        caveats: what is not covered, so that a step may need more.
+        peak_bytes: peak load in a step after the first, with sizes rounded as by the device's allocator.
+        by_class_bytes: ``peak_bytes`` by category; the sum is ``peak_bytes``.
+        by_module: ``peak_bytes`` by module, largest first; likewise.
+        by_phase_bytes: peak load in the forward, the backward, and the optimizer's step.
+        peak_operation: operation that ran at the peak; likewise ``peak_phase``, and ``peak_module``, a path.
+        first_step_bytes: peak load of the first step, in which the optimizer's state is made.
+        reserved_bytes: device memory that each allocator would hold, by simulation.
+        margin_bytes: memory that a GPU adds outside all operations, by name.
+        allocator: the allocator to which ``fits``, ``missing_bytes`` and ``largest_batch`` refer.
+        batch: samples in a batch; ``mode`` and ``device`` likewise as in the job.
+        limit_bytes: the device's memory; None if not given.
+        fits: whether ``needed_bytes`` are at most ``limit_bytes``; None without a limit, or if they are and
+            ``caveats`` leave the question open.
+        missing_bytes: bytes by which the need exceeds the limit; 0 if the job fits, None without a limit.
+        largest_batch: largest batch that fits, by search; 0 if none does, None without a search.
+        warnings: circumstances that make the result less certain.
+        trace: the recorded trace, with unrounded sizes.
+        helps: remedies, the cheapest way to make the job fit, and hints; None if nothing was tried.
+        caveats: parts that are not covered, so that a step may need more.
     """
 
     peak_bytes: int
@@ -81,21 +81,21 @@ class Fit:
 
     @property
     def needed_bytes(self) -> int:
-        """What the device must have: reserved by ``allocator``, and the margins."""
+        """Return the device memory needed: reserved by ``allocator``, and the margins."""
         return self.reserved_bytes[self.allocator] + sum(self.margin_bytes.values())
 
     @property
     def remedies(self) -> list[Help]:
-        """What would help, by how much, the largest saving first."""
+        """Return the remedies, largest saving first."""
         return [] if self.helps is None else self.helps.remedies
 
     @property
     def covers(self) -> str:
-        """Labels of the caveats, as they go with a verdict; "" where there are none."""
+        """Return the labels of the caveats, as text beside a verdict; "" without caveats."""
         return ", ".join(dict.fromkeys(caveat.label for caveat in self.caveats))
 
     def restricted(self, caveats: Sequence[Caveat]) -> Fit:
-        """The same with caveats: that it fits, by itself or with a remedy, is not known then."""
+        """Return the result with further caveats, which leave a fit, with or without a remedy, unknown."""
         if not caveats:
             return self
         return replace(
@@ -107,11 +107,11 @@ class Fit:
         )
 
     def modules(self, depth: int) -> list[ModuleShare]:
-        """``by_module`` with all below a depth added to the module there, largest first."""
+        """Return ``by_module`` with modules below a depth merged into their ancestor, largest first."""
         return AtPeak.of(rounded(self.trace, ROUNDED_TO[self.device])).by_module(depth)
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the trace, ready for JSON."""
+        """Return all but the trace as a dictionary ready for JSON."""
         names = [name for name in self.__dataclass_fields__ if name not in ("trace", "by_module", "helps")]
         helps = {} if self.helps is None else self.helps.to_dict()
         caveats = [caveat._asdict() for caveat in self.caveats]
@@ -146,42 +146,42 @@ def fit(
     told: Callable[[str], object] = lambda _: None,
     **options: Any,
 ) -> Fit:
-    """Tell what a step of a model would need, before it runs: no GPU, no memory, a second or so.
+    """Estimate the memory of a model's step before running it: no GPU, no memory, a second or so.
 
         import mempool.torch
 
         print(mempool.torch.fit(model, torch.zeros(32, 3, 224, 224), limit="24GiB"))
 
     Args:
-        model: a module, which stays as it is, or a function that makes one; what it makes has no memory.
-        inputs: a tensor, a tuple of arguments, a dictionary of named ones, or a function that makes such of
-            a batch's size.
-        optimizer: a class, or a function of the parameters (`functools.partial` of a class, say), or a
-            name, as ``mempool fit --optimizer`` takes it.
-        batch: samples; by default as many as the inputs have. Tensors with so many in the batch's dimension
-            are taken with another number where another batch is asked for.
-        batch_dim: the batch's dimension. By default the first one, or the second one where the model is, or
-            begins with, a recurrent module or a transformer that takes the length first; a warning says
-            which was taken where that is doubtful.
+        model: a module, which stays unchanged, or a function that makes one; the model made has no memory.
+        inputs: a tensor, a tuple of arguments, a dictionary of named ones, or a function that makes such of a
+            batch's size.
+        optimizer: a class, or a function of the parameters (`functools.partial` of a class, say), or a name,
+            as ``mempool fit --optimizer`` accepts.
+        batch: samples; by default as many as the inputs have. Tensors with this size in the batch dimension
+            are resized for other batches.
+        batch_dim: the batch dimension. By default the first one, or the second one if the model is, or begins
+            with, a recurrent module or a transformer that takes the length first; a warning reports the
+            choice if doubtful.
         limit: of the device's memory, in bytes or as "24GiB".
         loss: of the output, and of ``labels`` if given; or a name such as "cross-entropy". By default the
-            output's ``loss``, as models of transformers return it; else the sum of floating outputs, with a
-            warning.
+            output's ``loss``, as models of transformers return; else the sum of floating-point outputs, with
+            a warning.
         labels: given to ``loss`` beside the output: tensors in any structure, or a function of the batch.
         mode: "train", "inference" (no gradients, no optimizer), or "eval" (no gradients, while the
             optimizer's state of training is alive).
-        device: "cuda" or "cpu": what the step would run on.
-        allocators: what is reserved of the device is told of these; the first one decides whether it fits.
-        remedies: whether to try what would help, too: some tens of runs.
-        told: called with what is being tried.
+        device: "cuda" or "cpu": the device of the real step.
+        allocators: allocators to simulate for the reserved bytes; the first one decides whether the job fits.
+        remedies: whether to try remedies, too: some tens of runs.
+        told: called with the name of each trial.
         options: further attributes of a `Job` (dtype, autocast, checkpoint, accumulate, ...), and
-            ``largest``: False not to look for the largest batch where there is a limit.
+            ``largest``: False to skip the search for the largest batch if a limit is given.
 
     Returns:
-        The answer; ``print`` it.
+        The result; ``print`` shows a report.
 
     Raises:
-        UsageError: an argument makes no sense, or the step cannot be tried; a line that says where and why.
+        UsageError: an argument makes no sense, or the step cannot be tried; one line says where and why.
     """
     dim = batch_dims.dim_of(model, inputs) if batch_dim is None else batch_dim
     if dim < 0:
@@ -241,15 +241,15 @@ def fit_job(
     largest: bool | None = None,
     told: Callable[[str], object] = lambda _: None,
 ) -> Fit:
-    """What a job would need.
+    """Estimate the memory that a job would need.
 
     Args:
-        job: what is tried.
+        job: the step.
         limit_bytes: of the device's memory.
         allocators: by name, the one that decides first.
-        remedies: whether to try what would help, some tens of runs; None: where it does not fit.
-        largest: whether to look for the largest batch; None: where there is a limit.
-        told: called with what is being tried.
+        remedies: whether to try remedies, some tens of runs; None: if the job does not fit.
+        largest: whether to search for the largest batch; None: if a limit is given.
+        told: called with the name of each trial.
 
     Raises:
         UsageError: as `fit`.
@@ -296,7 +296,7 @@ def fit_job(
         trace=trace,
     )
     if remedies or (remedies is None and fitted.fits is False):
-        from mempool.torch.fitting.helps.what_would_help import what_would_help  # it calls this
+        from mempool.torch.fitting.helps.what_would_help import what_would_help  # imports this module
 
         fitted = replace(fitted, helps=what_would_help(job, fitted, told=told))
     return fitted

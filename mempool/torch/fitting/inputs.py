@@ -1,4 +1,4 @@
-"""Inputs of a model as people give them, for a batch of any size."""
+"""Inputs of a model in the forms that users give, for a batch of any size."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def arguments(given: Any) -> Arguments:
-    """What a call of the model gets: a mapping by name, a tuple or list by position, anything else alone."""
+    """Return a call's arguments: a mapping by name, a tuple or list by position, else one value."""
     if isinstance(given, Mapping):
         return (), dict(given)
     return (tuple(given), {}) if isinstance(given, (tuple, list)) else ((given,), {})
 
 
 def batch_of(*given: Any, dim: int = 0) -> int | None:
-    """Size of a dimension of the first tensor that has it; None where none has."""
+    """Return the size of a dimension of the first tensor of sufficient rank; None without such a tensor."""
     for leaf in pytree.tree_leaves(given):
         if isinstance(leaf, torch.Tensor) and leaf.dim() > dim:
             return int(leaf.size(dim))
@@ -30,13 +30,13 @@ def batch_of(*given: Any, dim: int = 0) -> int | None:
 
 
 def resizable(given: Any, batch: int | None, batch_dim: int = 0) -> Callable[[int], Any]:
-    """What makes inputs for a batch, of what a user gives.
+    """Return a function that makes inputs for a batch, from a user's inputs.
 
     Args:
         given: a function of a batch's size, which is returned; else example inputs, whose tensors are made
-            again with another size of the batch's dimension where that is ``batch``.
-        batch: size of that dimension of the examples.
-        batch_dim: which one it is; of tensors with fewer dimensions the first one.
+            again with another size of the batch dimension if the present size is ``batch``.
+        batch: size of the batch dimension of the examples.
+        batch_dim: index of the batch dimension; for tensors with fewer dimensions the first one.
     """
     if callable(given) and not isinstance(given, torch.Tensor):
         made: Callable[[int], Any] = given
@@ -53,7 +53,7 @@ def resizable(given: Any, batch: int | None, batch_dim: int = 0) -> Callable[[in
 
 
 def _resized(tensor: torch.Tensor, batch: int, size: int, batch_dim: int) -> torch.Tensor:
-    """Without values, in the same order of dimensions in memory."""
+    """Return a tensor of the new size without values, with the same order of dimensions in memory."""
     dim = batch_dim if tensor.dim() > batch_dim else 0
     if tensor.dim() == 0 or tensor.size(dim) != batch:
         return tensor

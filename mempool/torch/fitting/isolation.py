@@ -1,4 +1,4 @@
-"""What a run must leave as it was."""
+"""Restoration of the process-wide state that a fake run changes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mempool.torch.fitting.caches import caches, caches_forgotten
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: What a run sets belongs to the process, so there is one at a time.
+#: A run changes process-wide settings, so only one runs at a time.
 _ONE = threading.RLock()
 
-#: What a model's code may set for the whole process: how it is read, and how it is put back.
+#: Process-wide settings that a model's code may change: a getter and a setter of each.
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
@@ -53,7 +53,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 
 
 def _settings_put_back(stack: contextlib.ExitStack) -> None:
-    """Afterwards, those that have changed; setting them all would have effects of its own."""
+    """Restore changed settings on exit; setting an unchanged one would have side effects."""
     before = [read() for read, _ in _SETTINGS]
 
     def put_back() -> None:
@@ -64,13 +64,13 @@ def _settings_put_back(stack: contextlib.ExitStack) -> None:
     stack.callback(put_back)
 
 
-#: Caches of functions that were there before the runs that are made together.
+#: Functools caches found before a group of runs (`together`).
 _KNOWN: list[Any] = []
 
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """For several runs: what is there before them is looked through once, and set aside."""
+    """Search for caches and freeze existing objects once for several runs."""
     with _ONE:
         found = caches()
         _KNOWN.extend(found)
@@ -83,17 +83,17 @@ def together() -> Iterator[None]:
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Defaults as a new process has them, and afterwards as it was: random numbers, types, modes, settings.
+    """Run with the defaults of a new process, then restore random states, types, modes and settings.
 
-    A model's own code, too, may seed generators or set the default type. What it keeps in variables of its
-    own, such as a dictionary of masks, stays there; what ``functools`` caches for it does not.
+    A model's own code, too, may seed generators or set the default type. State in the model's own variables,
+    such as a dictionary of masks, is not restored; entries in ``functools`` caches are removed.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ONE)
         _settings_put_back(stack)
         known = [*_KNOWN, *caches()]
         stack.enter_context(_what_was_there_set_aside())
-        stack.enter_context(caches_forgotten(known))  # looks for new ones among what is not set aside
+        stack.enter_context(caches_forgotten(known))  # searches only among objects that are not frozen
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.callback(random.setstate, random.getstate())
         if "numpy" in sys.modules:
@@ -103,7 +103,8 @@ def isolated() -> Iterator[None]:
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.enable_grad())
-        # Not torch.autocast: inside of one, an autocast that ends keeps its copies of the parameters.
+        # Not torch.autocast: inside such a block, an inner autocast that ends keeps its copies of the
+        # parameters.
         stack.callback(torch.set_autocast_enabled, "cpu", torch.is_autocast_enabled("cpu"))
         torch.set_autocast_enabled("cpu", False)  # noqa: FBT003 - taken by position only
         if torch.get_default_device().type != "cpu":
@@ -114,8 +115,8 @@ def isolated() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _what_was_there_set_aside() -> Iterator[None]:
-    """Garbage is looked for among what a run makes only: PyTorch and a program are a million objects."""
-    if gc.get_freeze_count():  # the program's own doing
+    """Limit garbage collection to objects made by the run: PyTorch and a program have a million objects."""
+    if gc.get_freeze_count():  # the program itself froze objects
         yield
         return
     gc.freeze()
@@ -127,7 +128,7 @@ def _what_was_there_set_aside() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Without what is logged before it is raised."""
+    """Suppress messages that are logged before an exception is raised."""
     logger.addFilter(_nothing)
     try:
         yield

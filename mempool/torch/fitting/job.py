@@ -1,4 +1,4 @@
-"""What is to be tried: a model, its inputs, an optimizer, and how they are used."""
+"""Definition of a step to try: a model, its inputs, an optimizer, and their use."""
 
 from __future__ import annotations
 
@@ -14,48 +14,49 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-#: What one step is, by its name in `Job.mode`.
+#: Kinds of steps, the values of `Job.mode`.
 MODES = ("train", "inference", "eval")
 DEVICES = ("cuda", "cpu")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A step that is to be tried; nothing in it has been made yet.
+    """A step to try; nothing is made before the trial.
 
     Attributes:
-        model: makes the model; called where tensors have no memory.
-        inputs: positional and named arguments of the model for a batch of so many; called there too.
+        model: makes the model; called inside a fake mode.
+        inputs: makes positional and named arguments of the model for a batch size; likewise.
         batch: samples in a batch.
-        optimizer: makes the optimizer of parameters, as ``torch.optim.AdamW`` does, or its name; None for
+        optimizer: makes the optimizer of parameters, as ``torch.optim.AdamW`` does, or a name; None for
             inference.
-        loss: the loss of the model's output, and of ``labels`` where there are some; or a name such as
-            "cross-entropy", as ``mempool fit --loss`` takes it. None: the output's own ``loss`` if it has
-            one, else the sum of its floating tensors.
-        labels: what the loss is given beside the output, for a batch of so many; None for nothing.
+        loss: the loss of the model's output, and of ``labels`` if given; or a name such as "cross-entropy",
+            as ``mempool fit --loss`` accepts. None: the output's own ``loss`` if present, else the sum of the
+            output's floating-point tensors.
+        labels: second argument of the loss, for a batch size; None for no second argument.
         mode: "train": forward, loss, backward, optimizer step; "inference": a forward without gradients;
             "eval": the same in a process that trains, so that the optimizer's state is alive.
-        device: what the real run would be on, "cuda" or "cpu": decides rounding and which kernels are taken.
+        device: device of the real run, "cuda" or "cpu": decides rounding and the choice of kernels.
         capability: compute capability of a CUDA device, which decides between kernels: (8, 0) is an A100.
-        dtype: of the floating parameters, or its name; None: as made.
+        dtype: of the floating-point parameters, or a name; None: as made.
         autocast: lower precision of the forward; None: none.
-        checkpoint: whether the repeated blocks compute their activations again in the backward; a string
-            names modules instead, as ``fnmatch`` has it.
+        checkpoint: whether the repeated blocks recompute their activations in the backward; a string selects
+            modules by name instead, as in ``fnmatch``.
         accumulate: batches whose gradients add up to one optimizer step.
         hold_output: whether the program keeps output and loss until the next step replaces them, as a loop
-            without functions does; else they die with the last one that needs them. None: in training they
-            are kept; without gradients they are not, since ``model.generate``, a function or one call keeps
-            no former output, which with a key-value cache may be most of the memory.
-        card: name of a GPU in `mempool.rates`, by whose rates times are told; None: the default.
-        link: between it and the host, as `solvers.swap.parse_link` takes it; None: the card's.
-        processes: that train together with DistributedDataParallel, one GPU each: a margin.
-        margin: of parts in `margins.PARTS`, bytes that are taken instead of what is estimated.
-        set_to_none: whether gradients are let go after a step, or filled with zeros.
-        clears_late: whether gradients are cleared between forward and backward, not behind the step, so that
-            those of the former step are alive in the forward.
+            without functions does; else they die after their last use. None: in training they are kept;
+            without gradients they are not, since ``model.generate``, a function or one call keeps no former
+            output, which with a key-value cache may be most of the memory.
+        card: name of a GPU in `mempool.rates`, whose rates determine times; None: the default.
+        link: between the GPU and the host, as `solvers.swap.parse_link` accepts; None: the card's.
+        processes: number of processes that train together with DistributedDataParallel, one GPU each: a
+            margin.
+        margin: bytes by name in `margins.PARTS` that replace the estimates.
+        set_to_none: whether gradients are freed after a step, or filled with zeros.
+        clears_late: whether gradients are cleared between forward and backward, not after the step, so that
+            the previous step's gradients are alive in the forward.
 
     Raises:
-        UsageError: there is no such mode or device, or no batch or process.
+        UsageError: mode or device is unknown, or batch or processes is below one.
     """
 
     model: Callable[[], nn.Module]
@@ -93,7 +94,7 @@ class Job:
             raise UsageError(f"mode {self.mode!r} needs an optimizer, such as torch.optim.AdamW")
 
     def _resolve(self) -> None:
-        """Replace names of the command line by the losses, optimizers and types that they stand for."""
+        """Replace names of the command line by losses, optimizers and types."""
         given = {name: getattr(self, name) for name in ("loss", "labels", "optimizer", "dtype", "autocast")}
         if any(isinstance(value, str) for value in given.values()):
             from mempool.torch.fitting.sources.choices import resolved  # which scripts need, that make jobs
@@ -110,5 +111,5 @@ class Job:
         return self.mode == "train" if self.hold_output is None else self.hold_output
 
     def but(self, **changes: Any) -> Job:
-        """The same with other attributes."""
+        """Return the job with other attributes."""
         return dataclasses.replace(self, **changes)

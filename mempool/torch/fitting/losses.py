@@ -1,4 +1,4 @@
-"""The loss of a model's output."""
+"""Loss of a model's output."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SUMMED = (
 
 
 def loss_of(job: Job, output: Any, labels: Any, warn: Callable[[str], object]) -> torch.Tensor:
-    """A scalar that has a gradient.
+    """Return a scalar loss with a gradient.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the output and the job give no such loss.
     """
     if job.loss is not None:
         loss = job.loss(output) if job.labels is None else job.loss(output, labels)
@@ -41,7 +41,7 @@ def loss_of(job: Job, output: Any, labels: Any, warn: Callable[[str], object]) -
 
 
 def own_loss(output: Any) -> torch.Tensor | None:
-    """Return the loss that an output holds, as those of transformers do, or is."""
+    """Return the loss that an output holds, as outputs of transformers do, or that the output is."""
     found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if found is None and isinstance(output, torch.Tensor) and output.dim() == 0:
         found = output
@@ -63,7 +63,7 @@ def _summed(output: Any) -> torch.Tensor:
 
 
 def _plain(output: Any) -> Any:
-    """Something whose leaves can be found: an iterator's items, an object's attributes."""
+    """Convert an output to a structure with leaves: an iterator's items, an object's attributes."""
     if isinstance(output, (torch.Tensor, dict, list, tuple)):
         return output
     if hasattr(output, "__next__"):

@@ -1,8 +1,9 @@
-"""What a GPU adds that no operation shows, as named parts, each with its formula and source.
+"""Memory that a GPU needs outside all operations, as named parts, each with formula and source.
 
-Some of it PyTorch takes from its own allocator (`IN_ALLOCATOR`), so that `torch.cuda.max_memory_allocated`
-counts it; the rest the driver and libraries take from the device. What allocators waste by rounding and
-fragmentation is no margin: the simulators tell it. Whoever has measured better gives his own figures.
+Some parts PyTorch takes from its own allocator (`IN_ALLOCATOR`), so that `torch.cuda.max_memory_allocated`
+counts them; the driver and libraries take the others from the device. Memory that allocators lose by rounding
+and fragmentation is no margin: the simulators report that loss. Users with better measurements can pass their
+own figures.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from traces import Trace
 
 MIB = 1 << 20
-#: The parts, and what they are.
+#: Names and descriptions of the parts.
 PARTS = {
     "cuda_context": "the driver's context: code, stacks and queues of the process on the device",
     "kernels": "kernels of PyTorch, cuBLAS and cuDNN, loaded when first used",
@@ -51,20 +52,20 @@ def margins(
     processes: int = 1,
     margin: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """What a GPU needs beside what a trace of a fake run shows, bytes by name; `PARTS` says what each is.
+    """Return the bytes that a GPU needs beyond the trace of a fake run, by name; `PARTS` describes the names.
 
     Args:
         trace: of the run, with names of operations and marks of phases.
         device: "cuda" or "cpu"; the CPU adds nothing.
         capability: the compute capability.
-        processes: that train together with DistributedDataParallel, one GPU each.
-        margin: figures of one's own, by name, in bytes: ``{"cuda_context": 0}``.
+        processes: number of processes that train together with DistributedDataParallel, one GPU each.
+        margin: the user's own figures, by name, in bytes: ``{"cuda_context": 0}``.
 
     Returns:
-        The parts that are not zero, and those that were given.
+        The parts that are not zero, and those given in ``margin``.
 
     Raises:
-        UsageError: of a name that there is not, or a size below zero.
+        UsageError: a name in ``margin`` is unknown, or a size is below zero.
     """
     given = _checked(margin)
     if device.partition(":")[0] == "cpu":
@@ -80,15 +81,15 @@ def margins(
 
 
 def in_allocator(parts: Mapping[str, int]) -> int:
-    """Of some margins, what PyTorch's allocator serves and counts, in bytes."""
+    """Return the part of some margins that PyTorch's allocator serves and counts, in bytes."""
     return sum(parts.get(name, 0) for name in IN_ALLOCATOR)
 
 
 def parse_margins(texts: list[str]) -> dict[str, int]:
-    """Margins as they are given on a command line: "cuda_context=300MiB".
+    """Parse margins in the form of a command line: "cuda_context=300MiB".
 
     Raises:
-        UsageError: what cannot be read.
+        UsageError: a text cannot be parsed.
     """
     from mempool.settings import parse_memory
 
@@ -109,11 +110,11 @@ def _checked(margin: Mapping[str, int] | None) -> dict[str, int]:
 
 
 def context_bytes(capability: tuple[int, int]) -> int:
-    """The size of a CUDA context with kernels loaded lazily, PyTorch's default since 1.13.
+    """Return the size of a CUDA context with kernels loaded lazily, PyTorch's default since 1.13.
 
-    What was seen: 274 MiB in 2022 (pytorch#86509), "around 400MB" (pytorch#109888), 426 MiB on an RTX 6000
-    Ada with CUDA 13 (unsloth-zoo#1053). It grows with the multiprocessors, whose stacks are in it, and with
-    the driver; what is here for Hopper and after is scaled, not seen.
+    Reported sizes: 274 MiB in 2022 (pytorch#86509), "around 400MB" (pytorch#109888), 426 MiB on an RTX 6000
+    Ada with CUDA 13 (unsloth-zoo#1053). The size grows with the number of multiprocessors, whose stacks are
+    included, and with the driver; the value for Hopper and later is scaled, not observed.
     """
     if capability >= (9, 0):
         return 512 * MIB
@@ -121,10 +122,10 @@ def context_bytes(capability: tuple[int, int]) -> int:
 
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
-    """The scratch memory that PyTorch gives cuBLAS for each handle and stream.
+    """Return the scratch memory that PyTorch gives cuBLAS for each handle and stream.
 
     `parseChosenWorkspaceSize` in `ATen/cuda/CublasHandlePool.cpp`: ":4096:2:16:8", that is 8,519,680 bytes;
-    32 MiB on Hopper; or what the variable CUBLAS_WORKSPACE_CONFIG says, as sizes in KiB and counts.
+    32 MiB on Hopper; or the value of the variable CUBLAS_WORKSPACE_CONFIG, as sizes in KiB and counts.
     """
     pairs = re.findall(r":([0-9]+):([0-9]+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
@@ -133,7 +134,10 @@ def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
 
 
 def _of_cublas(trace: Trace, capability: tuple[int, int]) -> dict[str, int]:
-    """For the program's thread and, where there is a backward pass, for autograd's: each has a handle."""
+    """Return the scratch memory of the program's thread and, with a backward, autograd's, by name.
+
+    Each thread has a handle.
+    """
     if not len(_rows(trace, _PRODUCTS)):
         return {}
     threads = 1 + ("backward" in {trace.names[n] for n in trace.operation[trace.kind == Kind.MARK] if n >= 0})
@@ -146,12 +150,12 @@ def _of_cublas(trace: Trace, capability: tuple[int, int]) -> dict[str, int]:
 
 
 def _scratch(trace: Trace) -> dict[str, int]:
-    """By how much operations exceed the peak with scratch memory as large as what they read and write.
+    """Return how far operations with scratch memory as large as their inputs and outputs exceed the peak.
 
-    Convolutions: cuDNN's kernels on tensor cores want channels last, and what comes otherwise is converted in
-    the workspace: input, weight and output once more. Winograd and FFT kernels may want more, with
-    ``torch.backends.cudnn.benchmark`` while it tries all of them much more (pytorch#49207). Sorts: keys and
-    values once more, as CUB's radix sort has it.
+    Convolutions: cuDNN's kernels on tensor cores need channels last, and other layouts are converted in the
+    workspace: input, weight and output once more. Winograd and FFT kernels may need more, with
+    ``torch.backends.cudnn.benchmark`` much more while all of them are tried (pytorch#49207). Sorts: keys and
+    values once more, as in CUB's radix sort.
     """
     load = trace.load()
     peak = int(load.max(initial=0))
@@ -163,11 +167,11 @@ def _scratch(trace: Trace) -> dict[str, int]:
 
 
 def _highest(trace: Trace, rows: NDArray[Any], load: NDArray[np.int64]) -> int:
-    """The largest load of some operations, each with all the buffers that it touches counted once more.
+    """Return the largest load of some operations, counting the buffers that each operation touches once more.
 
     Args:
         trace: the trace.
-        rows: indices of the operations' events; an operation's have one time.
+        rows: indices of the operations' events; events of one operation have one time.
         load: bytes alive after each event.
     """
     size = np.zeros(int(trace.buffer.max(initial=-1)) + 1, np.int64)
@@ -184,7 +188,7 @@ def _highest(trace: Trace, rows: NDArray[Any], load: NDArray[np.int64]) -> int:
 
 
 def _rows(trace: Trace, pattern: re.Pattern[str]) -> NDArray[Any]:
-    """Indices of the events of operations of a name."""
+    """Return the indices of the events of operations whose name matches."""
     known = np.array([pattern.match(name) is not None for name in trace.names] or [False])
     named = (trace.operation >= 0) & (trace.kind != Kind.MARK)
     found: NDArray[Any] = np.flatnonzero(named & known[np.where(named, trace.operation, 0)])
@@ -192,11 +196,11 @@ def _rows(trace: Trace, pattern: re.Pattern[str]) -> NDArray[Any]:
 
 
 def _of_many(trace: Trace) -> dict[str, int]:
-    """Of processes that train together.
+    """Return the memory for training with several processes.
 
     NCCL: for each of up to 16 channels a send and a receive buffer of NCCL_BUFFSIZE (4 MiB) for the simple
     protocol, and some 6 MiB for the two others. Gradients are copied into buckets unless they are views of
-    them (``gradient_as_bucket_view``).
+    the buckets (``gradient_as_bucket_view``).
     """
     kinds = [n for n, name in enumerate(trace.names) if name == "gradients"]
     allocs = (trace.kind == Kind.ALLOC) & np.isin(trace.category, kinds)

@@ -1,4 +1,4 @@
-"""What a recorded job needs of a device: reserved by an allocator, and what a GPU adds."""
+"""Device memory that a recorded job needs: reserved by an allocator, and the margins of a GPU."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.job import Job
     from traces import Trace
 
-#: Bytes to which an allocator of a device rounds sizes up.
+#: Bytes; a device's allocator rounds sizes up to a multiple.
 ROUNDED_TO = {"cuda": 512, "cpu": 1}
 DEFAULT_ALLOCATORS = ("pytorch", "pytorch_expandable", "planned")
 
 
 def choice_of(text: str) -> Choice:
-    """An allocator by its name, with settings behind a colon.
+    """Return the allocator of a name, with settings behind a colon.
 
     Raises:
-        UsageError: there is no such one.
+        UsageError: the name is unknown.
     """
     try:
         choice = parse_choice(text)
@@ -39,14 +39,14 @@ def choice_of(text: str) -> Choice:
 
 
 def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
-    """Most bytes that each allocator would hold of the device, over the whole trace.
+    """Return the peak bytes that each allocator would reserve on the device, over the whole trace.
 
     Args:
-        trace: of a job, sizes as asked for.
+        trace: of a job, with unrounded sizes.
         allocators: names in `mempool.what_if.ALLOCATORS`, with settings behind a colon.
 
     Raises:
-        UsageError: there is no such allocator, or it does not take this.
+        UsageError: an allocator is unknown, or rejects its settings or the trace.
     """
     found = {}
     for text in allocators:
@@ -60,13 +60,13 @@ def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
 
 
 def margins_of(job: Job, trace: Trace) -> dict[str, int]:
-    """What a GPU adds that no operation shows, by name, in bytes."""
+    """Return a GPU's memory outside all recorded operations, by name, in bytes."""
     options: dict[str, Any] = {"capability": job.capability, "processes": job.processes}
     return margins(trace, job.device, **options, margin=job.margin)
 
 
 def needed(job: Job, allocator: str) -> int:
-    """Bytes that a job needs: reserved by an allocator, and the margins."""
+    """Return the bytes that a job needs: reserved by an allocator, and the margins."""
     from mempool.torch.fitting.run import run
 
     trace = run(job)

@@ -12,9 +12,9 @@ from mempool.report import binary
 
 #: Fields of outputs in which transformers returns keys and values, or the state, of the tokens so far.
 _CACHES = ("cache", "past_key_values", "past_key_value", "cache_params", "past_buckets_states", "mems")
-#: Objects of a cache that are looked at, at most.
+#: Largest number of objects of a cache that are searched.
 _MOST_OBJECTS = 100_000
-#: Least share of the parameters' bytes from which an output is worth a note: below, it decides nothing.
+#: Smallest output that deserves a note, as a share of the parameters' bytes: a smaller one decides nothing.
 _LEAST_SHARE = 0.01
 
 

@@ -1,4 +1,4 @@
-"""A model without memory: made so, or a copy of one that exists, which stays as it is."""
+"""Models without memory: made in a fake mode, or copied from a real model, which stays unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 EAGER = "the result is of the eager model, and a compiled one may need more or less"
-#: Where modules have their hooks.
+#: Attributes of modules that hold hooks.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -28,12 +28,12 @@ def made_model(
     dtype: torch.dtype | None,
     warn: Callable[[str], object] = lambda _: None,
 ) -> nn.Module:
-    """What ``make`` makes, on tensors without memory; called inside a FakeTensorMode.
+    """Return the model of ``make`` on tensors without memory; called inside a FakeTensorMode.
 
-    ``warn`` is called with what the copy of an existing model has in common with it.
+    ``warn`` is called with the parts that the copy of a real model shares with the original.
 
     Raises:
-        UsageError: it is no module, or one that cannot be copied.
+        UsageError: the result is no module, or cannot be copied.
     """
     with _copies():
         model = make()
@@ -59,7 +59,7 @@ def made_model(
 
 @contextlib.contextmanager
 def _copies() -> Iterator[None]:
-    """Tensors without memory can be copied: PyTorch looks at their address to do it."""
+    """Make fake tensors copyable, for which PyTorch otherwise reads their address."""
 
     def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
         if type(tensor) is not FakeTensor:
@@ -78,7 +78,7 @@ def _copies() -> Iterator[None]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside torch.compile's, DataParallel's or DistributedDataParallel's."""
+    """Return the module inside torch.compile, DataParallel or DistributedDataParallel."""
     while True:
         if isinstance(getattr(model, "_orig_mod", None), nn.Module):
             model = cast(nn.Module, model._orig_mod)
@@ -89,7 +89,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Return whether `torch.compile` has compiled a model or a part of it."""
+    """Return whether `torch.compile` has compiled a model or a part of a model."""
     return any(
         isinstance(getattr(module, "_orig_mod", None), nn.Module)
         or getattr(module, "_compiled_call_impl", None) is not None
@@ -98,7 +98,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def _hooked(model: nn.Module) -> list[str]:
-    """Modules with hooks that are not PyTorch's own; hooks are functions, and not copied."""
+    """Return the names of modules with hooks outside PyTorch; hooks are functions, and not copied."""
     return [
         name or type(model).__name__
         for name, module in model.named_modules()
@@ -115,7 +115,7 @@ def _held(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """The same modules with tensors without memory. Attributes are copied, hooks and sharing kept."""
+    """Copy modules with fake tensors. Attributes are copied, hooks and sharing kept."""
     if any(nn.parameter.is_lazy(tensor) for tensor in _held(model)):
         raise UsageError("the model has lazy modules without sizes: call it once with an input before")
     bases: dict[int, torch.Tensor] = {}
@@ -131,7 +131,7 @@ def _copied(model: nn.Module) -> nn.Module:
 
 
 def _copied_in_parts(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Likewise, where some attributes cannot be copied: locks, handles, streams. These are shared."""
+    """Copy each attribute; share those that cannot be copied, such as locks, handles, streams."""
     parts = [(module, object.__new__(type(module))) for module in model.modules()]
     memo |= {id(module): made for module, made in parts}
     for module, made in parts:

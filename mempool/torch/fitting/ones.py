@@ -1,6 +1,6 @@
-"""Tensors without values that are known to hold ones everywhere, as an attention mask without padding does.
+"""Fake tensors that are known to hold ones everywhere, as an attention mask without padding does.
 
-transformers drops such a mask, and attention then takes a kernel that needs none. A mask from ``torch.ones``,
+transformers drops such a mask, and attention then takes a kernel without a mask. A mask from ``torch.ones``,
 or a real tensor of ones, is marked; a conversion or view of a marked tensor is marked too; a write unmarks.
 """
 
@@ -27,12 +27,12 @@ _KEEPERS = frozenset(
 )
 #: Operations whose result may be known to hold ones.
 TELLING = _MAKERS | _FILLERS | _KEEPERS
-#: Elements of a real tensor that are looked at, at most.
+#: Largest real tensor that is searched, in elements.
 _MOST_ELEMENTS = 1 << 24
 
 
 def mark(tensor: Tensor) -> None:
-    """Record that a tensor holds ones everywhere, until it is written to."""
+    """Record that a tensor holds ones everywhere, until the next write."""
     if not tensor.is_inference():
         tensor.ones_version = tensor._version
 

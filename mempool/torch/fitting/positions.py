@@ -1,4 +1,4 @@
-"""Positions that a model of transformers was made for, and a warning of sequences beyond them."""
+"""Number of positions that a model of transformers supports, and a warning about longer sequences."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 from torch import nn
 
 _FIELDS = ("max_position_embeddings", "max_target_positions", "n_positions", "max_seq_len")
-#: Kinds of rotary positions that a factor stretches, with no count of the original positions beside them.
+#: Types of rotary positions that a factor stretches, without a count of the original positions.
 _STRETCHED = ("linear", "dynamic")
 
 
 def most_positions(config: Any) -> int | None:
-    """Return the most tokens that a model with this configuration has positions for; None: not known."""
+    """Return the largest number of tokens that a configuration has positions for; None: not known."""
     text = config.get_text_config()
     found = next((n for name in _FIELDS if isinstance(n := getattr(text, name, None), int) and n > 0), None)
     if found is not None and getattr(text, "pad_token_id", None) == 1 and "oberta" in type(text).__name__:
-        return found - 2  # positions begin behind the padding's
+        return found - 2  # positions begin after the padding's
     return None if found is None else int(found * _stretch(text))
 
 
 def _stretch(text: Any) -> float:
-    """Return the factor by which rotary positions reach further than the configuration's count."""
+    """Return the factor by which rotary positions extend the configuration's count."""
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)
     if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in _STRETCHED:
         return 1
@@ -31,7 +31,7 @@ def _stretch(text: Any) -> float:
 
 
 def beyond_positions(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Return a warning if the tokens that a model is given are more than its positions, else None."""
+    """Return a warning if the model gets more tokens than positions, else None."""
     config = getattr(model, "config", None)
     if not hasattr(config, "get_text_config") or (most := most_positions(config)) is None:
         return None

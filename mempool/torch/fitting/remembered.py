@@ -1,8 +1,8 @@
-"""What operations have answered before, told again for tensors of the same kind.
+"""Cache of meta results: the shapes that operations returned, reused for tensors of the same kind.
 
-A step does the same few hundred operations some thousand times. FakeTensorMode remembers answers, too, but
-takes a hundred microseconds to look one up; here it is some five. Only what is plain is remembered: new
-tensors, views of what was given, and what was given itself.
+A step repeats a few hundred distinct operations some thousand times. A lookup in FakeTensorMode's own cache
+takes a hundred microseconds; here about five. The cache holds only plain results: new tensors, views of
+arguments, and the arguments themselves.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 _CPU, _META = torch.device("cpu"), torch.device("meta")
-#: Arguments that are the same when they are equal and of one type.
+#: Types of arguments that are equal if value and type are equal.
 _NUMBERS = frozenset((int, float, bool, complex))
 _PLAIN = frozenset((*_NUMBERS, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
-#: What may be told otherwise the next time, or changes what it is given.
+#: Tags of operations whose result may differ between calls with equal arguments, or which change an argument.
 _TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view))
-_TELLS_INDEX = torch.ops.aten.index.Tensor  # of masks it raises, and of indices the shapes tell
-#: So many answers are kept at most; then all are forgotten.
+_TELLS_INDEX = torch.ops.aten.index.Tensor  # raises for masks; for indices the shapes determine the result
+#: Largest number of cached results; the cache is emptied when this number is reached.
 MOST = 1 << 15
 
-#: Of tensors: their values are not known, some are; or of arguments, that there is more to them.
+#: Flags of `_describe`: some tensors have no known value; some have a known value; an argument cannot be part
+#: of a key.
 _NO_VALUE, _VALUE, _MORE = 1, 2, -1
 
 Key = tuple[Any, ...]
 
 
-#: By key; None: it is no plain answer. Of the process, as PyTorch's own is.
+#: Cached results by key; None: the result is not plain. Global to the process, as PyTorch's own cache is.
 _ANSWERS: dict[Key, Answer | None] = {}
 
 
 def can_be(operation: Any) -> bool:
-    """Whether what an operation answers is told by the kinds of its arguments."""
+    """Return whether the kinds of an operation's arguments determine the kind of the result."""
     if not isinstance(operation, torch._ops.OpOverload) or not torch._library.utils.is_builtin(operation):
         return False
     return operation is _TELLS_INDEX or _TAGS.isdisjoint(operation.tags)
 
 
 class Remembered:
-    """Answers for the tensors of one mode."""
+    """Lookups in the cache for the tensors of one fake mode."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
@@ -63,7 +64,7 @@ class Remembered:
         )
 
     def key(self, operation: Any, args: Any, kwargs: Any) -> Key | None:
-        """Operation and kinds of arguments; None where there is more to them than that."""
+        """Return the cache key: operation and kinds of arguments; None if the result depends on more."""
         parts = [operation, torch.get_default_dtype()]
         seen = self._describe(args, parts)
         if kwargs and seen >= 0:
@@ -71,11 +72,11 @@ class Remembered:
             named = self._describe(kwargs.values(), parts)
             seen = named if named < 0 else seen | named
         if seen < 0 or (seen & _VALUE and (not seen & _NO_VALUE or operation._schema.is_mutable)):
-            return None  # a value that is known would be computed with, or be known no more
+            return None  # the operation would compute with a known value, or make the value unknown
         return tuple(parts)
 
     def _describe(self, values: Iterable[Any], parts: list[Any]) -> int:
-        """Add what tells of each; say which kinds of tensors there are, or _MORE."""
+        """Append the description of each argument to `parts`; return the flags of tensors, or _MORE."""
         seen = 0
         for value in values:
             kind = type(value)
@@ -110,7 +111,7 @@ class Remembered:
         return seen
 
     def answer(self, key: Key, args: Any, kwargs: Any) -> Answer | bool | None:
-        """What was or would be answered; None: nothing plain; False: it was not asked yet."""
+        """Return the cached or derived result; None if not plain, False if the key is unknown."""
         answer = _ANSWERS.get(key, False)
         if answer is False and (rule := RULES.get(key[0])) is not None:
             found = rule(args, kwargs)
@@ -119,7 +120,7 @@ class Remembered:
         return answer
 
     def told(self, answer: Answer, args: Any) -> Any:
-        """The answer once more."""
+        """Return the result of a cached operation for new arguments."""
         made = [part if part is None else self._part(part, args) for part in answer.parts]
         return made[0] if answer.kind is None else answer.kind(made)
 
@@ -133,11 +134,11 @@ class Remembered:
         return self.tensor(empty.set_(args[of].untyped_storage(), offset, shape, stride))
 
     def tensor(self, meta: torch.Tensor) -> FakeTensor:
-        """A tensor on the meta device as one without memory, as FakeTensor's constructor makes it."""
+        """Turn a meta tensor into a fake tensor, as FakeTensor's constructor does."""
         made = torch.Tensor._make_subclass(
             FakeTensor,
             meta,
-            False,  # noqa: FBT003 - whether it requires a gradient
+            False,  # noqa: FBT003 - requires_grad
             dispatch_device=True,
             device_for_backend_keys=_CPU,
         )
@@ -146,7 +147,7 @@ class Remembered:
         return made
 
     def learn(self, key: Key, operation: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Remember what was answered, if it is plain."""
+        """Cache the result of an operation, or None if the result is not plain."""
         if len(_ANSWERS) >= MOST:
             _ANSWERS.clear()
         _ANSWERS[key] = None
@@ -164,7 +165,7 @@ class Remembered:
             _ANSWERS[key] = answer
 
     def _seen(self, one: Any, args: Any, kwargs: Any) -> Any:
-        """What a part of an answer is."""
+        """Describe a part of a result: an argument, a new tensor, a view, or `_ODD` if not plain."""
         if one is None:
             return None
         if type(one) is not FakeTensor or one.constant is not None or one.layout is not torch.strided:
@@ -192,7 +193,7 @@ def _deep(values: Any) -> list[FakeTensor]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether what would be told is as what was, to the dispatcher's keys."""
+    """Return whether a tensor made from the cache equals the real result, including the dispatch keys."""
     if one is None or one is other:
         return one is other
     keys = torch._C._dispatch_key_set

@@ -1,4 +1,4 @@
-"""How long an operation takes at least: the longer of its products' time and its bytes' time.
+"""Lower bound of an operation's time: the longer of computing products and moving bytes.
 
 The roofline model (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009).
 """
@@ -27,19 +27,19 @@ class Roofline:
     rates: Rates
 
     def nanoseconds(self, func: Any, args: Any, kwargs: Any, result: Any) -> int:
-        """What an operation takes at least; a view takes nothing."""
+        """Return the lower bound of an operation's time in nanoseconds; 0 for a view."""
         written = _written(func, args)
         given = {id(one): one.nbytes() for one in _storages((args, kwargs))}
         made = {id(one): one.nbytes() for one in _storages(result) if id(one) not in given}
         if not made and not written:
             return 0
-        # What is written in place is read before.
+        # An in-place operation reads a storage before the write.
         moved = sum(given.values()) + sum(made.values()) + sum(given.get(one, 0) for one in written)
         seconds: float = max(self._products(func, args, kwargs, result), moved / self.rates.bandwidth)
         return round(1e9 * seconds)
 
     def _products(self, func: Any, args: Any, kwargs: Any, result: Any) -> float:
-        """Seconds for what PyTorch counts as floating-point operations: products of matrices and the like."""
+        """Return the seconds for the floating-point operations that PyTorch counts (matrix products etc.)."""
         counts = flop_registry.get(func.overloadpacket)
         if counts is None:
             return 0.0
@@ -57,7 +57,7 @@ def _storages(values: Any) -> list[Any]:
 
 
 def _written(func: Any, args: Any) -> set[int]:
-    """The storages among the arguments that an operation writes."""
+    """Return the storages among the arguments that an operation writes."""
     says = zip(args, func._schema.arguments, strict=False)
     return {
         id(storage)

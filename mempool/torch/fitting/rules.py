@@ -1,8 +1,8 @@
-"""What frequent operations answer with, told from their arguments' sizes, where nothing is computed.
+"""Shape rules: meta results of frequent operations, from their arguments' sizes, without running PyTorch.
 
-PyTorch finds it out in a millisecond, often by taking the operation apart into others, each time that
-sizes are new. Only for dense tensors of one type, as most networks have; of all else None is said, and
-PyTorch asked.
+PyTorch needs a millisecond for a meta result, often by decomposing the operation, for each new combination of
+sizes. The rules cover only dense tensors of one type, as most networks have; for all other arguments a rule
+returns None, and PyTorch computes the result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _aten = torch.ops.aten
 
 
 def _is_dense(*tensors: Any) -> bool:
-    """Whether they are floating tensors of one type that lie row by row, and not empty."""
+    """Return whether all are contiguous, non-empty floating-point tensors of one type."""
     return all(
         type(t) is FakeTensor
         and t.dtype.is_floating_point
@@ -34,7 +34,7 @@ def _is_dense(*tensors: Any) -> bool:
 
 
 def _pointwise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
-    """Of tensors of one shape, and of numbers."""
+    """Return the result of a pointwise operation on tensors of one shape, and numbers."""
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     if not tensors or not _is_dense(*tensors) or {len(t.shape) for t in tensors} == {0}:
         return None
@@ -74,7 +74,7 @@ def _transpose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
 
 
 def _product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
-    """Of matrices, and what is added to it."""
+    """Return the result of a matrix product, with a vector added for addmm."""
     *added, one, other = args
     dtypes = {t.dtype for t in args}
     if kwargs or len(dtypes) > 1 or not one.dtype.is_floating_point:
@@ -86,7 +86,7 @@ def _product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
     return alone(new(shape, one.dtype)) if usual and 0 not in (*one.shape, *other.shape) else None
 
 
-#: What arguments of `empty_like` and its like may be.
+#: Values of the arguments of `empty_like` and similar operations for which the rule holds.
 _USUAL = {
     "memory_format": (None, torch.preserve_format),
     "device": (None, torch.device("cpu")),
@@ -121,7 +121,7 @@ def _batch_norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answe
 
 
 def _is_norm(x: Any, *channels: Any) -> bool:
-    """Whether these are a dense floating tensor, of some values a channel, and vectors of its channels."""
+    """Return whether x is dense with several values per channel, and the others are channel vectors."""
     return (
         _is_dense(x)
         and x.dim() >= 2
@@ -150,7 +150,7 @@ def _dropout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
 
 
 def _each(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
-    """Lists of tensors, each with those at its place in the others, and numbers."""
+    """Return the result of a foreach operation on lists of tensors, element by element, and numbers."""
     lists = [value for value in args if isinstance(value, (list, tuple))]
     numbers = (*(value for value in args if not isinstance(value, (list, tuple))), *kwargs.values())
     if not lists or not lists[0] or not all(isinstance(value, (int, float)) for value in numbers):
@@ -163,7 +163,7 @@ def _each(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
     return Answer(list, tuple(answer.parts[0] for answer in answers if answer is not None))
 
 
-#: What is done value by value, on tensors and numbers, and is of the tensors' type.
+#: Pointwise operations on tensors and numbers whose result has the tensors' type.
 _POINTWISE = """
     relu threshold_backward gelu gelu_backward silu silu_backward tanh tanh_backward sigmoid sigmoid_backward
     exp neg rsqrt sqrt add.Tensor sub.Tensor mul.Tensor div.Tensor mul.Scalar div.Scalar pow.Tensor_Scalar

@@ -1,4 +1,4 @@
-"""A job tried on tensors that have no memory: what it would allocate, as a trace."""
+"""Fake run: a job on tensors without memory, recorded as a trace of the allocations of a real run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAGED = (
     "not counted: {} of optimizer state in unified memory, which moves to the host where the GPU is full; "
     "each step is slower by the copies then"
 )
-#: What the optimizer keeps on the host; as a category it does not leave here.
+#: Category of the optimizer's tensors on the host; removed from the returned trace.
 _HOST = "host"
 
 if TYPE_CHECKING:
@@ -54,24 +54,24 @@ def run(
     warn: Callable[[str], object] = lambda _: None,
     clock: Callable[[Any, Any, Any, Any], int] | None = None,
 ) -> Trace:
-    """Try some steps of a job without a GPU and without memory.
+    """Run some steps of a job without a GPU and without memory.
 
-    Random numbers, defaults, modes and settings of the process are afterwards as they were, and caches of
-    ``functools`` are emptied that got tensors without values. What the job's own code keeps elsewhere, hooks
-    that fill a list or a dictionary of masks in a module, is kept.
+    Random states, defaults, modes and settings of the process are restored afterwards, and ``functools``
+    caches that received fake tensors are emptied. State that the job's own code keeps elsewhere stays, such
+    as a list filled by hooks or a dictionary of masks in a module.
 
     Args:
-        job: what is tried.
-        steps: how many; the first one makes the optimizer's state, the second is like all that follow.
-        warn: called with what makes the answer less certain.
-        clock: tells how long an operation takes on the device, as `AccessRecorder` has it; None: nothing.
+        job: the job.
+        steps: number of steps; the first one makes the optimizer's state, the second is like all that follow.
+        warn: called with circumstances that make the result less certain.
+        clock: returns the time of an operation on the device, for `AccessRecorder`; None: no time.
 
     Returns:
         The trace: buffers alive from before, then the steps, each ended by a mark "step", with "forward",
         "backward" and "optimizer" between; categories, modules and operations. Sizes are not rounded.
 
     Raises:
-        UsageError: the job cannot be tried; the message names where and, for what is known, the remedy.
+        UsageError: the job cannot be tried; the message names the place and, for known cases, the remedy.
     """
     with (
         isolated(),
@@ -100,7 +100,7 @@ def run(
 def _inputs(
     job: Job, model: nn.Module, recorder: AccessRecorder, warn: Callable[[str], object]
 ) -> Iterator[tuple[Any, ...]]:
-    """Batch after batch, as a loader brings them: a new one is there before the last one goes."""
+    """Yield batch after batch, as a loader does: a new one exists before the previous one is freed."""
     while True:
         batch = to_fake((*job.inputs(job.batch), job.labels and job.labels(job.batch)))
         recorder.own("inputs", _tensors(batch))
@@ -111,7 +111,7 @@ def _inputs(
 
 @dataclass
 class _Made:
-    """What a job makes."""
+    """A job's model and optimizers."""
 
     model: nn.Module
     optimizers: list[torch.optim.Optimizer]
@@ -135,7 +135,7 @@ class _Made:
 
 
 def _let_look(optimizer: torch.optim.Optimizer, mode: FakeTensorMode, warn: Callable[[str], object]) -> None:
-    """Let its step look at values, which decide how far it goes and not what it needs."""
+    """Let the optimizer's step read values, which affect the length of a step but not the memory."""
     if isinstance(mode, ValuelessMode):
         step = optimizer.step
 
@@ -148,7 +148,7 @@ def _let_look(optimizer: torch.optim.Optimizer, mode: FakeTensorMode, warn: Call
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
-    """As a first step of training leaves it."""
+    """Make the optimizer's state as a first step of training does."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.empty_like(parameter)
@@ -157,7 +157,7 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _on_the_host(job: Job, made: _Made) -> list[torch.Tensor]:
-    """Counts of steps, which optimizers keep beside the device unless fused or capturable; paged state."""
+    """Return step counts, which optimizers keep on the host unless fused or capturable, and paged state."""
     return _paged(job, made) + [
         state["step"]
         for optimizer in (made.optimizers if job.device == "cuda" else ())
@@ -169,14 +169,14 @@ def _on_the_host(job: Job, made: _Made) -> list[torch.Tensor]:
 
 
 def _paged(job: Job, made: _Made) -> list[torch.Tensor]:
-    """State in unified memory, which moves to the host where the GPU is full."""
+    """Return optimizer state in unified memory, which moves to the host if the GPU is full."""
     states = [state for each in made.optimizers if job.device == "cuda" for state in each.state.values()]
     held = [value for state in states if isinstance(state, dict) for value in state.values()]
     return [value for value in held if getattr(value, "of_host", False)]
 
 
 def _without_host(trace: Trace) -> Trace:
-    """The trace of the device alone."""
+    """Return the trace without buffers on the host."""
     if _HOST not in trace.names:
         return trace
     there = np.zeros(len(trace), np.bool_)
@@ -193,7 +193,7 @@ def _train(
     warn: Callable[[str], object],
 ) -> Iterator[None]:
     (optimizer,) = made.optimizers
-    held: list[Any] = [None, None]  # what the variables of a loop hold on to: output and loss
+    held: list[Any] = [None, None]  # variables of a loop: output and loss
     while True:
         for at, (args, kwargs, labels) in zip(range(job.accumulate), inputs, strict=False):
             with _precision(job):

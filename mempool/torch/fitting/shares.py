@@ -1,4 +1,4 @@
-"""Who holds how much when most is alive: by category, by module, in each phase."""
+"""Peak attribution: bytes alive at the peak by category, by module, and peaks by phase."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from traces import Trace
 
-#: What a buffer can be to a training program, in the order in which it is told.
+#: Roles of a buffer in a training program, in the order of reports.
 CATEGORIES = (
     "parameters",
     "module_buffers",
@@ -33,12 +33,12 @@ PHASES = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class ModuleShare:
-    """What belongs to one module at the peak, its children's not included.
+    """Bytes of one module at the peak, without its children's.
 
     Attributes:
-        module: its path, from the class of the model on, as "GPT.layers.0"; "" where there is none.
-        bytes: of its parameters, and of what was made while it ran.
-        by_class_bytes: of these, each category's.
+        module: path from the class of the model on, such as "GPT.layers.0"; "" for buffers of no module.
+        bytes: of the module's parameters, and of buffers made while the module ran.
+        by_class_bytes: ``bytes`` by category.
     """
 
     module: str
@@ -47,12 +47,12 @@ class ModuleShare:
 
 
 def rounded(trace: Trace, alignment: int) -> Trace:
-    """The trace with sizes rounded up to a multiple, as an allocator rounds them."""
+    """Return the trace with sizes rounded up to a multiple, as an allocator rounds them."""
     return dataclasses.replace(trace, size=-(-trace.size // alignment) * alignment)
 
 
 def steps_of(trace: Trace) -> NDArray[np.int64]:
-    """Rows of the marks that end steps, int64[k]."""
+    """Return the rows of the marks that end steps, int64[k]."""
     if "step" not in trace.names:
         return np.empty(0, np.int64)
     return np.flatnonzero((trace.kind == Kind.MARK) & (trace.operation == trace.names.index("step")))
@@ -60,14 +60,14 @@ def steps_of(trace: Trace) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class AtPeak:
-    """The most loaded event of the steps after the first.
+    """The event with the highest load in the steps after the first.
 
     Attributes:
-        trace: what it is of.
-        event: its row.
-        bytes: alive after it.
-        first_step_bytes: most that is alive in the first step.
-        by_phase_bytes: most that is alive in each phase.
+        trace: the trace.
+        event: row of the event.
+        bytes: alive after the event.
+        first_step_bytes: peak load of the first step.
+        by_phase_bytes: peak load of each phase.
     """
 
     trace: Trace
@@ -78,7 +78,7 @@ class AtPeak:
 
     @classmethod
     def of(cls, trace: Trace) -> AtPeak:
-        """Of a trace with marks of steps; with one step, that is the one."""
+        """Find the peak of a trace with marks of steps, without the first step if there are several."""
         load, steps = trace.load(), steps_of(trace)
         begin = int(steps[0]) if len(steps) > 1 else 0
         event = begin + int(load[begin:].argmax())
@@ -93,29 +93,29 @@ class AtPeak:
 
     @property
     def operation(self) -> str:
-        """The operation that ran."""
+        """Return the operation that ran at the peak."""
         return self._name(int(self.trace.operation[self.event]))
 
     @property
     def module(self) -> str:
-        """The module that ran."""
+        """Return the module that ran at the peak."""
         return self._name(int(self.trace.module[self.event]))
 
     @property
     def phase(self) -> str:
-        """Which phase it was."""
+        """Return the phase of the peak; "" before the first phase."""
         phase = int(_phases(self.trace)[self.event])
         return PHASES[phase] if phase >= 0 else ""
 
     def by_class_bytes(self) -> dict[str, int]:
-        """Bytes alive of each category; they add up to ``bytes``."""
+        """Return the bytes alive by category; the sum is ``bytes``."""
         return self._by_class(self._alive())
 
     def by_module(self, depth: int | None = None) -> list[ModuleShare]:
-        """Bytes alive of each module, largest first; they add up to ``bytes``.
+        """Return the bytes alive by module, largest first; the sum is ``bytes``.
 
         Args:
-            depth: modules further below the model count as the one above them; None for all by themselves.
+            depth: modules further below the model count as their ancestor at this depth; None: no limit.
         """
         alive = self._alive()
         paths = np.array([_cut(self._name(int(m)), depth) for m in self.trace.module[alive]], object)
@@ -127,7 +127,7 @@ class AtPeak:
         return sorted(shares, key=lambda share: (-share.bytes, share.module))
 
     def _alive(self) -> NDArray[np.int64]:
-        """Rows of the allocs of who is alive, int64[m]."""
+        """Return the alloc rows of the buffers alive at the peak, int64[m]."""
         buffers = buffers_of(self.trace)
         alive = (buffers.start <= self.event) & (self.event < buffers.end)
         rows: NDArray[np.int64] = buffers.start[alive & (buffers.size > 0)]
@@ -151,7 +151,7 @@ def _cut(path: str, depth: int | None) -> str:
 
 
 def _phases(trace: Trace) -> NDArray[np.int64]:
-    """Of each event the index of its phase in `PHASES`, or -1 before the first; steps end none."""
+    """Return each event's index in `PHASES`, or -1 before the first phase; step marks end no phase."""
     number = [PHASES.index(name) if name in PHASES else -1 for name in (*trace.names, "")]
     phase = np.where(trace.kind == Kind.MARK, np.array(number)[trace.operation], -1)
     told = np.flatnonzero(phase >= 0)

@@ -1,4 +1,4 @@
-"""Tensors without memory in the place of those that have some."""
+"""Fake tensors in place of real ones."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from mempool.torch.fitting.ones import mark, real_ones
 
 
 def to_fake(given: Any) -> Any:
-    """Real tensors in a structure as tensors without memory, of the same sizes, strides and sharing."""
+    """Replace real tensors in a structure by fake ones of the same sizes, strides and sharing."""
     bases: dict[int, torch.Tensor] = {}
     return pytree.tree_map_only(torch.Tensor, lambda t: fake_of(t, bases), given)
 
 
 def fake_of(tensor: torch.Tensor, bases: dict[int, torch.Tensor], *, again: bool = False) -> torch.Tensor:
-    """A tensor of the same kind without memory, on the CPU.
+    """Return a fake tensor of the same kind, on the CPU.
 
     Args:
-        tensor: a real one, or one on the meta device.
-        bases: of storages that were met before, by their address; views share theirs.
-        again: whether one that is so already is made once more.
+        tensor: a real tensor, or one on the meta device.
+        bases: fake storages by the address of known real storages; views share a storage.
+        again: whether to copy a tensor that is fake already.
     """
     if not again and isinstance(tensor, FakeTensor) and tensor.device.type == "cpu":
         return tensor

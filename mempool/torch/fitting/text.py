@@ -1,4 +1,4 @@
-"""The answer as people read it."""
+"""Text report of a fit."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mempool.torch.fitting.fit import Fit
 
-#: Modules that are told.
+#: Largest number of modules in a report.
 MOST_MODULES = 5
 
 
 def report(fit: Fit) -> str:
-    """Some lines: the verdict, the peak and who holds it, allocators, and what would help."""
+    """Format the verdict, the peak by holder, allocators, and remedies, in some lines."""
     lines = [_verdict(fit), ""]
     where = f" in {fit.peak_module}" if fit.peak_module else ""
     lines.append(
@@ -33,7 +33,7 @@ def report(fit: Fit) -> str:
 
 
 def size(number: int) -> str:
-    """Bytes in the unit in which they have few digits."""
+    """Format bytes in the largest unit with a value of at least one."""
     value, unit = float(number), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":

@@ -1,1 +1,1 @@
-"""What would help a job to fit: changes of the job, each tried; what they do to models and optimizers."""
+"""Remedies for a job that does not fit: changes of the job, each tried, and their models and optimizers."""

@@ -1,4 +1,4 @@
-"""Offloading as PyTorch has it: hooks on what the backward needs."""
+"""Offloading of saved tensors to the host with PyTorch's hooks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def save_on_host(model: nn.Module) -> nn.Module:
-    """Make the forward keep nothing for the backward on the device, as under ``save_on_cpu``.
+    """Make the forward keep no saved tensors on the device, as ``save_on_cpu`` does.
 
-    On tensors without memory: what is kept away has none, and what comes back is new, as there.
+    For fake tensors: a packed tensor holds no memory, and unpacking makes a new tensor, as with
+    ``save_on_cpu``.
 
     Args:
         model: changed in place, and returned.

@@ -1,4 +1,4 @@
-"""Changes of a job that may save memory, each with what to write for it and what it costs."""
+"""Changes of a job that may save memory, each with the code to write and the cost."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _TWICE = "; batch normalisation updates its running statistics twice a step"
 
 
 class Cost(IntEnum):
-    """What a change costs, cheapest first: time, and last of all what makes it another training."""
+    """Cost of a change, cheapest first: time, and last a change of the training itself."""
 
-    NOTHING = 0  #: neither time nor results
-    LITTLE = 1  #: some launches of kernels
-    HEAD = 2  #: the product with the head of a language model once more
-    ROUNDING = 3  #: no time, but results are rounded otherwise
-    RECOMPUTING = 4  #: part of the forward once more
-    SMALLER_BATCHES = 5  #: kernels with less to do
+    NOTHING = 0  #: neither time nor results change
+    LITTLE = 1  #: some kernel launches
+    HEAD = 2  #: the product with a language model's head is computed twice
+    ROUNDING = 3  #: no time, but results are rounded differently
+    RECOMPUTING = 4  #: part of the forward is computed twice
+    SMALLER_BATCHES = 5  #: kernels with less work each
     TRANSFERS = 6  #: copies to the host and back
-    TRAINING = 7  #: another training: to be tuned again, and may end elsewhere
+    TRAINING = 7  #: a different training: to be tuned again, and may end elsewhere
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Change:
     """A change of a job.
 
     Attributes:
-        name: of a few words.
-        kind: of changes of one kind a job can have one; in the order of `KINDS` they are made.
-        apply: the job with it.
-        code: what to write in one's own program.
-        how: what it is, and its price.
-        cost: what it costs.
-        allocator: by name, where it is another one that helps.
+        name: a few words.
+        kind: a job can have one change of each kind; changes are applied in the order of `KINDS`.
+        apply: returns the changed job.
+        code: lines to write in the user's program.
+        how: description and price.
+        cost: class of cost.
+        allocator: name of the allocator to use, if the change is another allocator.
         recomputes: share of the forward's operations that run twice.
-        phase: the only one whose load it changes; None where that may be any.
+        phase: the only phase whose load changes; None: any phase.
     """
 
     name: str
@@ -69,11 +69,11 @@ class Change:
     phase: str | None = None
 
 
-#: Kinds of changes, in the order in which they are made of a job.
+#: Kinds of changes, in the order in which they are applied to a job.
 KINDS = (
     "optimizer",
-    "precision",  # which keeps weights of its own around the optimizer
-    "backward",  # which takes whatever is made so far for each parameter
+    "precision",  # wraps the optimizer with weights of its own
+    "backward",  # wraps the optimizer made so far, once per parameter
     "checkpointing",
     "cache",
     "loss",
@@ -90,8 +90,8 @@ class Ladder:
     """The same change in several strengths.
 
     Attributes:
-        steps: weakest first; the stronger, the less memory and the more time.
-        usual: index of the one that is tried where nothing says how much is needed.
+        steps: weakest first; a stronger step needs less memory and more time.
+        usual: index of the step that is tried if the needed saving is unknown.
     """
 
     steps: tuple[Change, ...]
@@ -99,12 +99,12 @@ class Ladder:
 
     @property
     def strongest(self) -> Change:
-        """The last of them."""
+        """Return the last step."""
         return self.steps[-1]
 
 
 def ladders(job: Job, seen: Seen) -> list[Ladder]:
-    """All changes that make sense for a job; first those that save most as a rule, should time be short."""
+    """Return all changes applicable to a job; usually largest savings first, in case time runs out."""
     single = [
         *_precisions(job, seen),
         *_losses(seen),
@@ -121,7 +121,7 @@ def _same(job: Job) -> Job:
 
 
 def _on_model(job: Job, change: Callable[[nn.Module], nn.Module]) -> Job:
-    """The job with its model changed; what the user gave stays as it is."""
+    """Return the job with a changed model; the user's model stays unchanged."""
     return job.but(model=lambda: change(made_model(job.model, None)))
 
 
@@ -409,7 +409,7 @@ def _batches(job: Job, seen: Seen) -> list[Ladder]:
 
 def _accumulated(job: Job, seen: Seen, parts: int) -> Change:
     small = job.batch // parts
-    # Two batches are enough to see one begin while the gradients of others are there.
+    # Two batches suffice to show one that starts while the gradients of another are alive.
     return Change(
         f"{parts} batches of {small}",
         "batch",
@@ -433,7 +433,7 @@ def _split(job: Job, _: Seen, parts: int) -> Change:
 
 
 def applied(job: Job, changes: Sequence[Change]) -> Job:
-    """The job with several changes of different kinds, made in the order of `KINDS`."""
+    """Return the job with several changes of different kinds, applied in the order of `KINDS`."""
     for change in sorted(changes, key=lambda one: KINDS.index(one.kind)):
         job = change.apply(job)
     return job

@@ -1,4 +1,4 @@
-"""The cheapest changes that together make a job fit."""
+"""Search for the cheapest combination of changes that makes a job fit."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def cheapest_of(trials: Trials, alone: Sequence[tuple[Ladder, Help]]) -> tuple[Help | None, Help | None]:
-    """Changes go in by cost, cheapest first, as long as they save, until it fits; then out what need not be.
+    """Add changes by cost, cheapest first, while each saves, until the job fits; then drop unneeded changes.
 
-    So nothing dearer is taken while cheaper changes are enough, of what is taken nothing that costs can be
-    left out, and what has degrees (blocks, batches) has the least that does.
+    So no dearer change is taken while cheaper ones suffice, no change with a cost in the result can be left
+    out, and changes with strengths (blocks, batches) have the weakest strength that fits.
 
     Args:
-        trials: of the job.
-        alone: changes by themselves, each in several strengths, and what came of them.
+        trials: runs of the job.
+        alone: each change in several strengths, with the result of the change alone.
 
     Returns:
-        The changes that make it fit, or None; and where there are none, those that save most and leave the
+        The changes that make the job fit, or None; and if None, the changes that save most and leave the
         training as it is.
     """
     chosen: dict[str, Ladder] = {}
@@ -46,7 +46,7 @@ def cheapest_of(trials: Trials, alone: Sequence[tuple[Ladder, Help]]) -> tuple[H
 
 
 def _may_help(step: Change, alone: Help, best: Help | None) -> bool:
-    """Whether a run is worth it: what saves nothing alone may do so once the peak has gone elsewhere."""
+    """Return whether a run is worthwhile: a change useless alone may save once the peak has moved."""
     if best is None:
         return alone.saves_bytes > 0
     if step.phase is not None:
@@ -55,7 +55,7 @@ def _may_help(step: Change, alone: Help, best: Help | None) -> bool:
 
 
 def _lightened(trials: Trials, chosen: Sequence[Ladder]) -> Help | None:
-    """Of changes that make it fit together those that must be, each as weak as can be."""
+    """Reduce changes that fit together to the needed ones, each as weak as possible."""
     left = sorted(chosen, key=lambda one: -one.strongest.cost)
     for ladder in [one for one in left if one.strongest.cost > Cost.NOTHING]:
         _drop(trials, left, ladder)
@@ -68,7 +68,7 @@ def _lightened(trials: Trials, chosen: Sequence[Ladder]) -> Help | None:
 
 
 def _drop(trials: Trials, left: list[Ladder], ladder: Ladder) -> None:
-    """Take a change out if it fits without."""
+    """Remove a change that the job does not need to fit."""
     others = [one for one in left if one is not ladder]
     if others and (tried := trials.tried([one.strongest for one in others])) is not None and tried.fits:
         left[:] = others

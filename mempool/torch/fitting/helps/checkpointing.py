@@ -1,4 +1,4 @@
-"""Activation checkpointing: which blocks a model repeats, and their activations computed again."""
+"""Activation checkpointing (recompute): find a model's repeated blocks and checkpoint them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from torch.utils.checkpoint import checkpoint
 from mempool.errors import UsageError
 from mempool.torch.fitting.helps.operations import Operations
 
-#: Modules that are only lists of others: nobody calls them.
+#: Modules that only contain other modules and are never called.
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to checkpoint a model.
+    """A selection of blocks to checkpoint.
 
     Attributes:
-        blocks: names of the modules that compute their activations again, in the order of the model.
-        whole: names of the modules all of whose children are among them.
-        owner: name of the module that has a switch of its own for it, as those of transformers do; None
-            where blocks are wrapped one by one.
-        switch: name of that switch, a method.
+        blocks: names of the modules that recompute their activations, in the order of the model.
+        whole: names of the modules all of whose children are in ``blocks``.
+        owner: name of the module with a built-in checkpointing switch, as models of transformers have; None
+            if blocks are wrapped one by one.
+        switch: name of the switch, a method.
     """
 
     blocks: tuple[str, ...]
@@ -37,15 +37,15 @@ class Way:
     switch: str = ""
 
 
-def checkpointed(model: nn.Module, which: bool | str) -> None:  # noqa: FBT001 - as a job has it
-    """Make modules compute their activations again in the backward.
+def checkpointed(model: nn.Module, which: bool | str) -> None:  # noqa: FBT001 - the type of `Job.checkpoint`
+    """Make modules recompute their activations in the backward.
 
     Args:
         model: changed in place.
-        which: True for the first of its `ways`; else a pattern of names of modules, as ``fnmatch`` has it.
+        which: True for the first of the model's `ways`; else a pattern of module names, as in ``fnmatch``.
 
     Raises:
-        UsageError: there are none.
+        UsageError: no module matches.
     """
     if isinstance(which, str):
         names = tuple(name for name, _ in model.named_modules() if fnmatch.fnmatchcase(name, which))
@@ -61,7 +61,7 @@ def checkpointed(model: nn.Module, which: bool | str) -> None:  # noqa: FBT001 -
 
 
 def ways(model: nn.Module) -> list[Way]:
-    """How a model can be checkpointed: by its own switch, or else its repeated blocks, coarse and fine."""
+    """Return selections to checkpoint: the model's own switch, or else repeated blocks, coarse and fine."""
     if own := _own_switch(model):
         return [own]
     coarse = repeated(model)
@@ -82,11 +82,11 @@ def _way(model: nn.Module, names: tuple[str, ...], owner: str | None = None, swi
 
 
 def repeated(module: nn.Module, path: str = "") -> list[str]:
-    """Names of the blocks that a module repeats: children of one parent and class, outermost, no leaves.
+    """Return the names of repeated blocks: outermost children of one parent and class, no leaves.
 
     Args:
-        module: what is looked into.
-        path: its own name.
+        module: searched recursively.
+        path: name of the module.
     """
     children = dict(module.named_children())
     count = Counter(type(child) for child in children.values() if any(True for _ in child.children()))
@@ -112,21 +112,21 @@ def _own_switch(model: nn.Module) -> Way | None:
 
 
 def _layers(module: nn.Module) -> list[str]:
-    """Names of what a model of transformers checkpoints by itself."""
+    """Return the names of the layers that a model of transformers checkpoints by itself."""
     known = sys.modules.get("transformers.modeling_layers")
     layer = getattr(known, "GradientCheckpointingLayer", None)
     return [name for name, one in module.named_modules() if layer is not None and isinstance(one, layer)]
 
 
 def checkpoint_first(model: nn.Module, way: Way, count: int | None = None, **options: Any) -> nn.Module:
-    """Make the first blocks compute their activations again in the backward.
+    """Make the first blocks recompute their activations in the backward.
 
-    The first ones, since what they save lives longest.
+    The first ones, since their saved tensors live longest.
 
     Args:
         model: changed in place, and returned.
         way: one of `ways` of such a model.
-        count: of how many blocks; None: of all.
+        count: number of blocks; None: all.
         options: for `torch.utils.checkpoint.checkpoint`.
     """
     if way.owner is not None:
@@ -142,7 +142,7 @@ def checkpoint_first(model: nn.Module, way: Way, count: int | None = None, **opt
 
 
 def code(way: Way, count: int | None = None) -> str:
-    """What to write in one's own program for `checkpoint_first`."""
+    """Return the lines that do the work of `checkpoint_first` in the user's program."""
     every = count is None or count >= len(way.blocks)
     if way.owner is not None:
         line = f"{_named('model', way.owner)}.{way.switch}()"
@@ -155,14 +155,14 @@ def code(way: Way, count: int | None = None) -> str:
 
 
 def _listed(way: Way) -> str:
-    """The blocks as items of a Python list: all of a list of modules by a star, others by name."""
+    """Format blocks as items of a Python list: a complete module list with a star, others by name."""
     parents = ((name.rpartition(".")[0], name) for name in way.blocks)
     items = (f"*{_named('model', p)}" if p in way.whole else _named("model", name) for p, name in parents)
     return ", ".join(dict.fromkeys(items))
 
 
 def _named(root: str, path: str) -> str:
-    """A module as an expression: ``model.encoder.layers[2].mlp``."""
+    """Format a module as an expression: ``model.encoder.layers[2].mlp``."""
     return root + "".join(
         f"[{part}]" if part.isdigit() else f".{part}" for part in filter(None, path.split("."))
     )
@@ -171,16 +171,16 @@ def _named(root: str, path: str) -> str:
 def recomputed(
     model: nn.Module, way: Way, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[float] | None:
-    """Of the forward's floating-point operations, each block's share, in the order of ``way.blocks``.
+    """Return each block's share of the forward's floating-point operations, in the order of ``way.blocks``.
 
     Args:
         model: called once.
-        way: one of its `ways`.
-        args: of the model.
+        way: one of the model's `ways`.
+        args: arguments of the model.
         kwargs: likewise.
 
     Returns:
-        None where no operation is counted, or blocks are not known.
+        Shares; None if no operation is counted, or no blocks are known.
     """
     blocks = [model.get_submodule(name) for name in way.blocks]
     with Operations(blocks) as operations:

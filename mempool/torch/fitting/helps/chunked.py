@@ -1,4 +1,4 @@
-"""The loss of a language model, without the logits of all its tokens at once."""
+"""Cross entropy of a language model, without the logits of all tokens at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 if TYPE_CHECKING:
     from torch import nn
 
-#: Pieces in which the tokens are gone through.
+#: Number of pieces into which the tokens are divided.
 CHUNKS = 8
-#: Settings of transformers by which logits are not the plain product with the head.
+#: Settings of transformers that make logits differ from the plain product with the head.
 _SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 
 
@@ -27,17 +27,17 @@ def chunked_cross_entropy(
     chunks: int = CHUNKS,
     ignore_index: int = -100,
 ) -> torch.Tensor:
-    """Mean cross entropy of ``hidden @ weight.T + bias``, a piece of the tokens at a time.
+    """Return the mean cross entropy of ``hidden @ weight.T + bias``, one piece of the tokens at a time.
 
-    The logits of a piece are let go after it, and computed again in the backward.
+    The logits of a piece are freed after use, and recomputed in the backward.
 
     Args:
-        hidden: float[..., width], what goes into the head.
+        hidden: float[..., width], input of the head.
         weight: float[words, width], the head's.
-        labels: int64[...], the right word for each; already shifted, for a model of the next word.
+        labels: int64[...], the right word for each position; already shifted, for next-word models.
         bias: float[words].
-        chunks: pieces at most.
-        ignore_index: label of what does not count.
+        chunks: largest number of pieces.
+        ignore_index: label of positions that are ignored.
     """
     hidden, labels = hidden.flatten(0, -2), labels.flatten()
     total = hidden.new_zeros((), dtype=torch.float32)
@@ -60,7 +60,7 @@ def _summed(
 
 
 def can_chunk(model: nn.Module, kwargs: dict[str, Any]) -> bool:
-    """Whether a model is one of transformers that computes the loss of the next word, by a plain head."""
+    """Return whether a model of transformers computes the next-word loss with a plain head."""
     loss = getattr(model, "loss_function", None)
     if getattr(loss, "__name__", "") != "ForCausalLMLoss" or kwargs.get("labels") is None:
         return False
@@ -70,11 +70,11 @@ def can_chunk(model: nn.Module, kwargs: dict[str, Any]) -> bool:
 
 
 def chunk_loss(model: nn.Module, chunks: int = CHUNKS) -> nn.Module:
-    """Make such a model return its loss alone, computed in pieces.
+    """Make a model return only the loss, computed in pieces.
 
     Args:
-        model: one that `can_chunk`; changed in place, and returned.
-        chunks: pieces.
+        model: one that `can_chunk` accepts; changed in place, and returned.
+        chunks: number of pieces.
     """
     model.forward = functools.partial(_forward, model, chunks)
     return model

@@ -1,4 +1,4 @@
-"""What is not tried on a job, but said of it: where swapping gains nothing, where parameters dominate."""
+"""Hints without a trial: swapping that gains nothing, and parameters that dominate the peak."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.helps.swapping import Swapping
     from mempool.torch.fitting.job import Job
 
-#: Of the peak: what is less is not worth a word, and what is more dominates.
+#: Shares of the peak: a saving below `LITTLE` counts as none; a part above `MUCH` dominates.
 LITTLE, MUCH = 0.01, 0.5
 
 
 def estimates(job: Job, fit: Fit, swapped: Swapping | None = None) -> list[str]:
-    """Sentences on swapping, in training, and on parameters that dominate."""
+    """Return sentences on useless swapping and on dominant parameters; empty except in training."""
     if job.mode != "train":
         return []
     found = []

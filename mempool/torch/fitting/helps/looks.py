@@ -1,4 +1,4 @@
-"""What a job's model and optimizer are, as far as it matters to what would help."""
+"""Properties of a job's model and optimizer that decide which remedies apply."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of a job.
+    """Properties of a job that decide which remedies apply.
 
     Attributes:
-        ways: to checkpoint the model.
-        shares: for each of them, each block's share of the forward's operations; None where not known.
-        optimizer: its class's name, "" for none.
-        optimizer_path: package and name of that class, as a program writes it.
-        settings: of its groups, with their values by default.
-        floats: types of the floating parameters.
-        normalizes: whether it has batch normalisation, whose statistics depend on batches.
-        caching: name of the module that keeps keys and values for a next token, as transformers' do; None
-            where there is none.
+        ways: selections of blocks to checkpoint.
+        shares: for each of ``ways``, each block's share of the forward's operations; None if unknown.
+        optimizer: class name; "" for none.
+        optimizer_path: package and name of the optimizer's class, as written in a program.
+        settings: default values of the optimizer's group settings.
+        floats: types of the floating-point parameters.
+        normalizes: whether the model has batch normalisation, whose statistics depend on the batch.
+        caching: name of the module that keeps a key-value cache, as models of transformers do; None if no
+            module does.
         chunkable: whether the loss can be computed in pieces.
     """
 
@@ -50,10 +50,10 @@ class Seen:
 
 
 def look(job: Job) -> Seen:
-    """Make a job's model and optimizer, without memory, and look at them. It calls the model.
+    """Make a job's model and optimizer without memory and return their properties. The model is called.
 
     Raises:
-        Exception: whatever making the model raises; a job that has been tried raises none.
+        Exception: any error of making the model; a job that has been tried raises none.
     """
     with isolated(), fake_mode(), as_on(job.device, capability=job.capability):
         model = made_model(job.model, None)
@@ -77,7 +77,7 @@ def look(job: Job) -> Seen:
 
 
 def _path(kind: type) -> str:
-    """Return the package and name of an optimizer's class; modules within known packages are left out."""
+    """Return the package and name of an optimizer's class, without the modules inside a known package."""
     package = next((p for p in ("torch.optim", "bitsandbytes.optim") if kind.__module__.startswith(p)), None)
     return f"{package or kind.__module__}.{kind.__name__}"
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def in_low_precision(job: Job, dtype: torch.dtype = torch.bfloat16) -> Job:
-    """The job with floating parameters and inputs of a type, and so gradients and optimizer state."""
+    """Return the job with floating-point parameters, inputs, gradients and optimizer state of a type."""
 
     def inputs(batch: int) -> Any:
         return pytree.tree_map_only(torch.Tensor, lambda t: _cast(t, dtype), to_fake(job.inputs(batch)))

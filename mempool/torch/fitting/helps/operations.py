@@ -1,4 +1,4 @@
-"""Floating-point operations of a forward, of all of it and of some modules."""
+"""Counts of floating-point operations of a forward, in total and per module."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Operations(TorchDispatchMode):
-    """Counts what PyTorch's own formulas count (products of matrices, convolutions, attention).
+    """Counter of the operations for which PyTorch has formulas (matrix products, convolutions, attention).
 
     Attributes:
-        total: of all that ran in the block.
-        inside: of these, what ran in each module.
+        total: operations of all calls inside the ``with`` block.
+        inside: for each module, the operations that ran inside the module.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:

@@ -1,4 +1,4 @@
-"""Optimizers that hold less: as they are, or with the same memory where the real one is not at hand."""
+"""Optimizers that hold less memory, and stand-ins with the same memory for real ones."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def with_options(make: Make, **options: Any) -> Make:
-    """The same optimizer with other settings of its groups, such as ``fused=True``.
+    """Return the same optimizer with other group settings, such as ``fused=True``.
 
-    The function that is returned raises UsageError where the optimizer has no such setting.
+    The returned function raises UsageError if the optimizer lacks such a setting.
     """
 
     def made(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
@@ -34,9 +34,9 @@ def with_options(make: Make, **options: Any) -> Make:
 
 
 class InBackward(torch.optim.Optimizer):
-    """Steps each parameter as soon as its gradient is there, and lets the gradient go at once.
+    """Optimizer that steps each parameter as soon as the gradient exists, and frees the gradient at once.
 
-    As PyTorch's tutorial on fusing the optimizer step into the backward pass does, with one optimizer for
+    Follows PyTorch's tutorial on fusing the optimizer step into the backward pass, with one optimizer for
     each parameter; ``step`` has nothing left to do.
     """
 
@@ -47,7 +47,7 @@ class InBackward(torch.optim.Optimizer):
             for parameter in group["params"]:
                 own = self._own[parameter] = make([parameter])
                 self.state.update(own.state)
-                own.state = self.state  # one for all, so that it is found here
+                own.state = self.state  # share one state dictionary, so that callers find all state here
                 group.update({key: value for key, value in own.param_groups[0].items() if key != "params"})
                 parameter.register_post_accumulate_grad_hook(self._take)
 
@@ -56,14 +56,14 @@ class InBackward(torch.optim.Optimizer):
         parameter.grad = None
 
     def step(self, closure: Any = None) -> None:
-        """Nothing: all is done."""
+        """Do nothing: all parameters were stepped in the backward."""
 
 
 class Adafactor(torch.optim.Adafactor):
-    """PyTorch's, which asks for values where there may be none: each is then taken for one."""
+    """PyTorch's Adafactor, which reads values; reading a fake tensor gives 1."""
 
     def step(self, closure: Any = None) -> Any:
-        """As of the base."""
+        """Step as the base class does."""
         with _Ones():
             return super().step(closure)
 
@@ -76,9 +76,9 @@ class _Ones(TorchFunctionMode):
 
 
 class MasterWeights(torch.optim.Optimizer):
-    """Another optimizer on copies of the parameters in float32, copied back after each step.
+    """Another optimizer on float32 copies of the parameters, copied back after each step.
 
-    What DeepSpeed and Megatron do for models in bfloat16. A gradient is let go once it is copied.
+    DeepSpeed and Megatron do this for models in bfloat16. A gradient is freed once copied.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor], make: Make) -> None:
@@ -94,7 +94,7 @@ class MasterWeights(torch.optim.Optimizer):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Any = None) -> None:  # noqa: ARG002 - as of the base
-        """Step the copies, and copy them back."""
+        """Step the copies, and copy them back to the parameters."""
         for parameter, copy in self._pairs:
             if parameter.grad is not None:
                 copy.grad, parameter.grad = parameter.grad.float(), None

@@ -1,4 +1,4 @@
-"""What swapping by a plan would save, and what it costs: `solvers.swap` on the step as it is predicted."""
+"""Savings and costs of a swap plan, computed by `solvers.swap` for the predicted step."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.job import Job
     from solvers.swap import Link, Step, Swap
 
-#: How much longer a step may take, where nothing is said of how much memory there is.
+#: Share by which a step may take longer if no memory limit is given.
 SLOWER = 0.1
-#: Orders that are tried for each limit, and limits for a slowdown: asked is whether it is worth trying.
+#: Orders tried for each limit, and bisection steps for a slowdown; few, since the question is only whether
+#: swapping is worth trying.
 _TRIES, _HALVINGS = 2, 5
-#: Work of a plan of addresses, and how often another limit is planned for whose arena is small enough.
+#: Node budget of an address plan, and attempts with lower limits until the arena is small enough.
 _STOP, _AGAIN = Stop(nodes=10_000_000), 3
 _NAME = "swapping"
 
 
 @dataclass(frozen=True)
 class Swapped:
-    """A limit that is held, replayed. Bytes, and shares of a step's time.
+    """A memory limit that swapping can hold, checked by replay. Bytes, and shares of a step's time.
 
     Attributes:
-        needed_bytes: of the device: the arena of a plan made after the swaps, and what a GPU adds.
-        peak_bytes: most that is alive on the device.
-        slower: by what share of its time a step is longer.
-        slower_bound: what share no schedule is below.
-        swapped_bytes: that come back in a step.
-        host_bytes: most that the host holds.
+        needed_bytes: device memory: the arena of a plan made after the swaps, plus the margins of a GPU.
+        peak_bytes: peak load on the device.
+        slower: share by which a step takes longer.
+        slower_bound: lower bound of ``slower`` over all schedules.
+        swapped_bytes: bytes copied back in a step.
+        host_bytes: peak bytes held on the host.
     """
 
     needed_bytes: int
@@ -53,17 +54,18 @@ class Swapped:
 
 @dataclass(frozen=True)
 class Swapping:
-    """What swapping reaches.
+    """Limits that swapping can reach, and their costs.
 
     Attributes:
         assumed: the rates and the link, in words.
-        step_seconds: what a step takes with these, at least.
-        floor_bytes: no schedule has a lower peak; likewise ``floor_operation``, which needs so much.
-        free: the least for which nothing waits.
-        slower: the least for a step that is longer by `SLOWER`; None where it does not fit as it is.
-        asked: at the limit, or the nearest above that can be held; None where it fits as it is, or there is
-            no limit.
-        fits: whether it fits at the limit; None where there is none.
+        step_seconds: lower bound of a step's time at these rates.
+        floor_bytes: lower bound of the peak over all schedules.
+        floor_operation: the operation that needs ``floor_bytes``.
+        free: lowest peak at which no operation waits.
+        slower: lowest peak for a step longer by `SLOWER`; None if the job does not fit without swapping.
+        asked: schedule at the limit, or at the nearest feasible limit above; None if the job fits anyway or
+            has no limit.
+        fits: whether the job fits at the limit; None without a limit.
     """
 
     assumed: str
@@ -77,33 +79,33 @@ class Swapping:
 
     @property
     def told(self) -> Swapped:
-        """The one that is told first."""
+        """Return the schedule to report first."""
         return self.asked or self.free
 
 
 def swappable(job: Job) -> bool:
-    """Whether swapping is planned for such a job: training on CUDA."""
+    """Return whether swapping can be planned for a job: training on CUDA."""
     return job.mode == "train" and job.device == "cuda"
 
 
 def swapping(job: Job, fit: Fit) -> Swapping | None:
-    """What the swap planner finds for a training step on CUDA; None for others.
+    """Return the findings of the swap planner for a training step on CUDA; None for other jobs.
 
-    Its times are those of a device at its full rates: a real one leaves more time for copies.
+    Times are those of a device at full rates: a real device leaves more time for copies.
 
     Args:
-        job: what was tried.
-        fit: what came of it.
+        job: the job.
+        fit: result of the job's fake run.
 
     Raises:
-        UsageError, ValueError, solvers.errors.PlanError: it cannot be tried, or nothing of it be planned.
+        UsageError, ValueError, solvers.errors.PlanError: the job cannot be tried, or no plan be made.
     """
     if not swappable(job):
         return None
     rates = rates_of(job.card or DEFAULT, job.capability)
     named = job.link or rates.link
     link = parse_link(named)
-    # Of the second of three steps it is seen what lives into the next.
+    # Three steps: the second of them shows which buffers live into the next step.
     trace = rounded(run(job, 3, clock=Roofline(rates).nanoseconds), ROUNDED_TO[job.device])
     found = _Found(step_of(trace), link, sum(fit.margin_bytes.values()))
     floor, op = found.planner.floor()
@@ -127,7 +129,7 @@ def swapping(job: Job, fit: Fit) -> Swapping | None:
 
 
 class _Found:
-    """A step, and what is asked of its planner."""
+    """A step and a swap planner for the step."""
 
     def __init__(self, step: Step, link: Link, margin: int) -> None:
         self.step, self.margin = step, margin
@@ -135,10 +137,10 @@ class _Found:
         self._bound = LinkBound(step, link)
 
     def at(self, limit: int) -> Swapped:
-        """With an arena and margins of at most the limit, or the least that is found.
+        """Return a schedule whose arena and margins fit the limit, or the smallest schedule found.
 
-        At the limit much of a step is as full as can be, so that more is lost between buffers than without
-        swaps: then a lower peak is planned for.
+        At the limit much of a step is as full as possible, so fragmentation is higher than without swaps: the
+        next attempt plans for a lower peak.
         """
         free = self.planner.without_stall()
         best = self._arena(free), free
@@ -149,13 +151,13 @@ class _Found:
             swap = self.planner.nearest(wanted)
             arena = self._arena(swap)
             best = min(best, (arena, swap), key=lambda one: one[0])
-            if swap.peak_bytes > wanted:  # nothing lower can be held
+            if swap.peak_bytes > wanted:  # no lower peak is feasible
                 break
             wanted = int(wanted * min(room / max(arena, 1), 1))
         return self.told(best[1], best[0])
 
     def within(self, slower: float) -> Swapped:
-        """The least for a step that is longer by a share, roughly."""
+        """Return roughly the lowest peak of a step that is longer by at most a share."""
         best = self.planner.without_stall()
         low, high = self.planner.floor()[0], best.peak_bytes
         for _ in range(_HALVINGS):
@@ -170,7 +172,7 @@ class _Found:
         return solve(device_buffers(self.step, swap.schedule)[0], stop=_STOP).arena_bytes
 
     def told(self, swap: Swap, arena: int | None = None) -> Swapped:
-        """What of a schedule is told."""
+        """Return the figures of a schedule to report."""
         did, duration = swap.replayed, max(self.step.duration, 1e-12)
         return Swapped(
             needed_bytes=(arena or self._arena(swap)) + self.margin,
@@ -183,10 +185,10 @@ class _Found:
 
 
 def as_help(found: Swapping, fit: Fit) -> Help:
-    """The same as one of the changes that would help."""
+    """Return the findings as a remedy."""
     told = found.told
     reserved = told.needed_bytes - sum(fit.margin_bytes.values())
-    limit = f'"{-(-reserved // 2**20)}MiB"'  # the pool's, which has no part in what a GPU adds
+    limit = f'"{-(-reserved // 2**20)}MiB"'  # the pool's limit, without the margins of a GPU
     how = f"buffers wait on the host, by plan: {size(told.swapped_bytes)} come back in a step of at least "
     how += f"{found.step_seconds * 1e3:,.0f} ms, which takes {told.slower:.1%} longer"
     if told.slower:

@@ -1,4 +1,4 @@
-"""Runs of a changed job, each once, and what they save."""
+"""Fake runs of changed jobs, each done once, and their savings."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ class Help(Remedy):
     """One change, or several together, tried. Bytes throughout.
 
     Attributes:
-        name: of a few words.
-        saves_bytes: of what the job needs of the device: reserved by the allocator, and margins.
-        how: what it is, and its price.
-        code: what to write in one's own program.
-        needed_bytes: with it.
-        peak_bytes: with it.
-        saves_peak_bytes: of the peak load; may be less than zero.
-        reserved_bytes: with it, by the allocator that counts, or by the one that it is.
-        saves_reserved_bytes: likewise.
-        peak_phase: where the peak then is; likewise ``peak_operation``.
-        fits: whether it then fits; None where there is no limit.
-        cost: what it costs, as `mempool.torch.fitting.helps.changes.Cost` names it.
-        recomputes: share of the forward's operations that run twice, None where there are none.
-        largest_batch: that fits with it, None where it was not looked for.
-        parts: names of the changes that it is made of.
+        name: a few words.
+        saves_bytes: reduction of the device memory needed: reserved by the allocator, and margins.
+        how: description and price.
+        code: lines to write in the user's program.
+        needed_bytes: device memory needed after the change.
+        peak_bytes: peak load after the change.
+        saves_peak_bytes: reduction of the peak load; may be negative.
+        reserved_bytes: bytes reserved after the change, by the fit's allocator, or by the allocator that the
+            change sets.
+        saves_reserved_bytes: reduction of the reserved bytes.
+        peak_phase: phase of the peak after the change; likewise ``peak_operation``.
+        fits: whether the changed job fits; None without a limit.
+        cost: name of a `mempool.torch.fitting.helps.changes.Cost`, in lower case.
+        recomputes: share of the forward's operations that run twice; None if the change recomputes nothing.
+        largest_batch: largest batch that fits after the change; None without a search.
+        parts: names of the combined changes.
     """
 
     code: str
@@ -56,14 +57,14 @@ class Help(Remedy):
 
 
 class Trials:
-    """Runs of changed jobs.
+    """Fake runs of changed jobs, each cached.
 
     Args:
-        job: what is changed.
-        fit: what came of it as it is.
-        most_runs: of changed jobs.
-        until: processor time of the process, in seconds, after which none begins.
-        told: called with the name of what is being tried.
+        job: the job to change.
+        fit: result of the unchanged job.
+        most_runs: largest number of runs of changed jobs.
+        until: processor time of the process, in seconds, after which no run begins.
+        told: called with the name of each trial.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Trials:
         self._why: dict[str, str] = {}
 
     def alone(self, ladder: Ladder) -> Help | None:
-        """What comes of a change alone, just as strong as is needed where that is known."""
+        """Try a change alone, just as strong as needed if the needed saving is known."""
         if ladder.strongest.phase not in (None, self.fit.peak_phase):
             return None if self.fit.fits is not False else self._nothing(ladder.strongest)
         if self.fit.fits is not False:
@@ -85,26 +86,26 @@ class Trials:
         return self.tried([self.weakest(ladder, []).strongest]) if best and best.fits else best
 
     def tried(self, changes: Sequence[Change]) -> Help | None:
-        """What comes of changes of different kinds; None where they could not be tried."""
+        """Try changes of different kinds together; return None if they could not be tried."""
         changes = sorted(changes, key=lambda one: KINDS.index(one.kind))
         self._changes |= {change.name: change for change in changes}
         made = self._run([change for change in changes if change.allocator is None])
         return None if made is None else self._help(changes, made)
 
     def run_of(self, changes: Sequence[Change]) -> Fit | None:
-        """What `tried` has found of changes, whole."""
+        """Return the full result of the run made for `tried`."""
         return self._run(sorted(changes, key=lambda one: KINDS.index(one.kind)))
 
     def goes_on(self) -> bool:
-        """Whether there is time for more."""
+        """Return whether time is left for another run."""
         return time.process_time() <= self._until
 
     def failed(self) -> list[tuple[str, str]]:
-        """What could not be tried, and why."""
+        """Return the changes that could not be tried, with reasons."""
         return list(self._why.items())
 
     def weakest(self, ladder: Ladder, others: Sequence[Change]) -> Ladder:
-        """The ladder up to its weakest step that fits together with others; its last one does."""
+        """Return the ladder up to the weakest step that fits with other changes; the strongest must fit."""
         count, limit = len(ladder.steps), self.fit.limit_bytes or 0
         if count == 1:
             return ladder
@@ -116,7 +117,7 @@ class Trials:
         return Ladder(ladder.steps[: count + 1 - max(1, largest(needs, limit))])
 
     def with_largest(self, found: Help) -> Help:
-        """The same with the largest batch that fits."""
+        """Return the remedy with the largest batch that fits."""
         changes = [self._changes[name] for name in found.parts]
         limit = self.fit.limit_bytes
         if limit is None or any(change.kind == "batch" for change in changes):
@@ -182,5 +183,5 @@ class Trials:
         )
 
     def _nothing(self, change: Change) -> Help:
-        """What a change saves that has nothing to do with the phase of the peak."""
+        """Return the zero saving of a change that does not affect the phase of the peak."""
         return self._help([change], self.fit)

@@ -1,4 +1,4 @@
-"""What would help a job to fit, and by how much: each change is tried, none is guessed."""
+"""Search for remedies: each change is tried by a fake run, never guessed."""
 
 from __future__ import annotations
 
@@ -30,23 +30,22 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.job import Job
 
 _H = TypeVar("_H", "Help", "Swapping")
-#: Runs of changed jobs at most, and processor seconds after which no further one begins.
+#: Largest number of runs of changed jobs, and processor seconds after which no further run begins.
 MOST_RUNS, MOST_SECONDS = 60, 120.0
 
 
 @dataclass(frozen=True)
 class Helps:
-    """What would help.
+    """Remedies for a job.
 
     Attributes:
-        remedies: that save something by themselves, the largest saving first.
-        cheapest: the cheapest changes that make it fit together, by `Cost`; None where it fits already,
-            nothing helps enough, or there is no limit.
-        together: all changes that keep the training as it is, where even they are not enough.
-        not_tried: of each change that could not be tried its name, and why.
-        hints: what else is worth knowing.
-        swapping: what swapping by a plan reaches, which is one of the remedies, too; None where it was not
-            planned.
+        remedies: changes that save memory alone, largest saving first.
+        cheapest: the cheapest changes, by `Cost`, that together make the job fit; None if the job fits
+            already, no combination suffices, or no limit is given.
+        together: all changes that leave the training as it is, if even they do not suffice.
+        not_tried: name of each change that could not be tried, with the reason.
+        hints: further advice.
+        swapping: findings of the swap planner, also among the remedies; None if swapping was not planned.
     """
 
     remedies: list[Help] = field(default_factory=list)
@@ -57,11 +56,11 @@ class Helps:
     swapping: Swapping | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return a dictionary ready for JSON."""
         return asdict(self)
 
     def without_verdicts(self) -> Helps:
-        """The same where the job was seen in part only: that something makes it fit is not known then."""
+        """Return the same without claims to fit, for a job of which only a part was seen."""
         return replace(
             self,
             remedies=[_open(one) for one in self.remedies],
@@ -84,18 +83,18 @@ def what_would_help(
     most_seconds: float = MOST_SECONDS,
     told: Callable[[str], object] = lambda _: None,
 ) -> Helps:
-    """Try what would help a job, alone and together.
+    """Try remedies for a job, alone and together.
 
     Args:
-        job: what was tried; it, and the model that it was made of, stay as they are.
-        fit: what came of it.
-        largest: whether to look for the largest batch with each remedy, which takes some runs for each.
-        most_runs: of changed jobs; what is left then is not tried.
-        most_seconds: of the processor, after which no further run begins.
-        told: called with the name of what is being tried.
+        job: the job; the job and the model from which the job was made stay unchanged.
+        fit: result of the job's fake run.
+        largest: whether to search the largest batch for each remedy, which takes some runs each.
+        most_runs: largest number of runs of changed jobs; remaining changes are not tried.
+        most_seconds: processor seconds after which no further run begins.
+        told: called with the name of each trial.
 
     Raises:
-        UsageError: ``fit`` is not of a job that can be tried.
+        UsageError: ``fit`` belongs to a job that cannot be tried.
     """
     job = _separate(job)
     until = time.process_time() + most_seconds
@@ -124,14 +123,14 @@ def what_would_help(
 
 
 def _dearer(help_: Help) -> bool:
-    """Whether it costs as much as swapping, whose plan is the better one, or more."""
+    """Return whether a remedy costs as much as swapping or more; at equal cost the swap plan is better."""
     return Cost[help_.cost.upper()] >= Cost.TRANSFERS
 
 
 def _swapping(
     job: Job, fit: Fit, most_runs: int, until: float, told: Callable[[str], object]
 ) -> tuple[Swapping | None, list[tuple[str, str]]]:
-    """What swapping reaches; or why it was not planned."""
+    """Return the findings of the swap planner, or the reason why swapping was not planned."""
     if not swappable(job):
         return None, []
     if most_runs <= 0 or time.process_time() > until:
@@ -144,9 +143,9 @@ def _swapping(
 
 
 def _separate(job: Job) -> Job:
-    """The job with a model of its own for each call, where it gives one and the same without memory.
+    """Return the job with a separate fake model for each call, if the job always gives the same fake model.
 
-    A real one is copied by whoever runs the job.
+    A real model is copied by the code that runs the job.
     """
     met: list[weakref.ref[nn.Module]] = []
 

@@ -1,4 +1,4 @@
-"""Changes that make a job fit together with swapping, where neither is enough without the other."""
+"""Combinations of changes with swapping, for jobs where neither suffices alone."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.helps.changes import Change, Ladder
     from mempool.torch.fitting.helps.trials import Help, Trials
 
-#: Changes that are tried with it by themselves, cheapest first, once all of them together are enough.
+#: Largest number of single changes tried with swapping, cheapest first, once all changes together suffice.
 _MOST = 3
 
 
 def with_swapping(trials: Trials, alone: Sequence[tuple[Ladder, Help]]) -> Help | None:
-    """The cheapest single change, or else all that leave the training as it is, with a plan of swaps.
+    """Return the cheapest single change that fits with swapping, or else all changes below swapping's cost.
 
-    Each is taken as strong as it can be.
+    Each change is taken at full strength.
 
     Args:
-        trials: of the job, which lacks something.
-        alone: changes by themselves, and what came of them.
+        trials: runs of a job that does not fit.
+        alone: each change, with the result of the change alone.
     """
     kept = [(ladder.strongest, own) for ladder, own in alone]
     useful = sorted(
@@ -45,7 +45,7 @@ def with_swapping(trials: Trials, alone: Sequence[tuple[Ladder, Help]]) -> Help 
 
 
 def _planned(trials: Trials, changes: Sequence[Change]) -> Help | None:
-    """Some changes and swapping; None where that does not fit, or cannot be tried."""
+    """Combine changes with swapping; return None if the result does not fit or cannot be tried."""
     made = trials.tried(changes)
     fit = trials.run_of(changes)
     if made is None or fit is None or not trials.goes_on():

@@ -1,1 +1,1 @@
-"""Where a model to be tried comes from: transformers, modules, scripts; optimizers and losses by name."""
+"""Sources of jobs: models of transformers, modules and scripts."""

@@ -1,4 +1,4 @@
-"""Gradients of several batches that a program adds up: told by a library, or by lines around the backward."""
+"""Detection of gradient accumulation: set in a library, or written around the backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AddsUp:
-    """A program's step after every so many batches: its file and line, or a library; and how many."""
+    """A program's accumulation: the file and line, or the library, and the number of batches per step."""
 
     where: str
     batches: int
@@ -32,7 +32,7 @@ def _of_lightning(trainer: Any) -> Any:
     return trainer.accumulate_grad_batches
 
 
-#: By library and class: how many batches make a step.
+#: By library and class: a function that returns the number of batches per step.
 _LIBRARIES = {
     ("transformers", "Trainer"): _of_trainer,
     ("accelerate", "Accelerator"): _of_accelerator,
@@ -42,14 +42,14 @@ _LIBRARIES = {
 
 
 def adds_up(frames: Iterable[FrameType]) -> AddsUp | None:
-    """Find what a library was told, or ``if step % batches == 0:`` with a ``zero_grad()`` in it.
+    """Find a library's setting, or ``if step % batches == 0:`` with a ``zero_grad()`` inside.
 
     Args:
-        frames: of the program, in its backward; the innermost first.
+        frames: of the program at the backward, innermost first.
 
     Returns:
-        The first one of more than one batch, in lines with a divisor that is a name or a number; None if
-        there is none.
+        The first accumulation of more than one batch, for lines with a divisor that is a name or a number;
+        None without accumulation.
     """
     frames = list(frames)
     return _of_library(frames) or _of_lines(frames)
@@ -68,7 +68,7 @@ def _of_library(frames: Iterable[FrameType]) -> AddsUp | None:
 
 
 def _of_lines(frames: Iterable[FrameType]) -> AddsUp | None:
-    """Read the lines around the backward."""
+    """Return the accumulation that the source around the backward states."""
     for frame in frames:
         for test in _tests(frame):
             for node in ast.walk(test):
@@ -80,7 +80,7 @@ def _of_lines(frames: Iterable[FrameType]) -> AddsUp | None:
 
 
 def _tests(frame: FrameType) -> Iterator[ast.expr]:
-    """Conditions under which the frame's function lets gradients go."""
+    """Yield the conditions under which the frame's function clears gradients."""
     code = frame.f_code
     try:
         tree = ast.parse("".join(linecache.getlines(code.co_filename, frame.f_globals)))
@@ -105,7 +105,7 @@ def _lets_go(node: ast.AST) -> bool:
 
 
 def _value(node: ast.expr, frame: FrameType) -> Any:
-    """Of a number, a variable or an attribute; nothing of the program is called but for properties."""
+    """Evaluate a number, variable or attribute without calling the program's code, except properties."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):

@@ -1,4 +1,4 @@
-"""Optimizers such as those that a program made, for the parameters of a model that is made again."""
+"""Copies of a program's optimizers for the parameters of a model that is made again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Together(torch.optim.Optimizer):
-    """Several optimizers as one, each with parameters and state of its own; steps them in turn."""
+    """Several optimizers as one, each with separate parameters and state, stepped in turn."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = list(parts)
@@ -27,14 +27,14 @@ class Together(torch.optim.Optimizer):
         super().__init__(
             [dict(group) for group in groups], {key: self.parts[0].defaults[key] for key in known}
         )
-        self.param_groups = groups  # those of the parts, so that a setting that is changed is changed there
+        self.param_groups = groups  # shared with the parts, so that a changed setting changes there too
         self.state: defaultdict[Any, Any] = defaultdict(dict)
         for part in self.parts:
             self.state.update(part.state)
-            part.state = self.state  # one for all, so that it is found here
+            part.state = self.state  # share one state dictionary, so that callers find all state here
 
     def step(self, closure: Any = None) -> None:  # noqa: ARG002 - as of the base
-        """Step each."""
+        """Step each optimizer."""
         for part in self.parts:
             part.step()
 
@@ -42,15 +42,15 @@ class Together(torch.optim.Optimizer):
 def made_again(
     optimizers: Sequence[torch.optim.Optimizer], parameters: Iterable[nn.Parameter]
 ) -> Callable[..., torch.optim.Optimizer]:
-    """A function that makes such optimizers of other parameters, several as one.
+    """Return a function that makes the same optimizers for other parameters, combined into one.
 
     Args:
-        optimizers: at least one, the latest first; a parameter is of the first that has it.
+        optimizers: at least one, latest first; a parameter shared by several belongs to the first.
         parameters: of the program's model that require gradients.
 
     Returns:
-        A function of as many other ones in the same order; of another number of parameters the first
-        optimizer gets all, since they are no longer those of the program's model.
+        A function of equally many other parameters in the same order; for another number of parameters the
+        first optimizer gets all, since the model is no longer the program's.
     """
     at = {id(parameter): place for place, parameter in enumerate(parameters)}
     count = len(at)
@@ -70,9 +70,9 @@ def made_again(
 
 
 def _taken(optimizer: torch.optim.Optimizer, at: dict[int, int]) -> list[tuple[dict[str, Any], list[int]]]:
-    """Settings of its groups, and the places of their parameters: taken out of those that are left.
+    """Return an optimizer's group settings with the places of their parameters, which are removed from `at`.
 
-    Parameters whose state has bits of its own are in groups of their own.
+    Parameters whose state has its own number of bits are in groups of their own.
     """
     bits, found = overridden_bits(optimizer), []
     for group in optimizer.param_groups:
@@ -85,7 +85,7 @@ def _taken(optimizer: torch.optim.Optimizer, at: dict[int, int]) -> list[tuple[d
 
 
 def _like(optimizer: torch.optim.Optimizer, given: Any) -> torch.optim.Optimizer:
-    """A new one of the same class and settings."""
+    """Return a new optimizer of the same class and settings."""
     takes = inspect.signature(type(optimizer)).parameters
     given_settings = optimizer.defaults | settings_of(optimizer)
     settings = {key: value for key, value in given_settings.items() if key in takes}

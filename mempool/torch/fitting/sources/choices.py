@@ -1,4 +1,4 @@
-"""Optimizers and losses by name, as a command line gives them."""
+"""Optimizers and losses by the names of the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mempool.named import Named
 
-#: Those of `torch.optim` that step without a closure and take any parameter, by the names of their classes.
+#: Optimizers of `torch.optim` that step without a closure and take any parameter, by lower-case class name.
 OPTIMIZERS = {
     name.lower(): name
     for name in (
@@ -30,15 +30,15 @@ OPTIMIZERS = {
     if hasattr(torch.optim, name)
 }  # fmt: skip
 
-#: Optimizers of bitsandbytes by class names, which "adamw_bnb_8bit" and "paged_adamw_8bit" spell, too.
+#: Optimizers of bitsandbytes by class names; "adamw_bnb_8bit" and "paged_adamw_8bit" are other spellings.
 _EIGHT_BIT = {name.lower(): made for name, made in STAND_INS.items() if name.endswith("bit")}
 
 
 def optimizer_of(named: Named) -> Callable[..., torch.optim.Optimizer]:
-    """What makes the optimizer of a name such as ``adamw``, ``sgd+momentum`` or ``module:function``.
+    """Return a function that makes the optimizer of a name: ``adamw``, ``sgd+momentum``, ``module:function``.
 
     Raises:
-        UsageError: there is no such one.
+        UsageError: the name is unknown.
     """
     arguments = dict(named.arguments)
     if named.kind:
@@ -64,10 +64,10 @@ def optimizer_of(named: Named) -> Callable[..., torch.optim.Optimizer]:
 
 
 def loss_of_name(named: Named) -> Callable[[Any], torch.Tensor]:
-    """The loss of a name such as ``cross-entropy``, of a model's output, or ``module:function``.
+    """Return a loss, a function of the output, by name: ``cross-entropy``, ``module:function``.
 
     Raises:
-        UsageError: there is no such one.
+        UsageError: the name is unknown.
     """
     if named.kind:
         made: Callable[[Any], torch.Tensor] = _of_file(named)
@@ -78,13 +78,13 @@ def loss_of_name(named: Named) -> Callable[[Any], torch.Tensor]:
 
 
 def resolved(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes of a `Job` with names of losses, optimizers and types replaced by the things named.
+    """Return attributes of a `Job` with names replaced by the losses, optimizers and types they stand for.
 
-    Names are those of the command line: "cross-entropy", "sgd+momentum", "bf16". A loss by name makes its own
-    labels, so that given ones are dropped.
+    Names are those of the command line: "cross-entropy", "sgd+momentum", "bf16". A loss by name makes the
+    labels itself, so that given ones are dropped.
 
     Raises:
-        UsageError: there is no such name.
+        UsageError: a name is unknown.
     """
     found = dict(attributes)
     if isinstance(found.get("loss"), str):
@@ -111,7 +111,7 @@ def _unknown(what: str, name: str, known: list[str]) -> str:
 
 
 def _tensor(output: Any) -> torch.Tensor:
-    """The first floating tensor of an output, which of those of transformers are the logits."""
+    """Return the logits of an output of transformers, or else the first floating-point tensor."""
     logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
     for leaf in pytree.tree_leaves(logits if logits is not None else output):
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
@@ -121,12 +121,12 @@ def _tensor(output: Any) -> torch.Tensor:
 
 def _cross_entropy(logits: torch.Tensor) -> torch.Tensor:
     if logits.dim() > 2 and logits.size(1) < logits.size(-1) and logits.dim() == 3:
-        logits = logits.flatten(0, 1)  # tokens, classes last, as language models have it
+        logits = logits.flatten(0, 1)  # tokens, classes last, as in language models
     target = torch.zeros((logits.size(0), *logits.shape[2:]), dtype=torch.int64, device=logits.device)
     return functional.cross_entropy(logits, target)
 
 
-#: By name, functions of the output; what it is compared with is made along.
+#: Losses by name, as functions of the output; each makes its own target.
 LOSSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cross-entropy": _cross_entropy,
     "mse": lambda output: functional.mse_loss(output, torch.zeros_like(output)),

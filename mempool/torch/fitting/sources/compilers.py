@@ -1,4 +1,4 @@
-"""`torch.compile` and TorchScript, which leave a program's models as they are while it is tried."""
+"""Replacement of `torch.compile` and TorchScript, so that a program's models stay eager during a trial."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _TORCHSCRIPT = ("script", "trace", "trace_module", "freeze", "optimize_for_infer
 
 @contextlib.contextmanager
 def uncompiled(told: Callable[[str], object]) -> Iterator[None]:
-    """Let nothing be compiled in the block.
+    """Disable compilation in the block.
 
     Args:
-        told: called with each `torch.compile` that is left out, and where; not with what libraries compile
-            for themselves.
+        told: called with each `torch.compile` that is skipped, and its line; not for compilations that
+            libraries make for themselves.
     """
     instead: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch, "compile", _noting(told, "torch.compile", _eager)),
@@ -50,7 +50,7 @@ def _noting(told: Callable[[str], object], called: str, instead: Callable[..., A
 
 
 def _eager(model: Any = None, *_: Any, **given: Any) -> Any:
-    """In the place of `torch.compile`, which is a decorator with options, too, and of TorchScript's."""
+    """Replace `torch.compile`, which is also a decorator with options, and TorchScript's functions."""
     for name in ("obj", "func", "mod"):
         model = given.get(name, model)
     return (lambda function: function) if model is None else model

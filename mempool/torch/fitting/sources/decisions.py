@@ -1,4 +1,4 @@
-"""Lines at which a program's course depends on values of tensors, found in its source where it reads one."""
+"""Static analysis of a program's source: lines whose course depends on values of tensors."""
 
 from __future__ import annotations
 
@@ -11,36 +11,37 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import FrameType
 
-#: Calls from the read on that are looked at.
+#: Largest number of calling frames analysed, from the read outward.
 _MOST_CALLS = 30
 #: Functions whose arguments become sizes or counts of rounds.
 _COUNTING = frozenset(("range", "int", "ceil", "floor"))
-#: Functions that ask whether a number is finite, which it is in a sound run.
+#: Functions that test whether a number is finite, which holds in a sound run.
 _FINITE = frozenset(("isfinite", "isnan", "isinf"))
 #: Methods of tensors that read their values.
 _READING = frozenset(("item", "tolist"))
 #: Parts of the paths of installed libraries.
 INSTALLED = ("site-packages", "dist-packages")
-#: Methods that put their arguments into their object.
+#: Methods that store their arguments in their object.
 _KEEPING = frozenset(("append", "appendleft", "extend", "add", "insert", "put", "update", "step"))
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ASSIGNED = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
 
 
 def decision(frames: Sequence[FrameType]) -> str:
-    """Return file and line of the decision that a value is read for, or "" if there is none.
+    """Return file and line of the decision for which a value is read, or "" if the value decides nothing.
 
-    The value is followed by the names it is given to, within the function that reads it and, where that
-    returns it, within those that called it. An assertion decides nothing: a run goes on where it holds.
+    The value is followed through the names to which the reading function assigns it and, if that function
+    returns the value, through the calling functions. An assertion decides nothing: the run continues as if
+    the assertion held.
 
     Args:
-        frames: of the program where it reads the value, the innermost first.
+        frames: of the program at the read of the value, innermost first.
     """
     for frame in frames[:_MOST_CALLS]:
         file = frame.f_code.co_filename
         scope = _scope(frame)
         if scope is None:
-            return f"{file}:{frame.f_lineno}"  # no source to look at
+            return f"{file}:{frame.f_lineno}"  # no source to analyse
         found = _Flow(scope, _Span.of(frame), asks=frame is frames[0])
         if found.decides:
             return _place(file, found.decides, frames)
@@ -50,7 +51,7 @@ def decision(frames: Sequence[FrameType]) -> str:
 
 
 def _place(file: str, line: int, frames: Iterable[FrameType]) -> str:
-    """File and line; in an installed library, the line of the program that has called it, too."""
+    """Format file and line; in an installed library, together with the line of the program that called it."""
     mine = [one for one in frames if not any(part in one.f_code.co_filename for part in INSTALLED)]
     for part in INSTALLED:
         if f"{part}/" in file and mine:
@@ -60,12 +61,12 @@ def _place(file: str, line: int, frames: Iterable[FrameType]) -> str:
 
 
 def later_decisions(frames: Iterable[FrameType]) -> list[str]:
-    """Return files and lines of decisions that functions of the program are written to make by values.
+    """Return files and lines of decisions by values in the source of the program's functions.
 
-    Of these functions no more is run: what a value decides behind a backward is told from the source alone.
+    These functions run no further: decisions after a backward are found from the source alone.
 
     Args:
-        frames: of the program in its backward; those of installed libraries are left out.
+        frames: of the program at the backward; frames of installed libraries are left out.
     """
     found: dict[str, None] = {}
     for frame in frames:
@@ -77,7 +78,7 @@ def later_decisions(frames: Iterable[FrameType]) -> list[str]:
 
 
 def _written(scope: ast.AST) -> Iterator[int]:
-    """Lines of decisions by what methods of tensors read."""
+    """Yield the lines of decisions by results of reading methods of tensors."""
     reads = [
         node
         for node in _own_nodes(scope)
@@ -87,7 +88,7 @@ def _written(scope: ast.AST) -> Iterator[int]:
 
 
 def _scope(frame: FrameType) -> ast.AST | None:
-    """The frame's function in the source, or the module; None where there is no source."""
+    """Return the syntax tree of the frame's function, or of the module; None without a source."""
     code = frame.f_code
     try:
         tree = ast.parse("".join(linecache.getlines(code.co_filename, frame.f_globals)))
@@ -116,7 +117,7 @@ class _Span(NamedTuple):
 
     @classmethod
     def of(cls, frame: FrameType) -> _Span:
-        """The expression that a frame is in; its whole line where Python does not say more (3.10)."""
+        """Return the expression that a frame is executing; the whole line if Python says no more (3.10)."""
         positions: Iterable[tuple[int | None, ...]] = getattr(frame.f_code, "co_positions", tuple)()
         nothing = None, None, None, None
         line, end_line, column, end_column = next(
@@ -128,26 +129,26 @@ class _Span(NamedTuple):
 
     @classmethod
     def at(cls, node: Any) -> _Span:
-        """That of a node."""
+        """Return the span of a node."""
         return cls(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
 
     def within(self, node: Any) -> bool:
-        """Return whether a node of the source holds the span."""
+        """Return whether a node of the source contains the span."""
         starts = (node.lineno, node.col_offset) <= (self.line, self.column or node.col_offset)
         return starts and (self.end_line, self.end_column) <= (node.end_lineno, node.end_col_offset)
 
     def holds(self, node: Any) -> bool:
-        """Return whether the span holds a node, as a statement that jumps by a condition does."""
+        """Return whether the span contains a node, such as the test of a statement that jumps."""
         starts = (self.line, self.column) <= (node.lineno, node.col_offset)
         return starts and (node.end_lineno, node.end_col_offset) <= (self.end_line, self.end_column)
 
 
 class _Flow:
-    """The names and decisions that a value comes to, which an expression of a function reads.
+    """Flow of a value, read by an expression of a function, to names and decisions.
 
     Attributes:
-        decides: line of the first decision by it; 0 if there is none.
-        returns: whether the function returns it.
+        decides: line of the first decision by the value; 0 if the value decides nothing.
+        returns: whether the function returns the value.
     """
 
     def __init__(self, scope: ast.AST, read: _Span, *, asks: bool) -> None:
@@ -175,13 +176,13 @@ class _Flow:
         )
 
     def _has(self, node: ast.expr) -> bool:
-        """Return whether an expression holds the value, or a name that the value was given to."""
+        """Return whether an expression contains the value, or a name assigned from the value."""
         parts = list(_parts(node))
         harmless = any(_is_harmless(part) and self._read.within(part) for part in ast.walk(node))
         return (self._read.within(node) and not harmless) or any(_name(part) in self._names for part in parts)
 
     def _pass_on(self, node: ast.AST) -> None:
-        """Add the names that a statement gives the value to."""
+        """Add the names to which a statement assigns the value."""
         if isinstance(node, _ASSIGNED) and node.value is not None and self._has(node.value):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 self._names |= _targets(target)
@@ -194,7 +195,7 @@ class _Flow:
 
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """Nodes of a function, but for those of functions and classes inside of it."""
+    """Yield the nodes of a function, except those of nested functions and classes."""
     left = list(ast.iter_child_nodes(scope))
     while left:
         node = left.pop()
@@ -204,7 +205,7 @@ def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _tests(node: ast.AST) -> Iterable[ast.expr]:
-    """Expressions in a node by which the program decides on its course."""
+    """Return the expressions in a node by which the program decides on its course."""
     if isinstance(node, (ast.If, ast.While, ast.IfExp)):
         return (node.test,)
     if isinstance(node, ast.comprehension):
@@ -217,7 +218,7 @@ def _tests(node: ast.AST) -> Iterable[ast.expr]:
 
 
 def _targets(node: ast.expr) -> set[str]:
-    """Names that an assignment gives a value to; of a part the whole."""
+    """Return the names that an assignment sets; for an element, the name of the container."""
     if isinstance(node, (ast.Tuple, ast.List)):
         return set().union(*map(_targets, node.elts))
     if isinstance(node, (ast.Subscript, ast.Starred)):
@@ -226,14 +227,14 @@ def _targets(node: ast.expr) -> set[str]:
 
 
 def _keeper(function: ast.expr) -> set[str]:
-    """Names of what keeps the arguments of a call: the object of ``losses.append``, or what is called."""
+    """Return the name that keeps a call's arguments: the object of ``losses.append``, or the function."""
     if isinstance(function, ast.Attribute):
         return {_name(function.value)} - {""} if function.attr in _KEEPING else set()
     return {_name(function)} - {""}
 
 
 def _name(node: Any) -> str:
-    """A variable, or an attribute of one with its dots; "" of anything else."""
+    """Return the dotted name of a variable or attribute; "" for other expressions."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (of := _name(node.value)):
@@ -242,7 +243,7 @@ def _name(node: Any) -> str:
 
 
 def _parts(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and those in it, but for what is harmless."""
+    """Yield a node and its descendants, except harmless tests."""
     if not _is_harmless(node):
         yield node
         for child in ast.iter_child_nodes(node):
@@ -250,7 +251,7 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_harmless(node: ast.AST) -> bool:
-    """Return whether a test asks only if something is there, or if a number is finite."""
+    """Return whether a test only checks for presence (``is``), or for a finite number."""
     if isinstance(node, ast.Compare):
         return all(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops)
     return isinstance(node, ast.Call) and _name(node.func).rpartition(".")[2] in _FINITE

@@ -1,4 +1,4 @@
-"""Conditions on NaN and infinity, which come out as in a sound run: all numbers are finite."""
+"""Conditions on NaN and infinity, which get the result of a sound run: all numbers are finite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AND = frozenset(("logical_and", "bitwise_and", "__and__", "__rand__"))
 
 
 class FiniteNumbers(TorchFunctionMode):
-    """Remembers of conditions how they come out if all numbers are finite."""
+    """Function mode that records the value of each condition if all numbers are finite."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -27,7 +27,7 @@ class FiniteNumbers(TorchFunctionMode):
 
 
 def true_if_finite(tensor: torch.Tensor) -> bool | None:
-    """Return how a condition comes out if all numbers are finite; None where that does not tell."""
+    """Return the value of a condition if all numbers are finite; None if unknown."""
     found: bool | None = getattr(tensor, _ATTRIBUTE, None)
     return found
 

@@ -16,7 +16,7 @@ from mempool.shapes import SHAPES
 if TYPE_CHECKING:
     from torch import nn
 
-#: Heads by their names here, and the class that chooses the model; a family gets the first one that it has.
+#: Classes that choose the model, by task; a family without a given task gets the first supported task.
 TASKS = {
     "speech-seq2seq": "AutoModelForSpeechSeq2Seq",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
@@ -30,13 +30,13 @@ TASKS = {
     "question-answering": "AutoModelForQuestionAnswering",
     "audio-classification": "AutoModelForAudioClassification",
 }
-#: Of these the family's own class is the better choice: they hold several models.
+#: Families for which their own class is the better choice, since they hold several models.
 _BASE = ("clip", "siglip", "blip", "align", "chinese_clip")
 
 
 @dataclass(frozen=True)
 class Hub:
-    """A configuration and what is done with it.
+    """A configuration with the task and class of the model.
 
     Attributes:
         config: of the model.
@@ -49,34 +49,34 @@ class Hub:
     kind: Any
 
     def model(self) -> nn.Module:
-        """A new model, with the type of parameters that its configuration names."""
+        """Return a new model, with the type of parameters that the configuration names."""
         made: nn.Module = self.kind._from_config(self.config)
         return made
 
     @property
     def takes(self) -> list[str]:
-        """Names of the forward's arguments."""
+        """Return the names of the forward's arguments."""
         return list(inspect.signature(self.kind.forward).parameters)
 
 
 def hub(name: str, arguments: dict[str, Any], task: str | None = None) -> Hub:
-    """The model of a name.
+    """Return the model of a name.
 
     Args:
-        name: of a family ("gpt2"), a size of it ("gpt2-xl"), a class ("LlamaConfig"), a folder with a
+        name: of a family ("gpt2"), a size of a family ("gpt2-xl"), a class ("LlamaConfig"), a folder with a
             config.json or such a file, or a model in the local cache of the Hugging Face Hub.
-        arguments: of the configuration, over what it would be.
-        task: a key of `TASKS`; None: what the configuration says, or the family is made for.
+        arguments: of the configuration, overriding the defaults.
+        task: a key of `TASKS`; None: the task that the configuration names, or the usual one of the family.
 
     Raises:
-        UsageError: there is no such name, argument or task, or transformers is not installed.
+        UsageError: name, argument or task is unknown, or transformers is not installed.
         OSError: a file cannot be read.
     """
     transformers = _transformers()
     config = _config(transformers, name, arguments)
     two = getattr(config, "is_encoder_decoder", False)
     if two and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = 0  # which token it is changes no size, and without one nothing runs
+        config.decoder_start_token_id = 0  # the choice of token changes no size, and without one nothing runs
     if task is not None and task not in TASKS:
         raise UsageError(f"no task {task!r}; there are {', '.join(TASKS)}")
     if task is None and (kind := _architecture(transformers, config)) is not None:
@@ -91,7 +91,7 @@ def hub(name: str, arguments: dict[str, Any], task: str | None = None) -> Hub:
 
 
 def names() -> list[str]:
-    """Names of families and sizes, without importing their models; empty without transformers."""
+    """Return names of families and sizes without importing models; only sizes without transformers."""
     try:
         auto = importlib.import_module("transformers.models.auto.configuration_auto")
     except ImportError:
@@ -118,7 +118,7 @@ def _config(transformers: Any, name: str, arguments: dict[str, Any]) -> Any:
 
 
 def _family(transformers: Any, name: str) -> tuple[Any, dict[str, Any]]:
-    """The class of a configuration and the arguments that a size stands for; (None, {}) if there is none."""
+    """Return the class of a configuration and the arguments of a size; (None, {}) for an unknown name."""
     if name.endswith("Config") and hasattr(transformers, name):
         return getattr(transformers, name), {}
     for key in (plain(name), name.lower()):
@@ -132,7 +132,7 @@ def _family(transformers: Any, name: str) -> tuple[Any, dict[str, Any]]:
 
 
 def plain(name: str) -> str:
-    """A model's name as `SHAPES` has it: "meta-llama/Llama-2-7b-hf" is "llama-2-7b"."""
+    """Return a model's name in the spelling of `SHAPES`: "meta-llama/Llama-2-7b-hf" is "llama-2-7b"."""
     key = name.lower().rpartition("/")[2].replace("_", "-").replace("meta-llama-", "llama-")
     for end in ("-hf", "-instruct", "-chat", "-v0.1", "-v0.3", "-v1.0", "-uncased", "-cased", "-patch16-224"):
         key = key.removesuffix(end)
@@ -141,15 +141,15 @@ def plain(name: str) -> str:
 
 def _of_file(transformers: Any, path: Path, arguments: dict[str, Any]) -> Any:
     file = path / "config.json" if path.is_dir() else path
-    file.open("rb").close()  # says what is wrong with the name itself
+    file.open("rb").close()  # raises the error for a wrong name
     return _made(str(file), functools.partial(transformers.AutoConfig.from_pretrained, str(file)), arguments)
 
 
 def _cached(transformers: Any, name: str, arguments: dict[str, Any]) -> Any:
-    """What an earlier download left on this machine."""
+    """Return a configuration that an earlier download left on this machine."""
     try:
         return transformers.AutoConfig.from_pretrained(name, local_files_only=True, **arguments)
-    except Exception:  # whatever it is made of, what is said of it is that there is none
+    except Exception:  # any failure means that no usable configuration exists
         known = names()
         near = difflib.get_close_matches(plain(name), known, n=4, cutoff=0.6)
         hint = (
@@ -161,7 +161,7 @@ def _cached(transformers: Any, name: str, arguments: dict[str, Any]) -> Any:
 
 
 def _check_arguments(name: str, config: Any, arguments: dict[str, Any]) -> None:
-    """A configuration takes whatever it is given; a name that it does not know would change nothing."""
+    """Refuse unknown arguments, which a configuration would accept without effect."""
     known = {key for key in dir(config) if not key.startswith("_")} | {"attn_implementation", "dtype"}
     for key in arguments:
         if key not in known:
@@ -173,12 +173,12 @@ def _check_arguments(name: str, config: Any, arguments: dict[str, Any]) -> None:
 def _made(name: str, make: Any, arguments: dict[str, Any]) -> Any:
     try:
         return make(**arguments)
-    except Exception as error:  # transformers has many of its own, for one thing
+    except Exception as error:  # transformers has many errors of its own, for one thing
         raise UsageError(f"{name}: {type(error).__name__}: {error}") from None
 
 
 def _architecture(transformers: Any, config: Any) -> Any:
-    """The class that a config.json names, if transformers has it."""
+    """Return the class that a config.json names, if transformers has that class."""
     for name in getattr(config, "architectures", None) or ():
         if hasattr(transformers, name):
             return getattr(transformers, name)
@@ -186,7 +186,7 @@ def _architecture(transformers: Any, config: Any) -> Any:
 
 
 def task_of(kind: Any) -> str:
-    """The task that a class is for, by its name: its mapping may list another one of several."""
+    """Return the task of a class from its name: the mapping of the task may list another class of several."""
     name = kind.__name__
     for task, auto in TASKS.items():
         if name.endswith(auto.removeprefix("AutoModel")) and task != "base":

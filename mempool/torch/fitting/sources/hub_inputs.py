@@ -1,4 +1,4 @@
-"""Inputs of a model of transformers, made from its configuration: tokens, images, sound, and labels."""
+"""Inputs of a model of transformers, made from the configuration: tokens, images, sound, and labels."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from mempool.torch.fitting.positions import most_positions
 if TYPE_CHECKING:
     from mempool.torch.fitting.sources.hub import Hub
 
-#: Where the configuration allows more, and nothing was asked for: tokens.
+#: Tokens per sequence, if the configuration allows more and no length was requested.
 USUAL_TOKENS = 1024
 #: Samples of sound: ten seconds at 16 kHz.
 USUAL_SAMPLES = 160_000
 
 
 def sequence(hub: Hub, asked: int | None) -> int | None:
-    """Length of the sequences: of tokens, or of a sound's samples; None of a model of images.
+    """Return the length of the sequences, in tokens or sound samples; None for a model of images.
 
     Raises:
-        UsageError: the model has no positions for so many.
+        UsageError: the length exceeds the model's positions.
     """
     main = hub.kind.main_input_name
     if main == "pixel_values" and "input_ids" not in hub.takes:
@@ -38,23 +38,23 @@ def sequence(hub: Hub, asked: int | None) -> int | None:
 
 
 def _unbounded(hub: Hub) -> bool:
-    """Whether positions are computed, so that longer sequences run all the same."""
+    """Return whether positions are computed, so that longer sequences run nevertheless."""
     text = hub.config.get_text_config()
     return getattr(text, "rope_parameters", None) is not None or hasattr(text, "rope_theta")
 
 
 def inputs(hub: Hub, batch: int, seq: int | None, image: int | None, *, labels: bool) -> dict[str, Any]:
-    """Named arguments of the model's forward.
+    """Return the named arguments of the model's forward.
 
     Args:
         hub: the model.
         batch: samples.
-        seq: as `sequence` says.
+        seq: length returned by `sequence`.
         image: height and width; None for the configuration's.
-        labels: whether to give what the loss needs.
+        labels: whether to include the arguments of the loss.
 
     Raises:
-        UsageError: how the model is fed is not known.
+        UsageError: the shape of the model's main input is not known.
     """
     main, takes = hub.kind.main_input_name, hub.takes
     given = {}
@@ -90,7 +90,7 @@ def _labels(hub: Hub, batch: int, seq: int | None) -> dict[str, Any]:
 
 
 def _decoder(hub: Hub, batch: int, seq: int | None) -> dict[str, Any]:
-    """Without labels a decoder wants its tokens by themselves."""
+    """Return the decoder's tokens, which a decoder needs without labels."""
     needs = getattr(hub.config, "is_encoder_decoder", False) and "decoder_input_ids" in hub.takes
     return {"decoder_input_ids": _tokens(batch, seq)} if needs else {}
 

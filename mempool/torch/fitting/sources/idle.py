@@ -1,4 +1,4 @@
-"""Models that a program holds and does not call: an average of the weights, a copy of the best ones."""
+"""Idle models, which a program holds without calling: an average of the weights, a copy of the best ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def idle_models(known: Iterable[torch.Tensor]) -> list[tuple[str, int]]:
-    """Classes and bytes of the models that are alive without memory, outermost modules only.
+    """Return classes and bytes of live fake models with uncounted parameters, outermost modules only.
 
     Args:
-        known: parameters and buffers that are counted otherwise.
+        known: parameters and buffers that are counted elsewhere.
     """
-    gc.collect()  # what is no longer used, and goes in a run sooner or later
+    gc.collect()  # remove unused models, which a real run frees sooner or later
     mode, counted = active_fake_mode(), {id(tensor) for tensor in known}
     alive = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
     inner = {id(child) for module in alive for child in module.children()}

@@ -1,4 +1,4 @@
-"""A tape of the operations that a program does with a model's output, up to its backward."""
+"""Tape of the operations that a program applies to a model's output, up to the backward."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-#: Change what they are given, and return nothing.
+#: Names of functions that change an argument and return nothing.
 _SETTERS = frozenset(("__setitem__", "__set__"))
-#: Largest container among the variables whose parts are looked at; a larger one is a data set.
+#: Largest container among the variables whose parts are searched; a larger one is a data set.
 _MOST_PARTS = 100
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An operation as it was called.
+    """An operation as called.
 
     Attributes:
-        function: PyTorch's, with its arguments and its result.
-        shapes: of the tensors among the arguments, before an operation in place could change them.
+        function: PyTorch's, with arguments and result.
+        shapes: shapes of the tensors among the arguments, before an in-place operation could change them.
         gradients: whether gradients were recorded.
-        autocast: lower precision that was on; None: none.
+        autocast: lower precision of the active autocast; None: no autocast.
         line: file and line of the program.
     """
 
@@ -44,7 +44,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Name of the function."""
+        """Return the name of the function."""
         return str(getattr(self.function, "__name__", self.function))
 
     @property
@@ -59,10 +59,10 @@ class Tape:
     """Operations since a model returned.
 
     Attributes:
-        running: whether there is an output to record from.
+        running: whether a model has returned an output to record from.
         entries: in the order of the program.
-        losses: what a backward began at.
-        held: identities of the tensors that variables of the program hold on to in its backward.
+        losses: tensors at which a backward began.
+        held: identities of the tensors that variables of the program hold during the backward.
     """
 
     running: bool = False
@@ -71,12 +71,12 @@ class Tape:
     held: frozenset[int] = frozenset()
 
     def restart(self) -> None:
-        """Forget what was recorded: a model has returned an output to train it by."""
+        """Clear the tape and start recording: a model has returned an output that can be trained."""
         self.running = True
         self.entries.clear()
 
     def stop(self, losses: Any, variables: Iterable[Any]) -> None:
-        """End the tape at a backward; what its loss was computed of is on the tape."""
+        """End the tape at a backward; the computation of the loss is on the tape."""
         self.running = False
         self.losses = list(tensors_in(losses))
         self.held = frozenset(id(leaf) for leaf in tensors_in(list(map(_parts, variables))))
@@ -84,7 +84,7 @@ class Tape:
     def call(
         self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], autocast: torch.dtype | None
     ) -> Any:
-        """Call a function, and record it if it makes or changes a tensor."""
+        """Call a function, and record the call if a tensor is made or changed."""
         if function is torch.Tensor.__iter__:
             return iter(self.call(torch.Tensor.unbind, args, kwargs, autocast))
         shapes = tuple(leaf.shape for leaf in tensors_in((args, kwargs)))
@@ -97,14 +97,14 @@ class Tape:
 
 
 def tensors_in(given: Any) -> Iterator[Tensor]:
-    """Tensors in a structure, in order; of an object that is no structure those among its attributes."""
+    """Yield the tensors in a structure, in order."""
     for leaf in pytree.tree_leaves(given):
         if isinstance(leaf, torch.Tensor):
             yield leaf
 
 
 def _parts(variable: Any) -> Any:
-    """The parts of a small container; anything else as it is."""
+    """Return the parts of a small container, a tensor unchanged, and None for other values."""
     if isinstance(variable, (list, tuple, dict)) and len(variable) <= _MOST_PARTS:
         return list(variable.values()) if isinstance(variable, dict) else list(variable)
     return variable if isinstance(variable, torch.Tensor) else None

@@ -1,4 +1,4 @@
-"""What the command line names, as something to try: a model of transformers, of a module, of a script."""
+"""Targets by their names on the command line: a model of transformers, of a module, of a script."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 __all__ = ["Sizes", "Target", "find"]
 
 
-#: Scripts that were run, by their names and arguments.
+#: Scripts that were run, by path, arguments and mode.
 Scripts = dict[tuple[Any, ...], "Loaded"]
 
 
 def find(named: Named, sizes: Sizes, scripts: Scripts | None = None) -> Target:
-    """What a name stands for.
+    """Return the target of a name.
 
     Args:
         named: the model.
-        sizes: of its inputs.
-        scripts: what was run before in the same fake mode, so that a sweep runs a script once; added to.
+        sizes: of the model's inputs.
+        scripts: scripts run before in the same fake mode, so that a sweep runs a script once; added to.
 
     Raises:
-        UsageError: there is no such thing, or it is of no use; names what is near.
+        UsageError: the name is unknown or not usable; the message lists similar names.
         OSError: a file cannot be read.
     """
     if named.kind == "transformers":

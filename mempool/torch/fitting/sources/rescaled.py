@@ -1,4 +1,4 @@
-"""Sizes in the calls of a program, for a batch that is not its own."""
+"""Rescaling of sizes in a program's calls to another batch than the program's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mempool.torch.fitting.sources.loss_tape import Entry
 
 _VIEWS = frozenset(("view", "reshape"))
-#: Functions whose whole numbers are sizes.
+#: Functions whose whole-number arguments are sizes.
 _SIZED = frozenset(
     (
         "expand", "repeat", "tile", "unflatten", "narrow", "split", "broadcast_to", "as_strided",
@@ -28,7 +28,7 @@ _INDEXED = frozenset(("__getitem__", "__setitem__"))
 
 
 class UnknownSizeError(NoLargestBatchError):
-    """A number in a program's loss that is not known for another batch."""
+    """Error for a number in a program's loss that is unknown for another batch."""
 
     def __init__(self, entry: Entry, why: str) -> None:
         reason = " ".join(why.split())[:160]
@@ -39,10 +39,10 @@ class UnknownSizeError(NoLargestBatchError):
 
 
 class Rescaling:
-    """Sizes that differ from those of the program, learned of tensor after tensor.
+    """Map from the program's sizes to current sizes, learned from tensors.
 
     Attributes:
-        differ: whether any size does.
+        differ: whether any size differs.
     """
 
     def __init__(self) -> None:
@@ -51,14 +51,14 @@ class Rescaling:
         self.differ = False
 
     def learn(self, before: Sequence[int], now: Sequence[int]) -> None:
-        """Take note of the dimensions of a tensor, in the program and now."""
+        """Record the dimensions of a tensor, in the program and now."""
         for old, new in zip(before, now, strict=False):
             if old == new or self._new.setdefault(old, new) != new:
                 self._same.add(old)
             self.differ = self.differ or old != new
 
     def arguments(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Arguments of a call with the sizes of now.
+        """Return the arguments of a call with the current sizes.
 
         Raises:
             UnknownSizeError: a number may or may not be one of the sizes that differ.
@@ -82,7 +82,7 @@ class Rescaling:
         return self._new[number]
 
     def _view(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """A shape of as many elements as there are now."""
+        """Return the arguments of a view, with a shape of the current number of elements."""
         tensor, asked = args[0], kwargs.get("shape", args[1:])
         shape = list(asked[0] if len(asked) == 1 and not isinstance(asked[0], int) else asked)
         if not all(isinstance(size, int) for size in shape):
@@ -94,7 +94,7 @@ class Rescaling:
         raise UnknownSizeError(entry, f"{tuple(shape)} of {tuple(tensor.shape)}")
 
     def _shapes(self, entry: Entry, shape: list[int], before: int, now: int) -> list[list[int]]:
-        """Candidates: sizes that are known to differ, or one dimension that grows as the tensor does."""
+        """Return candidate shapes: with known new sizes, or one dimension grown like the tensor."""
         if -1 in shape:
             return [[self._number(entry, size) for size in shape]]
         grown = []
@@ -104,7 +104,7 @@ class Rescaling:
         return [[self._new.get(size, size) for size in shape], *grown]
 
     def _index(self, entry: Entry, tensor: torch.Tensor, index: Any) -> Any:
-        """An index whose slices end where they did, and that counts no samples one by one."""
+        """Return an index with rescaled slices; refuse an index that selects single samples."""
         before = entry.shapes[0]
         parts = index if isinstance(index, tuple) else (index,)
         made = []

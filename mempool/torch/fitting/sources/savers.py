@@ -1,4 +1,4 @@
-"""What writes tensors to files does nothing while a program is tried: they have no values."""
+"""Suppression of functions that write tensors to files, since fake tensors have no values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: By module; those of NumPy are passed over where they are given tensors, and may write what is real.
+#: Savers by module; NumPy's are skipped only for calls with tensors, and may write real arrays.
 _SAVERS = {
     "torch": ("save",),
     "torch.serialization": ("save",),
@@ -26,10 +26,10 @@ _SAVERS = {
 
 @contextlib.contextmanager
 def unsaved(told: Callable[[str], object]) -> Iterator[None]:
-    """Files are left alone in the block: most savers open, and so empty, a file before they look.
+    """Leave files alone in the block: most savers open, and so empty, a file before reading the tensor.
 
     Args:
-        told: called with the name of each saver that is passed over.
+        told: called with the name of each saver that is skipped.
     """
     with contextlib.ExitStack() as stack:
         for where, names in _SAVERS.items():

@@ -1,4 +1,4 @@
-"""Scripts and modules of others, imported so that models cost no memory and nothing is trained."""
+"""Execution of user scripts and modules such that models cost no memory and nothing is trained."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _VALUES = ("DataDependent", "DynamicOutputShape", "FakeTensor", "for tensor subclasses", "meta tensor")
-#: Values that a line of a program may read, more than steps or samples that one looks at before training.
-#: A loop that is to end by another answer has none; numbers come also from each sample of a large data set.
+#: Largest numbers of reads of a value at one line, above the steps or samples that a program reads before
+#: training. A loop that only another answer ends reads without limit; numbers are also read from each sample
+#: of a large data set.
 _CONDITIONS, _NUMBERS = 10_000, 100_000
 #: Answers to a program that reads values.
 GUESSES = "conditions are taken to be true, and numbers zero"
@@ -44,30 +45,30 @@ _GUARD = 'put what runs behind `if __name__ == "__main__":` or name a function, 
 
 
 class BrokenScriptError(UsageError):
-    """A script that cannot be imported."""
+    """Error for a script that cannot be imported."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A module that was imported, and what it did meanwhile."""
+    """An imported module, and the record of its actions during the import."""
 
     module: ModuleType
     seen: Seen
 
 
 def load_script(path: str, arguments: Sequence[str] = (), *, main: bool = False) -> Loaded:
-    """Run a script's module level on tensors that have no memory, up to the first backward.
+    """Run a script's module level on tensors without memory, up to the first backward.
 
-    What it prints goes to stderr. Its folder comes first in ``sys.path``, from now on.
+    The script's output goes to stderr. The script's folder comes first in ``sys.path``, from now on.
 
     Args:
         path: of the file.
-        arguments: what it finds in ``sys.argv`` behind its name.
-        main: as a program: what it does under ``if __name__ == "__main__":`` too.
+        arguments: the script's arguments in ``sys.argv``.
+        main: whether to run the script as a program, including code under ``if __name__ == "__main__":``.
 
     Raises:
-        OSError: it cannot be read.
-        BrokenScriptError: it fails, or ends the interpreter; the line says where and why.
+        OSError: the file cannot be read.
+        BrokenScriptError: the script fails, or ends the interpreter; the message says where and why.
     """
     source = Path(path).read_bytes()
     _keep_source(path, source)
@@ -84,25 +85,25 @@ def load_script(path: str, arguments: Sequence[str] = (), *, main: bool = False)
         _told(path, seen, main=main),
         _in_one_thread(path, seen, main=main),
     ):
-        exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102 - what it is for
+        exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102 - intended
     return Loaded(module, seen)
 
 
 def _keep_source(path: str, source: bytes) -> None:
-    """Let `linecache` have the source by the name that frames have, wherever the script changes to."""
+    """Register the source in `linecache`, so that the script may change directory."""
     try:
         lines = importlib.util.decode_source(source).splitlines(keepends=True)
     except (SyntaxError, UnicodeDecodeError):
-        return  # told when it is compiled
+        return  # reported when the source is compiled
     linecache.cache[path] = len(source), None, lines, path
 
 
 def load_module(name: str) -> Loaded:
-    """Import a module as everybody does, but for training: its first backward ends it.
+    """Import a module normally, except that the first backward ends the import.
 
     Raises:
-        UsageError: there is none of that name.
-        BrokenScriptError: it fails, or trains.
+        UsageError: no module has that name.
+        BrokenScriptError: the module fails, or trains.
     """
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -120,11 +121,11 @@ def load_module(name: str) -> Loaded:
 
 @contextlib.contextmanager
 def unreal(device: str | None = None) -> Iterator[None]:
-    """Tensors have no memory in the block nor go to files, and what is printed goes to stderr.
+    """Run the block on fake tensors: nothing is written to files, and printed text goes to stderr.
 
     Args:
-        device: "cuda" or "cpu", whose buffers are taken; None: that of the block around, else "cuda".
-            Programs may name "cuda" in either case.
+        device: "cuda" or "cpu", whose buffers are taken; None: the device of the enclosing block, else
+            "cuda". Programs may name "cuda" in either case.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(isolated())
@@ -138,7 +139,7 @@ def unreal(device: str | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _told(name: str, seen: Seen, *, main: bool) -> Iterator[None]:
-    """What ends a script as a line; that it began to train is its good end."""
+    """Convert an exception that ends a script to a one-line error; `Trains` is the expected end."""
     try:
         yield
     except Trains:
@@ -167,7 +168,7 @@ def _told(name: str, seen: Seen, *, main: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_one_thread(name: str, seen: Seen, *, main: bool) -> Iterator[None]:
-    """A program of which another thread trains is refused, whatever becomes of it without that thread."""
+    """Refuse a program that trains in another thread, whatever the program does without that thread."""
     try:
         yield
     except (Exception, SystemExit, Trains):
@@ -183,7 +184,7 @@ def _without_values(name: str, *, main: bool) -> str:
 
 
 def _behind(seen: Seen) -> str:
-    """The decision that may have led a program to its failure."""
+    """Return a hint to the last decision by a value, which may have led to the failure."""
     return f" (behind {seen.decisions[-1]}, which decides by a value: {GUESSES})" if seen.decisions else ""
 
 
@@ -192,7 +193,7 @@ def _instead(name: str, *, main: bool) -> str:
 
 
 def _place(name: str, error: BaseException) -> str:
-    """The innermost line of the script itself, of a module the innermost at all that is not PyTorch's."""
+    """Return the innermost line of the script itself; for a module, the innermost line outside PyTorch."""
     own = str(Path(torch.__file__).parent)
     frames = traceback.extract_tb(error.__traceback__)
     mine = [f for f in frames if f.filename == name]
@@ -213,7 +214,7 @@ def _code(error: SystemExit) -> str:
 
 @contextlib.contextmanager
 def _started(path: str, arguments: Sequence[str], module: ModuleType, seen: Seen) -> Iterator[None]:
-    """As a program that was started so, in one process, that nobody answers, and that compiles nothing."""
+    """Set up a program's environment: arguments, empty stdin, one process, no compilers."""
     loader: Any = torch.utils.data.DataLoader
     stdin, argv, iterator = sys.stdin, sys.argv, loader._get_iterator
     before = sys.modules.get(module.__name__)
@@ -230,19 +231,19 @@ def _started(path: str, arguments: Sequence[str], module: ModuleType, seen: Seen
 
 
 def _in_this_process(loader: Any) -> Any:
-    """Tensors without memory go to no other process."""
+    """Load data in this process, since fake tensors cannot go to another one."""
     loader.num_workers, loader.timeout, loader.pin_memory = 0, 0, False
     with _disable_current_modes():
         return _Batches(loader)
 
 
 class _Values(TorchDispatchMode):
-    """Answers a script that reads a floating value with zero, and one that asks a condition with True.
+    """Dispatch mode that answers a script's reads: zero for floating values, True for conditions.
 
-    Conditions on NaN and infinity come out as of finite numbers; where another answer decides on the course
-    of the program, its line is told. Whole numbers become sizes, so that a script that reads one is refused;
-    and so is a model's own step that reads any, since it runs without this. A line that goes on asking is
-    refused, too: it may wait for what never comes.
+    Conditions on NaN and infinity get the answer for finite numbers; if another answer decides on the course
+    of the program, the line is recorded. Whole numbers become sizes, so a script that reads one is refused;
+    and so is a model's own step that reads any value, since the step runs without this mode. A line that
+    reads without end is refused, too: the loop may wait for an answer that never comes.
     """
 
     def __init__(self, seen: Seen) -> None:
@@ -276,11 +277,11 @@ class _Values(TorchDispatchMode):
 
 
 class _AsksOn(BaseException):
-    """A line has read values all the time; no Exception, so that few programs catch it and ask again."""
+    """Signal of a line that reads values without end; not an Exception, so that few programs catch this."""
 
 
 class _Batches(_SingleProcessDataLoaderIter):
-    """Batches without memory, of indices that are real: a sampler wants values."""
+    """Iterator over batches without memory; indices are real, since a sampler needs values."""
 
     def _next_index(self) -> Any:
         with _disable_current_modes():

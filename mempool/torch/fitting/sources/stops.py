@@ -1,4 +1,4 @@
-"""What stops a program at its first backward, and goes on stopping one that catches all exceptions."""
+"""Abort of a program at the first backward, even if the program catches all exceptions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _OTHERS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), str
 
 
 class Trains(BaseException):
-    """The program goes backward for the first time; no Exception, so that few programs catch it.
+    """Signal of a program's first backward; not an Exception, so that few programs catch this signal.
 
-    Where one catches it all the same, and so lets go of it, the next line of the program raises another,
-    which is outside of the `try` that caught this: a loop around a bare `except:` comes to its end.
+    If the program catches and drops this one nevertheless, the next line of the program raises another,
+    outside of the `try` that caught the first: a loop around a bare `except:` comes to an end.
     """
 
     def __init__(self, told: Callable[[], object]) -> None:
@@ -30,7 +30,7 @@ class Trains(BaseException):
         self._told = told
 
     def __del__(self) -> None:
-        """Does nothing once the program has ended, for then none of its frames is left."""
+        """Raise again at the next line, unless the program has ended and no frame is left."""
         if there := frames():
             self._told()
             stop_at_next_line(self._told, there)
@@ -50,7 +50,10 @@ def stop_at_next_line(told: Callable[[], object], there: list[FrameType] | None 
 
 
 def frames() -> list[FrameType]:
-    """Of the program that `load_script` or `load_module` runs, not PyTorch's nor ours; innermost first."""
+    """Return the frames of the program run by `load_script` or `load_module`, innermost first.
+
+    Frames of PyTorch and of this package are left out.
+    """
     found: list[FrameType] = []
     for frame in _stack():
         name = frame.f_code.co_filename
@@ -62,13 +65,13 @@ def frames() -> list[FrameType]:
 
 
 def place() -> str:
-    """File and line that this thread is at, not PyTorch's nor ours."""
+    """Return file and line of this thread's innermost frame outside PyTorch and this package."""
     there = (frame for frame in _stack() if not frame.f_code.co_filename.startswith(_OTHERS))
     return next((f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in there), "")
 
 
 def validates_distribution() -> bool:
-    """Return whether a distribution of PyTorch validates its parameters, which are taken to be valid."""
+    """Return whether a distribution of PyTorch is validating its parameters, which are assumed valid."""
     return any(frame.f_code.co_filename.startswith(_DISTRIBUTIONS) for frame in _stack())
 
 

@@ -1,4 +1,4 @@
-"""The loss that a program computed of a model's output, computed again of other outputs."""
+"""The loss that a program computed from a model's output, recomputed for other outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class UntakenLossError(Exception):
-    """Why a program's loss cannot be computed again; the text goes on from "its loss"."""
+    """Error for a program's loss that cannot be recomputed; the text continues "its loss"."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class _Step:
     """An entry of the tape, with slots instead of tensors.
 
     Attributes:
-        entry: it.
-        args, kwargs: its arguments.
-        results: slots of the tensors in its result.
+        entry: the entry.
+        args, kwargs: arguments of the call.
+        results: slots of the tensors in the result.
         dies: slots that no later step reads and no variable holds.
         cast: lower precision to run in, or ``False`` for that of the model's call.
     """
@@ -55,13 +55,13 @@ class _Step:
 
 
 class TapedLoss:
-    """A program's loss as a function of a model's output, and of tensors that were there before.
+    """A program's loss as a function of a model's output, and of tensors made before.
 
     Args:
-        tape: what the program did with the output.
-        model: the one that was called.
+        tape: the program's operations on the output.
+        model: the called model.
         output: of the call.
-        batch: samples in the call; None if that is not known.
+        batch: samples in the call; None if unknown.
         autocast: lower precision of the call.
 
     Raises:
@@ -91,7 +91,7 @@ class TapedLoss:
 
     @property
     def only_scales(self) -> bool:
-        """Return whether the loss computes with single numbers only, as one that divides the model's own."""
+        """Return whether the loss computes with single numbers only, such as the model's own loss divided."""
         return not any(
             leaf.dim()
             for step in self._steps
@@ -99,7 +99,7 @@ class TapedLoss:
         )
 
     def making(self, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-        """The same, and of what it makes the loss has its parameters."""
+        """Wrap `make`: the loss reads the parameters of the latest model made."""
 
         def made() -> nn.Module:
             model = make()
@@ -114,7 +114,11 @@ class TapedLoss:
         return [self._sized(tensor, batch) for _, tensor in self._externals]
 
     def _sized(self, tensor: Tensor, batch: int) -> Tensor:
-        """With as many rows as the batch has, or a multiple that an operation on the output has, too."""
+        """Resize a tensor in proportion to the batch.
+
+        Only tensors with as many rows as the program's batch, or as the first dimension of an operation on
+        the output.
+        """
         given, rows = self._batch, tensor.size(0) if tensor.dim() else 0
         if not given or batch == given or rows % given or rows not in {given, *self._firsts}:
             return tensor
@@ -126,7 +130,7 @@ class TapedLoss:
 
         Raises:
             UsageError: an operation fails.
-            UnknownSizeError: of a batch that is not the program's own, where sizes in it are not known.
+            UnknownSizeError: the batch is not the program's own, and sizes for another batch are not known.
         """
         outputs = list(outputs_of(output))
         values: dict[int, Any] = dict(enumerate(outputs))
@@ -170,10 +174,10 @@ class TapedLoss:
             values.pop(slot, None)
 
     def check(self, output: Any) -> None:
-        """Compute the loss once, of an output as the program's own.
+        """Compute the loss once, of an output like the program's own.
 
         Raises:
-            UntakenLossError: an operation fails.
+            UntakenLossError: an operation fails, or no gradient reaches the output.
         """
         mine = pytree.tree_map_only(torch.Tensor, _leaf, list(outputs_of(output)))
         try:
@@ -194,10 +198,10 @@ def taped_loss(
     autocast: torch.dtype | None,
     make: Callable[[], nn.Module],
 ) -> TapedLoss:
-    """Return the loss of a tape, which was computed once on a trial.
+    """Return the loss of a tape, after one trial computation.
 
     Raises:
-        UntakenLossError: there is none, or it cannot be computed again.
+        UntakenLossError: the tape has no loss, or the loss cannot be recomputed.
     """
     taped = TapedLoss(tape, model, output, batch, autocast)
     taped.making(make)()
@@ -206,7 +210,7 @@ def taped_loss(
 
 
 def outputs_of(output: Any) -> Iterator[Tensor]:
-    """Tensors of a model's output: in a structure, or attributes of an object."""
+    """Yield the tensors of a model's output: in a structure, or attributes of an object."""
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, torch.Tensor):
             yield leaf
@@ -215,7 +219,7 @@ def outputs_of(output: Any) -> Iterator[Tensor]:
 
 
 class _Slots:
-    """Slots of tensors, by their identity: the output's first, then whatever is met."""
+    """Slots of tensors by their identity: the output's first, then others as they occur."""
 
     def __init__(self, model: nn.Module, output: Any) -> None:
         self._of = {id(leaf): k for k, leaf in reversed(list(enumerate(outputs_of(output))))}
@@ -226,7 +230,7 @@ class _Slots:
         self.parameters: list[tuple[int, int]] = []
 
     def of(self, tensor: Tensor) -> int:
-        """The slot of a tensor; a new one if it was not met."""
+        """Return the slot of a tensor; a new one for an unknown tensor."""
         slot = self._of.get(id(tensor))
         if slot is None:
             slot = self._of[id(tensor)] = next(self._next)
@@ -238,20 +242,20 @@ class _Slots:
         return slot
 
     def _check(self, tensor: Tensor) -> None:
-        """Raise UntakenLossError for a tensor that was computed of the output, and is on no tape."""
+        """Raise UntakenLossError for a tensor computed from the output by operations on no tape."""
         if _reaches(tensor, self._nodes):
             kind = str(tensor.grad_fn and tensor.grad_fn.name())
             raise UntakenLossError(f"goes through {kind}, which is not recorded")
 
     def given(self, entry: Entry) -> tuple[Any, Any]:
-        """Arguments of an entry with slots instead of tensors."""
+        """Return the arguments of an entry with slots instead of tensors."""
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda tensor: _Slot(self.of(tensor)), (entry.args, entry.kwargs)
         )
         return args, kwargs
 
     def results(self, entry: Entry) -> tuple[int, ...]:
-        """Slots of an entry's results."""
+        """Return the slots of an entry's results."""
         found = []
         for leaf in tensors_in(entry.result):
             if id(leaf) not in self._of:
@@ -261,7 +265,7 @@ class _Slots:
 
 
 def _reaches(tensor: Tensor, nodes: Collection[Any]) -> bool:
-    """Return whether a backward from the tensor comes to one of the nodes."""
+    """Return whether a backward from the tensor reaches one of the nodes."""
     left, met = [tensor.grad_fn], set()
     while left:
         node = left.pop()
@@ -272,7 +276,7 @@ def _reaches(tensor: Tensor, nodes: Collection[Any]) -> bool:
 
 
 def _losses(tape: Tape) -> list[Tensor]:
-    """Return the tensors a backward began at; without a backward, the last number with a gradient."""
+    """Return the tensors at which a backward began; without a backward, the last number with a gradient."""
     if tape.losses:
         return tape.losses
     for entry in reversed(tape.entries):
@@ -283,7 +287,7 @@ def _losses(tape: Tape) -> list[Tensor]:
 
 
 def _kept(tape: Tape, losses: Sequence[Tensor], output: Any) -> tuple[list[Entry], set[int]]:
-    """Entries that the loss is computed of, or that are computed of the output, and what these make."""
+    """Return the entries that feed the loss or depend on the output, and the output's derived tensors."""
     needed = {id(loss) for loss in losses}
     derived = {id(leaf) for leaf in outputs_of(output)}
     of_output = set()
@@ -302,7 +306,7 @@ def _kept(tape: Tape, losses: Sequence[Tensor], output: Any) -> tuple[list[Entry
 
 
 def _makes_labels(entry: Entry, entries: Sequence[Entry]) -> bool:
-    """Return whether an entry makes whole numbers of nothing: they stand for labels of the data."""
+    """Return whether an entry makes whole numbers from no tensor, which stand for labels of the data."""
     result = entry.result
     if not isinstance(result, torch.Tensor) or result.is_floating_point() or result.dtype is torch.bool:
         return False
@@ -315,7 +319,7 @@ def _makes_labels(entry: Entry, entries: Sequence[Entry]) -> bool:
 def _steps(
     drafts: Sequence[tuple[Entry, Any, Any, tuple[int, ...]]], held: set[int], autocast: Any
 ) -> list[_Step]:
-    """Steps in order, with the slots that die behind each."""
+    """Return the steps in order, each with the slots that die after the step."""
     read: set[int] = set()
     steps = []
     for entry, args, kwargs, results in reversed(drafts):
@@ -329,7 +333,7 @@ def _steps(
 
 
 def _precision(cast: Any) -> contextlib.AbstractContextManager[Any]:
-    """Autocast as it was on behind the call, where that differs from the call's own."""
+    """Return the autocast that was active after the model's call, if different from the call's own."""
     if cast is False:
         return contextlib.nullcontext()
     lower: contextlib.AbstractContextManager[Any] = torch.autocast(
@@ -347,6 +351,6 @@ def _of_model(model: nn.Module) -> list[Tensor]:
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    """Another tensor of the same form, as if a model had returned it."""
+    """Return a tensor of the same form, as if a model had returned it."""
     made = torch.empty_like(tensor)
     return made.requires_grad_() * 1 if tensor.requires_grad else made

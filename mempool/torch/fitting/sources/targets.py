@@ -1,4 +1,4 @@
-"""A model with what goes into it, and what its inputs are asked to be."""
+"""A model to try with inputs, and the requested sizes of inputs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What inputs are asked for.
+    """Requested properties of inputs.
 
     Attributes:
         seq: length of sequences, or None for the model's own.
-        image: height and width of images, likewise.
-        task: what a model of transformers is for, or None.
-        inputs: tensors that the model gets, or None for its own.
-        labels: whether it is to be trained.
-        arguments: what a script finds in ``sys.argv``.
+        image: height and width of images, or None for the model's own.
+        task: task of a model of transformers, or None.
+        inputs: tensors that the model gets, or None for the model's own.
+        labels: whether the inputs include labels for training.
+        arguments: the script's arguments in ``sys.argv``.
         main: whether a script is run as a program.
     """
 
@@ -40,21 +40,21 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Target:
-    """A model with what goes into it.
+    """A model to try with inputs.
 
     Attributes:
-        title: what it is.
-        model: makes it; called where tensors have no memory.
-        inputs: for a batch of so many; None if they are not known.
-        batch: samples in its own inputs; None if it has no number of its own.
-        seq: length of its sequences, where that is known.
-        uses: which of "seq" and "image" its inputs depend on.
+        title: description of the model.
+        model: makes the model; called inside a fake mode.
+        inputs: makes the inputs for a batch size; None if unknown.
+        batch: samples in the model's own inputs; None if these have no batch size.
+        seq: length of the model's sequences, if known.
+        uses: the sizes among "seq" and "image" on which the inputs depend.
         own: attributes of a `Job` that the target itself decides: optimizer, loss, labels, autocast, ...
-        notes: what was assumed.
-        warnings: what is not counted.
-        caveats: why what is tried is no answer to whether the whole fits.
-        examples: inputs of its own of which the first dimension is taken for the batch; None where a function
-            makes them for any.
+        notes: assumptions.
+        warnings: parts that are not counted.
+        caveats: reasons why a result does not settle whether the whole fits.
+        examples: the model's own inputs, of which the first dimension is taken for the batch; None if a
+            function makes inputs for any batch.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""What modules and scripts hold as something to try: models, classes, functions, what a script calls."""
+"""Targets found in modules and scripts: models, classes, functions, and calls that a script makes."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _NOT_LIGHTNING = (
     "{0}'s own training_step and configure_optimizers are not used: its forward is tried, with --loss and "
     "--optimizer, or AdamW"
 )
-#: Lines that are named.
+#: Largest number of lines named in a message.
 _MOST_LINES = 3
-#: Names that a function's parameters may have, by what they are given.
+#: Names of function parameters that receive the batch, the sequence length or the image size.
 _SIZES = {
     "batch": ("batch", "batch_size", "bs"),
     "seq": ("seq", "seq_len", "seqlen", "seq_length", "sequence_length", "block_size"),
@@ -53,10 +53,10 @@ _SIZES = {
 
 
 def of_hub(found: Hub, sizes: Sizes) -> Target:
-    """A model of transformers, with inputs by its configuration.
+    """Return a target for a model of transformers, with inputs by the model's configuration.
 
     Raises:
-        UsageError: they are not known, or the sequence is longer than the model's positions.
+        UsageError: the inputs are not known, or the sequence is longer than the model's positions.
     """
     seq = hub_inputs.sequence(found, sizes.seq)
     takes_images = "pixel_values" in found.takes
@@ -74,10 +74,10 @@ def of_hub(found: Hub, sizes: Sizes) -> Target:
 
 
 def of_loaded(loaded: Loaded, named: Named, sizes: Sizes) -> Target:
-    """What is named in a module; where nothing is, what it calls itself, or the one model that it has.
+    """Return the target named in a module; without a name, the called or only model.
 
     Raises:
-        UsageError: there is no such thing, it is of no use, or there are several.
+        UsageError: the name is missing, not usable, or several models qualify.
     """
     target = _of_loaded(loaded, named, sizes)
     saved = (
@@ -117,7 +117,7 @@ def _attribute(module: Any, named: Named) -> Any:
 
 
 def _of_seen(seen: Seen, named: Named) -> Target:
-    """The model that the script itself called last, with what it gave to it."""
+    """Return a target from the model that the script itself called last, with the inputs of that call."""
     call, given = seen.call, seen.batch
     assert call is not None
     own: dict[str, Any] = {"autocast": call.autocast}
@@ -141,7 +141,7 @@ def _of_seen(seen: Seen, named: Named) -> Target:
     if seen.idle:
         own["margin"] = {"other_models": sum(size for _, size in seen.idle)}
     if seen.adds_up is not None:
-        own["accumulate"] = 2  # more batches need no more
+        own["accumulate"] = 2  # two batches show the peak; more need no more memory
     if seen.trains:
         own |= {"clears_late": seen.clears_late, "set_to_none": seen.set_to_none}
     examples = _cut((call.args, call.kwargs))
@@ -174,7 +174,7 @@ def _caveats(seen: Seen, call: Call, named: Named) -> Iterator[Caveat]:
 
 
 def _notes(seen: Seen, named: Named) -> Iterator[str]:
-    """Yield lines on what was taken over of a script, and what was assumed."""
+    """Yield lines on settings taken over from a script, and on assumptions."""
     yield f"model and inputs are those that {named.where} calls itself"
     yield from seen.several()
     if seen.later:
@@ -193,16 +193,16 @@ def _notes(seen: Seen, named: Named) -> Iterator[str]:
 
 
 def _lines(lines: list[str]) -> str:
-    """Name lines that decide."""
+    """Format lines that decide on the course of a program, at most `_MOST_LINES` by name."""
     more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
     return f"{', '.join(lines[:_MOST_LINES])}{more} {'decides' if len(lines) == 1 else 'decide'}"
 
 
 def _left_out(seen: Seen, call: Call, named: Named) -> tuple[str, ...]:
-    """What of a script's own step is not tried.
+    """Return warnings on parts of a script's step that are not tried.
 
     Raises:
-        UsageError: other models, with more than a tenth of the parameters.
+        UsageError: the script uses other models, with more than a tenth of the parameters.
     """
     others = seen.others()
     names = ", ".join(f"{name}, {binary(size)} of parameters" for name, size in others)
@@ -217,12 +217,12 @@ def _left_out(seen: Seen, call: Call, named: Named) -> tuple[str, ...]:
 
 
 def _cut(given: Any) -> Any:
-    """Without what made it: what another module computed would be gone backward through in each run."""
+    """Detach inputs from the operations that made them, which each run's backward would otherwise repeat."""
     return pytree.tree_map_only(torch.Tensor, lambda t: t if t.grad_fn is None else t.detach(), given)
 
 
 def _only(module: Any, named: Named) -> tuple[str, Any]:
-    """The one model, class or function of a script that is meant when none is named."""
+    """Return name and value of the only model, factory or class that a script without a name can mean."""
     there = {name: thing for name, thing in vars(module).items() if not name.startswith("_")}
     models = {
         n: m for n, m in there.items() if isinstance(m, nn.Module) and any(True for _ in m.parameters())
@@ -281,7 +281,7 @@ def _of_thing(thing: Any, name: str, given: dict[str, Any], sizes: Sizes, seen: 
 
 
 def _copies(model: nn.Module) -> Callable[[], nn.Module]:
-    """A new one for each run, of one without memory; a real one is copied by whoever runs it."""
+    """Return a function that copies a fake model for each run; the run itself copies a real model."""
     held = [leaf for module in model.modules() for leaf in pytree.tree_leaves(list(vars(module).values()))]
     tensors = [leaf for leaf in held if isinstance(leaf, FakeTensor)]
 
@@ -293,7 +293,7 @@ def _copies(model: nn.Module) -> Callable[[], nn.Module]:
 
 
 def _fresh(tensor: torch.Tensor) -> torch.Tensor:
-    """Another of the same form; no operation reads the given one, which is no part of what is recorded."""
+    """Return a tensor of the same form without a recorded operation that reads the original."""
     made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(made, tensor.requires_grad)
@@ -301,7 +301,7 @@ def _fresh(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _of_function(function: Callable[..., Any], name: str, given: dict[str, Any], sizes: Sizes) -> Target:
-    """A class, or a function that returns a model, (model, inputs), a dictionary, or a `Job`."""
+    """Return a target of a class or function that makes a model, (model, inputs), a dict or a `Job`."""
     if missing := [key for key in _required(function) if key not in given]:
         raise UsageError(f"{name} needs {', '.join(missing)}: say {name}({missing[0]}=...)")
     taken = _sizes_of(function, given)
@@ -333,12 +333,12 @@ def _of_function(function: Callable[..., Any], name: str, given: dict[str, Any],
 
 
 def _compiled(model: nn.Module) -> tuple[str, ...]:
-    """Note on a model that `torch.compile` has compiled."""
+    """Return a note if `torch.compile` has compiled the model."""
     return (f"the model is compiled by torch.compile: {EAGER}",) if is_compiled(model) else ()
 
 
 def _defaults(function: Callable[..., Any], taken: dict[str, str], sizes: Sizes, name: str) -> dict[str, int]:
-    """What a function's own sizes are."""
+    """Return the default values of a function's size parameters."""
     found = {}
     for key, what in taken.items():
         default = inspect.signature(function).parameters[key].default
@@ -350,7 +350,7 @@ def _defaults(function: Callable[..., Any], taken: dict[str, str], sizes: Sizes,
 
 
 def _examples(make: Callable[[int], Arguments]) -> Callable[[int], Arguments]:
-    """Inputs of a function that makes a model along, which is nobody's: once for each batch."""
+    """Cache the inputs of a function that also makes a model, which is discarded: one call per batch size."""
     made: dict[int, Arguments] = {}
 
     def of(batch: int) -> Arguments:
@@ -364,9 +364,9 @@ def _examples(make: Callable[[int], Arguments]) -> Callable[[int], Arguments]:
 
 
 def _sizes_of(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, str]:
-    """Which of a function's parameters are sizes: by name, what they are given."""
+    """Map names of a function's parameters to the size that each receives."""
     if isinstance(function, type):
-        return {}  # of a class such names mean its architecture
+        return {}  # parameters of a class with such names describe its architecture
     there = inspect.signature(function).parameters
     return {key: what for what, keys in _SIZES.items() for key in keys if key in there and key not in given}
 
@@ -393,7 +393,7 @@ def _of_example(example: Arguments, title: str, make: Callable[[], nn.Module]) -
 
 
 def _with_own_inputs(model: nn.Module, title: str, make: Callable[[], nn.Module], sizes: Sizes) -> Target:
-    """With the inputs that a model tells of itself, as those of transformers and Lightning do."""
+    """Return a target with inputs described by the model, as in transformers and Lightning."""
     config = getattr(model, "config", None)
     if sizes.inputs is None and getattr(model, "main_input_name", None) and hasattr(config, "model_type"):
         target = of_hub(Hub(config, task_of(type(model)), type(model)), sizes)

@@ -1,4 +1,4 @@
-"""What a program does with models: their calls, the loss, the optimizers; and that it begins to train."""
+"""Call spy: records a program's model calls, loss and optimizers, up to the first backward."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Call:
-    """A call of a model by the program, not by another module.
+    """A model call by the program, not by another module.
 
     Attributes:
-        held: whether the output of the call before was alive when this one began; without gradients only.
+        held: whether the previous call's output was alive at the start of this call; without gradients only.
     """
 
     module: nn.Module
@@ -50,23 +50,23 @@ class Call:
 
 @dataclass
 class Seen:
-    """What was seen.
+    """Record of a program's use of models.
 
     Attributes:
-        calls: the last one of each module with parameters, by its identity, the latest last.
-        tape: what was done with the output of the last call that a backward can go through.
-        optimizers: all that were made.
-        trains: whether the program began to go backward.
-        passed_over: names of what would have written tensors to files.
-        swallowed: whether it caught what stopped it.
-        idle: models that were alive then and had not been called: classes, and bytes.
-        adds_up: where it steps after several batches only.
-        decisions: files and lines that decided on the course of the program by a value that nobody knows.
-        later: likewise, of lines behind the backward, which did not run.
-        eager: calls of compilers that were left out, with their lines.
-        clears_late: whether it cleared gradients between the last forward and the backward.
-        set_to_none: whether gradients that it clears are let go, or filled with zeros.
-        elsewhere: file and line where another thread, in which nothing is seen, trains a model; or "".
+        calls: last call of each module with parameters, by the module's identity, latest last.
+        tape: operations on the output of the last call through which a backward can go.
+        optimizers: all optimizers made.
+        trains: whether the program began a backward.
+        passed_over: names of skipped functions that write tensors to files.
+        swallowed: whether the program caught the stopping exception.
+        idle: classes and bytes of models that were alive at the backward without having been called.
+        adds_up: place where gradients of several batches add up before a step, if any.
+        decisions: files and lines that decided on the course of the program by an unknown value.
+        later: likewise, for lines after the backward, which did not run.
+        eager: calls of compilers that were skipped, with their lines.
+        clears_late: whether the program cleared gradients between the last forward and the backward.
+        set_to_none: whether clearing frees gradients (True) or fills them with zeros.
+        elsewhere: file and line at which another thread, where no call is recorded, trains a model; or "".
     """
 
     calls: dict[int, Call] = field(default_factory=dict)
@@ -90,10 +90,10 @@ class Seen:
     _held: bool = False
 
     def enter(self, module: nn.Module, _: Any) -> None:
-        """A module is called.
+        """Note that a module is called.
 
         Raises:
-            Trains: by another thread, where it can be trained.
+            Trains: another thread calls a module that can be trained.
         """
         if threading.get_ident() != self._thread and _trained(module):
             self._leave_it()
@@ -104,12 +104,12 @@ class Seen:
             self._unrecorded += 1
 
     def _leave_it(self) -> NoReturn:
-        """Another thread trains: nothing sees its losses and its backward."""
+        """Stop the program because another thread trains, whose losses and backward are not recorded."""
         self.elsewhere = place()
         raise Trains(lambda: None)
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """It returns, or fails."""
+        """Record a module's call when the module returns or fails."""
         self._depth -= 1
         self._unrecorded -= bool(self._unrecorded)
         if self.trains or self._depth or output is None or not any(True for _ in module.parameters()):
@@ -128,7 +128,7 @@ class Seen:
         if not trains:
             leaves = list(tensors_in(output))
             self._outputs[id(module)] = [weakref.ref(one) for one in (*leaves, *cache_tensors(output))]
-            # others of the same storages, so that the program alone holds its own
+            # detached tensors of the same storages, so that the program alone holds its own
             output = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in leaves]
         self.calls.pop(id(module), None)
         call = Call(module, args, kwargs, output, _autocast(), trains, times, held=self._held and not trains)
@@ -136,13 +136,13 @@ class Seen:
 
     @property
     def call(self) -> Call | None:
-        """The last one that a backward can go through, else the last one."""
+        """Return the last call through which a backward can go, else the last call."""
         calls = list(self.calls.values())
         best = [call for call in calls if call.trains] or calls
         return best[-1] if best else None
 
     def others(self) -> list[tuple[str, int]]:
-        """What else has parameters, beside the called module: names, and bytes that are in nothing before."""
+        """Return names and new bytes of models and optimizers with parameters outside the called module."""
         known = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
         found: list[tuple[str, int]] = []
         things = [
@@ -163,7 +163,7 @@ class Seen:
         return found
 
     def _known(self) -> Iterator[torch.Tensor]:
-        """What the called models and the optimizers have."""
+        """Yield the parameters and buffers of the called models and the optimizers' parameters."""
         for call in self.calls.values():
             yield from call.module.parameters()
             yield from call.module.buffers()
@@ -172,7 +172,7 @@ class Seen:
                 yield from group["params"]
 
     def step(self, _optimizer: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """An optimizer steps: behind a backward, unless it is given a closure, in which there is one."""
+        """Treat an optimizer's step as a backward, unless a closure of the step contains one."""
         if not any(map(callable, (*args[1:], *kwargs.values()))):
             self.backward()
 
@@ -185,21 +185,21 @@ class Seen:
         """Call a function of PyTorch, on the tape if it may be part of a loss."""
         if self._unrecorded or self.trains or not self.tape.running:
             return function(*args, **kwargs)
-        self._unrecorded += 1  # what a function calls in turn is part of it
+        self._unrecorded += 1  # inner functions are part of the recorded one
         try:
             return self.tape.call(function, args, kwargs, _autocast())
         finally:
             self._unrecorded -= 1
 
     def backward(self, losses: Any = ()) -> None:
-        """The program goes backward from losses, if they are known.
+        """Record the first backward, with the losses if known, and stop the program.
 
         Raises:
             Trains: always.
         """
         if threading.get_ident() != self._thread:
             self._leave_it()
-        if self.trains:  # it holds on to what stopped it
+        if self.trains:  # the program holds on to the exception that stopped it
             self.swallow()
             stop_at_next_line(self.swallow)
         self.trains = True
@@ -215,27 +215,27 @@ class Seen:
         return any(id(tensor) in mine for tensor in tensors_in(tensors))
 
     def decide(self, line: str) -> None:
-        """A line decides by a value; "" for none. Of a library that it calls the first place is kept."""
+        """Record a line that decides by a value ("": none); in a library, the first line per caller."""
         known = {one.partition(" (in ")[0] for one in self.decisions}
         if line and line.partition(" (in ")[0] not in known:
             self.decisions.append(line)
 
     def leave_eager(self, call: str) -> None:
-        """A call that would have compiled something."""
+        """Record a skipped call of a compiler."""
         if call not in self.eager:
             self.eager.append(call)
 
     def swallow(self) -> None:
-        """The program caught what stops it."""
+        """Note that the program caught the stopping exception."""
         self.swallowed = True
 
     @property
     def batch(self) -> int | None:
-        """Samples in the call's batch."""
+        """Return the number of samples in the call's batch."""
         return None if self.call is None else batch_of((self.call.args, self.call.kwargs))
 
     def optimizer(self) -> Callable[..., torch.optim.Optimizer] | None:
-        """What makes optimizers such as those that train the called module, of the same parameters."""
+        """Return a function that makes the called module's optimizers again, with the same parameters."""
         mine = self._optimizers()
         if not mine:
             return None
@@ -243,12 +243,12 @@ class Seen:
         return made_again(mine, [p for p in self.call.module.parameters() if p.requires_grad])
 
     def several(self) -> list[str]:
-        """That more than one optimizer trains the called module, if so."""
+        """Return a note if several optimizers train the called module."""
         kinds = [type(made).__name__ for made in reversed(self._optimizers())]
         return [f"{', '.join(kinds)} train it, each its own parameters"] if len(kinds) > 1 else []
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
-        """The last one that has parameters of the called module, and those that have others; latest first."""
+        """Return the optimizers that train the called module, latest first, each with own parameters."""
         left = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
         found = []
         for made in reversed(self.optimizers):
@@ -261,7 +261,7 @@ class Seen:
 
 @contextlib.contextmanager
 def watched() -> Iterator[Seen]:
-    """See what a program does in the block; its first backward ends it with `Trains`."""
+    """Record a program's actions in the block; the first backward ends the block with `Trains`."""
     seen = Seen()
     init, trace, fails = torch.optim.Optimizer.__init__, sys.gettrace(), threading.excepthook
 
@@ -287,12 +287,12 @@ def watched() -> Iterator[Seen]:
         threading.excepthook = fails
         for hook in hooks:
             hook.remove()
-            modules._global_forward_hooks_with_kwargs.pop(hook.id, None)  # which remove() leaves there
+            modules._global_forward_hooks_with_kwargs.pop(hook.id, None)  # remove() leaves this entry
 
 
 @contextlib.contextmanager
 def _clearing(seen: Seen) -> Iterator[None]:
-    """See gradients being cleared, by an optimizer or by a module."""
+    """Record that an optimizer or a module clears gradients."""
     classes: tuple[Any, Any] = (torch.optim.Optimizer, nn.Module)
     before = [one.zero_grad for one in classes]
 
@@ -314,7 +314,7 @@ def _clearing(seen: Seen) -> Iterator[None]:
 
 
 class _Functions(TorchFunctionMode):
-    """Sees what is done with tensors, and the backward."""
+    """Function mode that records operations on tensors, and the backward."""
 
     def __init__(self, seen: Seen) -> None:
         super().__init__()
@@ -328,7 +328,7 @@ class _Functions(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _own_functions(seen: Seen) -> Iterator[None]:
-    """See those of `torch.autograd`, which PyTorch hands to no mode."""
+    """Record the functions of `torch.autograd` that PyTorch hands to no mode."""
     apply, backward, grad = (
         vars(torch.autograd.Function)["apply"],
         torch.autograd.backward,
@@ -359,7 +359,7 @@ def _own_functions(seen: Seen) -> Iterator[None]:
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Of their elements."""
+    """Return the bytes of the tensors' elements."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

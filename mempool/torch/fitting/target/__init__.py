@@ -1,1 +1,1 @@
-"""What a CUDA device would do in another way, on fake tensors of the CPU: `as_on`."""
+"""Emulation of a CUDA device's memory use on fake tensors of the CPU: `as_on`."""

@@ -1,26 +1,27 @@
-"""Fake tensors of the CPU that take memory as those of another device would.
+"""Device emulation: fake tensors of the CPU that take memory as tensors of another device do.
 
     with FakeTensorMode(), as_on("cuda", capability=(9, 0)):
         loss = model(x).sum()
         loss.backward()
 
-A build of PyTorch without CUDA has fake tensors "on cuda" only up to the backward pass. On the CPU they do
-all, but some functions take other buffers there. Inside the block these go the target's way:
+A build of PyTorch without CUDA supports fake tensors "on cuda" only up to the backward pass. Fake tensors on
+the CPU support everything, but some functions take other buffers there. Inside the block these take the
+target's buffers:
 
 * attention: `attention.py` chooses the kernel; dropout keeps a mask of bytes, not of the input's type; a
   recurrent layer is one cuDNN call (`recurrent.py`); all through `kernels.py`;
-* `torch.autocast("cuda")` is autocast, with CUDA's list of what runs in 32 bits (`precision.py`);
+* `torch.autocast("cuda")` is autocast, with CUDA's list of operations that run in 32 bits (`precision.py`);
 * optimizers and gradient clipping take their foreach forms, as they do for parameters on CUDA;
-* "cuda" where a device is asked for is the fake device: `.to("cuda")` moves nothing;
+* the device name "cuda" stands for the fake device: `.to("cuda")` moves nothing;
 * modules can be converted and moved, which fake tensors otherwise refuse (`modules_convert`);
-* transformers does not take sequences to be packed because it cannot see that they are not (`masks.py`);
+* transformers, unable to read positions, does not assume packed sequences (`masks.py`);
 * optimizers of bitsandbytes have their state, and take no step (`eight_bit.py`);
-* `trunc_normal_` does not draw for ever because it cannot see that all values are within bounds (`drawn.py`).
+* `trunc_normal_`, unable to read values, does not draw forever for values within bounds (`drawn.py`).
 
-Where CUDA takes the same buffers nothing is changed: batch norm (cuDNN's keeps mean and inverse deviation as
-the native one does; its reserve is empty unless it is fused with an activation, which eager mode never asks
-for), layer norm, cross entropy, embedding. What kernels allocate inside is in `margins.py`, but for
-attention's backward pass, which is large and known.
+Functions that take the same buffers on CUDA stay unchanged: batch norm (cuDNN's keeps mean and inverse
+deviation as the native one does; the reserve is empty unless fused with an activation, which eager mode never
+requests), layer norm, cross entropy, embedding. Memory that kernels allocate inside is in `margins.py`,
+except for attention's backward pass, which is large and known.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A kind of device.
+    """A model of GPU, as far as the choice of kernels depends on the model.
 
     Attributes:
         capability: the compute capability: (8, 0) is an A100, (8, 9) an RTX 4090 or L4, (9, 0) an H100.
-        cudnn: cuDNN's version, as `torch.backends.cudnn.version()` tells it.
+        cudnn: cuDNN's version, as returned by `torch.backends.cudnn.version()`.
     """
 
     capability: tuple[int, int] = (8, 0)
@@ -58,7 +59,7 @@ class Target:
 
     @property
     def prefers_cudnn_attention(self) -> bool:
-        """Whether cuDNN's attention comes first (`check_prefer_cudnn_attention`)."""
+        """Return whether cuDNN's attention comes first (`check_prefer_cudnn_attention`)."""
         return self.cudnn > 91500 and self.capability[0] in (9, 10)
 
 
@@ -66,19 +67,20 @@ class Target:
 def as_on(
     device: str = "cuda", *, capability: tuple[int, int] = (8, 0), cudnn: int = 91600
 ) -> Iterator[None]:
-    """Let fake tensors of the CPU take the buffers that those of a device would.
+    """Let fake tensors of the CPU take the buffers of tensors on a device.
 
-    Real tensors are left alone, but for the types that autocast gives them: what is changed is changed for
-    the whole process, while the block runs. Of nested blocks the innermost counts: it takes back the kernels
-    of the one around it, which come back when it ends.
+    Real tensors are unaffected, except for the types that autocast chooses: the changes hold for the whole
+    process while the block runs. The innermost of nested blocks counts: entering removes the kernels of the
+    enclosing block, and leaving restores them.
 
     Args:
-        device: "cuda", or "cpu", where only the last four of these are done.
+        device: "cuda", or "cpu", for which only the last four changes of the module's list are made, and deep
+            copies.
         capability: the compute capability, which decides between kernels of attention.
         cudnn: cuDNN's version, likewise.
 
     Raises:
-        UsageError: of any other device.
+        UsageError: the device is another one.
     """
     kind = str(device).partition(":")[0]
     if kind not in ("cpu", "cuda"):
@@ -108,7 +110,7 @@ def cuda_is_here() -> Iterator[None]:
 
 
 class _Kernels:
-    """Overrides of functions that a device does in another way than the CPU; None: those of the CPU."""
+    """Overrides of functions that a device computes differently than the CPU; None: no overrides."""
 
     def __init__(self, target: Target | None) -> None:
         self.target = target
@@ -125,7 +127,7 @@ class _Kernels:
             enter(_no_inference_mode())
 
     def give_back(self) -> None:
-        """Leave the functions as they were."""
+        """Restore the functions."""
         self._stack.close()
 
 
@@ -135,7 +137,7 @@ _innermost: _Kernels | None = None
 
 @contextlib.contextmanager
 def _kernels_of(target: Target | None) -> Iterator[None]:
-    """Override the kernels in the block; those of a block around it are taken back meanwhile."""
+    """Override the kernels in the block; an enclosing block's overrides are suspended meanwhile."""
     global _innermost
     around, mine = _innermost, _Kernels(target)
     if around is not None and around.target == target:
@@ -156,9 +158,10 @@ def _kernels_of(target: Target | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def modules_convert() -> Iterator[None]:
-    """Let `Module.to`, `half`, `cuda` and their like convert fake parameters in place.
+    """Let `Module.to`, `half`, `cuda` and similar methods convert fake parameters in place.
 
-    PyTorch would swap them for new ones, which weak references to them forbid, and fake mode holds such.
+    PyTorch would swap each parameter for a new one, which weak references forbid; fake mode holds such
+    references.
     """
     before = nn.Module._apply
 
@@ -186,7 +189,7 @@ def modules_convert() -> Iterator[None]:
 def _numbers_copied() -> Iterator[None]:
     """Let `copy.deepcopy` copy fake tensors with a known value, such as batch norm's count of batches.
 
-    PyTorch would give the copy the storage of that value, which is not of its device.
+    PyTorch would give the copy the storage of the known value, which is on another device.
     """
 
     def copied(tensor: Any, memo: dict[int, Any]) -> Any:
@@ -206,9 +209,9 @@ def _numbers_copied() -> Iterator[None]:
 
 @contextlib.contextmanager
 def foreach_by_default() -> Iterator[None]:
-    """Let optimizers and gradient clipping choose for fake tensors as they would for parameters on CUDA.
+    """Let optimizers and gradient clipping choose for fake tensors as they do for parameters on CUDA.
 
-    They ask for the exact type and the kind of device (`torch.optim.optimizer._default_to_fused_or_foreach`,
+    Both check the exact type and the kind of device (`torch.optim.optimizer._default_to_fused_or_foreach`,
     `torch.utils._foreach_utils._has_foreach_support`).
     """
     from torch.optim import optimizer
@@ -230,7 +233,7 @@ def foreach_by_default() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_inference_mode() -> Iterator[None]:
-    """Let `torch.inference_mode` be `torch.no_grad`: it goes past autograd's keys, where the kernels are."""
+    """Replace `torch.inference_mode`, which skips the overridden autograd keys, by `torch.no_grad`."""
     before = torch._C._InferenceMode
     torch._C._InferenceMode = lambda on: torch.no_grad() if on else contextlib.nullcontext()
     try:
@@ -240,12 +243,12 @@ def _no_inference_mode() -> Iterator[None]:
 
 
 class _CudaIsHere(TorchFunctionMode):
-    """Takes "cuda" for the device of fake tensors, the CPU."""
+    """Function mode that replaces the device "cuda" by the device of fake tensors, the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ASKED:
             kwargs = kwargs or {}
-            if func is Tensor.backward:  # what checkpoints compute again in it finds the mode on
+            if func is Tensor.backward:  # checkpoints that recompute in the backward find the mode on
                 with self:
                     return _backward(*args, **kwargs)
             if func is Tensor.cuda and isinstance(args[0], FakeTensor):
@@ -268,7 +271,7 @@ def _backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = No
 
 @contextlib.contextmanager
 def _backward_stays_in() -> Iterator[None]:
-    """`torch.autograd.backward` and ``grad`` are not handed to modes, which would be off inside of them."""
+    """Keep `torch.autograd.backward` and ``grad`` from modes, which would be off inside of them."""
     before = torch.autograd.has_torch_function
     torch.autograd.has_torch_function = lambda _: False
     try:

@@ -1,9 +1,9 @@
-"""Scaled dot product attention as a CUDA device would do it, on fake tensors of the CPU.
+"""Scaled dot product attention as a CUDA device computes it, on fake tensors of the CPU.
 
 On the CPU PyTorch takes another fused kernel, or the unfused one, which keeps the scores: the peaks of the
-two differ by tens of percent. The rule is that of PyTorch 2.13, `ATen/native/transformers/cuda/sdp_utils.cpp`
-(`select_sdp_backend` and what it asks) and `sdp_utils_cpp.h`; what is done with masks and odd widths before
-the kernel is that of `ATen/native/transformers/attention.cpp`.
+two differ by tens of percent. The choice of backend follows PyTorch 2.13,
+`ATen/native/transformers/cuda/sdp_utils.cpp` (`select_sdp_backend` and its checks) and `sdp_utils_cpp.h`; the
+treatment of masks and odd widths before the kernel follows `ATen/native/transformers/attention.cpp`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
-#: Elements between whose multiples rows of a mask begin: `mem_eff_alignment` of `attention.cpp`.
+#: Elements; rows of a mask must begin at multiples of this number: `mem_eff_alignment` of `attention.cpp`.
 _MASK_ALIGNMENT = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """The arguments of one call; shapes are (batch, heads, length, width)."""
+    """Arguments of one attention call; shapes are (batch, heads, length, width)."""
 
     query: Tensor
     key: Tensor
@@ -40,12 +40,12 @@ class Asked:
 
     @property
     def learns(self) -> bool:
-        """Whether a backward pass may come."""
+        """Return whether a backward pass may follow."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in (self.query, self.key, self.value))
 
 
 def backend_of(asked: Asked, target: Target) -> str:
-    """Which backend the target would take: "cudnn", "flash", "efficient" or "math".
+    """Return the backend that the target would take: "cudnn", "flash", "efficient" or "math".
 
     The user's switches count (`torch.nn.attention.sdpa_kernel`, `torch.backends.cuda.enable_*_sdp`).
     """
@@ -58,7 +58,7 @@ def backend_of(asked: Asked, target: Target) -> str:
 
 
 def _dense(asked: Asked) -> bool:
-    """What all fused kernels want of shapes."""
+    """Return whether types and shapes suit all fused kernels."""
     q, k, v = asked.query, asked.key, asked.value
     if not q.dim() == k.dim() == v.dim() == 4 or not q.dtype == k.dtype == v.dtype:
         return False
@@ -73,7 +73,7 @@ def _heads(asked: Asked, *, grouped: bool) -> bool:
 
 
 def _dense_last(asked: Asked, *, one_is_well: bool) -> bool:
-    """The last stride is 1, of the mask too."""
+    """Return whether the last stride is 1, for the mask too."""
     inputs = (asked.query, asked.key, asked.value)
     good = all(t.stride(-1) == 1 for t in inputs) or (one_is_well and asked.query.shape[-1] == 1)
     return good and (asked.attn_mask is None or asked.attn_mask.stride(-1) == 1)
@@ -148,7 +148,7 @@ def _mask_fits(asked: Asked) -> bool:
 
 
 def attend(asked: Asked, target: Target) -> Tensor:
-    """What attention returns; the buffers it takes meanwhile are the target's."""
+    """Return the result of attention; the buffers taken are the target's."""
     backend = backend_of(asked, target)
     mask = asked.attn_mask
     if mask is not None and mask.dtype == torch.bool and backend != "math":
@@ -182,10 +182,10 @@ def _unfused(asked: Asked) -> Tensor:
 
 
 def _aligned(mask: Tensor, asked: Asked) -> Tensor:
-    """Return the mask as the memory-efficient kernel wants it (`preprocess_mask`, `pad_bias`).
+    """Return the mask in the layout of the memory-efficient kernel (`preprocess_mask`, `pad_bias`).
 
-    Rows begin at multiples of `_MASK_ALIGNMENT` elements; a mask with others is copied before it is expanded
-    to all heads. Before PyTorch 2.1.2 the multiple was 16, and the expanded mask was copied (pytorch#114173).
+    Rows begin at multiples of `_MASK_ALIGNMENT` elements; other masks are copied before the expansion to all
+    heads. Before PyTorch 2.1.2 the multiple was 16, and the expanded mask was copied (pytorch#114173).
     """
     if any(stride % _MASK_ALIGNMENT for stride in mask.stride()[:-1]):
         length = mask.shape[-1]
@@ -194,7 +194,7 @@ def _aligned(mask: Tensor, asked: Asked) -> Tensor:
 
 
 class _Fused(torch.autograd.Function):
-    """A fused kernel, with what it allocates for itself in the backward pass."""
+    """A fused kernel, with the scratch buffers of the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, backend: str, asked: Asked, *inputs: Any) -> Any:
@@ -242,12 +242,12 @@ _BACKWARD = {
 
 
 def scratch_bytes(query: Tensor, key: Tensor) -> list[int]:
-    """What the backward kernel of fused attention allocates and frees: bytes of each buffer.
+    """Return the sizes in bytes of the scratch buffers of the backward kernel of fused attention.
 
-    Of FlashAttention 2 (`flash_attn/flash_api.cpp`, `mha_bwd`): the gradient of the query in 32 bits, rows
+    For FlashAttention 2 (`flash_attn/flash_api.cpp`, `mha_bwd`): the gradient of the query in 32 bits, rows
     rounded up to 128 and columns to 32 (64 beyond 128); a row sum for each query; with grouped heads the
     gradients of keys and values for all heads. The memory-efficient kernel's (`kernel_backward.h`,
-    `workspace_size`) and cuDNN's are taken to be as large.
+    `workspace_size`) and cuDNN's are assumed to be as large.
     """
     batch, heads, length, width = query.shape
     rows = -(-length // 128) * 128

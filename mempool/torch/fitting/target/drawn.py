@@ -1,7 +1,7 @@
-"""``trunc_normal_`` of tensors without values ends: it would draw until it sees that all are within bounds.
+"""Rejection sampling in ``trunc_normal_`` for tensors without values, which would otherwise never end.
 
-PyTorch's own runs, so that what it allocates meanwhile is seen; only what it reads of its draws is answered,
-as it would most likely be. A PyTorch that computes the values without a look at them runs as it is.
+PyTorch's own function runs, so that its allocations are recorded; only the reads of the draws are answered,
+with the most likely result. Versions of PyTorch that compute the values without such reads run unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOOK_AT = torch.ops.aten._local_scalar_dense.default
 
 @contextlib.contextmanager
 def drawn_blindly() -> Iterator[None]:
-    """Let ``trunc_normal_`` fill fake tensors while the block runs; real ones get their values."""
+    """Let ``trunc_normal_`` fill fake tensors while the block runs; real tensors get their values."""
     before = nn.init._no_grad_trunc_normal_
 
     def draw(
@@ -43,14 +43,14 @@ def drawn_blindly() -> Iterator[None]:
 
 
 def _draws_again(count: int, mean: float, std: float, a: float, b: float) -> int:
-    """How often some of so many values are likely out of bounds; 2 for more, which take no more memory."""
+    """Return the likely number of draws out of bounds, at most 2: more take no more memory."""
     low, high = ((bound - mean) / (std * math.sqrt(2)) if std else math.inf for bound in (a, b))
     outside = 1 - (math.erf(high) - math.erf(low)) / 2
     return sum(count * outside**draws >= 1 for draws in (1, 2))
 
 
 class _Outcome(TorchDispatchMode):
-    """Answers that there are values out of bounds so many times, and then that there are none."""
+    """Dispatch mode that answers "some values are out of bounds" a number of times, then "none are"."""
 
     def __init__(self, times: int) -> None:
         super().__init__()

@@ -1,11 +1,12 @@
-"""Gradients that PyTorch writes in place, but not where tensors are without memory.
+"""Gradient operations of autograd, done in place as in a real run, that fake tensors do out of place.
 
-Some of autograd's functions make zeros and fill them. Where a mode or a subclass of tensors is at work
-(`at::areAnyTensorSubclassLike`, `FunctionsManual.cpp`) they fill a copy instead, so that such a tensor is not
-lost; then one buffer more is alive than in a run. Here the zeros are filled themselves, as in a run.
+Some of autograd's functions make zeros and fill them. With an active mode or a tensor subclass
+(`at::areAnyTensorSubclassLike`, `FunctionsManual.cpp`) they fill a copy instead, so that the subclass is not
+lost; then one buffer more is alive than in a real run. Here the zeros themselves are filled, as in a real
+run.
 
-Likewise where gradients from two uses of a tensor meet (`InputBuffer::accumulate`, `input_buffer.cpp`): a run
-adds the second to the first one, in its place, if nobody else holds it (`can_accumulate_inplace`).
+Likewise for gradients from two uses of a tensor (`InputBuffer::accumulate`, `input_buffer.cpp`): a real run
+adds the second gradient to the first in place if nothing else holds the first (`can_accumulate_inplace`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _SELECTING = frozenset(
     for name in ("Sort", "Topk", "Kthvalue", "Median", "Nanmedian", "Mode", "Max", "Min")
     for number in (0, 1)
 )
-#: Of an operation out of place: the nodes that do it on zeros of their own, and what they do in a run.
+#: For each out-of-place operation: the nodes that apply it to zeros of their own, and the in-place form of a
+#: real run.
 IN_PLACE: dict[Any, tuple[frozenset[str], Any]] = {
     _aten.scatter_add.default: (
         frozenset({"GatherBackward0", "CummaxBackward0", "CumminBackward0"}),
@@ -39,18 +41,18 @@ IN_PLACE: dict[Any, tuple[frozenset[str], Any]] = {
 
 
 def in_place(operation: Any) -> Any:
-    """What a run would do in the backward that is at work: another operation, or the same.
+    """Return the form of an operation that a real run uses in the current backward node.
 
     Args:
-        operation: one of `IN_PLACE`.
+        operation: a key of `IN_PLACE`.
     """
     node = torch._C._current_autograd_node()
     nodes, instead = IN_PLACE[operation]
     return instead if node is not None and node.name() in nodes else operation
 
 
-#: Nodes that add no two tensors in their own gradient, so that what is added while they are at work are
-#: gradients that meet. Of others nobody can tell.
+#: Nodes that add no two tensors in their own gradient, so that any addition while they run accumulates
+#: gradients. For other nodes this cannot be known.
 _SIMPLE = """
     " Abs AdaptiveAvgPool2D Add Addmm Alias AsStrided AvgPool2D Baddbmm Bmm Cat Clamp Clone
     Convolution Cos Div Embedding Exp Expand Gather Gelu Index IndexSelect Log LogSoftmax MaskedFill
@@ -61,20 +63,21 @@ _SIMPLE = """
     Unsqueeze UpsampleBilinear2D UpsampleNearest2D View Where
 """
 _NEVER_ADD = frozenset(f"{name}Backward{number}" for name in _SIMPLE.split() for number in range(5))
-_NEVER_ADD |= {"_FusedBackward", "_LayerBackward"}  # attention's and recurrent layers', of this folder
+_NEVER_ADD |= {"_FusedBackward", "_LayerBackward"}  # of attention and recurrent layers, in this folder
 
 
 class Meeting:
-    """Tells additions of gradients that meet, where the first one is held by nobody else."""
+    """Detector of gradient accumulations whose first operand has no other holder."""
 
     def __init__(self) -> None:
         self._least = [sys.maxsize] * 3
 
     def in_place(self, args: Any, kwargs: Any) -> bool:
-        """Whether a run would add the second to the first one in its place.
+        """Return whether a real run would add the second gradient to the first in place.
 
-        What holds a tensor is counted, in C++ and in Python, and what holds its storage. The least that was
-        ever seen are the engine and what lies between it and here, whatever modes are active.
+        Counts the references to a tensor in C++, in Python, and to its storage. The lowest counts ever seen
+        belong to a tensor held only by the engine and the frames between the engine and this call, whatever
+        modes are active.
         """
         if kwargs or torch.is_grad_enabled() or len(args) != 2:
             return False
@@ -100,7 +103,7 @@ def _holders(args: Any, at: int) -> list[int]:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its values lie side by side, each once, in whatever order."""
+    """Return whether a tensor's values are contiguous in some order of dimensions, without overlap."""
     step = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != step:

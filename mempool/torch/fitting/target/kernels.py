@@ -1,8 +1,8 @@
-"""Functions that CUDA does in another way than the CPU, on fake tensors of the CPU: at PyTorch's dispatcher.
+"""Dispatcher overrides for functions that CUDA computes differently than the CPU, for fake tensors.
 
-PyTorch makes these functions of others, and which depends on the device. Here each has a kernel of its own at
-the dispatcher's key for autograd on the CPU, so that all callers are served, those in C++ and inside
-`torch.nn.functional` too. Real tensors go the usual way.
+PyTorch composes these functions from others, depending on the device. Here each has a kernel at the
+dispatcher's key for autograd on the CPU, so that all callers are served, including C++ and
+`torch.nn.functional`. Real tensors go the usual way.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _aten = torch.ops.aten
 
 @contextlib.contextmanager
 def overriding(key: str, kernels: Mapping[str, Any]) -> Iterator[None]:
-    """Let the dispatcher call these functions, in the whole process, while the block runs.
+    """Let the dispatcher call these kernels, in the whole process, while the block runs.
 
     Args:
         key: of the dispatcher, such as "AutogradCPU".
-        kernels: by the operator's name, with the overload behind a dot.
+        kernels: by operator name, with the overload behind a dot.
     """
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel is overridden is what is wanted
+            warnings.simplefilter("ignore")  # overriding a kernel is intended here
             for name, kernel in kernels.items():
                 library.impl(name, kernel, key, allow_override=True)  # blocks may be nested
         yield
@@ -46,7 +46,7 @@ def overriding(key: str, kernels: Mapping[str, Any]) -> Iterator[None]:
 
 
 def of_cuda(target: Target) -> dict[str, Callable[..., Any]]:
-    """The kernels, by the operator's name."""
+    """Return the kernels of a target, by operator name."""
     ours: dict[str, Callable[..., Any]] = {
         "scaled_dot_product_attention": lambda *args, **kwargs: _attention(target, *args, **kwargs),
         "dropout": _dropout,
@@ -59,10 +59,10 @@ def of_cuda(target: Target) -> dict[str, Callable[..., Any]]:
 
 
 def _of_fake_only(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel for fake tensors; PyTorch's own for others, and where the kernel has nothing to say."""
+    """Wrap a kernel: use PyTorch's own for real tensors, and if the kernel returns NotImplemented."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(_aten, packet), overload or "default")
-    usual = torch._C.DispatchKey.CompositeImplicitAutograd  # as it is in C++, not a decomposition in Python
+    usual = torch._C.DispatchKey.CompositeImplicitAutograd  # the C++ form, not a decomposition in Python
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
         made = kernel(*args, **kwargs) if isinstance(args[0], FakeTensor) else NotImplemented
@@ -77,13 +77,13 @@ def _attention(target: Target, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dropout(tensor: Tensor, p: float, train: bool) -> Any:  # noqa: FBT001 - the operator's own
-    """As `is_fused_kernel_acceptable` in `ATen/native/Dropout.cpp` has it."""
+    """Follow `is_fused_kernel_acceptable` in `ATen/native/Dropout.cpp`."""
     fused = train and 0 < p < 1 and tensor.numel() > 0
     return torch.native_dropout(tensor, p, train)[0] if fused else NotImplemented
 
 
 def _softmax(kernel: Any, tensor: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-    """From float16 to float32 in one kernel (`ATen/native/SoftMax.cpp`)."""
+    """Convert float16 to float32 in the same kernel (`ATen/native/SoftMax.cpp`)."""
     fused = tensor.dtype == torch.float16 and dtype == torch.float32
     return kernel(tensor, dim, half_to_float=True) if fused else NotImplemented
 
@@ -91,7 +91,7 @@ def _softmax(kernel: Any, tensor: Tensor, dim: int, dtype: torch.dtype | None = 
 def _lstm_cell(
     inputs: Tensor, states: list[Tensor], w_ih: Tensor, w_hh: Tensor, *biases: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Two products and one kernel, which keeps the gates (`ATen/native/RNN.cpp`)."""
+    """Compute two products and one kernel, which keeps the gates (`ATen/native/RNN.cpp`)."""
     products = linear(inputs, w_ih), linear(states[0], w_hh)
     rest = [t if t is None else t.to(products[0].dtype) for t in (states[1], *biases)]
     hidden, cell, _ = _aten._thnn_fused_lstm_cell(*products, *rest)

@@ -1,8 +1,8 @@
-"""Attention masks of transformers where the values of positions and padding would tell.
+"""Attention masks of transformers for fake tensors, whose positions and padding have no values.
 
-The package transformers looks at positions to know whether sequences are packed, and at the padding mask to
-know whether anything is masked. A fake tensor has no values: transformers then takes sequences to be packed
-and padded, every layer has a mask of the square of the length, and attention takes another kernel.
+The package transformers reads positions to know whether sequences are packed, and the padding mask to know
+whether any token is masked. A fake tensor has no values: transformers then assumes packed and padded
+sequences, every layer has a mask of the square of the length, and attention takes another kernel.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _never_packed(_: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_ones(ignore: Callable[..., bool]) -> Callable[..., bool]:
-    """Let a function that decides whether a mask can be dropped take a mask of ones as none."""
+    """Wrap a function that decides whether a mask can be dropped; a mask of ones counts as no mask."""
 
     def can_ignore(padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
         return ignore(None if holds_ones(padding_mask) else padding_mask, *args, **kwargs)
@@ -65,7 +65,7 @@ def _without_ones(ignore: Callable[..., bool]) -> Callable[..., bool]:
     return can_ignore
 
 
-#: Functions of `_MODULE` by name, and what makes the replacement of each.
+#: Functions of `_MODULE` by name, each with the factory of its replacement.
 _REPLACEMENTS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "find_packed_sequence_indices": _never_packed,
     "_ignore_causal_mask_sdpa": _without_ones,

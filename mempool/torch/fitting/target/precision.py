@@ -1,9 +1,9 @@
-"""Autocast as CUDA has it, for fake tensors of the CPU.
+"""CUDA's autocast for fake tensors of the CPU.
 
-Both devices run matrix products in the lower precision; what they run in 32 bits differs, and with it what
-is saved for the backward pass: CUDA widens layer norm, softmax, norms and sums, the CPU does not. The lists
-are those of PyTorch 2.13: CUDA's in `ATen/autocast_mode.h` (`AT_FORALL_FP32` and those below it), the CPU's
-in `ATen/autocast_mode.cpp`.
+Both devices run matrix products in the lower precision; they differ in the operations that run in 32 bits,
+and so in the tensors saved for the backward pass: CUDA widens layer norm, softmax, norms and sums, the CPU
+does not. The lists are those of PyTorch 2.13: CUDA's in `ATen/autocast_mode.h` (`AT_FORALL_FP32` and the
+lists below), the CPU's in `ATen/autocast_mode.cpp`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: Inputs are converted to 32 bits.
+#: Operations whose inputs are converted to 32 bits.
 _WIDENED = """
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan softplus layer_norm
     pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar native_layer_norm rms_norm group_norm frobenius_norm.dim
@@ -30,21 +30,21 @@ _WIDENED = """
     _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa
     upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
 """
-#: The result is of 32 bits where no type is asked for; the kernel reads the input as it is.
+#: Operations with a 32-bit result unless a type is requested; the kernel reads the input unconverted.
 _SUMMED = """
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
     linalg_matrix_norm.str_ord sum sum.dim_IntList norm.Scalar norm.ScalarOpt_dim
 """
-#: Inputs are converted to the widest type among them.
+#: Operations whose inputs are converted to the widest type among them.
 _PROMOTED = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
-#: What only the CPU converts.
+#: Operations converted on the CPU only.
 _LEFT = "cat stack index_copy cross_entropy_loss avg_pool3d adaptive_avg_pool3d max_pool3d ctc_loss.Tensor"
 
 _LOWER = (torch.float16, torch.bfloat16)
 
 
 def of_cuda() -> dict[str, Any]:
-    """CUDA's kernels of autocast, by the operator's name."""
+    """Return CUDA's kernels of autocast, by operator name."""
     return {
         **{name: _converting(name, _widened) for name in _WIDENED.split()},
         **{name: _converting(name, _summed) for name in _SUMMED.split()},
@@ -58,7 +58,7 @@ def _converting(name: str, convert: Callable[[Any, Any], tuple[Any, Any]]) -> Ca
     operators = getattr(torch.ops.aten, packet)
     operator = getattr(operators, overload or "default")
     if packet == "norm":
-        operator = operators  # the type asks for another overload
+        operator = operators  # the type selects another overload
     below = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +97,7 @@ def _as(kind: torch.dtype, value: Any) -> Any:
 def autocast_of_cuda() -> Iterator[None]:
     """Let `torch.autocast("cuda")` be the autocast of fake tensors.
 
-    Without a GPU it would switch itself off, with a warning, and the run would be in full precision.
+    Without a GPU, CUDA's autocast switches itself off with a warning, and the run would be in full precision.
     """
     before = torch.amp.autocast_mode.autocast.__init__
 

@@ -1,7 +1,7 @@
 """LSTM, GRU and plain recurrent layers as one call of cuDNN, on fake tensors of the CPU.
 
 The CPU steps through time and keeps each step's gates; cuDNN makes the output, the last states and one
-reserve, kept for the backward pass. What the reserve holds is not documented; see `reserve_bytes`.
+reserve, kept for the backward pass. The content of the reserve is not documented; see `reserve_bytes`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Values of the hidden size that are kept of each step: the gates, and the cell's or hidden state.
+#: Kept values per step, in multiples of the hidden size: the gates, and the cell's or hidden state.
 KEPT = {"lstm": 6, "gru": 5, "rnn_tanh": 2, "rnn_relu": 2}
 
 
 def layer(kind: str, *args: Any) -> tuple[Tensor, ...]:
-    """What `torch.lstm` and its like return; ``args`` as they take them, packed sequences too.
+    """Return the result of `torch.lstm` and similar functions; ``args`` as theirs, packed sequences too.
 
     Returns:
         The output and the last states: hidden, and for an LSTM the cell's.
@@ -40,7 +40,7 @@ def layer(kind: str, *args: Any) -> tuple[Tensor, ...]:
 
 
 def reserve_bytes(kind: str, cells: int, width: int, itemsize: int) -> int:
-    """An estimate of the reserve that `cudnnGetRNNTempSpaceSizes` asks for in training, without dropout.
+    """Estimate the reserve that `cudnnGetRNNTempSpaceSizes` returns for training, without dropout, in bytes.
 
     Args:
         kind: "lstm", "gru", "rnn_tanh" or "rnn_relu".
