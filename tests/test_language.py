@@ -1,4 +1,4 @@
-"""The language of docstrings in the packages that were rewritten: plain sentences with their nouns."""
+"""The language of docstrings: plain sentences with their nouns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-#: Packages in plain language; each one that is rewritten is added.
+#: Packages in plain language.
 PLAIN = (
     "traces",
     "solvers",
