@@ -10,15 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 #: Packages in plain language.
-PLAIN = (
-    "traces",
-    "solvers",
-    "mempool/analysis",
-    "mempool/cli",
-    "mempool/cupy",
-    "mempool/demo",
-    "mempool/show",
-)
+PLAIN = ("traces", "solvers", "mempool")
 #: Occurrences of a word in a thousand words of docstrings, at most.
 MOST_WHAT, MOST_IT = 3, 4
 OPENINGS = re.compile(r"(What|Whether|Of|Those|Where)\b")
