@@ -318,7 +318,7 @@ def test_overlapping_pinned_ranges_are_joined() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9))), st.integers(1, 9))
-def test_many_pinned_ranges_are_joined_into_few_that_cover_all(
+def test_many_pinned_ranges_are_joined_into_few_covering_ranges(
     places: list[tuple[int, int]], most: int
 ) -> None:
     ranges = [(begin, begin + length) for begin, length in places]

@@ -359,7 +359,7 @@ def test_program_without_a_plan_is_explained_in_its_final_state(tmp_path: Path) 
     assert "no plan in effect: recording" in said
 
 
-def test_command_imports_no_framework_that_the_program_does_not_import(tmp_path: Path) -> None:
+def test_command_imports_no_framework_on_behalf_of_the_program(tmp_path: Path) -> None:
     """A program without NumPy runs without NumPy, and the command says that there is nothing to report."""
     write(tmp_path / "script.py", "import sys; print('numpy' in sys.modules, 'mempool' in sys.modules)")
     done = outcome(start(tmp_path, *MEMPOOL, "script.py"))

@@ -375,8 +375,10 @@ def test_where_host_and_device_take_turns_nothing_is_advised(fake: FakeCuda) -> 
 
 
 def page_faults(fake: FakeCuda, *, ahead: bool) -> int:
-    """Return the page faults of ten replayed iterations that use 48 MiB on a device of 16 MiB, each buffer
-    once."""
+    """Return the page faults of ten replayed iterations that use 48 MiB on a device of 16 MiB.
+
+    Each buffer is used once, after its allocation.
+    """
     fake.reset()
     fake.set_capacity(16 * MIB)
     if not ahead:

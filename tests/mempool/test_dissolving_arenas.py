@@ -316,7 +316,7 @@ sizes_of_programs = st.lists(st.integers(5 * KIB, 400 * KIB), min_size=4, max_si
     share=st.floats(1.0, 2.0),
     seed=st.integers(0, 1 << 32),
 )
-def test_every_request_that_fits_beside_the_live_buffers_is_served(
+def test_every_request_fitting_beside_the_live_buffers_is_served(
     planned: Sequence[int], asked: Sequence[tuple[int, int]], share: float, seed: int
 ) -> None:
     """To a page at each end, for any plan and any addresses of the live buffers."""

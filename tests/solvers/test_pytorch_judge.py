@@ -118,7 +118,10 @@ def test_unsplit_remainder_belongs_to_its_buffer() -> None:
 
 
 def test_start_of_a_free_block_is_inferred_from_the_next_buffer() -> None:
-    """Behind a buffer with an unsplit remainder a later buffer lies higher than the buffer's size explains."""
+    """A later buffer lies higher up than the size of the buffer below explains.
+
+    The buffer below has an unsplit remainder.
+    """
     steps = [(0, 4 * MIB, 0), (0, 4 * MIB, 0), (0, 2 * MIB, 0)]  # side by side in a segment of 20 MiB
     steps += [(1, 0, 0), (0, 3 * MIB + MIB // 2, 0)]  # the first place again: the rest is not split off
     steps += [(1, 0, 0), (0, 2 * MIB, 0)]  # the second place, of which 2 MiB stay free
@@ -130,7 +133,10 @@ def test_start_of_a_free_block_is_inferred_from_the_next_buffer() -> None:
 
 
 def test_later_buffers_at_a_freed_address_do_not_enlarge_its_block() -> None:
-    """A buffer slightly higher up, allocated after the free, does not prove that the freed block was larger."""
+    """A buffer slightly higher up proves nothing of an earlier block.
+
+    It was allocated after the free of the block.
+    """
     steps = [(0, 4 * MIB, 0), (1, 0, 0), (0, 4 * MIB + MIB // 2, 0), (0, 2 * MIB, 0)]
     truth = simulate(trace_of(steps), "pytorch")
     judged = judge(recording_of(truth, 1, SHIFT))

@@ -197,8 +197,10 @@ def test_stretch_of_a_single_operation_keeps_the_bound_valid_and_no_lower(data: 
 
 
 def test_single_operation_stretch_raises_the_bound_of_a_coarse_stretch() -> None:
-    """Within a single stretch of the whole step all buffers could leave before the peak and return after the
-    peak."""
+    """All buffers could leave before the peak and return after the peak.
+
+    A stretch as long as the step hides the wait between.
+    """
     step, link = hump(6, 1000), Link(0.0, 4e-3, 0.0, 4e-3)
     made = planner(step, link)
     limit, peak = step.peak_bytes // 2, int(step.load.argmax())
