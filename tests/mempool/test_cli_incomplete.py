@@ -99,7 +99,7 @@ def test_snapshot_without_history_tells_the_end_state_and_no_saving(
     assert "400 MiB" in text
 
 
-def test_window_names_the_lost_beginning_and_claims_nothing_about_it(
+def test_window_names_the_lost_beginning_and_makes_no_claim_about_earlier_events(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """More than 2 GiB were reserved before the window, whose load is 500 MiB."""

@@ -231,7 +231,7 @@ def test_memory_stays_while_its_users_cannot_be_waited_for(fake: FakeCuda) -> No
     assert fake.faults == []
 
 
-def test_deleted_device_returns_memory_it_could_not_return_before(fake: FakeCuda) -> None:
+def test_deleted_device_returns_memory_held_back_by_failed_waits(fake: FakeCuda) -> None:
     memory = calls(fake)
     address = memory.reserve(512)
     fake.fail("cuCtxSynchronize", times=1)

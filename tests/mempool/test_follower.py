@@ -85,7 +85,7 @@ def test_whatever_is_cut_out_and_put_in_the_pool_realigns_within_two_windows(
     assert core.run(SIZES) == 40
 
 
-def test_evaluation_in_the_middle_costs_itself_and_a_window(core: Core) -> None:
+def test_evaluation_in_the_middle_costs_its_own_buffers_and_a_window(core: Core) -> None:
     evaluation = [50_000 + 100 * k for k in range(25)]
     for _ in range(3):
         core.step()

@@ -46,8 +46,8 @@ def test_arrays_are_the_hosts_and_aligned(fake: FakeCuda, pool: PinnedPool) -> N
     assert fake.calls("cuMemAlloc_v2") == 0
 
 
-def test_memory_goes_round_once_its_streams_are_through(fake: FakeCuda, pool: PinnedPool) -> None:
-    """A copy is queued from it: who comes next must not write there before."""
+def test_pinned_memory_is_reused_after_its_streams_have_finished(fake: FakeCuda, pool: PinnedPool) -> None:
+    """A copy from the memory is queued: the next owner must not write before."""
     stream = fake.stream()
     array = pool.empty(MIB, "u1")
     first = address(array)
@@ -77,7 +77,9 @@ def test_the_default_streams_are_waited_for_like_any_other(
     fake.finish(stream)
 
 
-def test_a_stream_is_told_by_itself_and_kept_until_the_array_goes(fake: FakeCuda, pool: PinnedPool) -> None:
+def test_stream_object_is_accepted_and_kept_until_the_array_is_freed(
+    fake: FakeCuda, pool: PinnedPool
+) -> None:
     class Stream:
         ptr = fake.stream()
 
@@ -93,10 +95,10 @@ def test_a_stream_is_told_by_itself_and_kept_until_the_array_goes(fake: FakeCuda
         pool.used_by(pool.empty(10), "stream")
 
 
-def test_a_threads_default_stream_is_that_threads_wherever_the_array_goes(
+def test_default_stream_of_a_thread_stays_the_threads_own_wherever_the_array_is_freed(
     fake: FakeCuda, pool: PinnedPool
 ) -> None:
-    """Told in one thread, freed in another: what the first has queued is waited for."""
+    """Named in one thread, freed in another: the pool waits for the work queued by the first thread."""
     array = pool.empty(MIB, "u1")
     first = address(array)
     array[:] = 7
@@ -118,8 +120,11 @@ def test_a_threads_default_stream_is_that_threads_wherever_the_array_goes(
     other[:] = 1
 
 
-def test_what_threads_used_that_have_ended_comes_back(fake: FakeCuda, pool: PinnedPool) -> None:
-    """Nobody can ask their default streams any more: the GPU is waited for, once for all of them."""
+def test_pinned_memory_used_by_ended_threads_is_reused(fake: FakeCuda, pool: PinnedPool) -> None:
+    """Default streams of ended threads cannot be queried.
+
+    The pool waits for the GPU, once for all of them.
+    """
     kept: list[np.ndarray] = []
 
     def use() -> None:
@@ -138,10 +143,8 @@ def test_what_threads_used_that_have_ended_comes_back(fake: FakeCuda, pool: Pinn
 
 
 @pytest.mark.parametrize("default", [True, False])
-def test_streams_of_another_gpu_are_waited_for_when_the_array_goes(
-    fake: FakeCuda, pool: PinnedPool, default: bool
-) -> None:
-    """Default streams are those of the GPU that is current when they are named."""
+def test_free_waits_for_streams_of_another_gpu(fake: FakeCuda, pool: PinnedPool, default: bool) -> None:
+    """Default streams belong to the GPU that is current when they are named."""
     there = fake.primary(1)
     stream = 0 if default else fake.stream(there)
     array = pool.empty(MIB, "u1")
@@ -201,14 +204,14 @@ def test_an_array_of_somebody_else_is_refused(pool: PinnedPool) -> None:
             pool.used_by(array, 0)
 
 
-def test_without_a_driver_or_a_device_it_is_a_clear_error(fake: FakeCuda) -> None:
+def test_missing_driver_or_device_is_a_clear_error(fake: FakeCuda) -> None:
     with pytest.raises(UsageError, match=r"no CUDA driver: .*libno\.so"):
         PinnedPool(driver="libno.so")
     with pytest.raises(UsageError, match="no CUDA device 5; the driver sees 2"):
         PinnedPool(5, driver=fake.driver)
 
 
-def test_an_array_that_is_there_when_python_ends_does_no_harm(fake: FakeCuda) -> None:
+def test_array_alive_at_the_end_of_python_does_no_harm(fake: FakeCuda) -> None:
     program = """if True:
         import sys
         from mempool.pinned import PinnedPool
@@ -221,10 +224,10 @@ def test_an_array_that_is_there_when_python_ends_does_no_harm(fake: FakeCuda) ->
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_cupy_takes_its_pinned_memory_from_it(
+def test_cupy_takes_its_pinned_memory_from_the_pool(
     fake: FakeCuda, pool: PinnedPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the stream that is current when it goes."""
+    """A free counts as a use by the stream current then."""
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     current = fake.stream()
     monkeypatch.setattr(pinned, "_current_stream", lambda: current)
