@@ -62,7 +62,9 @@ class TestBuffers:
         assert checked.faults_found() == 0
 
     @given(size=st.integers(0, 300), offset=st.integers(-64, 400), value=st.integers(0, 255))
-    def test_one_byte_beside_a_buffer_is_found_where_it_is(self, size: int, offset: int, value: int) -> None:
+    def test_byte_written_beside_a_buffer_is_reported_at_its_offset(
+        self, size: int, offset: int, value: int
+    ) -> None:
         client = _core.Client(_core.Pool(device=_core.HostDevice()), "checked")
         checked = _core.Checked(client)
         address = checked.allocate(size)
@@ -168,7 +170,7 @@ class TestBuffers:
 
 
 def line(offset: int = 0) -> str:
-    """The caller's file and line, as faults name them."""
+    """Return the caller's file and line, in the form of a fault."""
     frame = sys._getframe(1)
     return f"{frame.f_code.co_filename}:{frame.f_lineno + offset}"
 
@@ -253,7 +255,7 @@ class TestArrays:
         gc.collect()
         assert pool.faults() == ()
 
-    def test_an_exception_on_its_way_passes_an_array_that_dies(self, pool: mempool.numpy.ArrayPool) -> None:
+    def test_exception_passes_through_a_dying_array(self, pool: mempool.numpy.ArrayPool) -> None:
         def fails() -> None:
             np.ones(100)[:50] + np.ones(50)
             raise KeyError("mine")
@@ -285,7 +287,7 @@ class TestArrays:
                 assert np.ones(1000).all()
         assert _core.numpy_hook().held() <= held
 
-    def test_without_check_there_are_no_faults_to_see(self) -> None:
+    def test_unchecked_pool_has_no_faults(self) -> None:
         with mempool.numpy.install() as pool:
             assert pool.faults() == ()
             assert "faults" not in pool.report().to_dict()
@@ -339,9 +341,9 @@ def test_a_forked_child_and_the_end_of_the_interpreter_are_quiet() -> None:
 
 
 class TestPool:
-    """Without a framework: addresses, from a pool of its own."""
+    """Checked pools without a framework: addresses, from a pool of its own."""
 
-    def test_what_is_wrong_is_named_and_survived(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_faults_are_named_and_survived(self, caplog: pytest.LogCaptureFixture) -> None:
         with Pool(check=True, background=False) as pool:
             address = pool.allocate(1000)
             poke(address + 1000)
@@ -354,6 +356,6 @@ class TestPool:
             pool.free(pool.allocate(1000))
         assert "past the end" in caplog.text
 
-    def test_memory_that_is_only_addresses_is_refused(self) -> None:
+    def test_checking_simulated_memory_is_refused(self) -> None:
         with pytest.raises(UsageError, match="host"):
             Pool(_core.SimulatedDevice(), check=True, background=False)

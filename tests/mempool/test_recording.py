@@ -34,7 +34,7 @@ EVENTS = st.lists(
 
 
 def records(events: list[tuple[int, int, int, int]]) -> NDArray[Any]:
-    """At a time of their own each, by streams of their own."""
+    """Records with times of their own, by streams of their own."""
     made = np.zeros(len(events), RECORD)
     for n, (kind, address, size, sequence) in enumerate(events):
         made[n] = (n, address, size if kind == ALLOC else 0, 10 * n, -n, sequence, kind)
@@ -71,8 +71,8 @@ def plainly(events: NDArray[Any], alive: dict[int, int], born: itertools.count[i
 
 
 @given(EVENTS, st.lists(st.integers(0, 40), max_size=3))
-def test_rows_are_as_events_were(events: list[tuple[int, int, int, int]], cuts: list[int]) -> None:
-    """In whatever pieces they come; a handover at a piece's end is a free, before whatever follows."""
+def test_rows_equal_the_events(events: list[tuple[int, int, int, int]], cuts: list[int]) -> None:
+    """The records arrive in any pieces; a handover at a piece's end is a free, before the next event."""
     made = records(events)
     recording = Recording(64, addresses=True)
     alive, born = dict[int, int](), itertools.count()
@@ -87,7 +87,9 @@ def test_rows_are_as_events_were(events: list[tuple[int, int, int, int]], cuts: 
 
 
 @given(EVENTS)
-def test_brief_ones_have_their_sequences_stream_and_no_time(events: list[tuple[int, int, int, int]]) -> None:
+def test_brief_records_have_the_stream_of_their_sequence_and_no_time(
+    events: list[tuple[int, int, int, int]],
+) -> None:
     made = records(events)
     brief = np.zeros(len(made), BRIEF)
     for name in OF_BRIEF:

@@ -88,7 +88,7 @@ def with_arena() -> Core:
     return core
 
 
-def test_persistent_buffer_goes_beside_the_arena_or_into_a_hole_but_not_beyond_the_budget() -> None:
+def test_persistent_buffer_goes_beside_the_arena_or_into_a_hole_within_the_budget() -> None:
     core = with_arena()
     core.pool.set_budget(3 * MIB // 2)
     beside = core.allocate(300 * KIB)

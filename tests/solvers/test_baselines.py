@@ -94,7 +94,7 @@ def always_first(buffers: Buffers, i: int) -> Any:
     ],
 )
 @given(buffers=on_a_line())
-def test_each_buffer_lies_where_the_baselines_rule_puts_it(
+def test_each_buffer_lies_at_the_offset_of_the_baselines_rule(
     name: str, order: Callable[[Buffers, int], Any], rule: Callable[..., int], buffers: Buffers
 ) -> None:
     plan = solve(buffers, solver=name)

@@ -57,7 +57,7 @@ def test_groups_and_fixed_offsets_bound_the_arena() -> None:
     assert lower_bound(Buffers.of([0, 1], [1, 2], [5, 6], offset=[-1, 100])) == 106
 
 
-def test_sizes_that_overflow_are_refused() -> None:
+def test_overflowing_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="more than 2\\*\\*62 bytes"):
         peak_load(Buffers.of([0, 0, 0], [1, 1, 1], 2**61))
     with pytest.raises(ValueError, match="more than 2\\*\\*62 bytes"):

@@ -1,4 +1,4 @@
-"""The published rules against their definitions, on random graphs."""
+"""Published rules against their definitions, on random graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from solvers.rewriting.rules import Rules, candidates, copies, matching, publish
 
 @settings(max_examples=60)
 @given(ruled())
-def test_rules_keep_contents_and_can_be_erased(case: tuple[Graph, Rules]) -> None:
+def test_rewritings_by_the_rules_keep_contents_and_can_be_erased(case: tuple[Graph, Rules]) -> None:
     graph, rules = case
     new = rewrite(graph, published(graph, levels_of(graph), rules))
     was, now = contents_by_running(graph), contents_by_running(new)
@@ -28,7 +28,7 @@ def test_rules_keep_contents_and_can_be_erased(case: tuple[Graph, Rules]) -> Non
 
 @settings(max_examples=60)
 @given(ruled())
-def test_an_edge_is_cut_if_it_is_long_and_one_value_leaves_once(case: tuple[Graph, Rules]) -> None:
+def test_edge_is_cut_exactly_if_long_and_its_value_leaves_once(case: tuple[Graph, Rules]) -> None:
     graph, rules = case
     levels = levels_of(graph)
     decided = published(graph, levels, rules)
@@ -94,7 +94,7 @@ def test_sequential_copies_begin_where_the_former_copy_is_read() -> None:
 
 @settings(max_examples=60)
 @given(graphs(), st.integers(0, 10))
-def test_decisions_about_a_serialised_graph_are_decisions_about_the_graph(graph: Graph, most: int) -> None:
+def test_decisions_about_a_serialised_graph_hold_for_the_graph(graph: Graph, most: int) -> None:
     new = serialised(graph, levels_of(graph), most)
     decided = published(new, levels_of(new), Rules(1, 1, 0))
     assert erase(rewrite(graph, decided)).same_as(graph)

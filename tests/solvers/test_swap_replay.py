@@ -26,7 +26,7 @@ def test_loads_equal_a_count_of_instances(data: st.DataObject) -> None:
 
 @given(st.data())
 @settings(deadline=None, max_examples=50)
-def test_stall_equals_copies_made_one_after_the_other(data: st.DataObject) -> None:
+def test_stall_equals_copies_made_in_sequence(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     schedule = data.draw(schedules(step))
     found = replay(step, link, schedule)

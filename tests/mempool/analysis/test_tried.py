@@ -26,7 +26,7 @@ SNAPSHOTS = Path(__file__).parents[3] / "../shared/bench/pytorch_snapshots"
 
 
 def snapshot(**metadata: str) -> Trace:
-    """A trace of 8 MiB buffers that leave gaps in segments of 20 MiB, as the simulated PyTorch reserves them."""
+    """A trace of 8 MiB buffers that leave gaps in segments of 20 MiB, as simulated for PyTorch."""
     kind, buffer, size = [A] * 16, list(range(16)), [8 * MIB] * 16
     kind += [F] * 8 + [A] * 4
     buffer += [*range(0, 16, 2), *range(16, 20)]

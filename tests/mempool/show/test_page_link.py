@@ -1,4 +1,4 @@
-"""The address of a page: it says what is shown, and shows what it says."""
+"""The address of a page: view state is written into the address, and restored from there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timelines: which pieces of lifetimes are drawn, and the load that they add up to."""
+"""Timelines: drawn pieces of lifetimes, and the load as their sum."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LINES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0
 
 
 @given(LINES)
-def test_the_load_is_that_of_the_solvers(rows: list[tuple[int, int, int]]) -> None:
-    """At every time the thinned curve, which is not thinned here, says what the solvers' curve says."""
+def test_load_curve_equals_the_solvers_load_curve(rows: list[tuple[int, int, int]]) -> None:
+    """At every time; the curve is too short to be thinned here."""
     start = np.array([row[0] for row in rows], np.int64)
     buffers = Buffers.of(start, start + [row[1] for row in rows], [row[2] for row in rows])
     times, loads, (when, peak) = load_of(timeline_of(buffers, ""))
@@ -34,7 +34,7 @@ def _at(times: np.ndarray, loads: np.ndarray, time: int) -> int:
     return int(loads[at]) if at >= 0 else 0
 
 
-def test_a_long_curve_keeps_its_peak_and_is_short() -> None:
+def test_long_load_curve_is_short_and_keeps_its_peak() -> None:
     """Of a hundred thousand buffers some thousand points are kept, the highest of all among them."""
     rng = np.random.default_rng(0)
     start = np.arange(100_000)
@@ -52,8 +52,11 @@ def test_a_gap_is_not_drawn() -> None:
     assert timeline.owner.tolist() == [0, 0]
 
 
-def test_a_circle_is_drawn_in_the_steady_state() -> None:
-    """One iteration more than addresses repeat after; what earlier iterations left alive is there at once."""
+def test_circle_is_drawn_in_the_steady_state() -> None:
+    """One iteration more than the repetition of addresses.
+
+    Buffers left alive by earlier iterations are drawn at once.
+    """
     buffers = Buffers.of([1, 5], [4, 14], [10, 20], period=6)
     timeline = timeline_of(buffers, "", columns=2)
     drawn = list(zip(timeline.owner.tolist(), timeline.start.tolist(), timeline.end.tolist(), strict=True))
