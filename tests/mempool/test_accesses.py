@@ -163,7 +163,7 @@ def test_any_program_has_the_accesses_of_the_recorder_alone(program: list[Any]) 
 
 
 def test_accesses_carry_the_thread_numbers_of_the_pool(pool: ArrayPool) -> None:
-    """Accesses and buffers of a thread carry the same number; each thread has its own."""
+    """Accesses and buffers of a thread carry the same number, different for each thread."""
     together = threading.Barrier(3)
 
     def work() -> None:
@@ -188,7 +188,7 @@ def test_accesses_carry_the_thread_numbers_of_the_pool(pool: ArrayPool) -> None:
 
 
 def test_watched_array_is_not_resized_in_place(pool: ArrayPool) -> None:
-    """NumPy refuses the resize while a weak reference exists, so a buffer keeps its recorded address."""
+    """NumPy refuses the resize while a weak reference exists, so the recorded address stays valid."""
     with record_arrays(pool) as recorder:
         owner = np.ones(1000)
         recorder.touch(owner)
@@ -278,7 +278,7 @@ class Truth:
     def seen(self) -> dict[str, Any]:
         """Return the recorder's events.
 
-        Its own numbers, an alloc with the first access, a free of known buffers.
+        Other numbers, an alloc at the first access, and frees of known buffers only.
         """
         table, number = [], {}
         for row in self.rows:
@@ -293,7 +293,7 @@ class Truth:
         return dict(zip(FIELDS, columns, strict=True)) | {"category": np.full(len(table), -1)}
 
     def expected(self) -> list[tuple[int, int, int]]:
-        """Return kind, buffer size and time of each event; a foreign buffer begins with its first access."""
+        """Return kind, buffer size and time of each event; a foreign buffer begins with the first access."""
         told, known = [], set()
         for row in self.rows:
             size = next(one["size"] for one in self.rows if one["buffer"] == row["buffer"])

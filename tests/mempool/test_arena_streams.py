@@ -56,7 +56,7 @@ def test_streams_without_shared_addresses_do_not_wait() -> None:
     core.give_everything_back()
 
 
-def test_a_single_stream_is_never_watched() -> None:
+def test_single_stream_records_no_events() -> None:
     core = Core()
     core.client.load(None, pattern(SIZES, APART, stream=7))
     for _ in range(10):
@@ -95,8 +95,8 @@ def test_stream_waits_only_once_for_the_same_free() -> None:
     assert waits(core) == first
 
 
-def test_while_a_graph_is_captured_nobody_waits() -> None:
-    """An event recorded then would be the graph's."""
+def test_stream_does_not_wait_during_a_graph_capture() -> None:
+    """An event recorded then would belong to the graph."""
     core = Core()
     core.client.load(None, two_streams(shared=True))
     core.step()
@@ -130,8 +130,8 @@ def test_use_by_a_stream_other_than_the_planned_stream_is_known() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_plan_of_another_process_has_other_streams(late: bool) -> None:
-    """A handle says nothing in another process: streams are told by the order of their first allocations."""
+def test_plan_of_another_process_maps_streams_by_their_first_allocations(late: bool) -> None:
+    """Stream handles have no meaning in another process."""
     core = Core()
     if late:
         core.run([1000], stream=111)
@@ -144,7 +144,7 @@ def test_a_plan_of_another_process_has_other_streams(late: bool) -> None:
     core.give_everything_back()
 
 
-def test_more_streams_than_are_told_apart_are_served_too() -> None:
+def test_streams_beyond_the_number_of_tracked_streams_are_served() -> None:
     core = Core()
     streams = range(20)
     others = [(k, k, SIZES, APART) for k in streams[1:]]
@@ -157,7 +157,7 @@ def test_more_streams_than_are_told_apart_are_served_too() -> None:
 
 
 def test_memory_freed_by_another_stream_in_the_arena_belongs_to_the_freeing_stream() -> None:
-    """A live buffer in the arena belongs to the allocating stream, its freed memory to the freeing stream."""
+    """A live buffer belongs to the allocating stream, and the memory after the free to the freeing stream."""
     core = Core()
     core.client.load(None, pattern(SIZES, APART))
     kept = core.allocate(SIZES[0])

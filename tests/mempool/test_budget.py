@@ -61,7 +61,7 @@ def test_useful_work_is_not_charged() -> None:
 
 
 def test_hand_over_of_the_interpreter_is_charged_too() -> None:
-    """Each time that the thread gives its processor up costs the program a hand-over."""
+    """Each hand-over of the processor by the thread costs the program time."""
     before, processor = cost_of_thread(), time.thread_time()
     for _ in range(50):
         time.sleep(1e-6)

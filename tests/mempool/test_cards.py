@@ -57,7 +57,7 @@ def test_usable_card_memory_is_within_a_tenth_of_the_advertised_memory(one) -> N
     assert any(0.9 * box <= gib <= box for box in boxes)
 
 
-def test_a_card_of_several_sizes_asks_for_the_size() -> None:
+def test_card_name_with_several_sizes_asks_for_the_size() -> None:
     with pytest.raises(UsageError, match="several sizes of 'A100': A100 40GB, A100 80GB"):
         card("A100")
 

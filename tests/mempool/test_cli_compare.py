@@ -83,7 +83,7 @@ def test_patterns_stand_for_their_files_and_the_worst_is_named(
     assert f"{worst}, device 0" in line
 
 
-def test_a_bad_file_is_told_and_the_others_are_shown(
+def test_bad_file_is_reported_and_the_other_files_are_compared(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "bad.trace").write_bytes(b"nothing")
@@ -152,7 +152,7 @@ def test_names_are_shown_as_plain_text(folder: Path, capsys: pytest.CaptureFixtu
     assert "in [/bold]\\ud800, which asks" in text
 
 
-def test_a_trace_without_allocations_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_without_allocations_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_trace(Trace.of([Kind.MARK], [-1]), "marks.trace")
     assert call(["compare", "marks.trace"]) == 0
     assert capsys.readouterr().out == "marks.trace: no allocations\n"

@@ -108,7 +108,7 @@ def files(folder: Path) -> Path:
 
 
 def test_every_format_is_read_by_every_verb(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each is inspected, converted, planned, and checked against its plan."""
+    """The verbs inspect, convert and plan each file, and check the plan."""
     for source, peak in (("cupy.log", 24), ("profile.json.gz", 500), ("s.pickle", 200)):
         assert call(["info", source, "--json"]) == 0
         assert said(capsys)["peak_load_bytes"] == peak

@@ -66,7 +66,7 @@ def test_bad_file_is_a_single_line_with_its_name(
 
 
 @pytest.mark.parametrize("verb", ["plan", "info"])
-def test_an_absurd_alignment_in_a_file_is_the_files_fault(
+def test_absurd_alignment_in_a_file_is_an_error_of_the_file(
     folder: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = generate(60, 1)
@@ -157,8 +157,8 @@ def test_wrong_command_is_a_single_line(
     assert says in err
 
 
-def test_a_plan_is_not_a_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan given where a trace belongs is a bad file."""
+def test_plan_is_no_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan given in place of a trace is a bad file."""
     assert call(["plan", "t.trace", "-o", "p.plan"]) == 0
     assert call(["plan", "p.plan"]) == 3
     assert call(["check", "p.plan", "p.plan"]) == 3

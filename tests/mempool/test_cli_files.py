@@ -65,7 +65,7 @@ def said(capsys: pytest.CaptureFixture[str], *command: str) -> tuple[int, dict[s
 
 
 def test_trace_is_planned_checked_and_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The plan of the steady iteration passes the independent check and agrees with its file."""
+    """The plan of the steady iteration passes the independent check and agrees with the file."""
     code, planned = said(capsys, "plan", "t.trace", "-o", "p.plan", "--json")
     assert code == 0
     assert {"status", "arena_bytes", "lower_bound_bytes", "solver", "seconds"} <= planned.keys()
@@ -109,7 +109,7 @@ def test_wrong_plan_is_refused_with_the_two_buffers(folder: Path, capsys: pytest
 
 
 def test_plan_for_another_trace_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan is checked against the lifetimes and sizes of the trace, not against its own."""
+    """A plan is checked against the lifetimes and sizes of the trace, not against those in the plan file."""
     write_trace(generate(60, 2), "other.trace")
     assert call(["plan", "t.trace", "-o", "p.plan"]) == 0
     capsys.readouterr()
@@ -154,7 +154,7 @@ def test_several_capacities_plan_several_arenas(folder: Path, capsys: pytest.Cap
 
 
 def test_target_ends_the_search(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In bytes and above the lower bound: the first arena small enough is the answer."""
+    """Targets are in bytes or above the lower bound: the first arena small enough is the answer."""
     write_csv(hard(), "hard.csv")
     first, best = (said(capsys, "plan", "hard.csv", "--nodes", n, "--json")[1] for n in ("0", "30000000"))
     assert best["arena_bytes"] < first["arena_bytes"]
@@ -268,7 +268,7 @@ def test_little_or_nothing_is_planned_and_checked(
 
 
 @pytest.mark.full
-def test_a_million_identical_buffers_are_planned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_million_identical_buffers_are_planned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_csv(Buffers.of(np.arange(10**6), np.arange(10**6) + 100, 512), "many.csv")
     code, planned = said(capsys, "plan", "many.csv", "--nodes", "0", "--json")
     assert (code, planned["status"], planned["arena_bytes"]) == (0, "optimal", 51_200)
@@ -308,7 +308,7 @@ def test_largest_buffers_at_the_peak_add_up_to_the_peak_load(
         assert total == (shown["peak_load_bytes"] if iteration is None else iteration)
 
 
-def test_an_empty_trace_is_no_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_trace_is_no_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No events: planned into no bytes, checked, and shown."""
     write_trace(Trace.of([], [], []), "empty.trace")
     assert call(["plan", "empty.trace", "-o", "empty.plan"]) == 0
@@ -345,7 +345,7 @@ def test_every_json_key_is_documented(folder: Path, capsys: pytest.CaptureFixtur
 
 
 def on_a_terminal(*command: str) -> tuple[int, str]:
-    """Run a command whose stderr is a terminal; return its exit code and its terminal output."""
+    """Run a command whose stderr is a terminal; return the exit code and the terminal output."""
     ours, its = pty.openpty()
     begun = subprocess.Popen([COMMAND, *command], stdout=subprocess.DEVNULL, stderr=its)
     os.close(its)

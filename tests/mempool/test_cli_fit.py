@@ -90,7 +90,7 @@ def one(batch: int, seq: int, needed: int, limit: int | None) -> Any:
 
 
 @pytest.mark.parametrize("limit", [None, 5 << 30])
-def test_a_plot_has_a_point_for_each_size_a_line_for_each_length_and_the_limit(limit: int | None) -> None:
+def test_plot_has_a_point_for_each_size_and_a_line_for_each_length_and_the_limit(limit: int | None) -> None:
     tried = [one(batch, seq, batch * seq << 20, limit) for seq in (512, 1024) for batch in (1, 2, 4, 8)]
     drawing = ET.fromstring(drawn(tried, page=False))
     space = "{http://www.w3.org/2000/svg}"
@@ -104,7 +104,7 @@ def test_a_plot_has_a_point_for_each_size_a_line_for_each_length_and_the_limit(l
     assert "<Net> & co" in "".join(drawing.itertext())
 
 
-def test_a_page_of_a_plot_has_the_numbers_too_and_loads_nothing() -> None:
+def test_plot_page_has_the_numbers_too_and_loads_nothing() -> None:
     page = drawn([one(batch, 512, batch << 30, None) for batch in (1, 3)], page=True)
     assert "<td>3 GiB</td>" in page
     assert "src=" not in page

@@ -151,7 +151,7 @@ def test_calls_of_a_window_are_a_lower_bound(tmp_path: Path, capsys: pytest.Capt
 def test_refusal_below_the_free_memory_names_a_limit_of_the_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not where a segment larger than its request would not have fitted."""
+    """The limit is not named if a segment larger than the request would not have fitted."""
     for free, told in ((400 * MIB, True), (60 * MIB, False), (40 * MIB, False)):
         refused = {"action": "oom", "size": 50 * MIB, "stream": 3, "time_us": 3, "frames": []}
         events = [event("segment_alloc", 0, MIB, 1), event("alloc", 0, MIB, 2)]
@@ -237,7 +237,7 @@ def test_rounding_of_the_recorded_allocator_is_unknown(
     assert "when most was reserved, rounding included" in printed(capsys, "info", path)
 
 
-def test_recorded_failure_needs_no_limit_to_be_told(
+def test_recorded_failure_is_reported_without_a_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = printed(capsys, "compare", died(tmp_path), "-a", "recorded", "-a", "planned")
@@ -277,7 +277,7 @@ def test_ranges_are_phases_and_user_metadata_are_modules(
     assert {share["module"]: share["buffers"] for share in device["modules"]} == {"layer0": 2, "layer1": 2}
 
 
-def test_lines_are_told_where_no_operation_is_known(
+def test_source_lines_are_reported_where_no_operation_is_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frames = [{"name": "f", "filename": "/me/model.py", "line": 42}]

@@ -67,7 +67,7 @@ def test_pool_follows_given_joint_plans_from_the_second_iteration_on(
     assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["kinds"] == len(THREE)
 
 
-def test_the_arena_is_as_large_as_the_largest_kind_needs(
+def test_arena_of_joint_plans_equals_the_largest_variants_arena(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
@@ -168,7 +168,7 @@ def moved(number: int) -> Callable[[list[Any]], None]:
 
 @pytest.mark.parametrize("number", range(len(THREE)))
 @pytest.mark.parametrize("together", [False, True])
-def test_a_wrong_plan_of_any_kind_does_not_hold(
+def test_invalid_plan_of_any_variant_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, together: bool
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
@@ -195,7 +195,7 @@ def test_plan_of_another_trace_is_refused(
 
 
 @pytest.mark.parametrize("solver", ["auto", "best_fit"])
-def test_the_traces_own_alignment_counts(
+def test_check_uses_the_alignment_of_the_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], solver: str
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
@@ -210,7 +210,7 @@ def test_the_traces_own_alignment_counts(
 def test_plan_of_a_single_variant_of_an_envelope_is_accepted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A pool saves such a plan when it has seen no other variant yet."""
+    """A pool saves such a plan before seeing another variant."""
     scales = (900, *range(900, 2000, 50))
     with Pool(simulated(), background=False, record=str(tmp_path / "run.trace")) as pool:
         memory = programs.Watched(pool)
@@ -283,7 +283,7 @@ def solves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return stops
 
 
-def test_the_time_is_shared_and_an_interruption_ends_all(
+def test_time_limit_is_shared_by_variants_and_an_interrupt_ends_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], solves: list[Any]
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)

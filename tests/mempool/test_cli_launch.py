@@ -1,4 +1,4 @@
-"""Direct launch of a program: equal to the full command line, without its imports."""
+"""Direct launch of a program: equal to the full command line, with fewer imports."""
 
 from __future__ import annotations
 

@@ -35,7 +35,10 @@ def _buffers(draw: st.DrawFn) -> Buffers:
 
 @given(_buffers())
 def test_cell_shows_the_buffer_at_its_middle(buffers: Buffers) -> None:
-    """Each cell's buffer is alive at the cell's time and covers its address; empty cells have no buffer."""
+    """Each cell's buffer is alive at the cell's time and covers the cell's address.
+
+    Empty cells have no buffer.
+    """
     plan = solve(buffers, stop=Stop(nodes=1000), solver="first_fit")
     assert plan.offset is not None
     width, height = 17, 13
@@ -105,7 +108,7 @@ def test_pictures_fit_the_terminal_and_its_encoding(
         assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_large_plan_is_drawn_quickly() -> None:
+def test_large_plan_is_drawn_quickly() -> None:
     """30,000 buffers are drawn without a loop over buffers, and neighbours differ."""
     buffers = steady(30_000, 0)
     plan = solve(buffers, solver="first_fit")

@@ -125,7 +125,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_is_as_under_plain_python(tmp_path: Path, program: str) -> None:
+def test_program_behaves_as_under_plain_python(tmp_path: Path, program: str) -> None:
     """Output, errors and exit status of a script are Python's own, to the byte."""
     write(tmp_path / "script.py", PROGRAMS[program])
     plain, pooled = both(tmp_path, "script.py", "-m", "--json", "x y", given="one\ntwo\n")
@@ -189,7 +189,7 @@ def test_failing_import_under_numpy_shows_no_frame_of_mempool(tmp_path: Path) ->
         assert pooled == plain, broken
 
 
-def test_the_users_own_sitecustomize_runs(tmp_path: Path) -> None:
+def test_sitecustomize_of_the_user_runs(tmp_path: Path) -> None:
     """A sitecustomize on PYTHONPATH runs once, and PYTHONPATH is unchanged."""
     write(tmp_path / "site" / "sitecustomize.py", "print('custom')")
     write(
@@ -204,7 +204,7 @@ def test_the_users_own_sitecustomize_runs(tmp_path: Path) -> None:
     assert (pooled.stderr, pooled.status) == (plain.stderr, plain.status)
 
 
-def test_the_interpreters_flags_are_kept(tmp_path: Path) -> None:
+def test_interpreter_flags_are_kept(tmp_path: Path) -> None:
     """A program run with -W error and -O keeps both flags under the pool."""
     write(
         tmp_path / "script.py",
@@ -303,8 +303,11 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_the_trace_is_whole_however_the_program_ends(tmp_path: Path, ending: str) -> None:
-    """The trace is valid and holds every allocation; the status is the ending's; nothing is left over."""
+def test_recorded_trace_is_whole_for_every_ending_of_the_program(tmp_path: Path, ending: str) -> None:
+    """The trace is valid and has every allocation.
+
+    The exit status is the program's; no other file is left.
+    """
     code, status = ENDINGS[ending]
     write(tmp_path / "script.py", ITERATE.format(count=300) + code)
     done = outcome(start(tmp_path, *MEMPOOL, "--record", "t.trace", "--json", "r.json", "script.py"))
@@ -386,7 +389,7 @@ def test_report_describes_the_pool_at_the_end_of_the_program(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["traces", "solvers.streams", "mempool.learner"])
 def test_program_may_import_mempool_before_the_framework(tmp_path: Path, name: str) -> None:
-    """A pool is useless while the modules it needs are being imported."""
+    """A pool is useless while the necessary modules are being imported."""
     write(tmp_path / "script.py", f"import {name}\nimport numpy as np\nx = np.ones(50_000)")
     done = outcome(start(tmp_path, *MEMPOOL, "--quiet", "--json", "r.json", "script.py"))
     assert (done.status, done.stderr) == (0, "")
@@ -432,7 +435,7 @@ def test_our_packages_are_found_before_files_beside_the_script(tmp_path: Path) -
     assert done.stdout.split() == [traces.__file__, "True", str(tmp_path / "traces.py")], done.stderr
 
 
-def test_a_recorded_plan_serves_the_next_run(tmp_path: Path) -> None:
+def test_recorded_plan_serves_the_next_run(tmp_path: Path) -> None:
     """record, plan, run --plan: the results stay, and the plan is in effect from the first iterations."""
     write(tmp_path / "script.py", ITERATE.format(count=400))
     first = outcome(start(tmp_path, *MEMPOOL, "--record", "t.trace", "script.py"))

@@ -33,7 +33,7 @@ def test_child_forks_like_its_parent(tmp_path: Path, options: list[str]) -> None
 
 @pytest.mark.parametrize("options", [["--quiet"], ["--quiet", "--children"]])
 def test_child_terminated_while_being_forked_ends(tmp_path: Path, options: list[str]) -> None:
-    """Python forgets signals that arrive while it restores a child's state."""
+    """Python forgets signals that arrive during the repair of a child's state after the fork."""
     write(
         tmp_path / "script.py",
         "import multiprocessing, time, numpy\n"
@@ -119,7 +119,9 @@ def test_program_with_working_children_gets_a_hint_about_children(
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_compiler_of_ours_is_no_child_of_the_programs(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
+def test_compiler_started_by_the_pool_is_no_child_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
     seconds = iter([0.0, 1e6] if ours else [0.0, 0.0])
     monkeypatch.setattr(under, "_seconds_of_children", lambda: next(seconds, 1e6))
     monkeypatch.setattr(under.Run, "_install", lambda *_: None)

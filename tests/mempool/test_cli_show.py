@@ -26,9 +26,9 @@ drawn = pytest.mark.skipif(importlib.util.find_spec("bokeh") is None, reason="bo
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder with a trace of addresses, a repeating trace.
+    """Enter a folder with a trace of addresses, a repeating trace.
 
-    A plan of each solver for it.
+    A plan of each solver for the latter.
     """
     monkeypatch.chdir(tmp_path)
     write_trace(four_buffers(), "four.trace")
@@ -95,7 +95,7 @@ def test_plan_is_shown_with_its_trace(
 
 @drawn
 def test_simulated_allocators_are_views(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each view has its addresses and reserved segments."""
+    """Each view has addresses and reserved segments."""
     answer = said(capsys, ["show", "four.trace", "-a", "first_fit", "-a", "best_fit"])
     assert [one["view"] for one in answer["views"]] == ["recorded", "first_fit", "best_fit"]
     back = content("four.html")
@@ -142,7 +142,7 @@ def test_our_own_pool_is_among_the_allocators(folder: Path, capsys: pytest.Captu
 
 
 @drawn
-def test_a_plan_alone_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_is_shown_without_a_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = said(capsys, ["show", "t.plan"])
     assert (answer["page"], answer["views"]) == ("t.html", [{"view": "plan", "of": "iteration"}])
 

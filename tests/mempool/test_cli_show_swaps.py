@@ -27,7 +27,7 @@ drawn = pytest.mark.skipif(importlib.util.find_spec("bokeh") is None, reason="bo
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder with a trace and its moves."""
+    """Make a folder with a trace and a file of moves."""
     path = tmp_path_factory.mktemp("swaps")
     write_trace(training(), path / "run.trace")
     plan = ["swap", str(path / "run.trace"), "--limit", "33MiB", "-o", str(path / "moves.json")]
@@ -37,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Enter a folder with a trace and its moves."""
+    """Enter a folder with a trace and a file of moves."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path

@@ -51,7 +51,7 @@ def test_without_a_limit_the_curve_falls(path: str, capsys: pytest.CaptureFixtur
     assert all(row["stall_bound_seconds"] <= row["stall_seconds"] for row in rows)
 
 
-def test_the_table_says_the_same_and_the_moves_are_written(
+def test_swap_table_and_moves_file_agree_with_the_limit(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(["swap", path, "--limit", "33MiB", "-o", str(tmp_path / "moves.json")]) == 0
@@ -126,7 +126,7 @@ def test_trace_without_accesses_is_refused_in_a_line(
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-def test_a_measured_link_is_told_and_planned_with(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measured_link_is_reported_and_used(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["swap", path, "--limit", "40MiB", "--link", "Measured"]) == 0
     out, error = capsys.readouterr()
     assert error.startswith("mempool: the link is measured ")
@@ -147,7 +147,7 @@ def test_link_measurement_without_a_gpu_imports_no_framework(path: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_trace_is_not_overwritten(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_is_not_overwritten_by_the_moves(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["swap", path, "-o", path]) == 2
     assert "overwrite" in capsys.readouterr().err
 
@@ -174,10 +174,10 @@ def test_host_limit_is_kept_and_reported(path: str, capsys: pytest.CaptureFixtur
     assert "so few bytes" not in capsys.readouterr().out
 
 
-def test_a_limit_above_the_peak_moves_nothing(
+def test_limit_above_the_peak_moves_nothing(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And is written all the same."""
+    """An empty schedule is written all the same."""
     assert call(["swap", path, "--limit", "1GiB"]) == 0
     assert "nothing has to move" in capsys.readouterr().out
     assert call(["swap", path, "--limit", "33MiB"]) == 0

@@ -62,7 +62,7 @@ def where(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
     return said
 
 
-def test_the_peak_is_told_by_role_and_by_operation(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_peak_is_reported_by_role_and_by_operation(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     said = where(capsys)
     peak = int(trace.load().max())
     assert said["peak_load_bytes"] == peak == 348 * KIB
@@ -123,7 +123,7 @@ def test_idle_memory_is_reported_where_accesses_were_recorded(
     assert "idle" not in capsys.readouterr().out
 
 
-def test_the_same_is_printed(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_report_is_printed_as_text(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["info", "t.trace"]) == 0
     text = capsys.readouterr().out
     for part in (
@@ -181,7 +181,7 @@ def test_unrecorded_categories_and_phases_are_not_reported(
     assert not {"categories", "phases", "modules"} & said.keys()
 
 
-def test_a_plan_has_no_such_part(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_of_a_plan_has_no_memory_report(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["plan", "t.trace", "-o", "t.plan", "--json"]) == 0
     capsys.readouterr()
     assert call(["info", "t.plan", "--json"]) == 0

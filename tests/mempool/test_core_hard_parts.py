@@ -60,13 +60,13 @@ def test_buffer_of_a_dropped_plan_still_guards_its_range() -> None:
 
 
 def arena_of(core: Core, address: int) -> bool:
-    """Return whether an address lies in the arena, judged by the effect of its free."""
+    """Return whether an address lies in the arena, judged by the effect of the free."""
     before = core.arena_alive
     core.free(address)
     return core.arena_alive < before
 
 
-def test_the_fallback_takes_free_segments_first_then_holes_then_the_device() -> None:
+def test_fallback_takes_free_segments_first_then_holes_then_the_device() -> None:
     core = Core()
     core.pool.set_retained_limit(1 << 30)
     core.client.load(None, pattern([600_000, 700], [0, 700_416]))
@@ -191,7 +191,7 @@ def test_unavailable_arena_is_tried_again_later(page: int) -> None:
     core.give_everything_back()
 
 
-def test_a_larger_plan_grows_an_arena_of_pages_under_live_buffers() -> None:
+def test_larger_plan_grows_an_arena_of_pages_under_live_buffers() -> None:
     core = Core(page=4096)
     core.client.load(None, pattern([MIB]))
     kept = core.allocate(MIB)
@@ -201,7 +201,7 @@ def test_a_larger_plan_grows_an_arena_of_pages_under_live_buffers() -> None:
     assert kept in core.live
 
 
-def test_a_larger_plan_waits_until_nothing_lives_where_the_arena_cannot_grow() -> None:
+def test_larger_plan_waits_for_an_empty_arena_where_growth_is_impossible() -> None:
     core = Core(page=0)
     small, large = [MIB, MIB + 512], [MIB, MIB + 512, 3 * MIB]
     core.client.load(None, pattern(small))
@@ -232,7 +232,7 @@ def test_where_the_larger_arena_is_refused_the_smaller_goes_on() -> None:
     core.give_everything_back()
 
 
-def test_an_arena_given_back_is_taken_again_at_the_next_boundary() -> None:
+def test_returned_arena_is_taken_again_at_the_next_boundary() -> None:
     core = Core()
     core.client.load(None, pattern([MIB, 700]))
     core.step()
@@ -255,7 +255,7 @@ def test_arena_of_a_client_ends_with_the_client() -> None:
 def test_training_fits_memory_barely_larger_than_its_load(page: int) -> None:
     """The limit is 1.05 x (peak load + persistent), from the warm-up on.
 
-    Persistent buffers are made in its middle.
+    Persistent buffers are made in mid-warm-up.
     """
     sizes = [MIB * k for k in (3, 1, 4, 1, 5, 2, 6, 5)]
     offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]]).tolist()
@@ -304,7 +304,7 @@ def _core_huge() -> _core.Pattern:
     return huge
 
 
-def test_double_and_foreign_frees_are_told_apart() -> None:
+def test_double_and_foreign_frees_are_distinguished() -> None:
     core = Core()
     core.pool.set_retained_limit(1 << 30)
     core.client.load(None, pattern([1000]))
@@ -344,7 +344,7 @@ def test_thousands_of_equal_holes_do_not_slow_the_fallback() -> None:
 
 @pytest.mark.parametrize("alignment", [1, 64, 128, 512, 1024, 4096, 8192, 16384])
 def test_addresses_inside_a_small_buffer_are_not_freed(alignment: int) -> None:
-    """Each size class, at each position in its page."""
+    """Each size class is tried, at each position in a page."""
     page, unit = 16 << 10, max(alignment, 64)
     pool = _core.Pool(device=_core.SimulatedDevice(alignment=alignment), small_bytes=page)
     client = _core.Client(pool, "test")
@@ -394,7 +394,7 @@ def test_any_threshold_alignment_and_page_size_serve_small_requests(
 
 @pytest.mark.parametrize("page", [0, 4096])
 def test_high_water_mark_does_not_rise_beside_much_idle_memory(page: int) -> None:
-    """A growing array does not keep the memory of all its former sizes."""
+    """A growing array does not keep the memory of all former sizes."""
     core = Core(page=page)
     core.pool.set_retained_limit(1 << 40)
     now = core.allocate(300_000)

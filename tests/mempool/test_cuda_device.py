@@ -63,14 +63,14 @@ def test_calls_leave_the_current_context_unchanged(fake: FakeCuda) -> None:
     assert device.errors == 0
 
 
-def test_the_right_context_is_not_pushed_again(fake: FakeCuda) -> None:
+def test_current_context_is_not_pushed_again(fake: FakeCuda) -> None:
     memory = calls(fake)
     fake.set_current(fake.primary())
     memory.reserve(512)
     assert fake.calls("cuCtxPushCurrent_v2") == 0
 
 
-def test_memory_is_of_the_device_whatever_context_is_current(fake: FakeCuda) -> None:
+def test_memory_belongs_to_the_device_whichever_context_is_current(fake: FakeCuda) -> None:
     fake.set_current(fake.primary(0))
     calls(fake, 1).reserve(512)
     assert (fake.live_bytes(0), fake.live_bytes(1)) == (0, 512)
@@ -91,7 +91,7 @@ def test_copies_and_zeros_are_done_in_the_order_of_their_stream(fake: FakeCuda) 
 
 
 @pytest.mark.parametrize("default", [0, 1, 2])
-def test_the_default_streams_are_the_drivers_own(fake: FakeCuda, default: int) -> None:
+def test_default_streams_are_the_drivers_own(fake: FakeCuda, default: int) -> None:
     memory = calls(fake)
     address = memory.reserve(512)
     memory.zero(address, 512, default)
@@ -109,7 +109,7 @@ def test_event_is_done_when_its_stream_has_passed(fake: FakeCuda) -> None:
     assert memory.query(0)
 
 
-def test_a_stream_waits_for_another_on_the_device_and_nobody_on_the_host(fake: FakeCuda) -> None:
+def test_stream_waits_for_another_on_the_device_without_blocking_the_host(fake: FakeCuda) -> None:
     memory, first, then = calls(fake), fake.stream(), fake.stream()
     address = memory.reserve(512)
     fake.write(first, address, 512, 3)
@@ -277,7 +277,7 @@ def test_capture_mode_of_the_thread_is_unchanged(fake: FakeCuda) -> None:
         assert fake.mode == mode
 
 
-def test_a_captured_stream_is_told(fake: FakeCuda) -> None:
+def test_captured_stream_is_recognised(fake: FakeCuda) -> None:
     memory, captured, other = calls(fake), fake.stream(), fake.stream()
     assert not memory.capturing(captured)
     fake.begin_capture(captured)
@@ -308,7 +308,7 @@ def test_legacy_stream_counts_as_captured_while_a_blocking_stream_is(fake: FakeC
     assert memory.synchronize()
 
 
-def test_the_legacy_stream_of_such_a_capture_waits_on_the_host(fake: FakeCuda) -> None:
+def test_legacy_stream_waits_on_the_host_during_a_blocking_capture(fake: FakeCuda) -> None:
     memory, captured, other = calls(fake), fake.stream(blocking=True), fake.stream()
     event = memory.record(other)
     fake.begin_capture(captured)
@@ -317,7 +317,7 @@ def test_the_legacy_stream_of_such_a_capture_waits_on_the_host(fake: FakeCuda) -
     assert fake.end_capture(captured) > 0
 
 
-def test_a_captured_event_is_not_done_and_not_asked(fake: FakeCuda) -> None:
+def test_captured_event_is_never_done_and_not_queried_at_the_driver(fake: FakeCuda) -> None:
     device, captured = fake.device(), fake.stream()
     memory = calls(fake, device)
     fake.begin_capture(captured)
@@ -360,7 +360,7 @@ def test_streams_of_a_capture_are_ordered_in_the_graph(fake: FakeCuda) -> None:
     fake.destroy_graph(graph)
 
 
-def test_a_stream_outside_is_not_drawn_into_a_capture(fake: FakeCuda) -> None:
+def test_outside_stream_does_not_join_a_capture(fake: FakeCuda) -> None:
     device, captured, outside = fake.device(), fake.stream(), fake.stream()
     memory = calls(fake, device)
     fake.begin_capture(captured)
@@ -372,7 +372,7 @@ def test_a_stream_outside_is_not_drawn_into_a_capture(fake: FakeCuda) -> None:
     assert fake.end_capture(captured) > 0
 
 
-def test_a_captured_stream_comes_after_earlier_work_without_an_edge(fake: FakeCuda) -> None:
+def test_captured_stream_waits_for_earlier_work_on_the_host_without_an_edge(fake: FakeCuda) -> None:
     device, captured, outside = fake.device(), fake.stream(), fake.stream()
     memory = calls(fake, device)
     event = memory.record(outside)

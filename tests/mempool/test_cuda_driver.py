@@ -1,4 +1,4 @@
-"""The driver library and its devices, on a driver without a GPU: see tests/native/fake_cuda/."""
+"""The driver library and the devices, on a driver without a GPU: see tests/native/fake_cuda/."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_listing_and_making_devices_makes_no_context(fake: FakeCuda) -> None:
     assert fake.primary_retained() == 1
 
 
-def test_a_negative_index_is_refused(fake: FakeCuda) -> None:
+def test_negative_device_index_is_refused(fake: FakeCuda) -> None:
     with pytest.raises(ValueError, match="negative"):
         fake.device(-1)
 
@@ -195,7 +195,7 @@ def test_first_call_to_notice_the_shutdown_ends_the_device_without_errors(
     assert (device.errors, device.last_error) == (0, None)
 
 
-def test_a_pool_on_the_device_may_outlive_the_interpreter(fake: FakeCuda) -> None:
+def test_pool_on_the_device_may_outlive_the_interpreter(fake: FakeCuda) -> None:
     program = """
 import sys
 from mempool import Pool, _core

@@ -49,7 +49,7 @@ def test_unknown_memory_kind_is_refused(fake: FakeCuda) -> None:
 
 @every_kind
 @pytest.mark.parametrize("program", [replaced, training])
-def test_a_pool_records_plans_and_replays(
+def test_pool_on_each_memory_kind_records_plans_and_replays(
     fake: FakeCuda, kind: str, program: Callable[[Watched], Callable[[int], None]]
 ) -> None:
     device = fake.device(memory=kind)
@@ -66,7 +66,7 @@ def test_a_pool_records_plans_and_replays(
 
 @every_kind
 def test_memory_of_a_stream_is_reused_on_another_only_after_its_work(fake: FakeCuda, kind: str) -> None:
-    """Each buffer is written and read by its stream, and freed while the work is queued."""
+    """Each buffer is written and read by the owning stream, and freed while the work is queued."""
     device = fake.device(memory=kind)
     pool = _core.Pool(device=device)
     client = _core.Client(pool, "test")
@@ -151,7 +151,9 @@ def test_memory_is_taken_from_the_device_of_the_pool(fake: FakeCuda) -> None:
 
 
 @pytest.mark.parametrize(("kind", "attribute"), [("growing", HAS_PAGES), ("managed", HAS_MANAGED)])
-def test_a_device_without_such_memory_says_so_and_has_none(fake: FakeCuda, kind: str, attribute: int) -> None:
+def test_device_without_a_memory_kind_reports_the_lack_and_allocates_nothing(
+    fake: FakeCuda, kind: str, attribute: int
+) -> None:
     fake.set_attribute(attribute, 0)
     device = fake.device(memory=kind)
     with pytest.raises(RuntimeError, match=f"CUDA device 0 has no {kind} memory"):
@@ -377,7 +379,7 @@ def test_where_host_and_device_take_turns_nothing_is_advised(fake: FakeCuda) -> 
 def page_faults(fake: FakeCuda, *, ahead: bool) -> int:
     """Return the page faults of ten replayed iterations that use 48 MiB on a device of 16 MiB.
 
-    Each buffer is used once, after its allocation.
+    Each buffer is used once, after the allocation.
     """
     fake.reset()
     fake.set_capacity(16 * MIB)
@@ -419,8 +421,8 @@ def test_nothing_is_fetched_while_everything_fits(fake: FakeCuda) -> None:
     assert fake.calls("cuMemPrefetchAsync") == 0
 
 
-def test_places_are_told_once_an_iteration_whatever_the_program_does(fake: FakeCuda) -> None:
-    """Steps over places, stray sizes and another plan cost a few calls, not each place each time."""
+def test_prefetch_calls_are_bounded_per_iteration_for_any_program(fake: FakeCuda) -> None:
+    """Skipped slots, stray sizes and another plan cost a few calls, not a call for each slot each time."""
     fake.set_capacity(16 * MIB)
     client = _core.Client(_core.Pool(device=fake.device(memory="managed")), "test")
     sizes = [MIB + 512 * k for k in range(24)]
@@ -445,7 +447,7 @@ def test_places_are_told_once_an_iteration_whatever_the_program_does(fake: FakeC
 # --- the setting
 
 
-def test_the_setting_is_of_cuda_alone() -> None:
+def test_prefetch_setting_belongs_to_cuda_alone() -> None:
     with pytest.raises(UsageError, match=re.escape("memory='growing'")):
         Pool("host", memory="growing")
     with pytest.raises(UsageError, match="'fast', not plain, growing or managed"):

@@ -44,7 +44,9 @@ def test_devices_without_a_limit_of_their_own_answer_zeros() -> None:
 
 @pytest.mark.parametrize("given", [256, 512])
 @pytest.mark.parametrize("alignment", [512, 4096, 2 * MIB])
-def test_addresses_are_aligned_whatever_the_driver_gives(fake: FakeCuda, given: int, alignment: int) -> None:
+def test_addresses_are_aligned_whatever_the_driver_returns(
+    fake: FakeCuda, given: int, alignment: int
+) -> None:
     fake.set_alignment(given)
     memory = calls(fake)
     addresses = [memory.reserve(10_000, alignment) for _ in range(4)]

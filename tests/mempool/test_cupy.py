@@ -102,7 +102,7 @@ def test_views_and_pointers_keep_the_buffer(pool: CupyPool) -> None:
     assert pool.used_bytes() == 0
 
 
-def test_an_array_over_memory_asked_for_by_hand(pool: CupyPool) -> None:
+def test_array_over_memory_from_cupys_alloc_keeps_the_memory(pool: CupyPool) -> None:
     memory = cupy.cuda.alloc(4096)
     array = cupy.ndarray((512,), "f8", memptr=memory)
     assert array.data.ptr == memory.ptr
@@ -136,7 +136,7 @@ def test_invalid_sizes_are_refused(pool: CupyPool) -> None:
     assert cupy.ndarray((10,), "f4").data.ptr != 0
 
 
-def test_an_allocator_by_hand(platform: FakePlatform) -> None:
+def test_pool_can_be_set_as_allocator_by_hand(platform: FakePlatform) -> None:
     pool = make(platform)
     with cupy.cuda.using_allocator(pool.malloc):
         array = cupy.ndarray((1000,), "f4")
@@ -240,7 +240,7 @@ def test_cupy_exports_the_c_functions_of_the_adapter() -> None:
         assert _core.cupy_knows(function)
 
 
-def test_a_function_of_another_type_is_not_called_in_c() -> None:
+def test_function_of_another_type_is_not_called_in_c() -> None:
     name = b"int (PyObject *)"
     assert not _core.cupy_knows(capsule(1, name))
     assert not _core.cupy_knows(len)
@@ -485,7 +485,7 @@ def test_arrays_made_before_and_after_the_pool_keep_their_allocator(platform: Fa
     assert core.stats()["live_blocks"] == 0
 
 
-def test_a_second_pool_is_refused(pool: CupyPool, platform: FakePlatform) -> None:
+def test_second_pool_is_refused(pool: CupyPool, platform: FakePlatform) -> None:
     with pytest.raises(UsageError, match=r"CuPy has a pool already: mempool\.cupy\.uninstall\(\) it first"):
         install(platform)
     assert mempool.cupy.installed() is pool

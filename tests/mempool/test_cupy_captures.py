@@ -220,7 +220,7 @@ def test_failed_begin_of_a_capture_changes_nothing(
         assert array().data.ptr == freed
 
 
-def test_a_pool_does_not_leave_in_the_middle_of_a_capture(pool: CupyPool, stream: Stream) -> None:
+def test_pool_is_not_released_within_a_capture(pool: CupyPool, stream: Stream) -> None:
     stream.begin_capture()
     with pytest.raises(UsageError, match=r"being captured: end_capture\(\) first"):
         mempool.cupy.uninstall()
@@ -353,7 +353,7 @@ def test_pool_made_during_a_capture_is_part_of_the_capture(
 def test_error_within_a_capture_reaches_the_program(
     current: Current, fake: FakeCuda, stream: Stream, ends: bool
 ) -> None:
-    """The pool is released when the capture is over: at its end, or once its stream is destroyed."""
+    """The pool is released when the capture is over: at the regular end, or once the stream is destroyed."""
     begin = cupy.cuda.Stream.begin_capture
     pool = install(FakePlatform(current, fake.device))
     one = Stream(stream.ptr)

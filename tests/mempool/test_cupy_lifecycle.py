@@ -357,7 +357,7 @@ def in_a_process(current_library: Path, program: str) -> str:
 def test_arrays_may_live_until_the_interpreter_ends(
     current_library: Path, close: str, background: bool
 ) -> None:
-    """In modules, in cycles, in a running thread, and in an object that ends last of all."""
+    """The arrays are in modules, in cycles, in a running thread, and in an object that ends last of all."""
     said = in_a_process(
         current_library,
         f"""
@@ -389,7 +389,7 @@ def test_arrays_may_live_until_the_interpreter_ends(
     assert said == "end\n"
 
 
-def test_a_forked_child_frees_and_allocates(current_library: Path) -> None:
+def test_forked_child_frees_and_allocates(current_library: Path) -> None:
     said = in_a_process(
         current_library,
         """

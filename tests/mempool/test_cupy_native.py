@@ -48,7 +48,7 @@ def calls(
 def test_buffers_of_threads_streams_and_devices_keep_every_invariant(
     folder: Path, sanitizer: str, kind: str
 ) -> None:
-    """None is reused while a stream is at work on it, and none loses its memory or its owner."""
+    """No buffer is reused while a stream is at work on the memory, and none loses memory or owner."""
     done = calls(folder, sanitizer, kind, 2)
     assert (done.returncode, done.stdout) == (0, "holds\n"), done.stderr[-3000:]
     assert [leak for leak in done.stderr.split("\n\n") if "leak of" in leak and "mempool::" in leak] == []

@@ -80,7 +80,7 @@ def test_requested_peaks_of_several_devices_are_added() -> None:
     assert most_requested({"devices": {}}) == 0
 
 
-def test_a_program_on_cupy_is_replayed_and_reported(
+def test_cupy_program_is_replayed_and_reported(
     tmp_path: Path, fake_library: Path, current_library: Path
 ) -> None:
     (tmp_path / "libcuda.so.1").symlink_to(fake_library)

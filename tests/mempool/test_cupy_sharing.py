@@ -101,7 +101,7 @@ def test_pool_to_share_is_resolved_at_the_first_array(fake: FakeCuda, current: C
             assert pool.pool(1).core is not other.core
 
 
-def test_a_pool_of_the_host_is_refused(fake: FakeCuda, current: Current) -> None:
+def test_sharing_a_host_pool_is_refused(fake: FakeCuda, current: Current) -> None:
     with Pool(background=False) as host, pytest.raises(UsageError, match="no pool of a CUDA device"):
         install(FakePlatform(current, fake.device), share=host)
     assert not mempool.cupy.is_installed()
@@ -195,7 +195,7 @@ def test_demonstration_reads_its_figures_from_cupys_pool(fake: FakeCuda, current
         assert cupy.get_default_memory_pool().total_bytes() == report["reserved_bytes"]
 
 
-def test_a_gpu_without_such_memory_is_told_before_the_first_array(fake: FakeCuda) -> None:
+def test_gpu_without_the_memory_kind_is_reported_before_the_first_array(fake: FakeCuda) -> None:
     fake.set_attribute(102, 0)
     with pytest.raises(UsageError, match="CUDA device 0 has no growing memory"):
         Cuda(fake.driver, memory="growing").device(0)

@@ -32,7 +32,7 @@ def test_results_are_identical_to_the_bit(done: Race) -> None:
 
 
 def test_steady_state_has_no_misses(done: Race) -> None:
-    """Once the plan is in effect, every allocation that the plan covers is at its planned address."""
+    """Once the plan is in effect, every allocation covered by the plan is at the planned address."""
     answer = done.answer()
     assert answer["state"] == "replaying"
     assert answer["hits"] > 0
@@ -65,7 +65,7 @@ class Module:
         return getattr(np, name)
 
 
-def test_the_network_is_the_same_in_any_array_module() -> None:
+def test_network_is_the_same_in_any_array_module() -> None:
     warm_up(Module())
     twins = [(Network(xp, layers=(LAYERS[0], 16, LAYERS[-1])), Data(xp)) for xp in (np, Module())]
     losses = [[network.step(*data.batch()) for _ in range(5)] for network, data in twins]
@@ -87,7 +87,7 @@ def test_network_learns() -> None:
 
 
 def test_gradients_equal_finite_differences_of_the_loss() -> None:
-    """Backpropagation agrees with finite differences in the direction of the gradient itself."""
+    """Backpropagation agrees with finite differences in the direction of the gradient."""
     network, data = Network(np, layers=(LAYERS[0], 20, LAYERS[-1])), Data(np)
     network.parameters = [values.astype(np.float64) for values in network.parameters]
     images, labels = data.batch()

@@ -1,6 +1,6 @@
-"""Converting an arena of pages to segments before any out-of-memory error.
+"""Arenas of pages converted to segments before any out-of-memory error.
 
-Its free memory serves other requests.
+Free arena memory serves other requests.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def test_next_iteration_has_its_plan_again_after_conversion() -> None:
 
 
 def test_arena_is_recreated_with_backoff_after_recurring_conversions() -> None:
-    """At once after the arena has served for long."""
+    """The arena is recreated at once after a long time in use."""
     core = Core(limit=LIMIT)
     core.client.install(pattern(SIZES))
 
@@ -262,7 +262,7 @@ def test_each_client_counts_its_own_buffers_after_conversion() -> None:
 
 
 def test_converted_memory_waits_for_uses_and_frees_by_other_streams() -> None:
-    """As does what another one than its own frees."""
+    """The waits cover uses by other streams, and frees by streams other than the buffer's own."""
     core, alive = half_full()
     served(core, LARGER * 4)
     for address in alive[:4]:
@@ -347,7 +347,7 @@ def test_every_request_fitting_beside_the_live_buffers_is_served(
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_iterations_of_any_size_fit_a_limit_two_percent_above_the_peak_load(network: str) -> None:
-    """Without marks no early sign tells the pool of an iteration that outgrows its plan."""
+    """Without marks no early sign tells the pool that an iteration outgrows the plan."""
     trace = varied(network, 2 << 30, 120)
     run = simulate(trace, "planned_growing", limit_bytes=int(1.02 * trace.load().max()))
     assert run.failed_at is None

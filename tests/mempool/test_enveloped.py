@@ -56,10 +56,13 @@ def test_each_size_within_the_envelope_hits_its_slot(core: Core, share: float) -
 
 
 @given(st.lists(st.tuples(st.floats(0, 1.3), st.booleans()), max_size=30), st.data())
-def test_whatever_comes_no_two_buffers_overlap(
+def test_iterations_within_an_envelope_never_overlap(
     iterations: list[tuple[float, bool]], data: st.DataObject
 ) -> None:
-    """`Core` looks; places are shared, some buffers are kept, and some are larger than any place."""
+    """`Core` checks the addresses.
+
+    Slots are shared, some buffers are kept, and some are larger than any slot.
+    """
     core = Core()
     ends = np.cumsum([-(-size // 512) * 512 for size in MOST])
     offsets = [0, *ends[:-1].tolist()]
@@ -153,12 +156,12 @@ def test_envelope_replaces_the_plans_for_the_sizes_within() -> None:
 
 
 @pytest.mark.parametrize("least", [[0] * len(MOST), [size + 1 for size in MOST], LEAST[1:]])
-def test_a_wrong_least_size(least: list[int]) -> None:
+def test_invalid_least_size_is_refused(least: list[int]) -> None:
     with pytest.raises(ValueError, match="least size"):
         pattern(MOST, least=least)
 
 
-def test_a_part_without_least_sizes() -> None:
+def test_table_without_least_sizes_and_enveloped_warm_up_are_refused() -> None:
     made = pattern(MOST, least=LEAST)
     made.add_table(sequence=1, stream=0, sizes=np.array([600]), offsets=np.array([[0]]))
     with pytest.raises(ValueError, match="each table has least sizes"):
@@ -412,7 +415,7 @@ def test_saved_envelope_serves_other_lengths_after_the_first_iteration(saved: Pa
         (lambda least: least * 0.5, "the least size holds something else"),
     ],
 )
-def test_a_damaged_file(
+def test_damaged_least_sizes_in_a_file_are_refused(
     saved: Path, tmp_path: Path, least: Callable[[np.ndarray], object], says: str
 ) -> None:
     plan, buffers, extra = read_plan(saved)

@@ -29,7 +29,7 @@ def core() -> Core:
 
 
 def in_thread(work: Callable[[], object]) -> None:
-    """Run in a thread that has wholly ended: joined before its thread-local state is destroyed."""
+    """Run in a thread that has wholly ended: joined before the thread-local state is destroyed."""
     thread = threading.Thread(target=work)
     thread.start()
     task = Path(f"/proc/self/task/{thread.native_id}")
@@ -39,7 +39,7 @@ def in_thread(work: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("marks", [True, False])
-def test_a_loaded_plan_hits_from_the_first_allocation_on(core: Core, marks: bool) -> None:
+def test_loaded_plan_hits_from_the_first_allocation_on(core: Core, marks: bool) -> None:
     for _ in range(5):
         if marks:
             core.step()
@@ -71,7 +71,7 @@ def test_changed_shapes_miss_alone(core: Core, marks: bool, count: int, place: i
 
 
 @given(place=st.integers(0, 39), gone=st.integers(1, 20), extra=st.lists(st.integers(513, 900), max_size=30))
-def test_whatever_is_cut_out_and_put_in_the_pool_realigns_within_two_windows(
+def test_pool_realigns_within_two_windows_after_any_cut_and_insertion(
     place: int, gone: int, extra: list[int]
 ) -> None:
     core = Core()
@@ -94,7 +94,7 @@ def test_evaluation_in_the_middle_costs_its_own_buffers_and_a_window(core: Core)
         assert core.run(SIZES[20:]) >= 20 - WINDOW
 
 
-def test_an_evaluation_in_a_dynamic_scope_costs_nothing(core: Core) -> None:
+def test_evaluation_in_a_dynamic_scope_costs_no_hits(core: Core) -> None:
     for _ in range(3):
         core.step()
         assert core.run(SIZES[:20]) == 20
@@ -105,14 +105,14 @@ def test_an_evaluation_in_a_dynamic_scope_costs_nothing(core: Core) -> None:
     assert core.misses == 0
 
 
-def test_an_exception_half_way_costs_nothing_after_the_next_mark(core: Core) -> None:
+def test_exception_half_way_costs_no_hits_after_the_next_mark(core: Core) -> None:
     for until in (40, 13, 40, 1, 40):
         core.step()
         assert core.run(SIZES[:until]) == until
     assert core.misses == 0
 
 
-def test_an_exception_half_way_without_marks_costs_a_window(core: Core) -> None:
+def test_exception_half_way_without_marks_costs_a_window(core: Core) -> None:
     core.run(SIZES)
     core.run(SIZES[:13])
     assert core.run(SIZES) >= 40 - 2 * WINDOW
@@ -286,7 +286,7 @@ def test_allocations_after_the_last_planned_allocation_wait_for_the_mark(core: C
     assert core.run(SIZES) == 40
 
 
-def test_a_mark_begun_twice_does_not_shut_the_client_out(core: Core) -> None:
+def test_mark_begun_twice_does_not_shut_the_client_out(core: Core) -> None:
     from mempool._core import Mark
 
     core.client.mark(Mark.BEGIN)
@@ -354,9 +354,9 @@ def test_plan_waiting_for_the_end_of_an_iteration_is_not_entered_at_another_size
 
 @pytest.mark.parametrize("left_out", [1, 3, 8])
 def test_iteration_ending_early_is_over(left_out: int) -> None:
-    """Without marks too.
+    """The same holds without marks.
 
-    The next iteration has its own slots, not slots of buffers that live on from this iteration.
+    The next iteration has slots apart from the buffers that live on from this iteration.
     """
     core, places = Core(), 1 << 15
     sizes = SIZES[:30]

@@ -54,7 +54,7 @@ def in_regions(pool: Pool, iteration: Callable[[int], None], count: int, *, firs
 @pytest.mark.parametrize("order", [in_turn, at_random])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("scales", [(1024, 1700), (1024, 1024, 1500), (900, 1300, 1900, 2500)], ids=str)
-def test_kinds_in_any_order_have_no_misses(
+def test_joint_plans_of_variants_in_any_order_have_no_misses(
     pool: Pool,
     scales: tuple[int, ...],
     late: bool,
@@ -71,7 +71,7 @@ def test_kinds_in_any_order_have_no_misses(
 
 @pytest.mark.parametrize("order", [in_turn, at_random])
 @pytest.mark.parametrize("late", [False, True])
-def test_kinds_of_different_lengths_have_none_and_are_not_planned_time_and_again(
+def test_variants_of_different_lengths_miss_nothing_and_are_not_planned_again_and_again(
     pool: Pool, late: bool, order: Callable[[tuple[int, ...]], Callable[[int], int]]
 ) -> None:
     memory = programs.Watched(pool)
@@ -93,7 +93,7 @@ def test_separate_plans_of_variants_would_miss(pool: Pool, monkeypatch: pytest.M
     memory.free_all()
 
 
-def test_the_arena_is_hardly_larger_than_the_largest_kind_needs(pool: Pool) -> None:
+def test_joint_arena_is_hardly_larger_than_the_largest_variants_arena(pool: Pool) -> None:
     memory = programs.Watched(pool)
     iteration = kinds(memory, at_random((900, 1300, 1900, 2500)), late=True)
     in_steps(pool, iteration, LEARNED)

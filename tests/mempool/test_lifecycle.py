@@ -147,7 +147,7 @@ def test_long_run_holds_no_more_memory_than_a_short_run() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_a_day_of_iterations_holds_no_more_than_an_hour() -> None:
+def test_day_of_iterations_holds_no_more_memory_than_an_hour() -> None:
     iterate(DAY)
 
 

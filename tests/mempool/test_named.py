@@ -52,7 +52,7 @@ def test_name_with_arguments_round_trips_through_its_text(
         ("transformers:meta-llama/Llama-2-7b-hf", Named("transformers", "", "meta-llama/Llama-2-7b-hf")),
     ],
 )
-def test_places_are_told_by_their_form(text: str, named: Named) -> None:
+def test_kind_of_a_model_name_follows_from_its_form(text: str, named: Named) -> None:
     assert parse_target(text) == named
 
 

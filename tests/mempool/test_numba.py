@@ -66,7 +66,7 @@ def test_install_sets_numbas_manager_and_close_restores_the_former(fake: FakeCud
     assert fake.calls("cuMemAlloc_v2") == 0
 
 
-def test_the_environment_is_enough() -> None:
+def test_environment_variable_alone_selects_the_manager() -> None:
     code = (
         "from numba.cuda.cudadrv import driver; driver._ensure_memory_manager(); "
         "import mempool.numba; assert driver._memory_manager is mempool.numba.Manager"
@@ -129,7 +129,7 @@ def test_memory_in_use_by_a_stream_does_not_serve_the_next_request(
     again.free()
 
 
-def test_without_synchronizing_nobody_waits(fake: FakeCuda) -> None:
+def test_allocation_without_synchronizing_does_not_wait_for_the_device(fake: FakeCuda) -> None:
     with mempool.numba.install(driver=fake.driver, synchronize=False, background=False):
         manager = mempool.numba.Manager(context=Context())
         manager.memalloc(MIB).free()
@@ -138,7 +138,7 @@ def test_without_synchronizing_nobody_waits(fake: FakeCuda) -> None:
         assert fake.calls("cuCtxSynchronize") == before
 
 
-def test_inside_defer_cleanup_nobody_waits_and_afterwards_all_is_given_back(
+def test_frees_inside_defer_cleanup_wait_until_its_end(
     fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any
 ) -> None:
     kept = [manager.memalloc(MIB) for _ in range(3)]
@@ -187,7 +187,9 @@ def test_missing_device_is_refused(fake: FakeCuda) -> None:
         mempool.numba.install(index=9, driver=fake.driver)
 
 
-def test_the_numbers_of_the_device(fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any) -> None:
+def test_memory_info_counts_free_memory_of_the_pool_as_free(
+    fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any
+) -> None:
     fake.set_capacity(64 * MIB)
     manager.memalloc(8 * MIB).free()
     free, total = manager.get_memory_info()
@@ -205,7 +207,7 @@ def test_pool_serves_a_single_device(pool: mempool.numba.NumbaPool, manager: Any
         mempool.numba.Manager(context=Context(1)).memalloc(MIB)
 
 
-def test_a_closed_pool_goes_on_serving(pool: mempool.numba.NumbaPool, manager: Any) -> None:
+def test_closed_pool_goes_on_serving(pool: mempool.numba.NumbaPool, manager: Any) -> None:
     kept = manager.memalloc(MIB)
     pool.close()
     manager.memalloc(MIB).free()
@@ -213,7 +215,7 @@ def test_a_closed_pool_goes_on_serving(pool: mempool.numba.NumbaPool, manager: A
     assert pool.client.stats()["blocks"]["current"] == 0
 
 
-def test_a_loop_is_replayed(pool: mempool.numba.NumbaPool, manager: Any) -> None:
+def test_loop_in_numba_is_replayed(pool: mempool.numba.NumbaPool, manager: Any) -> None:
     for _ in range(12):
         pool.step()
         kept = [manager.memalloc(4096 * (1 + layer)) for layer in range(8)]
@@ -243,6 +245,6 @@ def test_memory_moves_between_numba_and_another_framework(fake: FakeCuda) -> Non
         other.give(where, 0)
 
 
-def test_a_pool_of_the_host_cannot_be_shared(fake: FakeCuda) -> None:
+def test_sharing_a_host_pool_is_refused(fake: FakeCuda) -> None:
     with Pool(background=False) as host, pytest.raises(UsageError, match="is no pool of a CUDA device"):
         mempool.numba.install(share=host)

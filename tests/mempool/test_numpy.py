@@ -58,7 +58,7 @@ class TestInstall:
         assert not mempool.numpy.is_installed()
         assert not owns(pool, np.ones(1000))
 
-    def test_a_second_install_is_a_clear_error_and_changes_nothing(self) -> None:
+    def test_second_install_is_a_clear_error_and_changes_nothing(self) -> None:
         with mempool.numpy.install() as pool:
             with pytest.raises(mempool.UsageError, match="uninstall"):
                 mempool.numpy.install()
@@ -103,7 +103,7 @@ class TestInstall:
         assert not mempool.numpy.is_installed()
 
 
-def test_a_loop_with_marks_is_replayed_with_the_same_results() -> None:
+def test_loop_with_marks_is_replayed_with_the_same_results() -> None:
     def train(steps: int, pool: mempool.Pool | None) -> bytes:
         weights = np.linspace(-1, 1, 200 * 200).reshape(200, 200)
         for _ in range(steps):
@@ -144,7 +144,7 @@ class TestMemoryError:
 
 
 class TestTheEnd:
-    """The end of the interpreter with arrays alive; code that still runs must find its memory intact."""
+    """The end of the interpreter with arrays alive; code that still runs must find the memory intact."""
 
     def test_with_arrays_in_modules_cycles_and_nowhere(self) -> None:
         out = run("""
@@ -239,7 +239,7 @@ class TestChildren:
         assert out == "well\n"
 
     @pytest.mark.parametrize("background", [True, False])
-    def test_a_trace_in_progress_is_the_parents_whatever_a_forked_child_does(
+    def test_trace_in_progress_belongs_to_the_parent_whatever_a_forked_child_does(
         self, tmp_path: Path, background: bool
     ) -> None:
         out = run(
@@ -280,7 +280,7 @@ class TestChildren:
         assert out == "True 1\n"
 
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-    def test_multiprocessing(self, method: str, tmp_path: Any) -> None:
+    def test_arrays_pass_through_multiprocessing(self, method: str, tmp_path: Any) -> None:
         script = tmp_path / "program.py"
         script.write_text(
             textwrap.dedent(f"""

@@ -1,6 +1,6 @@
 """NumPy's default handler changed in place.
 
-The pool serves every thread, and each address is freed by its allocator.
+The pool serves every thread, and frees go to the allocating functions.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class TestEveryThread:
             context = contextvars.copy_context()
             assert threads.submit(context.run, lambda: owns(pool, self.make())).result()
 
-    def test_a_context_copied_before(self) -> None:
+    def test_pool_serves_a_context_copied_before_the_install(self) -> None:
         context = contextvars.copy_context()
         with serving() as pool:
             assert context.run(lambda: owns(pool, self.make()))
@@ -167,7 +167,7 @@ def _filled(size: int, value: int, turn: int) -> np.ndarray[Any, Any]:
 
 
 class TestForeignAddresses:
-    def test_an_array_made_before_is_resized_and_freed_after(self) -> None:
+    def test_array_from_before_the_install_is_resized_and_freed_afterwards(self) -> None:
         for size in (3, 1000, 300_000):
             array, expected = numbers(size), numbers(size)
             with serving() as pool:
@@ -293,7 +293,7 @@ class TestZeros:
 
 
 def _handler_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return NumPy's calloc and free: entry 306 of its C interface, then 128 bytes of name and version."""
+    """Return NumPy's calloc and free: entry 306 of the C interface, then 128 bytes of name and version."""
     name = "numpy._core" if np.__version__ >= "2" else "numpy.core"
     umath = importlib.import_module(f"{name}._multiarray_umath")
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -359,7 +359,7 @@ class TestManyTimes:
         kept.clear()
         assert held() == 0
 
-    def test_the_same_client_serves_again(self, held: Callable[[], int]) -> None:
+    def test_same_client_serves_again(self, held: Callable[[], int]) -> None:
         client = _core.Client(_core.Pool(device=_core.HostDevice()), "numpy")
         kept = []
         for _ in range(100):

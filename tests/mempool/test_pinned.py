@@ -65,9 +65,7 @@ def test_pinned_memory_is_reused_after_its_streams_have_finished(fake: FakeCuda,
 
 
 @pytest.mark.parametrize("stream", [0, 1, 2])
-def test_the_default_streams_are_waited_for_like_any_other(
-    fake: FakeCuda, pool: PinnedPool, stream: int
-) -> None:
+def test_default_streams_are_waited_for_like_any_other(fake: FakeCuda, pool: PinnedPool, stream: int) -> None:
     array = pool.empty(MIB, "u1")
     first = address(array)
     fake.expect(stream, first, MIB, 0)
@@ -162,7 +160,7 @@ def test_free_waits_for_streams_of_another_gpu(fake: FakeCuda, pool: PinnedPool,
     fake.set_current(0)
 
 
-def test_the_environment_is_meant_for_others(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_pool_ignores_the_environment(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMPOOL_PLAN", "no.plan")
     monkeypatch.setenv("MEMPOOL_MAX_RESERVED", "1KB")
     with PinnedPool(driver=fake.driver, background=False, max_reserved="1GiB") as pool:
@@ -180,7 +178,7 @@ def test_arrays_outlive_the_pool(fake: FakeCuda) -> None:
     assert fake.live_allocations > 0
 
 
-def test_a_loop_is_planned_like_any_other(pool: PinnedPool) -> None:
+def test_pinned_loop_is_planned_like_any_other(pool: PinnedPool) -> None:
     for _ in range(10):
         pool.step()
         batches = [pool.empty(n * 1000, "u1") for n in (3, 50, 7)]
@@ -198,7 +196,7 @@ def test_out_of_memory_says_so_and_the_pool_goes_on(fake: FakeCuda, pool: Pinned
     assert pool.empty(64 * MIB, "u1").size == 64 * MIB
 
 
-def test_an_array_of_somebody_else_is_refused(pool: PinnedPool) -> None:
+def test_array_of_another_allocator_is_refused(pool: PinnedPool) -> None:
     for array in (np.zeros(3), np.frombuffer(b"1234", "u1")):
         with pytest.raises(ValueError, match="not of a pool of pinned memory"):
             pool.used_by(array, 0)

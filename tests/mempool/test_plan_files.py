@@ -53,7 +53,7 @@ def test_whole_plan_file_round_trips(whole: Path) -> None:
         (lambda n: np.full(n, np.nan), "sequence holds something else"),
     ],
 )
-def test_a_damaged_sequence(whole: Path, tmp_path: Path, sequence: Any, says: str) -> None:
+def test_damaged_sequence_is_refused(whole: Path, tmp_path: Path, sequence: Any, says: str) -> None:
     plan, buffers, extra = read_plan(whole)
     path = tmp_path / "damaged.plan"
     write_plan(plan, buffers, path, extra=extra, extra_columns={"sequence": sequence(len(buffers))})
@@ -82,7 +82,7 @@ def test_a_damaged_sequence(whole: Path, tmp_path: Path, sequence: Any, says: st
         (warm_up(marks=[2]), "marks is out of range"),
     ],
 )
-def test_a_damaged_warm_up(whole: Path, tmp_path: Path, text: str, says: str) -> None:
+def test_damaged_warm_up_is_refused(whole: Path, tmp_path: Path, text: str, says: str) -> None:
     plan, buffers, extra = read_plan(whole)
     path = tmp_path / "damaged.plan"
     write_plan(plan, buffers, path, extra={**extra, "warm_up": text}, extra_columns=read_plan_columns(whole))
@@ -151,7 +151,7 @@ def test_damaged_other_plans(several: Path, tmp_path: Path, change: Any, says: s
 
 
 def changed(path: Path, number: int, **extra: str) -> Any:
-    """Return a changed further plan of the file, in the form of its column."""
+    """Return a changed further plan of the file, in the form of a column."""
     file = BytesIO(read_plan_columns(path)[f"other.{number}"].tobytes())
     plan, buffers, before = read_plan(file)
     columns = read_plan_columns(file)
@@ -160,7 +160,7 @@ def changed(path: Path, number: int, **extra: str) -> Any:
     )
 
 
-def test_the_same_plan_twice(several: Path, tmp_path: Path) -> None:
+def test_two_plans_of_the_same_sequence_in_a_file_are_refused(several: Path, tmp_path: Path) -> None:
     plan, buffers, extra = read_plan(several)
     columns = read_plan_columns(several)
     path = tmp_path / "twice.plan"
@@ -202,7 +202,7 @@ def test_invalid_further_plan_is_refused(several: Path, tmp_path: Path) -> None:
         Pool(simulated(), background=False, plan=path)
 
 
-def test_a_plan_for_several_arenas_is_not_replayed(whole: Path, tmp_path: Path) -> None:
+def test_plan_for_several_arenas_is_not_replayed(whole: Path, tmp_path: Path) -> None:
     plan, buffers, extra = read_plan(whole)
     several = solve(buffers, capacity=(plan.arena_bytes, plan.arena_bytes))
     write_plan(several, buffers, tmp_path / "p", extra=extra, extra_columns=read_plan_columns(whole))

@@ -97,7 +97,7 @@ def test_longer_period_takes_over_at_an_arena_without_live_buffers(pool: Pool, s
 def test_plan_of_an_epoch_is_not_replaced_by_a_plan_of_its_steps(tmp_path: Path) -> None:
     """Replaying an epoch from the start, the pool sees only steps for a while.
 
-    It keeps the plan of the epoch.
+    The plan of the epoch stays.
     """
 
     def epochs(pool: Pool, count: int) -> None:
@@ -249,7 +249,7 @@ def test_planner_and_program_import_numpy_at_the_same_time() -> None:
 def test_logged_copy_is_the_only_miss_until_its_variant_is_known(pool: Pool) -> None:
     """The copy is made after the last allocation of the iteration, while the arena is idle.
 
-    It blocks no slot. Once iterations with a copy are known as a variant, the fallback serves the copy.
+    So no slot is blocked. Once iterations with a copy are known as a variant, the fallback serves the copy.
     """
     memory = programs.Watched(pool)
     iteration = programs.training(memory)
@@ -298,7 +298,7 @@ def test_buffer_kept_in_the_arena_is_planned_around(pool: Pool) -> None:
 
 
 def test_pinned_ranges_are_reported_and_are_no_fragmentation(pool: Pool) -> None:
-    """An exception keeps a graph alive: its memory is in use, and no better plan would change that."""
+    """An exception keeps a graph alive: no better plan would free that memory."""
     memory = programs.Watched(pool)
     run(pool, lambda _: programs.layers(memory), 12, marks=True)
     plain = pool.report().to_dict()
@@ -381,7 +381,7 @@ def test_other_shapes_are_planned_however_long_the_first_were_followed(pool: Poo
 
 
 def test_planning_is_due_when_a_useless_plan_is_dropped(pool: Pool) -> None:
-    """The next plan is judged by the allocations after it, not by earlier misses."""
+    """The next plan is judged by later allocations, not by earlier misses."""
     memory, learner = programs.Watched(pool), pool._planner._learner
     run(pool, lambda _: programs.layers(memory), 6, marks=True)
     assert pool.planned is not None

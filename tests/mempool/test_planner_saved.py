@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def test_a_saved_plan_hits_from_the_first_iteration(tmp_path: Path) -> None:
+def test_saved_plan_hits_from_the_first_iteration(tmp_path: Path) -> None:
     with Pool(simulated(), background=False) as first:
         run(first, programs.training(programs.Watched(first)), 12, marks=True)
         first.save(tmp_path / "plan")
@@ -36,7 +36,7 @@ def test_a_saved_plan_hits_from_the_first_iteration(tmp_path: Path) -> None:
     assert late["hits"] - early["hits"] == 10 * (60 + 6)
 
 
-def test_a_saved_plan_without_marks_hits_from_the_first_iteration(tmp_path: Path) -> None:
+def test_saved_plan_without_marks_hits_from_the_first_iteration(tmp_path: Path) -> None:
     with Pool(simulated(), background=False) as first:
         run(first, programs.training(programs.Watched(first)), 12, marks=False)
         first.save(tmp_path / "plan")
@@ -171,7 +171,7 @@ def test_invalid_plan_file_is_refused_by_name(
 
 @pytest.mark.parametrize("program", [programs.replaced, programs.last_three, programs.training])
 @pytest.mark.parametrize("mark", ["before", "after"])
-def test_a_saved_plan_hits_from_the_second_iteration_on_wherever_the_mark_stands(
+def test_saved_plan_hits_from_the_second_iteration_on_wherever_the_mark_stands(
     tmp_path: Path, program: Callable[..., Callable[[int], None]], mark: str
 ) -> None:
     def iterate(pool: Pool, iteration: Callable[[int], None], numbers: range) -> None:
@@ -200,7 +200,7 @@ def test_a_saved_plan_hits_from_the_second_iteration_on_wherever_the_mark_stands
 def test_plan_of_another_program_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, same: bool
 ) -> None:
-    """A program that follows the plan causes no warning; any other is served, and planned by itself."""
+    """A program that follows the plan causes no warning; any other is served, and planned anew."""
     with Pool(simulated(), background=False) as first:
         run(first, programs.training(programs.Watched(first)), 12, marks=True)
         first.save(tmp_path / "plan")
@@ -219,7 +219,7 @@ def test_plan_of_another_program_is_reported_once(
 
 
 def test_plan_of_another_device_is_refused_by_name(tmp_path: Path) -> None:
-    """Its offsets are multiples of the other device's alignment."""
+    """The saved offsets are multiples of the other device's alignment."""
     with Pool(simulated(), background=False) as first:
         run(first, programs.training(programs.Watched(first)), 12, marks=True)
         first.save(tmp_path / "plan")

@@ -93,7 +93,7 @@ def test_difference_after_the_end_of_recording_wakes_the_planner() -> None:
         assert pool.client.state()["recording"]
 
 
-def test_a_change_for_good_is_heard_of_however_long_recording_was_to_rest() -> None:
+def test_permanent_change_wakes_the_planner_during_any_pause() -> None:
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         iteration = marked(pool, memory)
@@ -119,7 +119,7 @@ def test_other_shapes_after_the_end_of_recording_are_planned() -> None:
 
 
 def test_unaffordable_planning_is_done_later_without_another_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though no bell rings again for it."""
+    """The planning is done without a further event."""
     monkeypatch.setattr(planner, "ALLOWANCE_SECONDS", 0.0)
     monkeypatch.setattr(planner, "SHARE", 0.0)
     with Pool(simulated()) as pool:
@@ -151,7 +151,7 @@ def test_marks_of_a_program_without_repetition_wake_the_planner_ever_more_rarely
 
 
 def test_plan_now_waits_for_the_background_planner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planner's thread is held in its work until another thread asks for a plan."""
+    """The planner's thread is held at work until another thread asks for a plan."""
     entered, go_on = threading.Event(), threading.Event()
     at_work: list[str] = []
     met: list[list[str]] = []
@@ -193,7 +193,7 @@ def test_reset_pool_records_again_and_follows_no_plan() -> None:
 
 
 def test_loop_is_planned_after_many_equal_lasting_buffers() -> None:
-    """A data set loaded first, for example: its buffers recur, and cannot be planned."""
+    """A data set loaded first, for example: such buffers recur, and cannot be planned."""
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         for _ in range(200):
@@ -270,7 +270,7 @@ def test_impossible_plan_around_pinned_ranges_is_tried_ever_more_rarely(
     assert 2 <= len(tried) <= 8
 
 
-def test_a_signal_handler_may_ask_for_a_plan_in_the_middle_of_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_handler_may_request_a_plan_within_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     with Pool(simulated(), background=False) as pool:
         learn = Learner.learn
         asked: list[bool] = []

@@ -53,7 +53,7 @@ def two_networks() -> list[object]:
 
 
 @pytest.mark.parametrize(("kind", "names"), two_networks())
-def test_the_pool_hits_where_the_naive_policies_miss(
+def test_pool_hits_where_the_naive_policies_miss(
     kind: Callable[..., sequences.Diverged], names: list[str]
 ) -> None:
     compare(kind, names, seed=0)
@@ -62,7 +62,7 @@ def test_the_pool_hits_where_the_naive_policies_miss(
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(1, 4))
 @pytest.mark.parametrize("kind", sequences.DIVERGENCES, ids=lambda kind: kind.__name__)
-def test_the_pool_hits_where_the_naive_policies_miss_on_all(
+def test_pool_hits_where_the_naive_policies_miss_on_all_networks(
     kind: Callable[..., sequences.Diverged], seed: int
 ) -> None:
     compare(kind, list(sequences.NETWORKS), seed=seed)

@@ -62,8 +62,8 @@ def test_pages_of_an_odd_iteration_between_persistent_buffers_are_returned() -> 
 
 
 @pytest.mark.parametrize("count", [100, 1000])
-def test_a_plan_takes_at_most_256_bytes_of_tables_a_buffer(pool: Pool, count: int) -> None:
-    """The guard's and the replay's together, of a plan with an address for each buffer."""
+def test_plan_takes_at_most_256_bytes_of_tables_a_buffer(pool: Pool, count: int) -> None:
+    """The guard's and the replay's tables together, for a plan with an address for each buffer."""
     memory = programs.Watched(pool)
     run(pool, lambda _: programs.layers(memory, count=count), 4, marks=True)
     assert pool.planned is not None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_call_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argument_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMPOOL_MAX_RESERVED", "8GiB")
     monkeypatch.setenv("MEMPOOL", "record")
     with Pool(simulated(), background=False) as pool:
@@ -61,7 +61,7 @@ def test_a_call_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_impossible_settings_are_refused_in_one_line(options: dict[str, object]) -> None:
+def test_invalid_settings_are_refused_in_a_single_line(options: dict[str, object]) -> None:
     with pytest.raises(UsageError) as caught:
         Pool(simulated(), **{"background": False, **options})
     assert "\n" not in str(caught.value)
@@ -114,7 +114,7 @@ def test_later_plan_hides_no_miss_of_an_earlier_plan(pool: Pool) -> None:
 
 
 def test_hits_are_reported_after_the_last_plan_was_dropped(pool: Pool) -> None:
-    """As at the end of a program that last did something else; later allocations have missed."""
+    """The end of a program that last did something else, for example; later allocations have missed."""
     memory = programs.Watched(pool)
     run(pool, lambda _: programs.layers(memory), 10, marks=True)
     before = pool.report().to_dict()
@@ -138,7 +138,7 @@ def test_misses_are_explained_with_sizes_and_a_remedy(pool: Pool) -> None:
     assert "exhausted: more allocations than the recorded iteration" in text
 
 
-def test_news_of_divergences_are_told_once(pool: Pool) -> None:
+def test_divergences_are_reported_once(pool: Pool) -> None:
     from mempool.explain import News
 
     memory = programs.Watched(pool)

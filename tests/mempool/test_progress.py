@@ -99,7 +99,7 @@ class Program:
         self.player = Player(self.watcher)
 
     def play(self, events: Iteration) -> int:
-        """Play an iteration; return its misses."""
+        """Play an iteration; return the misses."""
         before = len(self.watcher.hits)
         self.memory.mark()
         self.player.play(events)

@@ -1,4 +1,4 @@
-"""Processes that train together: each has files and reports of its own."""
+"""Processes that train together: each has separate files and reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def become(monkeypatch: pytest.MonkeyPatch, rank: int, size: int = 2) -> None:
     monkeypatch.setenv("WORLD_SIZE", str(size))
 
 
-def test_a_process_alone_has_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_process_has_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert ranks.rank() is None
@@ -58,7 +58,7 @@ def test_a_process_alone_has_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/dev/null", "/dev/null"),
     ],
 )
-def test_a_name_gets_the_rank_once(monkeypatch: pytest.MonkeyPatch, name: str, own: str) -> None:
+def test_file_name_gets_the_rank_once(monkeypatch: pytest.MonkeyPatch, name: str, own: str) -> None:
     become(monkeypatch, 1, 16)
     assert ranks.own_file(name) == own
 

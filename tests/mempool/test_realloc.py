@@ -156,7 +156,7 @@ def test_growth_beyond_the_limit_leaves_the_state_unchanged() -> None:
     core.give_everything_back()
 
 
-def test_a_failed_realloc_leaves_the_old_buffer_valid() -> None:
+def test_failed_realloc_leaves_the_old_buffer_valid() -> None:
     core = Core(capacity=2 * MIB)
     old = core.allocate(MIB)
     assert core.client.reallocate(old, 8 * MIB) == (0, False)
@@ -178,7 +178,7 @@ def test_failed_page_commit_leaves_the_neighbour_free_and_whole() -> None:
 # --- plans and recordings
 
 
-def test_a_planned_place_comes_first() -> None:
+def test_realloc_prefers_a_planned_slot() -> None:
     core = Core()
     core.client.load(None, pattern([10_000, 20_000]))
     base = core.allocate(10_000)
@@ -205,7 +205,10 @@ def test_growth_in_place_counts_as_an_allocation_for_the_plan() -> None:
 
 @pytest.mark.parametrize(("old", "new"), [(5000, 9000), (9000, 5000), (300 * KIB, 400 * KIB)])
 def test_new_buffer_is_recorded_before_the_end_of_the_old(old: int, new: int) -> None:
-    """In place or not: for the program both were alive, and a plan without slots for both would miss."""
+    """The growth is in place or not.
+
+    For the program both were alive, and a plan without slots for both would miss.
+    """
     core = Core()
     core.client.set_recording(True)
     core.client.set_tape(True)

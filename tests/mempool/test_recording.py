@@ -106,7 +106,7 @@ def test_brief_records_have_the_stream_of_their_sequence_and_no_time(
     assert (trace.address == -1).all()
 
 
-def test_a_part_of_a_record_and_a_sequence_without_a_stream_are_refused() -> None:
+def test_truncated_record_and_sequence_without_a_stream_are_refused() -> None:
     one = records([(ALLOC, 64, 1000, 2)])
     with pytest.raises(ValueError, match="a part of a record"):
         TraceNames().rows(one.tobytes()[:-1])

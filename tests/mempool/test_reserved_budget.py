@@ -22,7 +22,7 @@ def beyond(core: Core) -> int:
 
 
 def kept(core: Core) -> Core:
-    """Retain free memory until a request needs it."""
+    """Retain free memory until requested."""
     core.client.set_retained_limit(NONE)
     return core
 
@@ -60,7 +60,7 @@ def test_allocation_without_room_exceeds_the_budget_and_is_counted(page: int) ->
 def test_allocation_within_the_reported_room_never_exceeds_the_budget(data: st.DataObject, page: int) -> None:
     """Small, shared and large blocks, frees in any order, with or without an arena.
 
-    `room()` keeps its promise.
+    `room()` is always right.
     """
     core = kept(Core(page=page, large=64 * KIB, shared=256 * KIB))
     core.pool.set_budget(MIB)
@@ -145,7 +145,7 @@ def test_arena_is_taken_automatically_while_permitted_and_within_the_budget() ->
 
 @pytest.mark.parametrize(("budget", "stranded"), [(NONE, 924 * KIB), (4 * MIB, 0)])
 def test_large_free_memory_is_not_split_within_a_budget(budget: int, stranded: int) -> None:
-    """A split block is of no use to other requests before its free parts merge again."""
+    """A split block is of no use to other requests before the free parts merge again."""
     core = kept(Core(page=0, large=64 * KIB))
     core.pool.set_budget(budget)
     core.free(core.allocate(MIB))

@@ -84,7 +84,7 @@ def test_improvable_plan_is_recorded_again_ever_more_rarely() -> None:
     assert not over(rest, 1 << 50, 0)
 
 
-def test_a_new_plan_forgets_how_long_the_last_pause_was_to_be() -> None:
+def test_new_plan_resets_the_length_of_the_pause() -> None:
     rest = Rest()
     rest.since_failure(Counts(1_000_000, 1_000_000))
     rest.recorded_from(Counts(1_000_001, 1_000_001))
@@ -98,7 +98,7 @@ def test_pause_without_an_arena_ends_at_once() -> None:
     assert over(rest, 1_000, 0, replaying=False)
 
 
-def test_a_pause_after_nothing_is_short() -> None:
+def test_pause_after_a_failure_without_events_is_short() -> None:
     rest = Rest()
     rest.since_failure(Counts(0, 0))
     assert not over(rest, 0, 0)

@@ -134,7 +134,7 @@ def test_both_handles_of_the_default_stream_share_memory(pool: mempool.rmm.RmmPo
 def test_per_thread_default_streams_share_memory_only_after_a_device_wait(
     fake: FakeCuda, pool: mempool.rmm.RmmPool
 ) -> None:
-    """The same thread reuses its memory at once, another thread only after a wait for the device."""
+    """The same thread reuses memory at once, another thread only after a wait for the device."""
     fake.set_capacity(20 * MIB)  # of one segment
     for _ in range(20):
         where = current().allocate(8 * MIB, PER_THREAD_DEFAULT_STREAM)
@@ -157,7 +157,7 @@ def test_per_thread_default_streams_share_memory_only_after_a_device_wait(
     assert fake.calls("cuCtxSynchronize") > 0
 
 
-def test_a_loop_on_the_default_stream_of_a_thread_is_replayed(pool: mempool.rmm.RmmPool) -> None:
+def test_loop_on_the_per_thread_default_stream_is_replayed(pool: mempool.rmm.RmmPool) -> None:
     for _ in range(12):
         pool.step()
         buffers = [(current().allocate(n * MIB, PER_THREAD_DEFAULT_STREAM), n * MIB) for n in (3, 1, 2)]
@@ -206,7 +206,7 @@ def test_closed_pools_keep_no_free_memory(fake: FakeCuda) -> None:
 
 
 @pytest.mark.parametrize("way", ["bind", "share"])
-def test_a_plan_from_a_file_begins_when_somebody_decides_on_the_device(
+def test_plan_from_a_file_takes_effect_once_a_device_is_chosen(
     fake: FakeCuda, way: str, tmp_path: Path
 ) -> None:
     with Pool(fake.device(), wait_bytes="never", background=False) as trained:
@@ -354,7 +354,7 @@ def test_buffer_may_outlive_the_interpreter(fake_library: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_loop_is_replayed(pool: mempool.rmm.RmmPool) -> None:
+def test_rmm_loop_is_replayed(pool: mempool.rmm.RmmPool) -> None:
     for _ in range(12):
         pool.step()
         kept = [(current().allocate(size), size) for size in range(4096, 40_000, 4096)]

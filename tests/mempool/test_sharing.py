@@ -205,7 +205,7 @@ def test_memory_options_are_decided_by_the_first_pool(options: dict[str, Any], w
         Pool(share=one, background=False, **options)
 
 
-def test_the_same_again_is_no_difference() -> None:
+def test_equal_options_do_not_conflict_with_the_first_pool() -> None:
     with Pool(max_reserved="1GiB", background=False) as one:
         with Pool("host", share=one, max_reserved="1GiB", small_bytes=512, background=False) as other:
             assert other.report().to_dict()["max_reserved_bytes"] == 1 << 30
@@ -250,7 +250,7 @@ def test_closing_a_pool_leaves_the_other_pool_replaying(pools: tuple[Pool, Pool]
     closed.free(kept)
 
 
-def test_the_memory_lives_while_either_does() -> None:
+def test_memory_lives_while_either_pool_does() -> None:
     device = simulated()
     one = Pool(device, background=False)
     other = Pool(share=one, background=False)
@@ -267,7 +267,7 @@ def test_the_memory_lives_while_either_does() -> None:
 
 
 def test_closed_pool_keeps_no_arena_and_no_free_memory_for_its_plans(pools: tuple[Pool, Pool]) -> None:
-    """The planner of a closed pool no longer looks after its plans."""
+    """The planner of a closed pool no longer looks after any plan."""
     one, other = pools
     take_turns(one, other)
     assert one.planned is not None
@@ -391,7 +391,7 @@ def test_idle_memory_is_returned_by_a_clock_common_to_all_pools() -> None:
         assert one.core.stats()["segment_free_bytes"] >= 2 * MIB
 
 
-def test_a_plan_from_a_file_begins_when_another_decides_on_the_device(fake: Any) -> None:
+def test_plan_from_a_file_takes_effect_once_another_pool_chooses_the_device(fake: Any) -> None:
     device = fake.device(None)
     with Pool(device, background=False) as one, Pool(share=one, background=False) as other:
         other.client.load(None, pattern([4096, 8192]))
@@ -443,7 +443,7 @@ def test_only_the_last_of_successive_pools_is_held_for_living_arrays() -> None:
 
 
 def test_request_in_flight_while_pools_change_hands_keeps_the_memory_of_arrays() -> None:
-    """The former pool counts the request and the next pool its free.
+    """The former pool counts the request and the next pool the free.
 
     Equal counts do not prove that nothing lives.
     """

@@ -67,10 +67,7 @@ class Clients(RuleBasedStateMachine):
 
     @rule(order=st.lists(which, min_size=1, max_size=40), keep=st.integers(0, 3), data=st.data())
     def follow_in_turns(self, order: list[int], keep: int, data: st.DataObject) -> None:
-        """Let each client follow one of its plans, interleaved with the others.
-
-        Most buffers are freed again.
-        """
+        """Let each client follow a plan, interleaved with the others. Most buffers are freed again."""
         chosen = {
             whose: iter(data.draw(st.sampled_from(plans))) for whose, plans in self.plans.items() if plans
         }

@@ -15,7 +15,7 @@ from mempool import versions
 
 
 def test_sources_without_the_native_module_explain_the_failure(tmp_path: Path) -> None:
-    """In a clone, the current folder hides the installed package."""
+    """The current folder hides the installed package, for example in a clone."""
     ours = Path(mempool.__file__).parent
     shutil.copytree(ours, tmp_path / "mempool", ignore=shutil.ignore_patterns("_core*", "__pycache__"))
     # An editable install has a finder that knows where the native module is.
@@ -57,7 +57,7 @@ def test_foreign_package_hiding_ours_is_named(tmp_path: Path, name: str, package
     assert str(tmp_path) in last
 
 
-def test_an_untested_version_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untested_version_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "_warned", set())
     monkeypatch.setitem(versions.TESTED, "numpy", ((1, 0), (1, 1)))
     with pytest.warns(RuntimeWarning, match=r"tested with numpy 1.0 to 1.1, not with"):
@@ -66,7 +66,7 @@ def test_an_untested_version_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_oldest_pytorch_version_is_consistent() -> None:
-    """In pyproject's requirements, in the warning's table, and in the documentation."""
+    """The version agrees in pyproject's requirements, in the warning's table, and in the documentation."""
     root, oldest = Path(__file__).parents[2], ".".join(map(str, versions.TESTED["torch"][0]))
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["torch"] == [f"torch>={oldest}"]

@@ -24,7 +24,7 @@ def core() -> Core:
 
 
 class TestABufferThatAnotherStreamUses:
-    """A buffer used by another stream: its memory is reused only after that stream has finished."""
+    """A buffer used by another stream: the memory is reused only after that stream has finished."""
 
     @pytest.mark.parametrize("size", [100, 60_000, BIG])
     def test_memory_waits_for_a_stream_using_the_buffer(self, core: Core, size: int) -> None:
@@ -89,7 +89,7 @@ class TestABufferThatAnotherStreamUses:
         assert core.client.stats()["double_frees"] == 1
 
     def test_use_by_the_own_stream_or_of_a_foreign_address_does_not_defer(self, core: Core) -> None:
-        """Nor is a use of what is not ours."""
+        """Neither a use by the own stream nor a use of a foreign address defers the free."""
         first = core.allocate(BIG, 3)
         assert not core.client.use(first, 3)
         assert not core.client.use(first + 64, 4)
@@ -148,7 +148,7 @@ class TestABufferThatAnotherStreamUses:
 class TestABufferThatAnotherStreamFrees:
     """A buffer freed by another stream.
 
-    Its own stream gets the memory back once the other has passed the free; neither waits.
+    The own stream gets the memory back after the free has passed. Neither stream waits.
     """
 
     @pytest.mark.parametrize("used_too", [False, True])
@@ -191,7 +191,7 @@ class TestABufferThatAnotherStreamFrees:
 
 
 class TestACapturedGraph:
-    """A captured graph: its memory is its own for as long as it can be replayed."""
+    """A captured graph: no other allocation gets the graph's memory while a replay is possible."""
 
     def test_graph_keeps_its_memory_until_released(self, core: Core) -> None:
         """Memory freed inside or after the capture goes to no other stream."""

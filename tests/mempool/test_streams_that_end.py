@@ -50,7 +50,7 @@ def test_device_is_waited_for_before_reuse_across_streams(fake: FakeCuda) -> Non
 
 @pytest.mark.parametrize("streams", [2, 5])
 def test_permanent_streams_soon_keep_their_own_memory(fake: FakeCuda, streams: int) -> None:
-    """The streams take turns, and each keeps its freed memory."""
+    """The streams take turns, and each reuses its freed memory."""
     with Pool(fake.device(), mode="record", background=False) as pool:
         handles = [fake.stream() for _ in range(streams)]
 
@@ -109,7 +109,7 @@ def test_ended_threads_leave_their_table_entries_to_others() -> None:
 
 
 def test_cached_sequence_of_a_thread_is_checked_after_reuse_of_its_entry() -> None:
-    """The thread's next buffer belongs to its own stream, though the entry was given to another stream."""
+    """The thread's next buffer belongs to the thread's stream, though the entry has another stream."""
     with Pool(simulated(), mode="record", background=False) as pool:
         go, gone = threading.Event(), threading.Event()
         kept: list[int] = []

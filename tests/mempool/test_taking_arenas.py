@@ -169,10 +169,7 @@ def late(core: Core, kept: list[int], steps: int) -> list[int]:
 
 @pytest.mark.parametrize("more", [0, 4096, 8192, 10_240, 12_288, 30_720])
 def test_no_slot_stays_empty_for_a_larger_arena_out_of_reach(more: int) -> None:
-    """Memory suffices for the larger arena, but not for the buffers that would lie beside it meanwhile.
-
-    Or for both.
-    """
+    """Memory suffices for the larger arena alone, or also for the buffers beside the arena meanwhile."""
     core, kept = Core(page=0, large=4096, shared=4096, limit=sum(LARGER) + more), list[int]()
     core.step()
     core.client.install(pattern(KIND))

@@ -33,8 +33,8 @@ def test_each_thread_has_a_permanent_negative_stream_number() -> None:
     assert max(mine, *others) < 0
 
 
-def test_a_threads_own_is_the_drivers_handle(fake: FakeCuda) -> None:
-    """Recorded and waited for on the device, without blocking anybody."""
+def test_default_stream_of_the_own_thread_is_the_drivers_handle(fake: FakeCuda) -> None:
+    """Events are recorded and waited for on the device, without blocking the host."""
     calls, mine = _core.DeviceCalls(fake.device()), _core.thread_stream()
     address = calls.reserve(MIB)
     fake.write(PER_THREAD, address, 8, 1)

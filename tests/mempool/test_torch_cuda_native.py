@@ -25,7 +25,7 @@ FULL_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
 
 
 def harness(folder: Path, sanitizer: str, *, mutations: bool = False, soon: bool = True) -> tuple[Path, Path]:
-    """Build the program and the driver that it opens."""
+    """Build the program and the driver for it."""
     if not build.has_sanitizer(sanitizer):
         pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")
     program = build.build("torch_cuda", folder, sanitizer=sanitizer, mutations=mutations, soon=soon)
@@ -46,7 +46,7 @@ def stress(
 
 @pytest.mark.parametrize("sanitizer", ["address", pytest.param("thread", marks=pytest.mark.full)])
 def test_tensors_streams_and_graphs_on_threads_keep_every_invariant(folder: Path, sanitizer: str) -> None:
-    """No memory is reused before its streams have finished, and no graph is broken or loses its memory."""
+    """No memory is reused before all using streams have finished, and no graph is broken or loses memory."""
     program = harness(folder, sanitizer)
     seen = dict.fromkeys(("refused", "foreign", "captures", "launches", "clients", "hits"), 0)
     # Three seeds at least; what they come to meet is up to the threads' schedule.

@@ -30,7 +30,7 @@ class Waiting:
         self._thread.start()
 
     def is_over(self, seconds: float = 0.7) -> bool:
-        """Return whether the wait ends within the time; a healthy wait ends in a third of it."""
+        """Return whether the wait ends within the time; a healthy wait ends in a third of the time."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -83,7 +83,7 @@ def test_looks_in_vain_end_no_wait() -> None:
 
 
 def test_wrapped_ring_ends_the_wait() -> None:
-    """The planner has to decide whether the recording is still worth its cost."""
+    """The planner has to decide whether the recording is still worth the cost."""
     core = _core.Pool(device=simulated(), recorded_events=1000)
     client = _core.Client(core, "test")
     client.set_recording(True)

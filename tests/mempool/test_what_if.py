@@ -123,10 +123,7 @@ def test_long_traces_hold_too(name: str) -> None:
 
 @pytest.mark.parametrize("marks", [False, True])
 def test_iterations_are_planned(marks: bool) -> None:
-    """In the end each allocation has the address of the previous iteration.
-
-    No memory is reserved anew.
-    """
+    """Each allocation finally has the address of the previous iteration. No memory is reserved anew."""
     trace = repeated(16, marks=marks)
     simulation = simulate(trace, NAME)
     check_simulation(simulation)

@@ -59,7 +59,7 @@ def test_worlds_keep_every_promise(folder: Path, sanitizer: str, count: int, mod
 
 @pytest.mark.parametrize("mode", soak.MODES)
 @pytest.mark.parametrize("others", [(), pytest.param(("none",), marks=pytest.mark.full)], ids=["", "all"])
-def test_a_seed_makes_the_same_world_in_every_build(folder: Path, mode: str, others: tuple[str, ...]) -> None:
+def test_seed_makes_the_same_world_in_every_build(folder: Path, mode: str, others: tuple[str, ...]) -> None:
     def did(sanitizer: str) -> dict[str, Any]:
         return {k: v for k, v in soak.worlds(world(folder, sanitizer), 7, 5, mode).items() if k != "seconds"}
 

@@ -1,4 +1,4 @@
-"""Rules of each simulated allocator, on a few requests whose outcome follows from its source by hand."""
+"""Rules of each simulated allocator, on a few requests whose outcome follows from the source by hand."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def offsets(simulation: Simulation) -> list[int]:
 
 
 def test_cupy_splits_every_remainder() -> None:
-    """A free 2 KiB segment serves 512 bytes and its remainder 1.5 KiB: no new segment."""
+    """A free 2 KiB segment serves 512 bytes and then 1.5 KiB: no new segment."""
     simulation = course("cupy", [(A, 2048, 0), (F, 0, 0), (A, 1, 0), (A, 1536, 0)])
     assert offsets(simulation) == [0, 0, 512]
     assert simulation.peak_reserved_bytes == 2048
 
 
 def test_cupy_keeps_streams_apart() -> None:
-    """What stream 0 has freed is no use to stream 1, whoever frees it."""
+    """Memory freed by stream 0 is no use to stream 1, whichever stream frees the buffer."""
     simulation = course("cupy", [(A, 2048, 0), (F, 0, 1), (A, 2048, 1)])
     assert simulation.reserved[-1] == 4096
 
@@ -56,13 +56,13 @@ def test_cupy_gives_back_whole_segments_only() -> None:
 
 
 def test_cnmem_grows_by_the_request() -> None:
-    """Without a first block each request that finds no free block takes its own size, rounded up to 512."""
+    """A request that finds no free block takes its own size, rounded up to 512; no first block exists."""
     simulation = course("cnmem", [(A, 1000, 0), (A, 1, 0)])
     assert simulation.reserved.tolist() == [1024, 1536]
 
 
 def test_cnmem_first_block() -> None:
-    """Requests come out of the first block, side by side, until it is full."""
+    """Requests come out of the first block, side by side, until the block is full."""
     steps = [(A, 200 * MIB, 0), (A, 56 * MIB, 0), (A, 1, 0)]
     simulation = course("cnmem_first_block", steps)
     assert simulation.reserved.tolist() == [256 * MIB, 256 * MIB, 256 * MIB + 512]
@@ -152,13 +152,13 @@ def test_rmm_pool_begins_with_half_of_the_device() -> None:
 
 
 def test_rmm_pool_doubles() -> None:
-    """Without a maximum the pool grows by its own size, or by the request if larger."""
+    """Without a maximum the pool doubles, or grows by the request if larger."""
     simulation = course("rmm_pool", [(A, MIB, 0), (A, 3 * MIB, 0), (A, 256, 0)])
     assert simulation.reserved.tolist() == [MIB, 4 * MIB, 8 * MIB]
 
 
 def test_rmm_pool_with_a_maximum_takes_half_of_the_remainder() -> None:
-    """Of 8 MiB: 1 at first, then half of the remaining 7, and so on."""
+    """The maximum is 8 MiB: 1 at first, then half of the remaining 7."""
     simulation = course(
         "rmm_pool", [(A, MIB, 0), (A, 256, 0)], initial_pool_bytes=MIB, maximum_pool_bytes=8 * MIB
     )

@@ -120,7 +120,7 @@ def test_every_plan_lies_within_the_arenas(
     assert (plan.stopped_by == "bound") == (plan.status is Status.OPTIMAL)
 
 
-def test_the_first_arena_is_filled_first() -> None:
+def test_first_arena_is_filled_first() -> None:
     plan = solve(Buffers.of([0, 0, 4], [3, 2, 6], [5, 4, 5]), capacity=(5, 100))
     assert plan.in_arenas()[0].ravel().tolist() == [0, 1, 0]
     assert (plan.arena_bytes, plan.status) == (9, Status.OPTIMAL)
@@ -201,7 +201,7 @@ def test_buffers_left_for_the_last_arena_are_placed_by_search() -> None:
         check(plan, buffers)
 
 
-def test_an_interrupt_is_heard_before_the_first_arena_is_full() -> None:
+def test_interrupt_is_polled_before_the_first_arena_is_full() -> None:
     buffers = many(30_000)
     plan = solve(buffers, capacity=(peak_load(buffers), 512), stop=Stop(interrupt=lambda: True))
     assert (plan.status, plan.stopped_by) == (Status.UNKNOWN, "interrupt")

@@ -143,7 +143,7 @@ def test_public_instances_are_packed_within_their_capacity(bench: Path, name: st
 
 
 @pytest.mark.parametrize("name", ["A", "B", "C", "E", "F"])
-def test_public_instances_reach_their_load_without_being_told_a_capacity(bench: Path, name: str) -> None:
+def test_public_instances_reach_their_load_without_a_capacity(bench: Path, name: str) -> None:
     buffers = load_instance(bench, name)
     plan = solve(buffers)
     check(plan, buffers)
@@ -190,7 +190,7 @@ def dissected(n: int, height: int = 4096, seed: int = 3) -> Buffers:
     return Buffers.of(start, end, size)
 
 
-def test_an_arena_without_waste_is_found_again() -> None:
+def test_arena_without_waste_is_found_again() -> None:
     for seed in range(5):
         buffers = dissected(200, seed=seed)
         assert peak_load(buffers) == 4096

@@ -159,7 +159,7 @@ def test_a_single_slot_is_refused_for_a_buffer_freed_after_its_successor_is_made
         check(plan_at([[0, 7]], buffers), buffers)
 
 
-def test_a_wrong_column_count_shows_only_when_both_are_repeated_to_their_common_multiple() -> None:
+def test_wrong_column_count_shows_only_at_the_common_multiple_of_both_counts() -> None:
     buffers = Buffers.of([0], [25], 1, period=10)
     check(plan_at([[0, 1, 2]], buffers), buffers)
     check(plan_at([[0, 1, 2, 3]], buffers), buffers)

@@ -83,7 +83,7 @@ def test_coupled_packing_gives_up_where_most_buffers_couple() -> None:
     assert pack_coupled(crowded, solved) is None
 
 
-def test_an_interrupted_search_gives_nothing() -> None:
+def test_interrupted_search_returns_no_offsets() -> None:
     def none(buffers: Buffers) -> Plan:
         return Plan(None, 0, 0, Status.UNKNOWN, "search", 0, 0.0, "interrupt")
 

@@ -33,7 +33,7 @@ def on_line(buffers: Buffers, cut: int) -> dict[int, list[tuple[int, int]]]:
 @pytest.mark.parametrize("many", [0, 1000])
 @given(st.data())
 def test_jobs_are_the_pieces_of_each_buffer_from_the_lowest_load_on(many: int, data: st.DataObject) -> None:
-    """In the order of their buffers for very many buffers, else in the order of their first pieces."""
+    """Very many jobs are in the order of their buffers, fewer in the order of their first pieces."""
     buffers = data.draw(st.from_type(Buffers))
     buffers = buffers.unrolled(buffers.max_instances)
     times, loads = load_curve(buffers)

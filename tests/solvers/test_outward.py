@@ -74,7 +74,7 @@ def test_buffers_far_from_the_peak_never_restart_the_packing() -> None:
 
 @given(st.data())
 @settings(max_examples=300)
-def test_the_peak_first_and_either_side_in_order_make_a_plan(data: st.DataObject) -> None:
+def test_peak_first_and_either_side_in_order_make_a_plan(data: st.DataObject) -> None:
     buffers = data.draw(stackable())
     jobs = jobs_of(buffers)
     offsets = of_buffers(jobs, _core.peak_first(jobs.native(), _core.Cancel()))
@@ -82,7 +82,7 @@ def test_the_peak_first_and_either_side_in_order_make_a_plan(data: st.DataObject
 
 
 def test_peak_first_wastes_little_where_the_load_falls_from_a_single_peak() -> None:
-    """At most a fourth of the waste of earliest start first, on average."""
+    """The waste is at most a fourth of the waste of earliest start first, on average."""
     waste = much = 0
     for seed in range(8):
         jobs = jobs_of(scattered(20_000, seed))
@@ -97,7 +97,7 @@ def arena_over(jobs: Jobs, offsets: NDArray[np.int64]) -> int:
     return int((offsets + jobs.size).max()) - jobs.lower_bound
 
 
-def test_the_peak_first_can_be_told_to_give_up() -> None:
+def test_cancelled_peak_first_packing_returns_no_offsets() -> None:
     cancel = _core.Cancel()
     cancel.cancel()
     assert len(_core.peak_first(jobs_of(scattered(100, 0)).native(), cancel)) == 0
@@ -199,7 +199,7 @@ def test_work_units_of_the_beginning_are_counted() -> None:
     assert work.looks >= stacked + 10 * len(jobs)
 
 
-def test_a_goal_between_two_alignments_keeps_both_sides_aligned() -> None:
+def test_goal_between_two_alignments_keeps_both_sides_aligned() -> None:
     buffers = scattered(1_000, 4)
     aligned = Buffers.of(buffers.start, buffers.end, -(-buffers.size // 64) * 64, alignment=64)
     goal = jobs_of(aligned).lower_bound + 63
@@ -209,7 +209,7 @@ def test_a_goal_between_two_alignments_keeps_both_sides_aligned() -> None:
     checked(aligned, offsets, goal)
 
 
-def test_the_same_seed_gives_the_same_offsets() -> None:
+def test_same_seed_gives_the_same_offsets() -> None:
     buffers = scattered(1_000, 4)
     bound = jobs_of(buffers).lower_bound
     first, second = (offsets_within(buffers, bound, 7) for _ in range(2))
@@ -218,7 +218,7 @@ def test_the_same_seed_gives_the_same_offsets() -> None:
     assert first.tolist() == second.tolist()
 
 
-def test_a_part_of_the_budget_at_a_time_comes_to_the_same() -> None:
+def test_budget_in_parts_gives_the_same_offsets() -> None:
     jobs = jobs_of(scattered(1_000, 4))
     whole, parts = (_core.Outward(jobs.native(), jobs.lower_bound, 0) for _ in range(2))
     assert whole.advance(3_000 * len(jobs))

@@ -74,7 +74,7 @@ def test_max_load_first_filling_makes_a_valid_plan_for_any_goal(buffers: Buffers
 
 @pytest.mark.parametrize("seed", range(4))
 def test_max_load_first_filling_beats_every_skyline_order_on_flat_work(seed: int) -> None:
-    """On flat random work: what the choice is made for."""
+    """The instances are flat random work, where the rule matters most."""
     jobs = jobs_of(instances.flat(5_000, seed, mean_live=500))
     order = np.arange(len(jobs), dtype=np.int32)
     cancel = _core.Cancel()
@@ -453,7 +453,7 @@ class Slow:
 
 
 def test_limit_does_not_wait_for_a_search_among_very_many_jobs() -> None:
-    """Nor is the search asked for its offsets, which may be changing."""
+    """Nor is the search asked for offsets, which may be changing."""
     buffers = instances.flat(aside._SOON + 1, 0)
     work = Slow()
     task = Task(jobs_of(buffers), Watch(Stop(interrupt=work.begun.is_set)))
@@ -489,7 +489,7 @@ def test_search_beginning_at_the_target_ends_at_once(search: str) -> None:
     assert task.stopped_by in ("target", "bound")
 
 
-def test_the_sides_of_few_jobs_are_left_to_the_other_searches_after_some_rounds() -> None:
+def test_sides_of_few_jobs_are_left_to_the_other_searches_after_some_rounds() -> None:
     task = Task(jobs_of(instances.flat(300, 0, mean_live=100)), Watch(Stop()))
     task.offer(np.cumsum(task.jobs.size) - task.jobs.size, int(task.jobs.size.sum()))
     turns = branching._Turns(task, lambda: np.zeros(0, np.int32))

@@ -52,7 +52,7 @@ def small_jobs(draw: st.DrawFn) -> Jobs:
 
 
 def meeting(jobs: Jobs) -> list[list[int]]:
-    """Return for each job the other jobs that meet it in time."""
+    """Return for each job the other jobs that overlap in time."""
     lives = [
         list(zip(jobs.start[k : k + n].tolist(), jobs.end[k : k + n].tolist(), strict=True))
         for k, n in zip(jobs.first.tolist(), jobs.pieces.tolist(), strict=True)

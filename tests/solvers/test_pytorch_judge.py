@@ -133,10 +133,7 @@ def test_start_of_a_free_block_is_inferred_from_the_next_buffer() -> None:
 
 
 def test_later_buffers_at_a_freed_address_do_not_enlarge_its_block() -> None:
-    """A buffer slightly higher up proves nothing of an earlier block.
-
-    It was allocated after the free of the block.
-    """
+    """The later buffer lies slightly higher up, and proves nothing about the freed block."""
     steps = [(0, 4 * MIB, 0), (1, 0, 0), (0, 4 * MIB + MIB // 2, 0), (0, 2 * MIB, 0)]
     truth = simulate(trace_of(steps), "pytorch")
     judged = judge(recording_of(truth, 1, SHIFT))

@@ -1,4 +1,4 @@
-"""The simulated PyTorch allocator against a slow model of its rules, and the parsing of its settings."""
+"""The simulated PyTorch allocator against a slow model of the rules, and the parsing of settings."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def model_of(limit: int, *, expandable: bool, **chosen: Any) -> Model:
     limit=st.sampled_from([22, 42, 64, 100, 400, 700, 1 << 30]),
     chosen=model_settings(),
 )
-def test_the_simulator_agrees_with_the_model(
+def test_simulator_agrees_with_the_model(
     allocator: str, trace: Trace, limit: int, chosen: dict[str, Any]
 ) -> None:
     """Every address, and live and reserved bytes after every event, with any settings and limit."""
@@ -236,7 +236,7 @@ def test_division_lists_need_sixteen_numbers() -> None:
 
 
 def test_expandable_segments_work_without_a_device_limit() -> None:
-    """Many streams, each with addresses of its own."""
+    """Many streams are simulated, each with separate addresses."""
     trace = trace_of([(0, 3 * MIB, stream) for stream in range(200)])
     simulation = simulate(trace, "pytorch_expandable")
     assert simulation.failed_at is None

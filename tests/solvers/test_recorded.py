@@ -92,13 +92,13 @@ def test_segments_are_reserved_and_unreleased_ranges() -> None:
 
 
 def test_trace_without_segments_or_addresses_has_no_recorded_simulation() -> None:
-    """A trace of sizes alone lacks the reserved bytes of its allocator."""
+    """A trace of sizes alone lacks the reserved bytes of the allocator."""
     assert recorded(Trace.of([Kind.ALLOC], [0], [8], address=[0])) is None
     assert recorded(Trace.of([Kind.RESERVE, Kind.ALLOC], [-1, 0], [512, 8], address=[0, -1])) is None
 
 
 def test_buffer_outside_reserved_memory_invalidates_the_recorded_simulation() -> None:
-    """Segments of a recording without its beginning or end tell nothing about its memory."""
+    """Segments of a recording without beginning or end tell nothing about the memory."""
     kind = [Kind.RESERVE, Kind.RESERVE, Kind.ALLOC, Kind.ALLOC]
     for address, known in ((600, True), (1000, False), (1100, False), (2100, False)):
         trace = Trace.of(kind, [-1, -1, 0, 1], [1024, 512, 8, 200], address=[0, 1536, 0, address])
@@ -113,7 +113,7 @@ def test_buffer_outside_reserved_memory_invalidates_the_recorded_simulation() ->
     ["small", pytest.param("transformer_ctx128_fullstep", marks=pytest.mark.full)],
 )
 def test_real_recording_keeps_the_invariants_of_all_allocators(name: str) -> None:
-    """PyTorch's own buffers neither overlap nor leave its segments."""
+    """PyTorch's own buffers neither overlap nor leave their segments."""
     found = recorded(read_snapshot(SHARED / f"{name}.pickle"))
     assert found is not None
     check_simulation(found)

@@ -203,7 +203,7 @@ def test_impossible_rewritings_are_refused(graph: Graph, rewriting: Rewriting, w
         rewrite(graph, rewriting)
 
 
-def test_a_rewritten_graph_is_not_rewritten_again() -> None:
+def test_rewritten_graph_is_not_rewritten_again() -> None:
     new = rewrite(chain(4), Rewriting((Swap(1, (SwapIn((6,)),)),)))
     with pytest.raises(PlanError, match="rewritten again"):
         rewrite(new, Rewriting(recomputed=(2,)))

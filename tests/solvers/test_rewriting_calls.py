@@ -18,7 +18,7 @@ LINK = Link(1.0, 1.0, 2.0, 2.0)
 
 
 @given(st.integers(0, 100), st.integers(0, 100))
-def test_a_copy_is_the_links_or_the_programs_own(own_bytes: int, size: int) -> None:
+def test_copy_uses_the_link_or_program_calls_by_its_size(own_bytes: int, size: int) -> None:
     calls = Calls(5.0, own_bytes, 3.0, 0.5)
     link, sizes = calls.beside(LINK), np.array([size])
     own = 0 < size <= own_bytes

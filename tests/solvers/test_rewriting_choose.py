@@ -123,7 +123,7 @@ def test_random_values_and_excluded_values_are_left_alone():
     assert min(touched) > 6
 
 
-def test_a_graph_of_nothing_fits():
+def test_empty_graph_fits_any_limit():
     assert decide(chain(0), 1 << 30, Link.of_rate(1e9)).rewriting == Rewriting()
 
 

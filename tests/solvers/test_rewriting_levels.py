@@ -1,4 +1,4 @@
-"""Categorised topological ordering against its definition, and the effect of serialising a level."""
+"""Categorised topological ordering against the definition, and the effect of serialising a level."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_decisions_with_a_pause_hold_without_the_pause(graph, link, more):
 
 
 @given(st.data())
-def test_a_pause_changes_nothing_else(data):
+def test_pause_changes_only_the_added_operations(data):
     graph = data.draw(graphs(most_ops=20))
     assume(graph.backward.any() and not graph.backward[0])
     at, with_pause = int(graph.backward.argmax()), paused(graph, Pause(7))

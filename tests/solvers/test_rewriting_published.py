@@ -96,6 +96,6 @@ def test_host_memory_is_returned_after_the_copy_in() -> None:
     assert simulate(graph, levels, edges, swapped, Sync.NONE).host_bytes == 1
 
 
-def test_none_share_a_copy_where_no_group_passes() -> None:
+def test_readers_share_no_copy_where_no_group_size_passes() -> None:
     assert _some_group(lambda _: False, 9) == 0
     assert _some_group(lambda group: group <= 4, 9) in range(1, 5)

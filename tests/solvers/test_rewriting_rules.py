@@ -66,7 +66,7 @@ def test_neighbours_share_a_copy(case: tuple[Graph, Rules]) -> None:
 
 @settings(max_examples=60)
 @given(ruled())
-def test_a_trigger_reaches_the_reader_and_stands_above_the_maker(case: tuple[Graph, Rules]) -> None:
+def test_trigger_reaches_the_reader_and_stands_above_the_producer(case: tuple[Graph, Rules]) -> None:
     graph, rules = case
     levels = levels_of(graph)
     level = levels.level
@@ -174,7 +174,7 @@ def _sequential(reads: list[list[int]], size: int) -> list[tuple[int, int]]:
     )
 
 
-def test_the_first_sequential_copy_begins_three_levels_ahead() -> None:
+def test_first_sequential_copy_begins_three_levels_ahead() -> None:
     reads = [[0], [1], [2], [3], [4], [5], [6], [1, 7]]
     assert _sequential(reads, 9) == [(7, 4)]
 
@@ -190,7 +190,7 @@ def test_value_in_host_memory_is_no_candidate() -> None:
     assert set(np.flatnonzero(swappable(graph) & ~swappable(graph.with_columns(host=host)))) == {2}
 
 
-def test_the_mode_goes_with_the_decisions() -> None:
+def test_sync_mode_is_part_of_the_decisions() -> None:
     graph = chain(4)
     assert [published(graph, levels_of(graph), Rules(sync=mode)).sync for mode in Sync] == list(Sync)
 

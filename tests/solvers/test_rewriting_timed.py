@@ -72,6 +72,6 @@ def test_simulation_agrees_with_the_replay_of_schedules(data, graph, link):
     assert timed.returned_bytes == replayed.returned_bytes
 
 
-def test_a_graph_of_nothing_takes_nothing():
+def test_empty_graph_takes_no_time():
     timed = simulate(chain(0), Link.of_rate(1e9))
     assert (timed.seconds, timed.stall_seconds, timed.peak_bytes) == (0.0, 0.0, 0)

@@ -65,7 +65,7 @@ def test_attempts_together_stay_within_the_budget(needs: list[int], budget: int,
 
 @pytest.mark.parametrize("slow", range(4))
 def test_quick_attempts_leave_their_share_to_a_slow_attempt(slow: int) -> None:
-    """Wherever the slow attempt is in the row, less than a sixteenth is lost to its first round."""
+    """Wherever the slow attempt is in the row, less than a sixteenth is lost to the first round."""
     total, most = Total(), list[int]()
 
     def work(columns: int, part: Stop) -> Plan:
@@ -105,7 +105,7 @@ def test_proven_column_counts_are_not_tried_again() -> None:
     assert [columns for columns, _ in seen] == [0, 1, 2, 1]
 
 
-def test_a_smaller_arena_of_an_earlier_attempt_is_kept() -> None:
+def test_smaller_arena_of_an_earlier_attempt_is_kept() -> None:
     attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
     attempts.add(2, plan(8, 5, stopped_by="nodes"))
     attempts.add(2, plan(9, 5, stopped_by="nodes"))
@@ -116,7 +116,7 @@ def test_a_smaller_arena_of_an_earlier_attempt_is_kept() -> None:
     assert attempts.together(5).status is Status.FEASIBLE
 
 
-def test_a_later_proof_of_the_same_arena_counts() -> None:
+def test_later_proof_of_the_same_arena_counts() -> None:
     attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
     attempts.add(2, plan(8, 5, stopped_by="nodes"))
     attempts.add(3, plan(10, 10))
@@ -200,7 +200,7 @@ def test_slow_column_count_is_proven() -> None:
     assert budget // 2 < proven.nodes <= budget
 
 
-def test_the_first_glance_at_each_number_of_columns_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_of_the_first_attempt_per_column_count_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     buffers, search, asked = GENERATORS["circular"](19, 315), solve.__globals__["search"], list[int | None]()
 
     def glance(task: Task) -> None:

@@ -1,4 +1,4 @@
-"""Peak-outward sides in the portfolio: when the search runs, for which arenas, and the use of its offsets."""
+"""Peak-outward sides in the portfolio: when the search runs, for which arenas, and the use of the offsets."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_peak_outward_search_follows_slow_window_repair_for_many_buffers(
 def test_peak_outward_search_runs_beside_window_repair_with_two_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its offsets become the plan, though the repair finds nothing."""
+    """The offsets found become the plan, though the repair finds nothing."""
 
     class Idle:
         arena = 2**62
@@ -290,7 +290,7 @@ def test_lower_plans_are_found_in_turn_where_the_bound_is_not_reached() -> None:
 
 @pytest.mark.parametrize("where", ["begin", "advance"])
 def test_limit_is_obeyed_within_peak_outward_search(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For many buffers the search runs on a thread of its own, which is left alone."""
+    """The search for many buffers runs on a separate thread, which is left alone."""
     begun, go_on = threading.Event(), threading.Event()
 
     class Stuck:

@@ -22,7 +22,7 @@ every = pytest.mark.parametrize("allocator", ALLOCATORS)
 @settings(max_examples=60, deadline=None)
 @given(trace=event_traces())
 def test_buffers_are_disjoint_and_within_reserved_memory(allocator: str, trace: Trace) -> None:
-    """Without a limit each buffer gets memory of its own, and requested <= live <= reserved at all times."""
+    """Without a limit each buffer gets separate memory, and requested <= live <= reserved at all times."""
     check_simulation(simulate(trace, allocator))
 
 
@@ -71,8 +71,8 @@ def test_no_bytes_are_live_after_all_frees(allocator: str) -> None:
 
 
 @every
-def test_an_empty_trace(allocator: str) -> None:
-    """Nothing happens to nothing."""
+def test_empty_trace_has_an_empty_simulation(allocator: str) -> None:
+    """No events are simulated."""
     simulation = simulate(Trace.of([], []), allocator, limit_bytes=1 << 30)
     assert (simulation.peak_live_bytes, simulation.failed_at, len(simulation.address)) == (0, None, 0)
     assert simulation.fragmentation == 0
@@ -162,7 +162,7 @@ def test_unknown_allocators_and_invalid_settings_are_named(
 @pytest.mark.parametrize("allocator", sorted(ALLOCATORS))
 @pytest.mark.parametrize("bad", [True, "x", 1.5, None, -1, 2**70])
 def test_setting_of_another_type_is_refused(allocator: str, bad: object) -> None:
-    """Each setting raises a ValueError with its name, except for types that its field allows."""
+    """Each setting raises a ValueError with the setting's name, except for types that the field allows."""
     for field in dataclasses.fields(ALLOCATORS[allocator]):
         if (bad is None and "None" in field.type) or (bad is True and field.type == "bool"):
             continue

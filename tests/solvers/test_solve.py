@@ -1,4 +1,4 @@
-"""Any buffers, solver and limits: the plan is valid, and states its quality truly."""
+"""Any buffers, solver and limits: the plan is valid, and the stated quality true."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_training_shaped_buffers_are_packed_within_a_thousandth_of_the_peak_load
     assert plan.fragmentation(buffers) < 1e-3
 
 
-def test_the_same_seed_and_nodes_give_the_same_plan() -> None:
+def test_same_seed_and_nodes_give_the_same_plan() -> None:
     buffers = hard()
     stop = Stop(nodes=3_000_000)
     first, second = (solve(buffers, seed=7, stop=stop, solver="greedy") for _ in range(2))

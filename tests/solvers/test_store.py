@@ -70,7 +70,7 @@ def test_arrays_of_any_length_come_back_with_their_type(tmp_path: Path) -> None:
         write_plan(solve(TWO), TWO, tmp_path / "p", extra_columns={"x": np.array(["a"])})
 
 
-def test_the_file_is_a_plain_table_for_any_parquet_tool(tmp_path: Path) -> None:
+def test_file_is_a_plain_table_for_any_parquet_tool(tmp_path: Path) -> None:
     assert sniff(stored(tmp_path)) == "plan"
     table = pq.read_table(stored(tmp_path)).to_pydict()
     assert table["id"] == ["a", "b"]
@@ -117,7 +117,7 @@ def changed(folder: Path, metadata: dict[str, str] | None = None, **columns: Any
     return path
 
 
-def test_a_file_from_before_nodes_were_written_is_read(tmp_path: Path) -> None:
+def test_file_from_before_the_column_of_nodes_is_read(tmp_path: Path) -> None:
     table = pq.read_table(stored(tmp_path))
     said = {key: value for key, value in table.schema.metadata.items() if key != b"plan.nodes"}
     assert len(said) == len(table.schema.metadata) - 1

@@ -38,7 +38,7 @@ def alternating(turns: int = 4, size: int = 1 << 20) -> Buffers:
 
 
 def waits_by_bytes(plan: Plan, buffers: Buffers) -> float:
-    """Count waits byte by byte and without clocks: each byte knows the stream and time of its last free."""
+    """Count waits byte by byte and without clocks: each byte knows the stream and time of the last free."""
     assert plan.offset is not None
     assert buffers.period is not None
     period, unit = buffers.period, 64
@@ -99,7 +99,7 @@ def test_streams_share_addresses_where_the_saving_exceeds_the_wait_price() -> No
 
 
 def test_of_three_streams_only_two_with_a_gain_share() -> None:
-    """The third stream's buffers are always alive, so sharing with it saves nothing."""
+    """The third stream's buffers are always alive, so sharing with that stream saves nothing."""
     two = alternating()
     table: dict[str, Any] = {
         "start": np.append(two.start, 0),
@@ -123,7 +123,7 @@ def test_where_only_sharing_fits_the_waits_are_paid() -> None:
 
 
 def triangle(streams: int = 3) -> Buffers:
-    """At each time one of three streams is empty, each in its turn: any two peak together."""
+    """Three streams, one of which is empty at each time, in turn: any two peak together."""
     start, end, stream = zip(
         *[(t, t + 1, s) for t in range(streams) for s in range(streams) if s != t], strict=True
     )
@@ -204,7 +204,7 @@ def test_waits_of_long_lifetimes_are_counted_in_little_memory() -> None:
     assert waits(plan, buffers) == 2
 
 
-def test_a_single_stream_is_planned_as_ever() -> None:
+def test_single_stream_shares_addresses_without_waits() -> None:
     buffers = dataclasses.replace(alternating(), stream=np.zeros(8, np.int64))
     plan = solve_streams(buffers, wait_bytes=0, stop=FEW)
     assert (plan.arena_bytes, waits(plan, buffers)) == (1 << 20, 0)
@@ -239,6 +239,6 @@ def test_at_the_target_nothing_else_is_tried(enough: dict[str, Any], monkeypatch
     assert (plan.arena_bytes, len(made)) == (1 << 20, 2)
 
 
-def test_a_price_is_not_negative() -> None:
+def test_negative_price_is_refused() -> None:
     with pytest.raises(ValueError, match="-1 bytes"):
         solve_streams(alternating(), wait_bytes=-1)

@@ -53,7 +53,7 @@ def test_stall_free_plan_reaches_at_least_the_link_bound(data: st.DataObject) ->
 
 @given(st.data())
 @SOME
-def test_a_higher_limit_never_waits_longer(data: st.DataObject) -> None:
+def test_higher_limit_never_stalls_longer(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     made = planner(step, link)
     floor = made.floor()[0]
@@ -242,7 +242,7 @@ def test_as_many_orders_are_tried_as_were_asked_for(monkeypatch: pytest.MonkeyPa
 
 @given(st.data())
 @SOME
-def test_the_same_is_planned_twice(data: st.DataObject) -> None:
+def test_planner_is_deterministic(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     limit = (planner(step, link).floor()[0] + step.peak_bytes) // 2
     first, second = (planner(step, link).hold(limit).schedule for _ in range(2))
@@ -256,7 +256,7 @@ def hump(layers: int = 8, size: int = 4) -> Step:
     return step_from([1.0] * k, [(size, [(i, True), (k - 1 - i, False)]) for i in range(layers)])
 
 
-def test_a_fast_link_leaves_the_working_set_only() -> None:
+def test_fast_link_leaves_the_working_set_only() -> None:
     made = planner(hump(), Link(0.0, 1e-6, 0.0, 1e-6))
     free = made.without_stall()
     # What an operation has just written and what it uses next are there, with one that leaves or comes.
@@ -288,7 +288,7 @@ def test_limit_below_the_working_set_is_refused_with_its_numbers() -> None:
         made.hold(13)
 
 
-def test_a_step_may_be_so_much_slower() -> None:
+def test_plan_within_a_slowdown_keeps_the_slowdown() -> None:
     made = planner(hump(), Link(0.0, 0.5, 0.0, 0.5))
     free = made.without_stall()
     for slower in (0.1, 0.5, 2.0):
@@ -300,7 +300,7 @@ def test_a_step_may_be_so_much_slower() -> None:
 
 @given(st.data())
 @SOME
-def test_a_coarser_grid_is_never_less(data: st.DataObject) -> None:
+def test_coarse_grid_keeps_peak_load_and_duration(data: st.DataObject) -> None:
     step = data.draw(steps())
     absences = absences_of(step)
     grid = grid_of(step, absences, few=2)

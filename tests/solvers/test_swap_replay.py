@@ -1,4 +1,4 @@
-"""The checker of swap schedules against a slow model, and its refusals."""
+"""The checker of swap schedules against a slow model, and the refusals."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_value_only_read_since_its_copy_need_not_be_copied_again() -> None:
 
 
 def good_copies(step: Step, schedule: Schedule) -> list[bool]:
-    """Return for each move whether the host has a copy at its begin, by walking back over the accesses."""
+    """Return for each move whether the host has a copy at the begin, by walking back over the accesses."""
     k, good = len(step), []
     ended = {(int(b), int(use) % k) for b, use in zip(schedule.buffer, schedule.use, strict=True)}
     for buffer, last in zip(schedule.buffer.tolist(), schedule.last.tolist(), strict=True):
@@ -137,7 +137,7 @@ def test_a_single_engine_makes_all_copies_of_a_half_duplex_link() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_link_is_told_by_name_or_numbers(name: str) -> None:
+def test_link_is_parsed_from_a_name_or_numbers(name: str) -> None:
     assert parse_link(name) == PRESETS[name]
     assert not parse_link(f"{name},half").duplex
     assert parse_link("1e-5,8e-11") == Link(1e-5, 8e-11, 1e-5, 8e-11)

@@ -73,7 +73,7 @@ def test_published_planner_makes_schedules_accepted_by_the_replay(data: st.DataO
 
 
 def test_copies_back_of_different_turns_are_ordered_by_absolute_use() -> None:
-    """At operation 7 the copy for operation 0 of the next turn precedes the copy for operation 8."""
+    """The copy for operation 0 of the next turn begins at operation 7, before the copy for operation 8."""
     buffers = [(4, [(0, False), (1, False)]), (1, [(8, False)])]
     step, link = step_from([0.5] * 9, buffers, circular=True, persistent={0, 1}), Link(0.0, 0.0, 0.0, 0.125)
     a = absences_of(step)

@@ -69,7 +69,7 @@ def programs(draw: st.DrawFn) -> tuple[Trace, int]:
 
 
 @given(programs())
-def test_an_iteration_is_a_circle_with_the_load_of_the_steady_state(made: tuple[Trace, int]) -> None:
+def test_iteration_is_a_circle_with_the_load_of_the_steady_state(made: tuple[Trace, int]) -> None:
     trace, k = made
     step = step_of(trace)
     first, end = iteration_of(trace) or (0, 0)
@@ -83,7 +83,7 @@ def test_an_iteration_is_a_circle_with_the_load_of_the_steady_state(made: tuple[
 
 
 @given(programs())
-def test_a_whole_trace_is_a_line(made: tuple[Trace, int]) -> None:
+def test_whole_trace_is_a_line(made: tuple[Trace, int]) -> None:
     trace, k = made
     step = step_of(trace, whole=True)
     assert not step.circular

@@ -15,7 +15,7 @@ SOME = settings(deadline=None, max_examples=30)
 
 @given(st.data())
 @SOME
-def test_a_later_copy_out_changes_no_load_and_takes_no_more_of_the_host(
+def test_later_copy_out_changes_no_load_and_takes_no_more_host_memory(
     data: st.DataObject,
 ) -> None:
     step, link = data.draw(steps()), data.draw(links())
@@ -39,7 +39,7 @@ def test_copy_out_with_spare_time_is_delayed_at_no_cost() -> None:
 
 @given(st.data(), st.integers(0, 2**32))
 @SOME
-def test_a_sooner_copy_back_stays_within_the_limit(data: st.DataObject, seed: int) -> None:
+def test_earlier_copy_back_stays_within_the_limit(data: st.DataObject, seed: int) -> None:
     step, link = data.draw(steps()), data.draw(links())
     schedule = data.draw(schedules(step))
     before = replay(step, link, schedule)

@@ -12,7 +12,7 @@ from mempool.what_if import ALLOCATORS, simulate
 from traces import Kind, Trace
 
 
-def test_a_row_for_each_device_and_allocator() -> None:
+def test_comparison_has_a_row_for_each_device_and_allocator() -> None:
     one = random_trace(1, 600)
     two = Trace.of(
         np.tile(one.kind, 2),
@@ -30,7 +30,7 @@ def test_a_row_for_each_device_and_allocator() -> None:
     assert {row.fits for row in rows} == {None}
 
 
-def test_the_parts_of_fragmentation_add_up_and_all_is_in_order() -> None:
+def test_parts_of_fragmentation_add_up_and_rows_are_ordered() -> None:
     trace = random_trace(2, 800)
     rows = list(compare(trace))
     assert [row.allocator for row in rows] == list(ALLOCATORS)

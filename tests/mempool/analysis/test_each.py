@@ -1,4 +1,4 @@
-"""One task a file: each file has its result or its own error, whichever worker runs or dies."""
+"""One task a file: each file yields a result or an error, whichever worker runs or dies."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.filterwarnings("ignore")  # Dask's own, of its versions and of ports in use
-def test_a_dask_cluster_loses_a_worker_in_the_middle_and_no_result() -> None:
+def test_dask_cluster_losing_a_worker_loses_no_result() -> None:
     distributed = pytest.importorskip("distributed")
     files = ["x" * k for k in range(1, 13)]
     with (

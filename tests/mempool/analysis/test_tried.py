@@ -1,4 +1,7 @@
-"""Remedies for a recording of PyTorch: each is simulated, and reported only if it saves memory."""
+"""Remedies for a recording of PyTorch.
+
+Each is simulated, and reported only if the simulation saves memory.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ def test_each_reported_saving_equals_a_simulated_saving() -> None:
 
 
 def test_simulation_error_is_not_credited_to_a_setting() -> None:
-    """The recording reserved more than its settings need in simulation.
+    """The recording reserved more than the same settings need in simulation.
 
     Only the pool saves the difference.
     """

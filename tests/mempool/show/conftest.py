@@ -19,7 +19,7 @@ _READY = "window.mempoolShow !== undefined && mempoolShow.drawn !== undefined"
 
 @pytest.fixture(scope="module")  # no longer: its event loop runs in this thread, where others want theirs
 def chromium() -> Iterator[Any]:
-    """The browser; without a GPU it draws in software."""
+    """The browser; without a GPU the browser draws in software."""
     pytest.importorskip("bokeh")
     playwright = pytest.importorskip("playwright.sync_api")
     path = next(filter(None, map(shutil.which, _NAMES)), None)

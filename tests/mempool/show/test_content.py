@@ -113,7 +113,7 @@ def test_names_are_cleaned(name: str, shown: str) -> None:
     assert clean(name) == shown
 
 
-def test_a_huge_name_is_cut() -> None:
+def test_huge_name_is_truncated() -> None:
     assert len(clean("x" * 10**7)) == 300
 
 

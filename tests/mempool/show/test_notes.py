@@ -24,7 +24,7 @@ def marks(*rows: tuple[int, int]) -> Trace:
     return Trace.of([MARK] * len(rows), -1, category=category, operation=operation, names=NAMES)
 
 
-def test_ranges_nest() -> None:
+def test_nested_ranges_have_increasing_depth() -> None:
     notes = notes_of(marks((0, 2), (0, 3), (1, 3), (0, 3), (1, 3), (1, 2)), None)
     ranges = zip(notes.begin.tolist(), notes.end.tolist(), notes.depth.tolist(), strict=True)
     assert list(ranges) == [(0, 5, 0), (1, 2, 1), (3, 4, 1)]
@@ -113,7 +113,7 @@ def cut(metadata: dict[str, str]) -> Trace:
 
 
 def test_memory_from_before_the_recording_is_drawn_from_its_beginning() -> None:
-    """No ramp is drawn, since the order is unknown. A whole history begins with its first event."""
+    """No ramp is drawn, since the order is unknown. A whole history begins with the first event."""
     scene = scene_of(cut(WINDOW))
     (timeline,), (view,) = scene.timelines, scene.views
     assert (timeline.start.tolist(), timeline.end.tolist()) == ([3, 3, 3], [4, 5, 5])

@@ -47,7 +47,7 @@ def test_page_shows_the_rectangles_peak_composition_and_facts_of_the_trace(page:
     assert rows[0].split("\t")[1:3] == ["1", "400.00 KiB"]
 
 
-def test_the_tooltip_tells_of_the_rectangle_under_the_pointer(page: Any) -> None:
+def test_tooltip_describes_the_rectangle_under_the_pointer(page: Any) -> None:
     page.mouse.move(*place(page, 4.5, 500 * KIB))
     said = tooltip(page)
     assert said is not None
@@ -65,7 +65,7 @@ def test_the_tooltip_tells_of_the_rectangle_under_the_pointer(page: Any) -> None
 
 
 def test_wheel_zooms_about_the_pointer(page: Any) -> None:
-    """The point under the pointer keeps its place, and the other rectangles leave the window."""
+    """The point under the pointer does not move, and the other rectangles leave the window."""
     x, y = place(page, 3.5, 500 * KIB)
     page.mouse.move(x, y)
     for _ in range(4):
@@ -77,7 +77,7 @@ def test_wheel_zooms_about_the_pointer(page: Any) -> None:
     assert visible(page) == [2]
 
 
-def test_dragging_moves(page: Any) -> None:
+def test_dragging_moves_the_window(page: Any) -> None:
     before = window(page)
     x, y = place(page, 3.5, 500 * KIB)
     page.mouse.move(x, y)
@@ -92,7 +92,7 @@ def test_dragging_moves(page: Any) -> None:
 
 
 def test_range_brushed_in_the_load_becomes_the_window(page: Any) -> None:
-    """The brush: what is selected above is what is seen below."""
+    """The brush: a range selected above becomes the range shown below."""
     page.evaluate("mempoolShow.models.addresses.x_range.setv({start: 6, end: 7})")
     box = page.evaluate(
         """() => { const view = Bokeh.index.find_one_by_id(mempoolShow.models.load.id)
@@ -152,7 +152,7 @@ def test_enter_steps_through_the_matches(page: Any) -> None:
         assert row in visible(page)
 
 
-def test_the_theme_follows_the_system_and_the_button(visit: Callable[..., Any]) -> None:
+def test_theme_follows_the_system_and_the_button(visit: Callable[..., Any]) -> None:
     page = visit(figure(four_buffers()).html(), color_scheme="dark")
     paper = "getComputedStyle(document.body).backgroundColor"
     assert page.evaluate(paper) == "rgb(21, 24, 27)"
@@ -171,7 +171,7 @@ def test_the_theme_follows_the_system_and_the_button(visit: Callable[..., Any]) 
 
 
 def test_every_control_is_reached_by_keys(visit: Callable[..., Any]) -> None:
-    """Tab visits every control, each shows its focus, and the figure moves and zooms."""
+    """Tab visits every control, each shows the focus, and the figure moves and zooms."""
     page = visit(figure(four_buffers()).html())
     controls = ["stacked", "addresses", "by", "together", "search", "previous", "next", "in", "out", "whole"]
     controls += ["peak", "theme", "figure"]
@@ -215,7 +215,7 @@ def test_click_shows_the_composition_at_a_moment(page: Any) -> None:
 
 
 def test_selected_view_is_drawn(visit: Callable[..., Any]) -> None:
-    """A requested allocator is listed beside the recorded view, and its addresses are drawn."""
+    """A requested allocator is listed beside the recorded view and drawn at the simulated addresses."""
     page = visit(figure(four_buffers(), allocators=["first_fit"]).html())
     assert page.locator("#view option").all_inner_texts() == ["recorded", "first_fit"]
     assert page.locator("#addresses").get_attribute("aria-pressed") == "true"

@@ -73,7 +73,7 @@ def test_click_on_a_refused_request_shows_the_live_buffers(page: Any) -> None:
     assert window(page)["left"] < 6 < window(page)["right"]
 
 
-def test_a_request_for_far_too_much_leaves_the_load_in_sight(visit: Callable[..., Any]) -> None:
+def test_request_for_far_too_much_leaves_the_load_in_sight(visit: Callable[..., Any]) -> None:
     trace = Trace.of([A, REFUSED], [0, -1], [MIB, 1 << 50])
     page = visit(figure(trace).html())
     assert page.evaluate("mempoolShow.models.load.y_range.end") < 3 * MIB
@@ -111,7 +111,7 @@ def test_ranges_and_marks_are_a_strip(page: Any) -> None:
 
 
 def test_stack_of_a_buffer_is_shown_whole(page: Any) -> None:
-    """In the tooltip as far as the screen allows, and completely for the chosen buffer."""
+    """The tooltip has the stack as far as the screen allows, the chosen buffer has the whole stack."""
     page.mouse.move(*place(page, 4.5, 2 * MIB))
     lines = (tooltip(page) or "").splitlines()
     assert lines[-2:] == ["stack linear.py:3 forward", "train.py:9 step"]
@@ -121,7 +121,7 @@ def test_stack_of_a_buffer_is_shown_whole(page: Any) -> None:
     assert all(f"deep.py:{k} f" in said for k in range(60))
 
 
-def test_a_line_of_a_stack_is_found(page: Any) -> None:
+def test_search_finds_a_line_of_a_stack(page: Any) -> None:
     page.fill("#search", "train.py:9")
     assert page.locator("#found").inner_text().startswith("1 buffer of 4.00 MiB")
     page.fill("#search", "deep.py:59")
@@ -156,7 +156,7 @@ def test_page_without_a_history_draws_no_time(visit: Callable[..., Any]) -> None
     assert page.locator("#alive").inner_text() == "Alive at the end: 300 B"
 
 
-def test_a_lost_beginning_is_told(visit: Callable[..., Any]) -> None:
+def test_lost_beginning_is_reported_on_the_page(visit: Callable[..., Any]) -> None:
     trace = Trace.of(
         [A, A, F], [0, 1, 0], [100, 50, 0], address=[0, 100, -1],
         metadata={"history.0": "window", "live_before.0": "100"},

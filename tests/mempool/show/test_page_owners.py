@@ -94,7 +94,7 @@ def test_buffer_marks_its_row(page: Any) -> None:
 
 
 def test_owner_beyond_the_table_gets_a_row_while_marked(visit: Callable[..., Any]) -> None:
-    """Of 150 owners the table has the largest hundred and the number of the others."""
+    """The table of 150 owners has the largest hundred and the number of the others."""
     count = 150
     trace = Trace.of(
         [0] * count, np.arange(count), np.arange(1, count + 1) * 1000,

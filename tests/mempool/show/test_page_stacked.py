@@ -33,7 +33,7 @@ def under(page: Any, time: float, kib: float) -> str | None:
 
 
 def test_oldest_buffer_is_lowest_and_others_slide_down(page: Any) -> None:
-    """At 1.5 buffers 0 and 1 are alive, at 2.5 buffer 1 alone, at 4.5 buffers 1, 2 and 3."""
+    """Buffers 0 and 1 are alive at 1.5, buffer 1 alone at 2.5, buffers 1, 2 and 3 at 4.5."""
     assert page.locator("#stacked").get_attribute("aria-pressed") == "true"
     assert visible(page) == [0, 1, 2, 3]
     assert [under(page, 1.5, kib) for kib in (50, 150, 310)] == ["buffer #0", "buffer #1", None]
@@ -82,7 +82,7 @@ def test_pixel_column_shows_its_highest_moment(visit: Callable[..., Any]) -> Non
 
 
 def test_step_to_a_long_lifetime_stays_within_time(visit: Callable[..., Any]) -> None:
-    """In either picture the window of a buffer that lives throughout is all of time, and no bytes below 0."""
+    """The window of a buffer that lives throughout is all of time in either picture, and no bytes below 0."""
     page = visit(figure(Buffers.of([0, 2], [100, 4], [1000, 10])).html())
     for picture in ("#stacked", "#addresses"):
         page.click(picture)

@@ -87,7 +87,7 @@ def test_number_of_events_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sum(one["ph"] == "C" for one in read) < 10_000
 
 
-def test_the_same_scene_is_the_same_file(tmp_path: Path) -> None:
+def test_perfetto_file_is_deterministic(tmp_path: Path) -> None:
     for name in ("a.gz", "b.gz"):
         write_perfetto(scene_of(four_buffers()), tmp_path / name)
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()

@@ -38,7 +38,7 @@ def scene(given_: tuple[Step, Link, Schedule]) -> Scene:
 
 @given(moving())
 def test_drawn_load_equals_the_replay(one: tuple[Step, Link, Schedule]) -> None:
-    """At each operation of each turn, with swaps and without."""
+    """The loads agree at each operation of each turn, with swaps and without."""
     step, k = one[0], len(one[0])
     timeline = scene(one).timelines[0]
     turns = -(-int(timeline.end.max()) // k)
@@ -58,7 +58,7 @@ def at(times: NDArray[np.int64], loads: NDArray[np.int64], count: int) -> list[i
 
 @given(moving())
 def test_each_absence_lies_between_two_rectangles_of_its_buffer(one: tuple[Step, Link, Schedule]) -> None:
-    """Where both are visible; an absence within the first turn appears in every turn."""
+    """Both rectangles are drawn; an absence within the first turn appears in every turn."""
     made = scene(one)
     timeline, view = made.timelines[0], made.views[0]
     moved = view.moved

@@ -18,7 +18,7 @@ LINES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0
 
 @given(LINES)
 def test_load_curve_equals_the_solvers_load_curve(rows: list[tuple[int, int, int]]) -> None:
-    """At every time; the curve is too short to be thinned here."""
+    """The curves agree at every time; this curve is too short to be thinned."""
     start = np.array([row[0] for row in rows], np.int64)
     buffers = Buffers.of(start, start + [row[1] for row in rows], [row[2] for row in rows])
     times, loads, (when, peak) = load_of(timeline_of(buffers, ""))
@@ -35,7 +35,7 @@ def _at(times: np.ndarray, loads: np.ndarray, time: int) -> int:
 
 
 def test_long_load_curve_is_short_and_keeps_its_peak() -> None:
-    """Of a hundred thousand buffers some thousand points are kept, the highest of all among them."""
+    """A hundred thousand buffers are reduced to some thousand points, the highest of all among them."""
     rng = np.random.default_rng(0)
     start = np.arange(100_000)
     buffers = Buffers.of(start, start + rng.integers(1, 500, 100_000), rng.integers(1, 10**6, 100_000))
@@ -45,7 +45,7 @@ def test_long_load_curve_is_short_and_keeps_its_peak() -> None:
     assert loads[times == when] == peak
 
 
-def test_a_gap_is_not_drawn() -> None:
+def test_gap_of_a_buffer_is_not_drawn() -> None:
     buffers = Buffers.of([0], [10], [5], gaps=[(0, 3, 6)])
     timeline = timeline_of(buffers, "")
     assert (timeline.start.tolist(), timeline.end.tolist()) == ([0, 6], [3, 10])
@@ -66,19 +66,19 @@ def test_circle_is_drawn_in_the_steady_state() -> None:
     assert load_of(timeline)[2][1] == peak_load(buffers)
 
 
-def test_a_large_circle_is_drawn_once() -> None:
+def test_large_circle_is_drawn_for_a_single_turn() -> None:
     buffers = workload(300_000)
     timeline = timeline_of(buffers, "", columns=3)
     assert timeline.end.max() == buffers.period
 
 
-def test_persistent_buffers_are_told_not_drawn() -> None:
+def test_persistent_buffers_are_counted_but_not_drawn() -> None:
     buffers = Buffers.of([0, 0], [9, 9], [5, 7], persistent=[True, False])
     timeline = timeline_of(buffers, "")
     assert (timeline.persistent, timeline.owner.tolist()) == ((1, 5), [1])
 
 
-def test_the_clock_is_the_trace_s() -> None:
+def test_timeline_clock_equals_the_clock_of_the_trace() -> None:
     trace = four_buffers()
     clock = timeline_of(buffers_of(trace), "", trace=trace).clock
     assert clock is not None

@@ -68,7 +68,7 @@ def test_several_arenas_are_stacked() -> None:
 
 
 def test_each_iteration_uses_its_own_column() -> None:
-    """A buffer longer than the period alternates between its two addresses."""
+    """A buffer longer than the period alternates between two addresses."""
     buffers = Buffers.of([0], [8], [10], period=5)
     plan = Plan(np.array([[0, 10]]), 20, 20, Status.OPTIMAL, "", 0, 0.0, "", period=5)
     scene = scene_of(buffers, plan=plan)
