@@ -211,7 +211,7 @@ def test_access_follows_its_alloc_despite_thread_timing() -> None:
     assert table["kind"].tolist() == [Kind.ALLOC, Kind.READ]
 
 
-def test_without_a_pool_the_recorder_is_alone() -> None:
+def test_recorder_without_a_pool_is_a_plain_array_recorder() -> None:
     assert type(mempool.numpy.record_arrays()) is ArrayRecorder
 
 
@@ -278,7 +278,7 @@ class Truth:
     def seen(self) -> dict[str, Any]:
         """Return the recorder's events.
 
-        Other numbers, an alloc at the first access, and frees of known buffers only.
+        They have other numbers, an alloc at the first access, and frees of known buffers only.
         """
         table, number = [], {}
         for row in self.rows:

@@ -305,7 +305,7 @@ def run(script: str, **environment: str) -> Any:
     )
 
 
-def test_without_code_faults_go_to_stderr() -> None:
+def test_faults_without_logging_code_go_to_stderr() -> None:
     done = run(
         """
         import ctypes

@@ -150,7 +150,9 @@ def test_impossible_events_stop_a_verb_or_are_left_out_and_counted(
     assert read_trace("x.trace").load().tolist() == [300, 400, 100]
 
 
-def test_without_contradictions_nothing_is_said(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lenient_reading_of_valid_files_reports_nothing(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for source in ("cupy.log", "t.trace", "profile.json.gz"):
         assert call(["info", source, "--lenient", "--json"]) == 0
         done = capsys.readouterr()

@@ -84,7 +84,7 @@ def died(tmp_path: Path, *, frames: Any = ()) -> str:
     return stored(tmp_path / "s", [*events, *refused], segments=held)
 
 
-def test_snapshot_without_history_tells_the_end_state_and_no_saving(
+def test_snapshot_without_history_reports_the_end_state_and_no_saving(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = without_history(tmp_path)

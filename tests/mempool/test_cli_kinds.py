@@ -86,7 +86,7 @@ def test_arena_of_joint_plans_equals_the_largest_variants_arena(
     assert said(capsys, "info", tmp_path / "run.plan")["arena_bytes"] == answer["arena_bytes"]
 
 
-def test_tables_list_the_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_list_the_variants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded(tmp_path / "run.trace", THREE)
     for verb in ("plan", "info"):
         assert call([verb, str(tmp_path / "run.trace")]) == 0

@@ -50,10 +50,7 @@ WORDS = (
 def test_direct_launch_equals_the_full_command_line_or_declines(
     words: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Any command line.
-
-    The same program and options, or the direct launch leaves the line to the full command.
-    """
+    """Any command line starts the same program with the same options, or is left to the full command."""
     folder = tmp_path_factory.mktemp("launch")
     (folder / "there.py").touch()
     with pytest.MonkeyPatch.context() as patch:

@@ -26,10 +26,7 @@ drawn = pytest.mark.skipif(importlib.util.find_spec("bokeh") is None, reason="bo
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Enter a folder with a trace of addresses, a repeating trace.
-
-    A plan of each solver for the latter.
-    """
+    """Enter a folder with a plain trace, a repeating trace, and a plan of each solver for the latter."""
     monkeypatch.chdir(tmp_path)
     write_trace(four_buffers(), "four.trace")
     write_trace(generate(60, 1), "t.trace")

@@ -42,7 +42,9 @@ def test_each_limit_has_its_row(path: str, capsys: pytest.CaptureFixture[str]) -
         assert row["swapped_bytes"] == row["moves"] * 8 * MIB
 
 
-def test_without_a_limit_the_curve_falls(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_curve_without_a_limit_stalls_longer_at_lower_limits(
+    path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = answer(capsys, path, "--link", "1e-5,1e-10")["limits"]
     assert len(rows) > 2
     stalls = [row["stall_seconds"] for row in rows]

@@ -220,7 +220,7 @@ def test_larger_plan_waits_for_an_empty_arena_where_growth_is_impossible() -> No
     assert core.run(large) == 3
 
 
-def test_where_the_larger_arena_is_refused_the_smaller_goes_on() -> None:
+def test_smaller_plan_goes_on_where_the_larger_arena_is_refused() -> None:
     core = Core(page=0, capacity=4 * MIB)
     core.client.load(None, pattern([MIB, MIB + 512]))
     core.step()

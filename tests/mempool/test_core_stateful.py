@@ -47,7 +47,7 @@ class Gauge:
 
 
 class Core(RuleBasedStateMachine):
-    """No two live buffers overlap and the books are exact, whatever is installed, freed or refused."""
+    """No two live buffers overlap and the counters are exact, for any installs, frees and refusals."""
 
     @initialize(
         page=st.sampled_from([0, 4096, 1 << 16, 1 << 21]),

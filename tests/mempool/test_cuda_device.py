@@ -160,7 +160,7 @@ def test_event_is_reused_after_a_failed_record(fake: FakeCuda) -> None:
 
 
 @pytest.mark.parametrize("refused", ["cuEventCreate", "cuEventRecord"])
-def test_where_no_event_can_be_had_the_stream_is_waited_for(fake: FakeCuda, refused: str) -> None:
+def test_record_waits_for_the_stream_where_events_are_refused(fake: FakeCuda, refused: str) -> None:
     device, stream, other = fake.device(), fake.stream(), fake.stream()
     memory = calls(fake, device)
     address = memory.reserve(512)
@@ -172,7 +172,7 @@ def test_where_no_event_can_be_had_the_stream_is_waited_for(fake: FakeCuda, refu
     assert device.errors == 1
 
 
-def test_where_a_stream_cannot_be_waited_for_everything_is(fake: FakeCuda) -> None:
+def test_record_waits_for_the_whole_context_where_the_stream_wait_fails(fake: FakeCuda) -> None:
     memory, stream = calls(fake), fake.stream()
     memory.zero(memory.reserve(512), 512, stream)
     fake.fail("cuEventRecord")
@@ -195,7 +195,7 @@ def test_event_neither_recorded_nor_waited_for_is_never_done(fake: FakeCuda) -> 
     memory.forget(event)
 
 
-def test_where_a_stream_cannot_wait_for_an_event_the_caller_does(fake: FakeCuda) -> None:
+def test_host_waits_for_an_event_where_the_stream_cannot(fake: FakeCuda) -> None:
     memory, first, then = calls(fake), fake.stream(), fake.stream()
     event = memory.record(first)
     fake.fail("cuStreamWaitEvent")
@@ -383,7 +383,7 @@ def test_captured_stream_waits_for_earlier_work_on_the_host_without_an_edge(fake
     assert fake.end_capture(captured) > 0
 
 
-def test_without_an_event_a_captured_stream_is_not_waited_for(fake: FakeCuda) -> None:
+def test_captured_stream_without_an_event_is_not_waited_for(fake: FakeCuda) -> None:
     memory, captured = calls(fake), fake.stream()
     fake.begin_capture(captured)
     fake.fail("cuEventCreate")

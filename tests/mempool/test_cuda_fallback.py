@@ -78,7 +78,7 @@ def test_no_arena_is_taken_within_a_capture(fake: FakeCuda, kind: str) -> None:
 def test_buffers_growing_with_each_token_leave_no_unusable_memory(fake: FakeCuda, kind: str) -> None:
     """A cache of keys and values is a little larger each time.
 
-    Allocated before the free of the former.
+    The new cache is allocated before the free of the former.
     """
     pool = _core.Pool(device=fake.device(memory=kind))
     client = _core.Client(pool, "test")

@@ -287,7 +287,7 @@ def test_unused_arena_pages_are_returned_on_request_beside_live_buffers(
 def test_pages_are_mapped_once_and_unmapped_in_the_same_parts(fake: FakeCuda) -> None:
     """Random parts of a reservation are mapped and unmapped.
 
-    No driver errors, and kernels reach the mapped rest.
+    The driver reports no errors, and kernels reach the mapped rest.
     """
     memory = calls(fake, memory="growing")
     rng = random.Random(1)
@@ -369,7 +369,7 @@ def test_managed_memory_prefers_its_device(fake: FakeCuda) -> None:
     assert not fake.device().read_mostly(address, MIB)  # plain memory is in one place
 
 
-def test_where_host_and_device_take_turns_nothing_is_advised(fake: FakeCuda) -> None:
+def test_managed_memory_without_concurrent_access_gets_no_advice(fake: FakeCuda) -> None:
     fake.set_attribute(HAS_CONCURRENT_MANAGED, 0)
     client = _core.Client(_core.Pool(device=fake.device(memory="managed")), "test")
     assert client.allocate(40 * MIB) != 0
@@ -447,7 +447,7 @@ def test_prefetch_calls_are_bounded_per_iteration_for_any_program(fake: FakeCuda
 # --- the setting
 
 
-def test_prefetch_setting_belongs_to_cuda_alone() -> None:
+def test_memory_kind_option_belongs_to_cuda_alone() -> None:
     with pytest.raises(UsageError, match=re.escape("memory='growing'")):
         Pool("host", memory="growing")
     with pytest.raises(UsageError, match="'fast', not plain, growing or managed"):

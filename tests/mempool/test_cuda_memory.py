@@ -17,7 +17,7 @@ MIB = 1 << 20
 # --- memory
 
 
-def test_memory_comes_from_the_device_and_goes_back(fake: FakeCuda) -> None:
+def test_memory_is_taken_from_the_device_and_returned(fake: FakeCuda) -> None:
     fake.set_capacity(4 * MIB)
     device = fake.device()
     memory = calls(fake, device)

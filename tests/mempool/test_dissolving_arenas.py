@@ -63,10 +63,7 @@ def pages(ranges: Iterable[tuple[int, int]]) -> int:
 
 
 def served(core: Core, room: int) -> int:
-    """Assert that as many buffers of LARGER as fit into the given bytes are allocated.
-
-    Return their number.
-    """
+    """Assert that as many buffers of LARGER as fit into the given bytes are served. Return their number."""
     count = room // LARGER
     for _ in range(count):
         core.allocate(LARGER)

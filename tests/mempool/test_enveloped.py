@@ -266,7 +266,7 @@ def test_lengths_becoming_few_again_stay_in_the_envelope() -> None:
         assert pool.plans == made
 
 
-def test_beside_iterations_of_another_kind() -> None:
+def test_envelope_beside_another_variant_has_no_misses() -> None:
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         training = batches(memory, any_length)
@@ -305,7 +305,7 @@ def test_longer_lifetimes_within_an_envelope_are_planned_for() -> None:
         assert missed(pool, lambda number: iteration(later[number]), 0, len(later)) == {}
 
 
-def test_where_most_are_larger_than_all_before_plans_are_made_rarely() -> None:
+def test_ever_larger_iterations_are_planned_rarely() -> None:
     with Pool(simulated(), background=False) as pool:
         iteration = batches(programs.Watched(pool), lambda number: 200 + 5 * number if number % 2 else 190)
         run(pool, iteration, 300, marks=True)

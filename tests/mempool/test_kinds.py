@@ -266,8 +266,8 @@ def test_another_variant_replans_saved_joint_plans(tmp_path: Path) -> None:
         memory.free_all()
 
 
-def test_saved_plans_are_made_anew_where_buffers_live_longer(tmp_path: Path) -> None:
-    """Another program of the same sizes."""
+def test_longer_lifetimes_replan_saved_joint_plans(tmp_path: Path) -> None:
+    """The second program has the same sizes."""
     order = at_random((900, 1300, 1900))
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
@@ -371,7 +371,7 @@ def test_another_client_on_the_memory_keeps_the_joint_plans(pool: Pool) -> None:
     memory.free_all()
 
 
-def test_more_kinds_than_can_be_known_are_not_planned_over_and_over(pool: Pool) -> None:
+def test_more_variants_than_can_be_known_are_not_planned_again_and_again(pool: Pool) -> None:
     memory = programs.Watched(pool)
     iteration = kinds(memory, at_random(tuple(range(800, 800 + 20 * 100, 100))))
     in_steps(pool, iteration, LEARNED)

@@ -71,9 +71,9 @@ def frugal() -> Iterator[_core.SimulatedDevice]:
 
 @pytest.mark.parametrize("lasts", [1, 5, 16])
 def test_failure_of_any_device_call_loses_nothing(frugal: _core.SimulatedDevice, lasts: int) -> None:
-    """From the failing call on all calls fail for some iterations, while the pool records, plans and replays.
+    """All calls fail from the failing call on, for some iterations of recording, planning and replay.
 
-    Then none.
+    Then none fails.
     """
     refused = -1
     for calls in range(200):

@@ -83,7 +83,7 @@ def test_harness_notices_each_removed_guard(folder: Path, capsys: pytest.Capture
 
 
 @pytest.mark.mutation
-def test_without_the_guard_of_the_arena_live_buffers_overlap(folder: Path) -> None:
+def test_removed_arena_guard_lets_live_buffers_overlap(folder: Path) -> None:
     program = harness(folder, "none", mutations=True)
     assert stress(program, "pages", 2, 4).returncode == 0
     assert any("overlap" in stress(program, "pages", seed, 4, removed="cells").stderr for seed in range(3))

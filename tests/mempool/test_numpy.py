@@ -146,7 +146,7 @@ class TestMemoryError:
 class TestTheEnd:
     """The end of the interpreter with arrays alive; code that still runs must find the memory intact."""
 
-    def test_with_arrays_in_modules_cycles_and_nowhere(self) -> None:
+    def test_interpreter_ends_with_arrays_in_modules_and_cycles(self) -> None:
         out = run("""
             import atexit, builtins, sys
             import numpy as np, mempool.numpy
@@ -187,7 +187,7 @@ class TestTheEnd:
                 with mempool.numpy.install(): arrays.append(np.ones(1000))
         """)
 
-    def test_without_a_word_in_development_mode(self) -> None:
+    def test_interpreter_ends_silently_in_development_mode(self) -> None:
         run(
             """
             import numpy as np, mempool.numpy

@@ -125,9 +125,9 @@ class TestEveryThread:
         assert kept[0].sum() == 500500
 
     def test_arrays_of_many_threads_never_overlap(self) -> None:
-        """32 threads fill arrays with their number, resize and exchange the arrays.
+        """Fill arrays with the number of each of 32 threads, resize and exchange them.
 
-        Read the same number back.
+        Each array has a single number in the end.
         """
         shared: list[np.ndarray[Any, Any]] = []
         errors: list[set[int]] = []
@@ -489,7 +489,7 @@ OPERATIONS: dict[str, Callable[[np.ndarray[Any, Any], int], np.ndarray[Any, Any]
 def test_any_sequence_of_operations_gives_the_same_with_and_without_a_pool(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    """Whatever is made, resized and dropped, and wherever pools begin and end in between."""
+    """Arrays are made, resized and dropped, and pools begin and end anywhere in between."""
 
     def run(*, with_pools: bool) -> list[bytes]:
         slots = [np.arange(n) * 1.5 for n in (1, 10, 63, 64, 1000, 40_000)]

@@ -188,7 +188,7 @@ def test_pinned_loop_is_planned_like_any_other(pool: PinnedPool) -> None:
     assert (report["state"], report["misses"]) == ("replaying", 0)
 
 
-def test_out_of_memory_says_so_and_the_pool_goes_on(fake: FakeCuda, pool: PinnedPool) -> None:
+def test_out_of_memory_is_a_clear_error_and_the_pool_goes_on(fake: FakeCuda, pool: PinnedPool) -> None:
     fake.fail("cuMemHostAlloc", 2)
     with pytest.raises(OutOfMemoryError, match="64"):
         pool.empty(64 * MIB, "u1")

@@ -249,7 +249,7 @@ def test_planner_and_program_import_numpy_at_the_same_time() -> None:
 def test_logged_copy_is_the_only_miss_until_its_variant_is_known(pool: Pool) -> None:
     """The copy is made after the last allocation of the iteration, while the arena is idle.
 
-    So no slot is blocked. Once iterations with a copy are known as a variant, the fallback serves the copy.
+    No slot is blocked. Once iterations with a copy are known as a variant, the fallback serves the copy.
     """
     memory = programs.Watched(pool)
     iteration = programs.training(memory)

@@ -101,7 +101,7 @@ def test_pool_without_marks_is_not_much_worse_than_with_marks() -> None:
 def test_diverged_sequences_differ_from_their_stated_place_on(
     name: str, kind: Callable[[sequences.Network, random.Random], sequences.Diverged]
 ) -> None:
-    """And begin where they say."""
+    """The common beginning ends at the stated place."""
     import random
 
     own = sequences.network(name)

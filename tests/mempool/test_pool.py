@@ -175,7 +175,7 @@ def test_unavailable_arena_costs_hits_only() -> None:
         assert pool.report().to_dict()["state"] == "replaying"
 
 
-def test_out_of_memory_tells_the_numbers_and_the_pool_goes_on() -> None:
+def test_out_of_memory_error_has_the_numbers_and_the_pool_goes_on() -> None:
     with Pool(simulated(), background=False, max_reserved="1MiB") as pool:
         with pytest.raises(OutOfMemoryError, match="2,097,152 bytes asked for") as caught:
             pool.allocate(2 << 20)

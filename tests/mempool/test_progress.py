@@ -32,7 +32,7 @@ EVENTS = 4096
 def iteration(seed: int, length: int, *, hands_on: bool = True) -> Iteration:
     """A drawn iteration of buffers.
 
-    Some freed at once, some at the end, some in the next iteration if allowed.
+    Some are freed at once, some at the end, some in the next iteration if allowed.
     """
     rng = random.Random(seed)
     events: list[tuple[float, Event]] = []
@@ -217,7 +217,7 @@ def self_contained(sizes: list[int]) -> Iteration:
 def test_part_of_an_epoch_going_on_alone_gets_its_own_plan() -> None:
     """Without marks the pool might follow the part for ever by stepping back in the epoch.
 
-    Keep the epoch's arena.
+    The epoch's arena would stay.
     """
     for seed in range(6):
         program = Program(marks=False, every=50)
@@ -233,7 +233,7 @@ def test_part_of_an_epoch_going_on_alone_gets_its_own_plan() -> None:
 
 
 def test_each_plan_may_come_to_need_longer_lifetimes() -> None:
-    """However often others did before."""
+    """Other plans may have needed longer lifetimes any number of times before."""
     program = Program(marks=True, every=20)
     for number in range(14):
         sizes = [20_000 * (k + 1) + 640 * number for k in range(5)]

@@ -239,7 +239,7 @@ def test_recording_beginning_within_a_realloc_is_readable() -> None:
         trace.validate()
 
 
-def test_in_a_dynamic_scope_only_the_end_of_the_old_is_recorded() -> None:
+def test_realloc_in_a_dynamic_scope_records_only_the_free_of_the_old_buffer() -> None:
     core = Core()
     core.client.set_recording(True)
     buffer = core.allocate(5000)

@@ -1,4 +1,4 @@
-"""From recorded events to the rows of a trace, beside the same said plainly."""
+"""Recorded events as rows of a trace, compared with a plain reimplementation."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_arena_larger_than_free_memory_is_not_tried(fake: FakeCuda, memory: str)
 
 @contextlib.contextmanager
 def refused_by_the_device() -> Iterator[tuple[Pool, _core.SimulatedDevice, Callable[[], None]]]:
-    """A pool whose arena is refused by the device, which only trying shows.
+    """Yield a pool whose arena is refused by the device, which only trying shows.
 
     A function that makes room.
     """

@@ -96,8 +96,8 @@ class TestABufferThatAnotherStreamUses:
         core.free(first, 3)
         assert core.pool.stats()["deferred"]["current"] == 0
 
-    def test_is_left_out_of_the_plan(self) -> None:
-        """Nobody knows when the stream is through; the rest hits."""
+    def test_buffer_used_by_another_stream_is_left_out_of_the_plan(self) -> None:
+        """The end of the stream's use is unknown; all other buffers hit."""
         device = simulated(page=0)
         with Pool(device, background=False) as pool:
 

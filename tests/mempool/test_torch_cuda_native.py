@@ -85,9 +85,9 @@ def test_harness_notices_each_removed_guard(folder: Path, capsys: pytest.Capture
 
 
 def test_captures_with_bodies_and_failing_captures(folder: Path) -> None:
-    """PyTorch's calls within a capture do not break the former.
+    """PyTorch's calls within a capture do not break a capture with bodies.
 
-    The latter do not hold memory for ever.
+    Failing captures do not hold memory for ever.
     """
     program = build.build("torch_captures", folder, sanitizer="address")
     driver = build.build_library("fake_cuda", folder, sanitizer="address")

@@ -80,7 +80,7 @@ def test_plan_of_an_idle_pool_rests_beside_a_busy_pool_until_resumed() -> None:
         assert idle.report().to_dict()["misses_total"] == before["misses_total"]
 
 
-def test_in_the_middle_of_an_iteration_a_plan_does_not_rest() -> None:
+def test_plan_does_not_rest_within_an_iteration() -> None:
     with (
         Pool(simulated(), background=False) as waits,
         Pool(share=waits, background=False) as busy,

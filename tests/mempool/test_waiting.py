@@ -164,7 +164,7 @@ def test_wait_ends_when_the_arena_was_refused() -> None:
         memory.free(hog)
 
 
-def test_idle_memory_goes_back_meanwhile() -> None:
+def test_idle_memory_is_returned_during_a_wait() -> None:
     with recording() as pool:
         pool.free(pool.allocate(64 << 20))
         reserved = pool.core.stats()["reserved"]["current"]

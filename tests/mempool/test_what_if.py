@@ -60,7 +60,7 @@ def test_single_plan_serves_all_sizes_of_marked_iterations(network: str) -> None
 def phases(program: str, iterations: int) -> Trace:
     """Return a trace of phases in any order.
 
-    Many small buffers or a large one, or ten and seven large buffers beside a lasting buffer.
+    They are many small buffers or a large one, or ten and seven large beside a lasting one.
     """
     rng, rows, buffers = random.Random(program), list[tuple[int, int, int]](), itertools.count()
 
@@ -111,7 +111,7 @@ def test_pool_keeps_the_invariants_of_every_allocator(trace: Trace, limit: int |
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_long_traces_hold_too(name: str) -> None:
+def test_long_traces_keep_the_invariants(name: str) -> None:
     """The same where nothing repeats and memory is short."""
     trace = random_trace(3, 1500)
     check_simulation(simulate(trace, name))
@@ -162,7 +162,7 @@ def test_simulation_is_deterministic() -> None:
 def test_pool_does_without_an_unavailable_arena() -> None:
     """A pool with no more memory than the trace needs goes on without a plan.
 
-    Serves the requests that fit.
+    All fitting requests are served.
     """
     trace = repeated(10, marks=True)
     limit_bytes = int(trace.load().max() * 1.02)

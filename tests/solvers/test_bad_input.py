@@ -175,7 +175,7 @@ def test_invalid_limits_are_refused(limit: str) -> None:
 def solve_and_press_ctrl_c(after: float, solve_it: Callable[[], Plan]) -> Plan:
     """Solve, and send this process SIGINT after the given seconds.
 
-    Garbage collection is off: Hypothesis hooks into collections, and Python loses exceptions raised in such
+    Garbage collection is off. Hypothesis hooks into collections, and Python loses exceptions raised in such
     hooks.
     """
     timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
@@ -206,7 +206,7 @@ def test_keyboard_interrupt_ends_the_exact_solver_and_its_thread() -> None:
 
 
 @pytest.mark.parametrize("solver", ["first_fit", "best_fit"])
-def test_ctrl_c_before_a_pass_has_ended_goes_to_the_caller(solver: str) -> None:
+def test_keyboard_interrupt_within_a_pass_reaches_the_caller(solver: str) -> None:
     n = 200_000  # all at the same offset, and each pass compares them pair by pair
     buffers = Buffers.of(np.arange(n), np.arange(n) + 1, 512)
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""The search in the valleys: right whatever rules are on, and quick where the load can be reached."""
+"""The search in valleys: correct with any rules, and quick where the load can be reached."""
 
 from __future__ import annotations
 

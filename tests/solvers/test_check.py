@@ -16,7 +16,7 @@ from traces.buffers import Buffers
 
 
 def plan_at(offset: Any, buffers: Buffers, **claims: Any) -> Plan:
-    """A plan with these offsets, made by nobody."""
+    """Return a plan with the given offsets, without a solver."""
     at = np.atleast_2d(np.asarray(offset, np.int64).T).T
     rows = ~buffers.persistent
     arena = int((at[rows] + buffers.size[rows, None]).max(initial=0))

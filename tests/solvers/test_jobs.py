@@ -125,6 +125,6 @@ def test_no_jobs_have_no_offsets() -> None:
 
 @pytest.mark.parametrize("alignment", [1, 2**62])
 def test_absurdly_many_bytes_are_refused(alignment: int) -> None:
-    """Also where a size and an alignment together are more than 64 bits hold."""
+    """The sum of a size and an alignment beyond 64 bits is refused too."""
     with pytest.raises(ValueError, match=r"2\*\*62"):
         pieces_of(Buffers.of([0, 0], [1, 1], 2**62, alignment=alignment))

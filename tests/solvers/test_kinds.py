@@ -40,7 +40,7 @@ def planned(kinds: Sequence[Kind]) -> tuple[Joint, Plan, list[Plan]]:
     deep=st.booleans(),
     alike=st.integers(0, 6),
 )
-def test_in_any_succession_nothing_overlaps(seed: int, count: int, deep: bool, alike: int) -> None:
+def test_joint_offsets_never_overlap_in_any_succession(seed: int, count: int, deep: bool, alike: int) -> None:
     kinds = kinds_of(seed, count, deep=deep, alike=alike)
     _, plan, plans = planned(kinds)
     check_kinds(kinds, plans)

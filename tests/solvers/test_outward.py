@@ -1,6 +1,6 @@
 """Peak-outward packing.
 
-Buffers alive at the peak first, then their neighbours on either side, then the rest.
+Buffers alive at the peak come first, then their neighbours on either side, then the rest.
 """
 
 from __future__ import annotations

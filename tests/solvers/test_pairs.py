@@ -1,4 +1,4 @@
-"""Pair search (which of two buffers is below).
+"""Pair search for the lower of two buffers.
 
 Correct with any rules, on circles, with gaps, alignment and fixed offsets.
 """
@@ -121,7 +121,7 @@ def test_pair_search_with_any_rules_finds_a_plan_where_brute_force_does(
 
 @settings(deadline=None, max_examples=30)
 @given(st.from_type(Buffers), st.integers(0, 3))
-def test_plans_of_every_kind_of_buffers_hold(buffers: Buffers, seed: int) -> None:
+def test_pair_search_plans_are_valid_for_every_class_of_buffers(buffers: Buffers, seed: int) -> None:
     jobs = jobs_of(buffers.unrolled(buffers.max_instances))
     done = pairs(jobs, 100, seed)
     assert done.advance(UNLIMITED)

@@ -45,7 +45,7 @@ def check_told(told: list[Progress], plan: Plan) -> None:
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_every_solver_tells_in_the_callers_thread(solver: str) -> None:
+def test_every_solver_reports_progress_in_the_callers_thread(solver: str) -> None:
     told, threads = list[Progress](), set[int]()
 
     def tell(progress: Progress) -> None:

@@ -22,10 +22,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
 
 
 def as_recorded(simulation: Simulation) -> tuple[Trace, NDArray[np.int64]]:
-    """Return the trace that a recorder of the allocator would have written.
-
-    The rows of the simulation's events.
-    """
+    """Return the trace written by a recorder of the allocator, and the rows of the simulation's events."""
     trace, segments = simulation.trace, simulation.segments
     rows = [
         (int(trace.kind[k]), int(trace.buffer[k]), int(trace.size[k]), int(simulation.address[k]), k, 1)

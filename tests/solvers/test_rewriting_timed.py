@@ -31,9 +31,9 @@ def test_simulation_agrees_with_a_slow_model(data, graph, link):
 
 
 def _dropped_later(schedule: Schedule) -> Schedule:
-    """Return the moves in a form that a rewriting can make.
+    """Return the moves in a form possible for a rewriting.
 
-    One copy out, and the release after the last read.
+    One copy out, and a release after the last read.
     """
     order = np.lexsort([schedule.last, schedule.buffer])
     s = schedule.select(order)

@@ -207,7 +207,7 @@ def test_given_up_arena_is_followed_by_bisection_towards_the_best(
 
 
 class Outward:
-    """Too high far from the peak, whatever is asked for."""
+    """A stand-in whose offsets are too high far from the peak, for any goal."""
 
     goals: list[int]
 

@@ -129,7 +129,7 @@ def test_capacity_below_the_bound_is_infeasible_and_an_unreached_capacity_unknow
 def training(n: int, *, circle: bool, seed: int = 0) -> Buffers:
     """Buffers of a training step.
 
-    Activations freed in reverse order, short temporaries, gradients that live into the next iteration.
+    Activations are freed in reverse order, temporaries are short, gradients live into the next iteration.
     """
     random = np.random.default_rng(seed)
     period, kept, wrapped = 2 * n, n // 4, n // 8

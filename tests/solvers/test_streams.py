@@ -98,7 +98,7 @@ def test_streams_share_addresses_where_the_saving_exceeds_the_wait_price() -> No
     assert cheap.status is Status.OPTIMAL
 
 
-def test_of_three_streams_only_two_with_a_gain_share() -> None:
+def test_only_two_of_three_streams_share_where_the_third_gains_nothing() -> None:
     """The third stream's buffers are always alive, so sharing with that stream saves nothing."""
     two = alternating()
     table: dict[str, Any] = {
@@ -113,7 +113,7 @@ def test_of_three_streams_only_two_with_a_gain_share() -> None:
     assert waits(plan, buffers) == 8
 
 
-def test_where_only_sharing_fits_the_waits_are_paid() -> None:
+def test_streams_share_with_waits_where_nothing_else_fits() -> None:
     buffers = alternating()
     plan = solve_streams(buffers, wait_bytes=1 << 40, capacity=1 << 20, stop=FEW)
     assert plan.arena_bytes == 1 << 20

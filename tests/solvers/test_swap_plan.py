@@ -131,7 +131,7 @@ def test_link_bound_treats_read_only_buffers_as_copied_for_ever() -> None:
 def test_stall_on_a_circular_step_counts_once_for_both_directions(rate: float) -> None:
     """All buffers except those that operation 5 touches are away then.
 
-    Swapped out at any earlier time of the circle, and back by any later time.
+    They leave at any earlier time of the circle and return at any later time.
     """
     buffers = [*((4, [(op, True)]) for op in range(10)), (200, [(5, True)])]
     step = step_from([1.0] * 10, buffers, circular=True, persistent=set(range(10)))

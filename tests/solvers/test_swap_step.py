@@ -1,4 +1,4 @@
-"""From a trace with accesses to a step."""
+"""Steps of traces with accesses."""
 
 from __future__ import annotations
 

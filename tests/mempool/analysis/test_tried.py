@@ -1,7 +1,4 @@
-"""Remedies for a recording of PyTorch.
-
-Each is simulated, and reported only if the simulation saves memory.
-"""
+"""Remedies for a recording of PyTorch, each simulated, and reported only if the simulation saves memory."""
 
 from __future__ import annotations
 

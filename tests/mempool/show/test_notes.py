@@ -44,9 +44,9 @@ def test_other_marks_are_moments() -> None:
 
 
 def ran_out(**more: Any) -> Trace:
-    """A trace of two devices, each with one buffer and refused requests.
+    """A trace of two devices with a buffer each.
 
-    900 and 70 bytes on device 0, 800 on device 1.
+    Refused requests have 900 and 70 bytes on device 0, 800 on device 1.
     """
     columns: dict[str, Any] = {
         "kind": [A, A, REFUSED, REFUSED, REFUSED], "buffer": [0, 1, -1, -1, -1],
@@ -104,7 +104,7 @@ WINDOW = {"history.0": "window", "live_before.0": "300", "reserved_before.0": "1
 def cut(metadata: dict[str, str]) -> Trace:
     """A trace with a segment and two buffers of 300 bytes from before.
 
-    Then a buffer of 50 bytes, and a free of the first.
+    A buffer of 50 bytes follows, and a free of the first.
     """
     return Trace.of(
         [RESERVE, A, A, A, F], [-1, 0, 1, 2, 0], [1000, 100, 200, 50, 0], address=[0, 0, 100, 300, -1],

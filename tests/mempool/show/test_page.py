@@ -28,7 +28,7 @@ def page(visit: Callable[..., Any]) -> Any:
 
 
 def test_page_shows_the_rectangles_peak_composition_and_facts_of_the_trace(page: Any) -> None:
-    """Rectangles, peak, composition and facts are those of the trace."""
+    """Rectangles, peak, composition and facts agree with the trace."""
     assert visible(page) == [0, 1, 2, 3]
     rectangles = page.evaluate("mempoolShow.models.large.data")
     drawn = sorted(zip(*(rectangles[k] for k in ("row", "left", "right", "bottom", "top")), strict=True))
@@ -251,7 +251,7 @@ TICKS = {
 
 
 def test_tick_labels_differ_at_every_zoom(page: Any) -> None:
-    """Bytes in as many digits as distinguish the ticks.
+    """Bytes have as many digits as distinguish the ticks.
 
     Events are whole numbers, so no tick lies within an event.
     """

@@ -96,7 +96,10 @@ def test_page_of_a_successful_program_has_no_list_of_failures(visit: Callable[..
 
 
 def test_ranges_and_marks_are_a_strip(page: Any) -> None:
-    """Ranges by depth with their names, marks above; the pointer tells, a click shows a range's time."""
+    """Ranges are drawn by depth with their names, marks above.
+
+    The pointer names a range, a click shows its time.
+    """
     data = page.evaluate("mempoolShow.models.ranges.data")
     assert list(zip(data["left"], data["right"], strict=True)) == [(0, 8), (1, 3), (4, 7)]
     texts = page.evaluate("mempoolShow.models.named.data_source.data.text")

@@ -46,7 +46,7 @@ def marked(page: Any, how: str) -> list[str]:
     return [text.split("\t")[0].strip() for text in page.locator(f"#composition tr.{how}").all_inner_texts()]
 
 
-def test_every_kind_of_owner_is_a_choice(page: Any) -> None:
+def test_every_owner_grouping_is_selectable(page: Any) -> None:
     kinds = ["category", "frame", "module", "operation", "stream", "size", "buffer"]
     assert page.locator("#by option").all_inner_texts() == kinds
     tables = {

@@ -77,6 +77,6 @@ def test_host_copies_are_a_separate_view(page: Any) -> None:
     assert "copied to the host" not in page.locator("#legend").inner_text()
 
 
-def test_in_the_dark_nothing_is_lost(page: Any) -> None:
+def test_dark_theme_keeps_the_absences(page: Any) -> None:
     page.click("#theme")
     assert len(rows(page, "absent", "row")) == 1

@@ -53,9 +53,9 @@ def test_gap_of_a_buffer_is_not_drawn() -> None:
 
 
 def test_circle_is_drawn_in_the_steady_state() -> None:
-    """One iteration more than the repetition of addresses.
+    """The page draws one iteration more than the repetition of addresses.
 
-    Buffers left alive by earlier iterations are drawn at once.
+    Buffers left by earlier iterations are drawn at once.
     """
     buffers = Buffers.of([1, 5], [4, 14], [10, 20], period=6)
     timeline = timeline_of(buffers, "", columns=2)
