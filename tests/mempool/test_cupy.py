@@ -437,7 +437,7 @@ def test_driver_refusal_is_not_reported_as_out_of_memory(current: Current, fake:
 def test_out_of_memory_remains_the_error_despite_other_driver_errors(
     current: Current, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other errors occur on another thread between the two tries, or in a wait during a foreign capture."""
+    """The other errors occur on another thread between the tries, or in a wait during a foreign capture."""
 
     class Earlier:
         def free_all_blocks(self) -> None:

@@ -266,7 +266,7 @@ def test_lengths_becoming_few_again_stay_in_the_envelope() -> None:
         assert pool.plans == made
 
 
-def test_envelope_beside_another_variant_has_no_misses() -> None:
+def test_envelope_beside_another_variant_leaves_at_most_a_buffer_unplanned() -> None:
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         training = batches(memory, any_length)

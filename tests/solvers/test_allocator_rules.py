@@ -208,7 +208,7 @@ def test_rmm_arena_gives_each_stream_a_superblock() -> None:
     assert offsets(simulation) == [0, MIB, 256, 2 * MIB]
 
 
-def test_rmm_arena_takes_superblocks_back_before_it_fails() -> None:
+def test_rmm_arena_takes_superblocks_back_before_failing() -> None:
     """Two streams own both free 2 MiB superblocks: a large request needs them together."""
     steps = [(A, MIB, 0), (A, MIB, 1), (F, 0, 0), (F, 0, 1), (A, 2 * MIB, 0)]
     simulation = course("rmm_arena", steps, arena_bytes=2 * MIB)

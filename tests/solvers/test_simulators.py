@@ -36,8 +36,8 @@ def test_limit_is_kept(allocator: str, trace: Trace, limit: int) -> None:
 
 
 @every
-def test_long_traces_hold_too(allocator: str) -> None:
-    """With some hundreds of buffers alive, with and without a limit."""
+def test_long_traces_keep_the_invariants(allocator: str) -> None:
+    """Some hundreds of buffers are alive, with and without a limit."""
     trace = random_trace(1, 1500)
     simulation = simulate(trace, allocator)
     check_simulation(simulation)
