@@ -71,7 +71,7 @@ def test_joint_plans_of_variants_in_any_order_have_no_misses(
 
 @pytest.mark.parametrize("order", [in_turn, at_random])
 @pytest.mark.parametrize("late", [False, True])
-def test_variants_of_different_lengths_miss_nothing_and_are_not_planned_again_and_again(
+def test_variants_of_different_lengths_have_no_misses_and_few_replans(
     pool: Pool, late: bool, order: Callable[[tuple[int, ...]], Callable[[int], int]]
 ) -> None:
     memory = programs.Watched(pool)

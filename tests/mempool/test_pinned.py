@@ -93,7 +93,7 @@ def test_stream_object_is_accepted_and_kept_until_the_array_is_freed(
         pool.used_by(pool.empty(10), "stream")
 
 
-def test_default_stream_of_a_thread_stays_the_threads_own_wherever_the_array_is_freed(
+def test_default_stream_belongs_to_the_using_thread_wherever_the_array_is_freed(
     fake: FakeCuda, pool: PinnedPool
 ) -> None:
     """Named in one thread, freed in another: the pool waits for the work queued by the first thread."""

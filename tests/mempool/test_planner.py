@@ -59,7 +59,7 @@ def test_difference_recurring_after_recording_stopped_is_planned(pool: Pool) -> 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_longer_period_takes_over_at_an_arena_without_live_buffers(pool: Pool, seed: int) -> None:
-    """No buffer lives where the plans of epoch and iteration differ.
+    """No buffer of the shorter plan is alive when the longer plan takes over.
 
     Both plans hold the iteration, at different offsets.
     """

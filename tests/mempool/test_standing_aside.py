@@ -164,7 +164,7 @@ def test_bypass_backs_off_where_memory_beside_the_arena_suffices(limit: int, tim
     assert aside == times
 
 
-def test_arena_deferred_to_the_low_water_mark_is_not_taken_for_a_newly_installed_plan() -> None:
+def test_arena_deferred_to_the_low_water_mark_is_not_taken_for_a_new_plan() -> None:
     core = Core()
     core.client.install(pattern(SIZES, least=LEAST, calm=9))
     for _ in range(3):

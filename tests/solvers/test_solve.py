@@ -90,7 +90,7 @@ def test_exact_solver_and_auto_equal_brute_force(buffers: Buffers) -> None:
 
 
 @given(st.from_type(Buffers))
-def test_offsets_for_the_circle_hold_on_an_unrolled_line_and_the_peak_load_is_the_same(
+def test_offsets_for_the_circle_hold_on_an_unrolled_line_of_the_same_peak_load(
     buffers: Buffers,
 ) -> None:
     plan = solve(buffers, stop=FAST, solver="greedy")
