@@ -34,7 +34,7 @@ drivers: list[FakeCuda] = []
 
 
 def _on_gpu(fake: FakeCuda | None) -> dict[str, int]:
-    """What the fake GPU still holds, except of a test that gives it memory back by hand."""
+    """Return the bytes still held on the fake GPU, except by a test that returns memory by hand."""
     if fake is None or fake.by_hand:
         return dict.fromkeys(("GPU allocations", "GPU memories", "GPU streams"), 0)
     return {
@@ -46,9 +46,9 @@ def _on_gpu(fake: FakeCuda | None) -> dict[str, int]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """No test leaves a pool, client, plan, segment or reserved address space behind, once it is forgotten.
+    """Assert that no test leaves a pool, client, plan, segment or reserved address space behind.
 
-    What the traceback of one that failed holds is not waited for.
+    Objects held by the traceback of a failed test are not waited for.
     """
     before = _core.live_objects()
     failed = item.session.testsfailed
@@ -94,7 +94,7 @@ def current_library(folder: Path) -> Path:
 
 @pytest.fixture
 def current(current_library: Path) -> Iterator[Current]:
-    """CuPy's current device and stream, which are 0 at first."""
+    """CuPy's current device and stream, initially 0."""
     from cupy_platform import Current
 
     current = Current(current_library)
@@ -105,7 +105,7 @@ def current(current_library: Path) -> Iterator[Current]:
 
 @pytest.fixture
 def fake(fake_library: Path) -> Iterator[FakeCuda]:
-    """A CUDA driver with two devices, as nobody has used it; pools leave nothing there."""
+    """A CUDA driver with two unused devices; pools leave nothing there."""
     fake = FakeCuda(fake_library)
     drivers.append(fake)
     yield fake

@@ -1,4 +1,4 @@
-"""Accesses of NumPy's arrays joined with what the pool that serves them allocates and frees."""
+"""Accesses of NumPy's arrays joined with the allocations and frees of the serving pool."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def train(recorder: ArrayRecorder, pool: ArrayPool, steps: int = 3) -> list[Any]
     return [losses, *network.parameters]
 
 
-def test_the_trace_has_all_that_the_pool_did_and_every_access(tmp_path: Path) -> None:
-    """Allocs, frees and marks are those of the pool's own trace file, accesses those without it."""
+def test_trace_has_all_pool_events_and_every_access(tmp_path: Path) -> None:
+    """Allocs, frees and marks equal the pool's own trace file, accesses equal a recording without a pool."""
     file = str(tmp_path / "pool.trace")
     with mempool.numpy.install(background=False, record=file) as pool, ArrayRecorder() as alone:
         expected = train(alone, pool)
@@ -95,10 +95,10 @@ def test_the_trace_has_all_that_the_pool_did_and_every_access(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("name", "given"), [("count_cells", (2,)), ("solve_poisson", (48, 20))])
-def test_programs_written_without_this_in_mind_print_the_same(
+def test_unmodified_programs_print_the_same_under_the_recorded_module(
     pool: ArrayPool, capsys: pytest.CaptureFixture[str], name: str, given: tuple[int, ...]
 ) -> None:
-    """To the bit, over the recorded module; of what the pool serves most is seen, and nothing else is."""
+    """Equal to the bit; most of the pool's buffers are seen, and no others."""
 
     def printed(xp: Any) -> str:
         program = runpy.run_path(str(PROGRAMS / f"{name}.py"))
@@ -116,7 +116,7 @@ def test_programs_written_without_this_in_mind_print_the_same(
     assert int(trace.metadata["untouched_bytes"]) < trace.size[trace.kind == Kind.ALLOC].sum() / 2
 
 
-def test_temporaries_inside_an_operation_are_there_with_its_name(pool: ArrayPool) -> None:
+def test_temporaries_inside_an_operation_carry_its_name(pool: ArrayPool) -> None:
     with record_arrays(pool) as recorder:
         values = recorder.watch(np.arange(50_000.0))
         np.median(values)
@@ -128,8 +128,8 @@ def test_temporaries_inside_an_operation_are_there_with_its_name(pool: ArrayPool
     assert untouched >= 400_000
 
 
-def test_what_is_not_the_pools_is_the_recorders(pool: ArrayPool) -> None:
-    """Arrays from before the recording, and memory of others, live from where they were watched."""
+def test_buffers_outside_the_pool_come_from_the_recorder(pool: ArrayPool) -> None:
+    """Arrays from before the recording, and foreign memory, live from the moment they were watched."""
     before = np.ones(1000)
     with record_arrays(pool) as recorder:
         old, other = recorder.watch(before), recorder.watch(np.frombuffer(bytearray(800)))
@@ -162,8 +162,8 @@ def test_any_program_has_the_accesses_of_the_recorder_alone(program: list[Any]) 
     assert told(recorder.trace()) == told(alone.trace())
 
 
-def test_threads_are_the_pools(pool: ArrayPool) -> None:
-    """Accesses carry the number of the thread that made the buffers; each thread has one."""
+def test_accesses_carry_the_thread_numbers_of_the_pool(pool: ArrayPool) -> None:
+    """Accesses and buffers of a thread carry the same number, different for each thread."""
     together = threading.Barrier(3)
 
     def work() -> None:
@@ -187,8 +187,8 @@ def test_threads_are_the_pools(pool: ArrayPool) -> None:
         assert trace.thread[row] == trace.thread[trace.births[row]]
 
 
-def test_an_array_that_is_known_is_not_resized_in_place(pool: ArrayPool) -> None:
-    """NumPy refuses that while there is a weak reference: a buffer stays where the recorder met it."""
+def test_watched_array_is_not_resized_in_place(pool: ArrayPool) -> None:
+    """NumPy refuses the resize while a weak reference exists, so the recorded address stays valid."""
     with record_arrays(pool) as recorder:
         owner = np.ones(1000)
         recorder.touch(owner)
@@ -196,38 +196,38 @@ def test_an_array_that_is_known_is_not_resized_in_place(pool: ArrayPool) -> None
             owner.resize(2_000_000, refcheck=False)
 
 
-def test_what_takes_anothers_memory_is_there_before_that_goes() -> None:
-    """For the program both were alive, whatever the clock says."""
+def test_alloc_at_a_reused_address_precedes_the_free_in_the_joined_trace() -> None:
+    """For the program both buffers were alive, whatever the clock says."""
     pool = Trace.of([0, 0, 1, 1], [0, 1, 0, 1], [8, 8, 0, 0], time_ns=[1, 5, 4, 9], address=[64, 64, -1, -1])
     table = join([(0, pool)], Truth([]).seen(), []).table
     assert table["kind"].tolist() == [Kind.ALLOC, Kind.ALLOC, Kind.FREE, Kind.FREE]
 
 
-def test_an_access_follows_its_alloc_whichever_thread_was_faster() -> None:
-    """Of two threads that meet an array the later one tells of its beginning."""
+def test_access_follows_its_alloc_despite_thread_timing() -> None:
+    """When two threads meet an array, the later thread may report the alloc."""
     rows = [(Kind.ALLOC, 0, 8, 7, 7, 0, 64, 0, 0, -1), (Kind.READ, 0, 0, 6, 6, 0, -1, 0, 1, -1)]
     seen = dict(zip(FIELDS, np.array(rows, np.int64).T, strict=True)) | {"category": np.array([-1, -1])}
     table = join([(0, Trace.of([], []))], seen, []).table
     assert table["kind"].tolist() == [Kind.ALLOC, Kind.READ]
 
 
-def test_without_a_pool_the_recorder_is_alone() -> None:
+def test_recorder_without_a_pool_is_a_plain_array_recorder() -> None:
     assert type(mempool.numpy.record_arrays()) is ArrayRecorder
 
 
-def test_a_pool_that_is_off_records_nothing_and_the_recorder_does() -> None:
+def test_disabled_pool_leaves_the_recording_to_the_recorder() -> None:
     with mempool.numpy.install(mode="off") as off:
         assert type(record_arrays(off)) is ArrayRecorder
 
 
 @pytest.mark.parametrize("options", [{"record": "a.trace"}, {"check": True}])
-def test_a_pool_that_cannot_tell_where_arrays_are_is_refused(options: dict[str, Any]) -> None:
+def test_pool_without_array_addresses_is_refused(options: dict[str, Any]) -> None:
     refused = pytest.raises(UsageError, match=f"{next(iter(options))}=")
     with mempool.numpy.install(background=False, **options) as pool, refused:
         record_arrays(pool)
 
 
-def test_a_pool_that_is_closed_is_refused() -> None:
+def test_closed_pool_is_refused() -> None:
     with mempool.numpy.install(background=False) as pool:
         pass
     with pytest.raises(UsageError, match="closed"):
@@ -235,7 +235,7 @@ def test_a_pool_that_is_closed_is_refused() -> None:
 
 
 class Truth:
-    """A random history of the pool's buffers and others at a few addresses, in its true order."""
+    """A random history of buffers of the pool and of others at a few addresses, in true order."""
 
     def __init__(self, choices: list[int]) -> None:
         self.rows: list[dict[str, int]] = []  # with `source`: 0 the pool, 1 the recorder, 2 both
@@ -276,7 +276,10 @@ class Truth:
         )
 
     def seen(self) -> dict[str, Any]:
-        """What the recorder has: its own numbers, an alloc with the first access, a free of what it knows."""
+        """Return the recorder's events.
+
+        They have other numbers, an alloc at the first access, and frees of known buffers only.
+        """
         table, number = [], {}
         for row in self.rows:
             kind, buffer, time = row["kind"], row["buffer"], row["time"]
@@ -290,7 +293,7 @@ class Truth:
         return dict(zip(FIELDS, columns, strict=True)) | {"category": np.full(len(table), -1)}
 
     def expected(self) -> list[tuple[int, int, int]]:
-        """Kind, size of the buffer and time of each event; a foreign buffer begins with its first access."""
+        """Return kind, buffer size and time of each event; a foreign buffer begins with the first access."""
         told, known = [], set()
         for row in self.rows:
             size = next(one["size"] for one in self.rows if one["buffer"] == row["buffer"])
@@ -306,8 +309,8 @@ class Truth:
 
 
 @given(st.lists(st.integers(0, 79), max_size=60))
-def test_the_join_puts_events_where_they_were(choices: list[int]) -> None:
-    """Of a known history, split into what a pool and what a recorder tells, with addresses used again."""
+def test_join_restores_the_true_order_of_events(choices: list[int]) -> None:
+    """A known history with reused addresses, split into the views of a pool and a recorder."""
     truth = Truth(choices)
     table = join([(0, truth.of_pool())], truth.seen(), []).table
     columns = {name: values for name, values in table.items() if name not in ("began", "address")}

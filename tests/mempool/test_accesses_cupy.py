@@ -28,7 +28,7 @@ def pool(current: Current) -> Iterator[CupyPool]:
 
 
 def test_buffers_of_two_devices_keep_device_and_stream(pool: CupyPool, current: Current) -> None:
-    """And what is made while nothing is watched is in the trace too."""
+    """Buffers that no access touches are in the trace too."""
     for device in (0, 1):  # a device that was not met before is not recorded
         with current.on(device=device):
             cupy.ndarray((4,), "f4")
@@ -54,7 +54,7 @@ def test_buffers_of_two_devices_keep_device_and_stream(pool: CupyPool, current: 
     assert (trace.kind == Kind.MARK).sum() == 1
 
 
-def test_a_pool_that_has_met_no_device_records_the_first(pool: CupyPool) -> None:
+def test_pool_without_a_device_records_the_first(pool: CupyPool) -> None:
     with mempool.cupy.record_arrays() as recorder:
         made = recorder.module(cupy).empty((100,), "f4")
         recorder.touch(made)

@@ -1,4 +1,4 @@
-"""What is done in a process of its own is as if it were done here, but for the memory."""
+"""Calls in a process of their own: the same results as a call here, without the memory."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from traces.files import sniff
 ABSENT = "a module that is not there"
 
 
-def test_it_is_another_process_unless_the_module_is_here() -> None:
+def test_call_runs_in_another_process_unless_the_module_is_loaded() -> None:
     assert apart(ABSENT, os.getpid) != os.getpid()
     assert apart("os", os.getpid) == os.getpid()
 
 
-def test_what_is_printed_there_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
+def test_printed_output_of_the_call_is_discarded(capfd: pytest.CaptureFixture[str]) -> None:
     assert apart(ABSENT, print, "noise", flush=True) is None
     assert apart(ABSENT, os.write, 1, b"noise") == 5
     assert capfd.readouterr().out == ""
 
 
-def test_errors_are_those_of_the_call(tmp_path: Path) -> None:
+def test_errors_of_the_call_are_raised(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(TraceError, match="the file is empty") as caught:
         apart(ABSENT, sniff, tmp_path / "empty")
@@ -44,9 +44,7 @@ def test_errors_are_those_of_the_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", ["", "/nonexistent/python", "/bin/true"])
-def test_where_there_is_no_such_process_it_is_done_here(
-    program: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_call_runs_here_where_no_process_can_start(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", program)
     assert apart(ABSENT, os.getpid) == os.getpid()
     with pytest.raises(PlanError):
@@ -57,8 +55,8 @@ def _refuse() -> None:
     raise PlanError("no")
 
 
-def test_a_program_with_plan_files_gets_no_arrow(tmp_path: Path) -> None:
-    """Neither from replaying one nor from saving one; and the plan is the same."""
+def test_program_with_plan_files_loads_no_arrow(tmp_path: Path) -> None:
+    """Neither replay nor save loads Arrow, and the saved plan is the same."""
     with Pool(simulated(), background=False) as pool:
         run(pool, programs.training(programs.Watched(pool)), 12, marks=True)
         pool.save(tmp_path / "a.plan")
@@ -78,7 +76,7 @@ def test_a_program_with_plan_files_gets_no_arrow(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="this system has no /dev/stdout")
-def test_what_is_open_here_is_written_here(tmp_path: Path) -> None:
+def test_file_descriptors_of_this_process_are_written_here(tmp_path: Path) -> None:
     """A name such as /dev/stdout means another file in another process."""
     script = textwrap.dedent("""
         from mempool import Pool

@@ -1,4 +1,4 @@
-"""Several streams in one arena: who gets what another has freed waits for that, and for no more."""
+"""Several streams in one arena: reuse of memory freed by another stream waits for that free only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BYTES = sum(SIZES)
 
 
 def two_streams(*, shared: bool, order: tuple[int, int] = (0, 5)) -> _core.Pattern:
-    """Stream 5 does the same as stream 0, at the same addresses or behind them."""
+    """Plans of stream 0 and stream 5 with equal sizes, at the same addresses or behind each other."""
     offsets = APART if shared else [BYTES + offset for offset in APART]
     first, second = order
     return pattern(SIZES, APART, stream=first, others=[(1, second, SIZES, offsets)])
@@ -43,7 +43,7 @@ def test_streams_take_turns_with_the_same_addresses(page: int) -> None:
     core.give_everything_back()
 
 
-def test_streams_that_share_nothing_wait_for_nothing() -> None:
+def test_streams_without_shared_addresses_do_not_wait() -> None:
     core = Core()
     core.client.load(None, two_streams(shared=False))
     for iteration in range(10):
@@ -56,7 +56,7 @@ def test_streams_that_share_nothing_wait_for_nothing() -> None:
     core.give_everything_back()
 
 
-def test_a_single_stream_is_never_watched() -> None:
+def test_single_stream_records_no_events() -> None:
     core = Core()
     core.client.load(None, pattern(SIZES, APART, stream=7))
     for _ in range(10):
@@ -66,8 +66,8 @@ def test_a_single_stream_is_never_watched() -> None:
     core.give_everything_back()
 
 
-def test_events_are_kept_in_bounds() -> None:
-    """Frees in shared places record an event each; those that nobody waits for are forgotten."""
+def test_live_events_are_bounded() -> None:
+    """Frees in shared slots record an event each; events without a waiter are forgotten."""
     core = Core()
     core.client.load(None, two_streams(shared=True))
     core.step()
@@ -80,7 +80,7 @@ def test_events_are_kept_in_bounds() -> None:
     assert core.device.counts().events_alive == 0
 
 
-def test_who_has_waited_waits_for_the_same_not_again() -> None:
+def test_stream_waits_only_once_for_the_same_free() -> None:
     core = Core()
     core.client.load(None, two_streams(shared=True))
     core.step()
@@ -95,8 +95,8 @@ def test_who_has_waited_waits_for_the_same_not_again() -> None:
     assert waits(core) == first
 
 
-def test_while_a_graph_is_captured_nobody_waits() -> None:
-    """An event recorded then would be the graph's."""
+def test_stream_does_not_wait_during_a_graph_capture() -> None:
+    """An event recorded then would belong to the graph."""
     core = Core()
     core.client.load(None, two_streams(shared=True))
     core.step()
@@ -113,8 +113,8 @@ def test_while_a_graph_is_captured_nobody_waits() -> None:
     core.give_everything_back()
 
 
-def test_a_use_by_another_stream_than_the_planned_ones_own_is_known() -> None:
-    """Also after plans have come and the arena has gone: it decides whether a free has to wait."""
+def test_use_by_a_stream_other_than_the_planned_stream_is_known() -> None:
+    """Also after new plans and the end of the arena: the use decides whether a free has to wait."""
     core = Core()
     for again in range(3):
         core.client.load(None, two_streams(shared=False))
@@ -130,8 +130,8 @@ def test_a_use_by_another_stream_than_the_planned_ones_own_is_known() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_plan_of_another_process_has_other_streams(late: bool) -> None:
-    """A handle says nothing in another process: streams are told by the order of their first allocations."""
+def test_plan_of_another_process_maps_streams_by_their_first_allocations(late: bool) -> None:
+    """Stream handles have no meaning in another process."""
     core = Core()
     if late:
         core.run([1000], stream=111)
@@ -144,7 +144,7 @@ def test_a_plan_of_another_process_has_other_streams(late: bool) -> None:
     core.give_everything_back()
 
 
-def test_more_streams_than_are_told_apart_are_served_too() -> None:
+def test_streams_beyond_the_number_of_tracked_streams_are_served() -> None:
     core = Core()
     streams = range(20)
     others = [(k, k, SIZES, APART) for k in streams[1:]]
@@ -156,8 +156,8 @@ def test_more_streams_than_are_told_apart_are_served_too() -> None:
     core.give_everything_back()
 
 
-def test_a_buffer_that_another_stream_freed_is_that_streams() -> None:
-    """What lives in the arena belongs to who allocated it, and its memory to who freed it."""
+def test_memory_freed_by_another_stream_in_the_arena_belongs_to_the_freeing_stream() -> None:
+    """A live buffer belongs to the allocating stream, and the memory after the free to the freeing stream."""
     core = Core()
     core.client.load(None, pattern(SIZES, APART))
     kept = core.allocate(SIZES[0])
@@ -181,8 +181,8 @@ def test_holes_of_an_arena_are_anothers_only_when_memory_runs_out() -> None:
     assert waits(core) == 1
 
 
-def test_zones_follow_the_plans() -> None:
-    """What was freed before plans came or went is still waited for."""
+def test_wait_zones_follow_the_plans() -> None:
+    """Frees before a change of plans still cause waits."""
     core = Core()
     core.client.load(None, two_streams(shared=True))
     core.step()
@@ -199,8 +199,8 @@ def test_zones_follow_the_plans() -> None:
     assert waits(core) > before
 
 
-def test_streams_that_do_not_share_wait_for_the_device_once() -> None:
-    """What the first did while it was alone; their plan keeps them apart."""
+def test_pool_without_stream_sharing_waits_for_the_device_once() -> None:
+    """The wait covers the first stream's frees before the second appeared; the plan separates both."""
     core = Core(share_streams=False)
     core.client.load(None, two_streams(shared=False))
     for _ in range(10):
@@ -211,8 +211,8 @@ def test_streams_that_do_not_share_wait_for_the_device_once() -> None:
     core.give_everything_back()
 
 
-def test_a_plan_of_shared_addresses_is_not_followed_where_streams_do_not_share() -> None:
-    """The device is waited for rarely; else what was another stream's is a miss."""
+def test_plan_with_shared_addresses_is_not_followed_without_stream_sharing() -> None:
+    """The device is waited for rarely; other reuse of another stream's memory is a miss."""
     core = Core(share_streams=False)
     core.client.load(None, two_streams(shared=True))
     for _ in range(300):

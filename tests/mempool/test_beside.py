@@ -1,4 +1,4 @@
-"""Several pools on one memory whose buffers are alive together: where their plans lie."""
+"""Arena neighbours: plans of several pools on one memory whose buffers are alive together."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pools() -> Iterator[tuple[Pool, Pool]]:
 
 
 def together(one: Watched, other: Watched, scale: int = 1024, batches: int = 1) -> None:
-    """An iteration of one while the other's batches are alive; then what there is to plan."""
+    """Run an iteration of one pool while the other's batches are alive; then plan."""
     other.pool.step()
     kept = [other.allocate(batches * size) for size in BATCHES]
     one.pool.step()
@@ -61,7 +61,7 @@ def arena(pool: Pool) -> int:
 
 
 def many(count: int) -> Pattern:
-    """An iteration of random sizes, of which some live on for a while."""
+    """A pattern of random sizes, in which some buffers live on for a while."""
     sizes = random.Random(1)
     shapes = [sizes.randint(1000, 60_000) for _ in range(count)]
     with Pool(simulated(), background=False) as pool:
@@ -79,7 +79,7 @@ def many(count: int) -> Pattern:
 
 
 @pytest.mark.parametrize("count", [500, 2500])
-def test_a_plan_around_what_lies_beyond_its_need_is_no_larger(count: int) -> None:
+def test_pinned_range_beyond_the_arena_does_not_enlarge_the_plan(count: int) -> None:
     pattern = many(count)
     alone = make_plan(pattern, alignment=64)
     assert alone is not None
@@ -95,8 +95,8 @@ def test_a_plan_around_what_lies_beyond_its_need_is_no_larger(count: int) -> Non
 
 
 @pytest.mark.parametrize("network", sequences.NETWORKS)
-def test_a_plan_around_what_stays_is_as_good_as_one_with_nothing_in_the_way(network: str) -> None:
-    """Three buffers somewhere in its lower quarter cost their own bytes and two percent."""
+def test_plan_around_pinned_ranges_is_within_two_percent_of_the_bound(network: str) -> None:
+    """Three buffers in the lower quarter cost their own bytes and two percent."""
     [pattern] = find_patterns(sequences.scaled(network, 100 * MIB, [1.0] * 4, marks=True))
     draw, beyond = random.Random(network), list[float]()
     for _ in range(5):
@@ -114,8 +114,8 @@ def test_a_plan_around_what_stays_is_as_good_as_one_with_nothing_in_the_way(netw
 # --- programs
 
 
-def test_two_that_are_alive_at_the_same_time_come_to_lie_beside_each_other(pools: tuple[Pool, Pool]) -> None:
-    """As batches of one framework are while another one trains on them."""
+def test_plans_of_pools_alive_together_come_to_lie_apart(pools: tuple[Pool, Pool]) -> None:
+    """One framework makes batches while another trains on them."""
     one, other = pools
     memory, others = Watched(one), Watched(other)
     for _ in range(40):
@@ -127,7 +127,7 @@ def test_two_that_are_alive_at_the_same_time_come_to_lie_beside_each_other(pools
 
 
 class Three:
-    """Three frameworks on one memory, alive at the same time: what a solver and batches keep, and layers."""
+    """Three frameworks on one memory, alive together: solver state, batches, and layers."""
 
     def __init__(self, pools: tuple[Pool, Pool, Pool]) -> None:
         self.pools = pools
@@ -146,7 +146,7 @@ class Three:
             pool.plan_now()
 
     def phase(self, scale: tuple[float, float, float]) -> float:
-        """Go on until what was before has come to rest; bytes reserved, by what was alive at its end."""
+        """Run until the former phase has settled; return reserved bytes over the bytes alive at the end."""
         for round_ in range(73):
             self.iteration(scale)
             for pool in self.pools if round_ >= 60 else ():
@@ -158,7 +158,7 @@ class Three:
         return self.pools[0].core.stats()["reserved"]["current"] / alive
 
 
-def test_plans_beside_others_come_closer_when_those_are_gone_or_want_less() -> None:
+def test_neighbouring_plans_move_closer_when_others_shrink_or_vanish() -> None:
     with (
         Pool(simulated(), name="solver", background=False) as solver,
         Pool(name="batches", share=solver, background=False) as batches,
@@ -169,7 +169,7 @@ def test_plans_beside_others_come_closer_when_those_are_gone_or_want_less() -> N
             assert program.phase(scale) < 1.15, scale
 
 
-def test_a_plan_beside_others_hears_of_their_changes_and_of_none_of_its_own() -> None:
+def test_plan_hears_of_layout_changes_of_other_pools_only() -> None:
     with Pool(simulated(), background=False) as one, Pool(name="other", share=one, background=False) as other:
         memory, others = Watched(one), Watched(other)
         for _ in range(14):
@@ -188,8 +188,8 @@ def test_a_plan_beside_others_hears_of_their_changes_and_of_none_of_its_own() ->
         assert one.client.state()["others_layouts"] == now
 
 
-def test_a_plan_that_the_core_has_forgotten_stays_forgotten(pools: tuple[Pool, Pool]) -> None:
-    """When memory was short, it was dropped; others' changes are no reason to take an arena for it again."""
+def test_plan_dropped_by_the_core_stays_dropped(pools: tuple[Pool, Pool]) -> None:
+    """A plan dropped when memory was short gets no arena again because of changes in other pools."""
     one, other = pools
     memory, others = Watched(one), Watched(other)
     for scale in (300_000, 40_000):
@@ -212,10 +212,11 @@ def test_a_plan_that_the_core_has_forgotten_stays_forgotten(pools: tuple[Pool, P
 
 
 @pytest.mark.parametrize("memory", ["plain", "managed", "growing"])
-def test_plans_take_effect_where_there_is_a_moment_in_which_nothing_is_alive(
-    fake: FakeCuda, memory: str
-) -> None:
-    """It is at a boundary of the one that needs the smaller arena. Managed memory may exceed the device."""
+def test_plans_take_effect_at_a_moment_without_live_buffers(fake: FakeCuda, memory: str) -> None:
+    """Such a moment is at a boundary of the pool with the smaller arena.
+
+    Managed memory may exceed the device.
+    """
     fake.set_capacity((60 if memory == "managed" else 1000) * MIB)
     with (
         Pool(fake.device(memory=memory), name="work", background=False) as work,
@@ -245,10 +246,10 @@ def test_plans_take_effect_where_there_is_a_moment_in_which_nothing_is_alive(
 
 
 @pytest.mark.parametrize("handle", [12, 77])
-def test_a_plan_saved_beside_another_ones_comes_down_where_there_is_none(
+def test_plan_saved_beside_another_moves_down_without_a_neighbour(
     pools: tuple[Pool, Pool], tmp_path: Path, handle: int
 ) -> None:
-    """The stream may have another handle there."""
+    """The stream may have another handle in the second program."""
 
     def iteration(pool: Pool, stream: int) -> list[int]:
         pool.step()
@@ -282,7 +283,7 @@ def test_a_plan_saved_beside_another_ones_comes_down_where_there_is_none(
         assert arena(pool) <= 1.1 * pool.planned.peak_load_bytes
 
 
-def test_what_stays_is_kept_out_of_when_others_change(pools: tuple[Pool, Pool]) -> None:
+def test_replans_after_layout_changes_avoid_pinned_ranges(pools: tuple[Pool, Pool]) -> None:
     one, other = pools
     memory, others = Watched(one), Watched(other)
     stays: list[Any] = []
@@ -309,15 +310,15 @@ def test_what_stays_is_kept_out_of_when_others_change(pools: tuple[Pool, Pool]) 
 # --- places
 
 
-def test_places_to_keep_out_of_are_joined_where_they_overlap() -> None:
-    """The solver takes ranges that do not."""
+def test_overlapping_pinned_ranges_are_joined() -> None:
+    """The solver takes disjoint ranges."""
     assert joined([(20, 30), (0, 6), (5, 9), (7, 8)]) == [(0, 9), (20, 30)]
     assert joined([(5, 9), (0, 5)]) == [(0, 9)]
     assert joined([]) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9))), st.integers(1, 9))
-def test_many_places_to_keep_out_of_are_few_and_hold_them_all(
+def test_many_pinned_ranges_are_joined_into_few_covering_ranges(
     places: list[tuple[int, int]], most: int
 ) -> None:
     ranges = [(begin, begin + length) for begin, length in places]

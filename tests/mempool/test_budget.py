@@ -1,4 +1,4 @@
-"""What runs beside the program spends a bounded share of time."""
+"""Budget of background work: a bounded share of the program's time."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Times:
     passing=st.lists(st.floats(0, 10), min_size=1, max_size=50),
     costs=st.lists(st.floats(0, 0.5), min_size=50, max_size=50),
 )
-def test_what_is_spent_stays_within_allowance_share_and_one_piece_of_work(
+def test_spending_stays_within_allowance_share_and_a_single_piece_of_work(
     passing: list[float], costs: list[float]
 ) -> None:
-    """Whoever asks before each piece spends allowance, share of the time and last piece at most."""
+    """Work that asks before each piece spends at most allowance, share of the time and last piece."""
     times = Times()
     budget = times.budget(allowance=0.1, share=0.01, most_debt=10.0)
     for wait, cost in zip(passing, costs, strict=False):
@@ -38,8 +38,8 @@ def test_what_is_spent_stays_within_allowance_share_and_one_piece_of_work(
     assert times.spent <= 0.1 + 0.01 * times.now + max(costs) + 1e-9
 
 
-def test_a_debt_is_forgiven_in_bounded_time() -> None:
-    """However long one piece of work took, there is something again after debt / share seconds."""
+def test_debt_is_forgiven_in_bounded_time() -> None:
+    """However long one piece of work took, the budget has time again after debt / share seconds."""
     times = Times()
     budget = times.budget(allowance=0.1, share=0.01, most_debt=0.2)
     with budget.charged():
@@ -50,8 +50,8 @@ def test_a_debt_is_forgiven_in_bounded_time() -> None:
     assert budget.has_some()
 
 
-def test_what_was_worth_its_cost_is_not_charged() -> None:
-    """A plan that was made does not delay the next one."""
+def test_useful_work_is_not_charged() -> None:
+    """A finished plan does not delay the next."""
     times = Times()
     budget = times.budget(allowance=0.1, share=0.0, most_debt=0.2)
     with budget.charged() as forgive:
@@ -60,8 +60,8 @@ def test_what_was_worth_its_cost_is_not_charged() -> None:
     assert budget.has_some()
 
 
-def test_waiting_for_the_interpreter_is_paid_too() -> None:
-    """Each time that the thread gives its processor up costs the program a hand-over."""
+def test_hand_over_of_the_interpreter_is_charged_too() -> None:
+    """Each hand-over of the processor by the thread costs the program time."""
     before, processor = cost_of_thread(), time.thread_time()
     for _ in range(50):
         time.sleep(1e-6)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-def test_what_a_captured_stream_asks_for_is_refused_and_the_pool_goes_on(fake: FakeCuda) -> None:
-    """Its graph would use the memory long after it is somebody else's."""
+def test_allocation_on_a_captured_stream_is_refused_and_the_pool_goes_on(fake: FakeCuda) -> None:
+    """The graph would use the memory long after the memory has another owner."""
     stream, side = fake.stream(), fake.stream()
     with CallbackPool(0, driver=fake.driver, name="captured", background=False) as pool:
         before = pool.take(MIB, stream)

@@ -11,12 +11,12 @@ from mempool.errors import UsageError
 
 
 @pytest.mark.parametrize("one", CARDS, ids=lambda one: one.name)
-def test_a_card_is_found_by_its_name_however_it_is_written(one) -> None:
+def test_card_is_found_by_its_name_in_any_spelling(one) -> None:
     for spelling in (one.name, one.name.lower(), one.name.replace(" ", "-"), f"NVIDIA GeForce {one.name}"):
         assert card(spelling) is one
 
 
-def test_names_as_pytorch_prints_them_are_understood() -> None:
+def test_card_names_printed_by_pytorch_are_understood() -> None:
     for text, name in {
         "NVIDIA A100-SXM4-80GB": "A100 80GB",
         "NVIDIA A100-PCIE-40GB": "A100 40GB",
@@ -39,25 +39,25 @@ def test_names_as_pytorch_prints_them_are_understood() -> None:
         assert card(text).name == name
 
 
-def test_the_page_of_cards_says_what_is_known() -> None:
+def test_cards_page_of_the_docs_agrees_with_the_table() -> None:
     text = (Path(__file__).parents[2] / "docs" / "cards.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
     said = [(name, int(mib.replace(",", "")), capability) for name, mib, capability in rows]
     assert said == [(c.name, c.memory_bytes >> 20, "{}.{}".format(*c.capability)) for c in CARDS]
 
 
-def test_no_two_cards_have_one_spelling() -> None:
+def test_no_two_cards_share_a_spelling() -> None:
     assert len({card(one.name).name for one in CARDS}) == len(CARDS)
 
 
 @pytest.mark.parametrize("one", CARDS, ids=lambda one: one.name)
-def test_what_a_program_gets_is_less_than_what_is_on_the_box_by_less_than_a_tenth(one) -> None:
+def test_usable_card_memory_is_within_a_tenth_of_the_advertised_memory(one) -> None:
     boxes = (4, 6, 8, 10, 11, 12, 16, 24, 32, 40, 48, 80, 94, 96, 141, 180, 192, 288)
     gib = one.memory_bytes / (1 << 30)
     assert any(0.9 * box <= gib <= box for box in boxes)
 
 
-def test_a_card_of_several_sizes_asks_for_the_size() -> None:
+def test_card_name_with_several_sizes_asks_for_the_size() -> None:
     with pytest.raises(UsageError, match="several sizes of 'A100': A100 40GB, A100 80GB"):
         card("A100")
 
@@ -75,6 +75,6 @@ def test_a_card_of_several_sizes_asks_for_the_size() -> None:
         ("toaster", "no card 'toaster'"),
     ],
 )
-def test_a_card_that_is_not_known_names_the_nearest(text: str, reason: str) -> None:
+def test_unknown_card_names_the_nearest(text: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         card(text)

@@ -62,7 +62,9 @@ class TestBuffers:
         assert checked.faults_found() == 0
 
     @given(size=st.integers(0, 300), offset=st.integers(-64, 400), value=st.integers(0, 255))
-    def test_one_byte_beside_a_buffer_is_found_where_it_is(self, size: int, offset: int, value: int) -> None:
+    def test_byte_written_beside_a_buffer_is_reported_at_its_offset(
+        self, size: int, offset: int, value: int
+    ) -> None:
         client = _core.Client(_core.Pool(device=_core.HostDevice()), "checked")
         checked = _core.Checked(client)
         address = checked.allocate(size)
@@ -77,7 +79,7 @@ class TestBuffers:
         assert [fault[:4] for fault in checked.faults()] == expected
 
     @given(size=st.integers(1, 100_000), where=st.floats(0, 1), value=st.integers(0, 255))
-    def test_a_write_after_the_free_is_found_before_the_memory_is_used_again(
+    def test_write_after_the_free_is_found_before_the_memory_is_reused(
         self, size: int, where: float, value: int
     ) -> None:
         core = _core.Pool(device=_core.HostDevice())
@@ -91,14 +93,14 @@ class TestBuffers:
         expected = [] if value == poison else [("after_free", address, size, offset)]
         assert [fault[:4] for fault in checked.faults()] == expected
 
-    def test_a_double_free_is_refused_and_found(self, checked: _core.Checked) -> None:
+    def test_double_free_is_refused_and_reported(self, checked: _core.Checked) -> None:
         address = checked.allocate(1000)
         assert checked.free(address)
         assert not checked.free(address)
         assert kinds(checked) == ["double_free"]
 
     @pytest.mark.parametrize("offset", [-64, -1, 1, 500, 1000, 1063])
-    def test_the_free_of_an_address_inside_is_refused_and_found(
+    def test_free_of_an_address_inside_a_buffer_is_refused_and_reported(
         self, checked: _core.Checked, offset: int
     ) -> None:
         address = checked.allocate(1000)
@@ -107,7 +109,7 @@ class TestBuffers:
         assert kinds(checked) == ["inside"]
         assert checked.free(address)
 
-    def test_a_foreign_free_is_not_ours_to_judge(self, checked: _core.Checked) -> None:
+    def test_foreign_free_is_no_fault(self, checked: _core.Checked) -> None:
         checked.allocate(1000)
         mine = ctypes.create_string_buffer(100)
         assert not checked.free(ctypes.addressof(mine))
@@ -122,7 +124,7 @@ class TestBuffers:
         assert checked.faults_found() == 1000
         assert len(checked.faults()) == 256
 
-    def test_the_quarantine_is_bounded_and_no_address_comes_back_too_soon(self) -> None:
+    def test_quarantine_is_bounded_and_delays_reuse_of_addresses(self) -> None:
         core = _core.Pool(device=_core.HostDevice())
         checked = _core.Checked(_core.Client(core, "checked"))
         seen: list[int] = []
@@ -137,7 +139,7 @@ class TestBuffers:
             checked.free(checked.allocate(40 * MIB))
         assert core.stats()["reserved"]["current"] < 80 * MIB
 
-    def test_the_quarantine_makes_room_before_a_request_is_refused(self) -> None:
+    def test_quarantine_makes_room_before_a_request_is_refused(self) -> None:
         core = _core.Pool(device=_core.HostDevice(), max_reserved=32 * MIB)
         checked = _core.Checked(_core.Client(core, "checked"))
         for _ in range(20):
@@ -146,7 +148,9 @@ class TestBuffers:
             checked.free(address)
         assert checked.allocate(64 * MIB) == 0
 
-    def test_many_threads(self, checked: _core.Checked) -> None:
+    def test_checked_allocation_and_free_from_many_threads_find_no_faults(
+        self, checked: _core.Checked
+    ) -> None:
         def work(me: int) -> None:
             live = []
             for turn in range(1500):
@@ -168,13 +172,13 @@ class TestBuffers:
 
 
 def line(offset: int = 0) -> str:
-    """The caller's file and line, as faults name them."""
+    """Return the caller's file and line, in the form of a fault."""
     frame = sys._getframe(1)
     return f"{frame.f_code.co_filename}:{frame.f_lineno + offset}"
 
 
 class TestArrays:
-    def test_a_write_past_the_end_names_allocation_and_free(self, pool: mempool.numpy.ArrayPool) -> None:
+    def test_write_past_the_end_names_allocation_and_free(self, pool: mempool.numpy.ArrayPool) -> None:
         allocated, array = line(), np.ones(100)
         address = array.ctypes.data
         poke(address + 800)
@@ -190,7 +194,7 @@ class TestArrays:
         assert (fault.allocated_at, fault.freed_at, fault.noticed_at) == (allocated, None, noticed)
         assert str(fault).startswith(f"write past the end, at byte 800, noticed at {noticed}: 800 bytes")
 
-    def test_a_write_after_the_free_names_both(self, pool: mempool.numpy.ArrayPool) -> None:
+    def test_write_after_the_free_names_allocation_and_free(self, pool: mempool.numpy.ArrayPool) -> None:
         allocated, array = line(), np.zeros((10, 10))
         address = array.ctypes.data
         freed = line(+1)
@@ -200,7 +204,7 @@ class TestArrays:
         assert (fault.kind, fault.offset_bytes) == ("after_free", 5)
         assert (fault.allocated_at, fault.freed_at) == (allocated, freed)
 
-    def test_the_report_and_the_log_tell(
+    def test_report_and_log_name_the_faults(
         self, pool: mempool.numpy.ArrayPool, caplog: pytest.LogCaptureFixture
     ) -> None:
         with caplog.at_level(logging.ERROR, "mempool"):
@@ -253,7 +257,7 @@ class TestArrays:
         gc.collect()
         assert pool.faults() == ()
 
-    def test_an_exception_on_its_way_passes_an_array_that_dies(self, pool: mempool.numpy.ArrayPool) -> None:
+    def test_exception_passes_through_a_dying_array(self, pool: mempool.numpy.ArrayPool) -> None:
         def fails() -> None:
             np.ones(100)[:50] + np.ones(50)
             raise KeyError("mine")
@@ -285,7 +289,7 @@ class TestArrays:
                 assert np.ones(1000).all()
         assert _core.numpy_hook().held() <= held
 
-    def test_without_check_there_are_no_faults_to_see(self) -> None:
+    def test_unchecked_pool_has_no_faults(self) -> None:
         with mempool.numpy.install() as pool:
             assert pool.faults() == ()
             assert "faults" not in pool.report().to_dict()
@@ -301,7 +305,7 @@ def run(script: str, **environment: str) -> Any:
     )
 
 
-def test_without_code_faults_go_to_stderr() -> None:
+def test_faults_without_logging_code_go_to_stderr() -> None:
     done = run(
         """
         import ctypes
@@ -317,7 +321,7 @@ def test_without_code_faults_go_to_stderr() -> None:
     assert "allocated at <string>:5" in done.stderr
 
 
-def test_a_forked_child_and_the_end_of_the_interpreter_are_quiet() -> None:
+def test_forked_child_and_end_of_the_interpreter_report_no_faults() -> None:
     done = run("""
         import os, threading, warnings
         import numpy as np, mempool.numpy
@@ -339,9 +343,9 @@ def test_a_forked_child_and_the_end_of_the_interpreter_are_quiet() -> None:
 
 
 class TestPool:
-    """Without a framework: addresses, from a pool of its own."""
+    """Checked pools without a framework: addresses, from a pool of its own."""
 
-    def test_what_is_wrong_is_named_and_survived(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_faults_are_named_and_survived(self, caplog: pytest.LogCaptureFixture) -> None:
         with Pool(check=True, background=False) as pool:
             address = pool.allocate(1000)
             poke(address + 1000)
@@ -354,6 +358,6 @@ class TestPool:
             pool.free(pool.allocate(1000))
         assert "past the end" in caplog.text
 
-    def test_memory_that_is_only_addresses_is_refused(self) -> None:
+    def test_checking_simulated_memory_is_refused(self) -> None:
         with pytest.raises(UsageError, match="host"):
             Pool(_core.SimulatedDevice(), check=True, background=False)

@@ -1,4 +1,4 @@
-"""``mempool compare``: one table a trace, a summary of many, one error a bad file."""
+"""Tests of ``mempool compare``: one table a trace, a summary of many, one error a bad file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def test_every_allocator_has_a_row_with_what_scripts_need(
+def test_every_allocator_has_a_row_with_complete_json_fields(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(["compare", "run0/rank.trace", "--json"]) == 0
@@ -54,7 +54,9 @@ def test_every_allocator_has_a_row_with_what_scripts_need(
         assert row["driver_calls"] > 0
 
 
-def test_a_limit_tells_who_runs_out_and_on_what(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_limit_names_the_allocators_running_out_and_their_events(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call(["compare", "run0/rank.trace", *TWO, "--limit", "1GiB", "--json"]) == 0
     rows = said(capsys)
     assert {row["fits"] for row in rows} == {True}
@@ -81,7 +83,7 @@ def test_patterns_stand_for_their_files_and_the_worst_is_named(
     assert f"{worst}, device 0" in line
 
 
-def test_a_bad_file_is_told_and_the_others_are_shown(
+def test_bad_file_is_reported_and_the_other_files_are_compared(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "bad.trace").write_bytes(b"nothing")
@@ -107,7 +109,7 @@ def test_a_bad_file_is_told_and_the_others_are_shown(
         ([], 2, "Missing argument"),
     ],
 )
-def test_what_cannot_be_compared_is_told_in_one_line(
+def test_incomparable_input_is_a_single_line(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, reason: str
 ) -> None:
     assert call(["compare", *arguments]) == code
@@ -116,7 +118,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(
     assert error.count("\n") == 1
 
 
-def test_what_one_allocator_cannot_do_does_not_disturb_the_others(
+def test_error_of_an_allocator_does_not_disturb_the_others(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(["compare", "run0/rank.trace", "-a", "bfc:allow_growth=false", "-a", "cupy", "--json"]) == 2
@@ -132,7 +134,7 @@ def test_what_one_allocator_cannot_do_does_not_disturb_the_others(
     assert 0 < row["peak_reserved_bytes"] <= 600 << 10
 
 
-def test_an_allocator_may_run_out_of_its_own_limit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_allocator_may_run_out_of_its_own_limit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["compare", "run0/rank.trace", "-a", "cnmem:grows=false", "-a", "cupy"]) == 0
     text = capsys.readouterr().out
     assert "cnmem:grows=False runs out of what its settings allow at event " in text
@@ -140,7 +142,7 @@ def test_an_allocator_may_run_out_of_its_own_limit(folder: Path, capsys: pytest.
     assert [row["fits"] for row in said(capsys)] == [False, None]
 
 
-def test_names_are_text_whatever_they_hold(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_shown_as_plain_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = Trace.of([Kind.ALLOC], [0], [4096], operation=[0], names=["[/bold]\ud800"])
     file = "odd [name] x.trace"
     write_trace(trace, file)
@@ -150,23 +152,21 @@ def test_names_are_text_whatever_they_hold(folder: Path, capsys: pytest.CaptureF
     assert "in [/bold]\\ud800, which asks" in text
 
 
-def test_a_trace_without_allocations_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_without_allocations_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_trace(Trace.of([Kind.MARK], [-1]), "marks.trace")
     assert call(["compare", "marks.trace"]) == 0
     assert capsys.readouterr().out == "marks.trace: no allocations\n"
 
 
-def test_a_name_that_is_long_is_whole_where_there_is_no_terminal(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_name_is_whole_without_a_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["compare", "run0/rank.trace", "run1/rank.trace"]) == 0
     tables = capsys.readouterr().out
     assert tables.count("pytorch_expandable") == 3
     assert tables.count("cnmem_first_block") == 3
 
 
-def test_processes_end_with_their_parent_and_with_ctrl_c(folder: Path) -> None:
-    """However it ends, none of its processes goes on."""
+def test_worker_processes_end_with_their_parent_and_with_ctrl_c(folder: Path) -> None:
+    """However the parent ends, no worker goes on."""
     write_trace(random_trace(5, 60_000), "large.trace")
     for k in range(12):
         (folder / f"l{k}.trace").write_bytes((folder / "large.trace").read_bytes())
@@ -190,7 +190,7 @@ def test_processes_end_with_their_parent_and_with_ctrl_c(folder: Path) -> None:
 
 
 def members(session: int) -> list[int]:
-    """The processes of a session that are not over."""
+    """Return the running processes of a session."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -202,7 +202,7 @@ def members(session: int) -> list[int]:
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # Dask's own, of its versions and of ports in use
-def test_a_dask_cluster_says_what_is_said_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dask_cluster_gives_the_same_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     distributed = pytest.importorskip("distributed")
     files = [str(folder / f"run{rank}" / "rank.trace") for rank in range(2)] + ["gone.trace"]
     assert call(["compare", *files, *TWO, "--json"]) == 3
@@ -215,9 +215,7 @@ def test_a_dask_cluster_says_what_is_said_here(folder: Path, capsys: pytest.Capt
     assert there == here
 
 
-def test_a_scheduler_that_is_not_there_is_told_in_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_dask_scheduler_is_a_single_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("distributed")
     assert call(["compare", "run0/rank.trace", "--dask", "nonsense"]) == 4
     error = capsys.readouterr().err

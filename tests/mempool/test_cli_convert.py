@@ -40,7 +40,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return answer
 
 
-def test_a_snapshot_becomes_a_trace_with_its_addresses(
+def test_snapshot_becomes_a_trace_with_its_addresses(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(["convert", "s.pickle", "s.trace", "--json"]) == 0
@@ -52,7 +52,7 @@ def test_a_snapshot_becomes_a_trace_with_its_addresses(
     assert back.metadata == given.metadata
 
 
-def test_a_trace_becomes_a_csv_of_all_its_buffers(folder: Path) -> None:
+def test_trace_becomes_a_csv_of_all_its_buffers(folder: Path) -> None:
     assert call(["convert", "t.trace", "b.csv"]) == 0
     buffers, back = buffers_of(read_trace("t.trace")), read_csv("b.csv")
     for name in ("start", "end", "size", "alignment"):
@@ -100,7 +100,7 @@ def profiled(*events: tuple[float, int, int]) -> str:
 
 @pytest.fixture
 def files(folder: Path) -> Path:
-    """The folder with a log of RMM that contradicts itself, CuPy's lines and a profiler's trace, packed."""
+    """The folder with a contradictory log of RMM, CuPy's lines and a packed profiler's trace."""
     (folder / "rmm.csv").write_text(RMM)
     (folder / "cupy.log").write_text(CUPY)
     (folder / "profile.json.gz").write_bytes(gzip.compress(profiled((1, 64, 500), (2, 64, -500)).encode()))
@@ -108,7 +108,7 @@ def files(folder: Path) -> Path:
 
 
 def test_every_format_is_read_by_every_verb(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Looked at, converted, planned, and the plan checked against it."""
+    """The verbs inspect, convert and plan each file, and check the plan."""
     for source, peak in (("cupy.log", 24), ("profile.json.gz", 500), ("s.pickle", 200)):
         assert call(["info", source, "--json"]) == 0
         assert said(capsys)["peak_load_bytes"] == peak
@@ -121,7 +121,7 @@ def test_every_format_is_read_by_every_verb(files: Path, capsys: pytest.CaptureF
         capsys.readouterr()
 
 
-def test_events_that_cannot_be_stop_a_verb_or_are_left_out_and_counted(
+def test_impossible_events_stop_a_verb_or_are_left_out_and_counted(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line names the first; with --lenient one line, and the JSON, count them by reason."""
@@ -150,7 +150,9 @@ def test_events_that_cannot_be_stop_a_verb_or_are_left_out_and_counted(
     assert read_trace("x.trace").load().tolist() == [300, 400, 100]
 
 
-def test_without_contradictions_nothing_is_said(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lenient_reading_of_valid_files_reports_nothing(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for source in ("cupy.log", "t.trace", "profile.json.gz"):
         assert call(["info", source, "--lenient", "--json"]) == 0
         done = capsys.readouterr()
@@ -159,8 +161,8 @@ def test_without_contradictions_nothing_is_said(files: Path, capsys: pytest.Capt
         assert said(capsys)["skipped"] is None
 
 
-def test_source_lines_are_left_out_unless_asked_for(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of reports and of converted traces; folders are left out of reports always."""
+def test_source_lines_are_left_out_unless_requested(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both in reports and in converted traces; folders are left out of reports always."""
     for source, line in (("profile.json.gz", "train.py:7"), ("folders.trace", "deep.py:3")):
         if source == "folders.trace":
             names = ["/home/me/secret/deep.py:3", "C:\\secret\\deep.py:3", "aten::empty"]
@@ -184,24 +186,22 @@ def test_source_lines_are_left_out_unless_asked_for(files: Path, capsys: pytest.
             capsys.readouterr()
 
 
-def test_a_log_is_converted_piece_by_piece(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What reads it whole is not called: a log may be larger than memory."""
+def test_log_is_converted_in_pieces(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function that reads a whole log is not called: a log may be larger than memory."""
     monkeypatch.setattr("traces.read.read", None)
     assert call(["convert", "rmm.csv", "x.trace", "--lenient"]) == 0
     assert call(["convert", "cupy.log", "y.trace"]) == 0
     assert read_trace("y.trace").metadata["framework"] == "cupy"
 
 
-def test_what_has_no_events_is_not_converted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_input_without_events_is_not_converted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["plan", "t.trace", "-o", "b"]) == 0
     assert call(["convert", "b", "c.trace"]) == 3
     assert "b: a plan, which has no events" in capsys.readouterr().err
     assert not (folder / "c.trace").exists()
 
 
-def test_a_csv_is_converted_and_compared_and_needs_what_it_needed(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_converted_csv_has_the_plan_of_its_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A CSV made of a trace becomes a trace with the same plan."""
     assert call(["convert", "t.trace", "b.csv"]) == 0
     assert call(["convert", "b.csv", "c.trace"]) == 0
@@ -226,8 +226,8 @@ def test_snapshots_are_planned_and_looked_at_as_traces_are(
     assert call(["check", "s.plan", "s.pickle"]) == 0
 
 
-def test_what_is_converted_is_never_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nor through a link; the names of formats that are not written are refused too."""
+def test_input_of_a_conversion_is_never_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor through a link; suffixes of formats that cannot be written are refused too."""
     (folder / "link").symlink_to("s.pickle")
     before = (folder / "s.pickle").read_bytes()
     for target in ("s.pickle", "link", "./s.pickle"):

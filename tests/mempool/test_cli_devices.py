@@ -42,7 +42,7 @@ def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
 
 
 @pytest.mark.parametrize("whole", [(), ("--whole",)])
-def test_a_plan_is_of_one_device_as_if_there_were_no_other(
+def test_plan_of_a_device_equals_the_plan_of_its_own_trace(
     one: Trace, whole: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone = said(capsys, "plan", "one.trace", "-o", "one.plan", *whole)
@@ -54,7 +54,7 @@ def test_a_plan_is_of_one_device_as_if_there_were_no_other(
     assert call(["check", "two.plan", "two.trace", "--device", "3"]) == 1
 
 
-def test_several_devices_are_no_arena(one: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_devices_without_a_choice_are_refused(one: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     """One line names the devices and the option, before anything is written."""
     assert call(["plan", "one.trace", "-o", "one.plan"]) == 0
     for command in (["plan", "two.trace", "-o", "two.plan"], ["check", "one.plan", "two.trace"]):
@@ -87,8 +87,8 @@ def test_info_shows_the_device_with_the_largest_peak_load_and_where_all_go(
     assert "0; what follows is of it alone" in capsys.readouterr().out
 
 
-def test_events_of_where_are_rows_of_the_file(one: Trace, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the peak, and of the buffers held longest."""
+def test_event_numbers_are_rows_of_the_file(one: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Events of the peak, and of the buffers held longest."""
     two = doubled(one, 3)
     for device in said(capsys, "info", "two.trace")["where"]:
         load = np.where((two.device == device["device"]) & (two.kind == Kind.ALLOC), two.size, 0)

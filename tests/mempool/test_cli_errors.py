@@ -1,4 +1,4 @@
-"""Errors of the command line: the documented exit code, one line, nothing half written; help, completion."""
+"""Errors of the command line: the documented exit code, one line, no partial output; help, completion."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ BAD = {
 
 @pytest.mark.parametrize("content", BAD)
 @pytest.mark.parametrize("verb", ["plan", "check", "info"])
-def test_a_bad_file_is_one_line_that_names_it(
+def test_bad_file_is_a_single_line_with_its_name(
     folder: Path, verb: str, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 3, one line with the file's name, nothing on stdout, no file written."""
@@ -66,7 +66,7 @@ def test_a_bad_file_is_one_line_that_names_it(
 
 
 @pytest.mark.parametrize("verb", ["plan", "info"])
-def test_an_absurd_alignment_in_a_file_is_the_files_fault(
+def test_absurd_alignment_in_a_file_is_an_error_of_the_file(
     folder: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = generate(60, 1)
@@ -75,7 +75,7 @@ def test_an_absurd_alignment_in_a_file_is_the_files_fault(
     assert "add up to 2**62 bytes" in capsys.readouterr().err
 
 
-def test_a_plan_that_no_pool_on_the_host_can_replay_is_refused_before_the_program_begins(
+def test_plan_unusable_on_the_host_is_refused_before_the_program_begins(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     iteration = [Kind.ALLOC, Kind.ALLOC, Kind.FREE, Kind.FREE]
@@ -91,7 +91,7 @@ def test_a_plan_that_no_pool_on_the_host_can_replay_is_refused_before_the_progra
 
 
 @pytest.mark.parametrize("verb", ["plan", "info"])
-def test_a_truncated_file_is_refused_wherever_it_is_cut(
+def test_file_truncated_anywhere_is_refused(
     folder: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Traces and plans cut at any place give exit code 3."""
@@ -147,18 +147,18 @@ def test_a_truncated_file_is_refused_wherever_it_is_cut(
         (["demo", "--framework", "fortran"], 2, "fortran"),
     ],
 )
-def test_a_wrong_command_is_one_line(
+def test_wrong_command_is_a_single_line(
     folder: Path, command: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Usage errors and missing files: the documented code, one line that names the culprit, no traceback."""
+    """Usage errors and missing files: the documented code, one line with the culprit, no traceback."""
     assert call(command) == code
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert says in err
 
 
-def test_a_plan_is_not_a_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan given where a trace belongs is a bad file."""
+def test_plan_is_no_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan given in place of a trace is a bad file."""
     assert call(["plan", "t.trace", "-o", "p.plan"]) == 0
     assert call(["plan", "p.plan"]) == 3
     assert call(["check", "p.plan", "p.plan"]) == 3
@@ -178,8 +178,8 @@ def test_output_to_a_closed_pipe_is_silent(folder: Path) -> None:
     assert done.returncode in (0, 141)
 
 
-def test_the_package_is_the_command(tmp_path: Path) -> None:
-    """``python -m mempool`` where there is no script of that name on the path."""
+def test_package_is_runnable_as_the_command(tmp_path: Path) -> None:
+    """``python -m mempool`` works without a script of the name on the path."""
     commands = ([COMMAND], [sys.executable, "-m", "mempool"])
     script, package = (
         subprocess.run([*command, "info", "no.trace"], capture_output=True, text=True, cwd=tmp_path)
@@ -191,13 +191,13 @@ def test_the_package_is_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["plan", "check", "info", "run", "demo"])
 def test_every_verb_has_help_with_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """--help succeeds and shows commands that one can copy."""
+    """--help succeeds and shows commands to copy."""
     assert call([verb, "--help"]) == 0
     assert f"mempool {verb}" in capsys.readouterr().out.split("For example")[1]
 
 
 def test_help_names_every_solver(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One need not ask a wrong one for the list."""
+    """A user need not name a wrong solver to see the list."""
     monkeypatch.setenv("COLUMNS", "400")
     assert call(["plan", "--help"]) == 0
     assert set(SOLVERS) <= set(re.findall(r"\w+", capsys.readouterr().out))
@@ -220,7 +220,7 @@ def test_completion_offers_verbs_and_solvers() -> None:
         assert offered in done.stdout.split()
 
 
-def test_the_command_starts_quickly_without_what_it_does_not_need() -> None:
+def test_help_imports_no_solver_and_no_parquet() -> None:
     """Help needs neither a solver nor Parquet."""
     code = (
         "import sys; from mempool.cli.app import call; call(['--help']);"

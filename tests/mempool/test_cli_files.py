@@ -58,14 +58,14 @@ def hard() -> Buffers:
 
 
 def said(capsys: pytest.CaptureFixture[str], *command: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and the one object on stdout."""
+    """Return the exit code and the one object on stdout."""
     capsys.readouterr()
     code = call(command)
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_a_trace_is_planned_checked_and_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The plan of the steady iteration passes the independent check, and is what the file says."""
+def test_trace_is_planned_checked_and_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan of the steady iteration passes the independent check and agrees with the file."""
     code, planned = said(capsys, "plan", "t.trace", "-o", "p.plan", "--json")
     assert code == 0
     assert {"status", "arena_bytes", "lower_bound_bytes", "solver", "seconds"} <= planned.keys()
@@ -80,7 +80,7 @@ def test_a_trace_is_planned_checked_and_shown(folder: Path, capsys: pytest.Captu
     assert 0 <= shown["fragmentation"] < 1
 
 
-def test_a_whole_trace_is_planned_on_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_trace_is_planned_on_a_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--whole plans every buffer of the file, into Parquet or CSV, and both pass the check."""
     for name in ("w.plan", "w.csv"):
         code, planned = said(capsys, "plan", "t.trace", "--whole", "-o", name, "--json")
@@ -88,9 +88,7 @@ def test_a_whole_trace_is_planned_on_one_line(folder: Path, capsys: pytest.Captu
         assert said(capsys, "check", name, "t.trace", "--json")[0] == 0
 
 
-def test_a_csv_is_planned_into_a_csv_that_any_order_of_rows_matches(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_csv_plan_matches_rows_in_any_order(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Plans in CSV are matched by id, so the rows may be in another order."""
     assert call(["plan", "b.csv", "-o", "s.csv"]) == 0
     header, *rows = Path("s.csv").read_text().splitlines()
@@ -99,10 +97,8 @@ def test_a_csv_is_planned_into_a_csv_that_any_order_of_rows_matches(
     assert call(["check", "r.csv", "b.csv"]) == 0
 
 
-def test_a_wrong_plan_is_refused_with_the_two_buffers(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two buffers at one place: exit code 1, the reason on stderr in one line and in the object."""
+def test_wrong_plan_is_refused_with_the_two_buffers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two buffers at one address: exit code 1, the reason on stderr in one line and in the object."""
     Path("s.csv").write_text("id,lower,upper,size,offset\na,0,5,10,0\nb,4,9,10,9\n")
     code = call(["check", "s.csv", "s.csv", "--json"])
     out, err = capsys.readouterr()
@@ -112,8 +108,8 @@ def test_a_wrong_plan_is_refused_with_the_two_buffers(
     assert err.count("\n") == 1
 
 
-def test_a_plan_for_another_trace_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan is held against the lifetimes and sizes of the trace, not against its own."""
+def test_plan_for_another_trace_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan is checked against the lifetimes and sizes of the trace, not against those in the plan file."""
     write_trace(generate(60, 2), "other.trace")
     assert call(["plan", "t.trace", "-o", "p.plan"]) == 0
     capsys.readouterr()
@@ -125,7 +121,7 @@ def test_a_plan_for_another_trace_is_refused(folder: Path, capsys: pytest.Captur
 
 
 def test_same_seed_and_nodes_give_the_same_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan that no clock stopped is the same in the next run."""
+    """A plan without a time limit is the same in the next run."""
     for name in ("one.csv", "two.csv"):
         assert call(["plan", "b.csv", "-o", name, "--seed", "7", "--nodes", "5000"]) == 0
     assert Path("one.csv").read_bytes() == Path("two.csv").read_bytes()
@@ -139,8 +135,8 @@ def test_too_small_a_capacity_is_a_negative_answer(folder: Path, capsys: pytest.
     assert not Path("s.csv").exists()
 
 
-def test_several_capacities_are_of_several_arenas(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each has what it holds in the object; the file is a plan that `check` and `info` know."""
+def test_several_capacities_plan_several_arenas(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The object lists the contents of each arena; `check` and `info` read the plan file."""
     whole = said(capsys, "plan", "t.trace", "--json")[1]
     assert whole["arenas"] is None
     large, small = whole["arena_bytes"], 64 << 10
@@ -157,8 +153,8 @@ def test_several_capacities_are_of_several_arenas(folder: Path, capsys: pytest.C
     assert re.search(r"arena 1 .* of .*, \d+ buffers", capsys.readouterr().out)
 
 
-def test_a_target_ends_the_search(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In bytes and above the lower bound: the first arena that is small enough is the answer."""
+def test_target_ends_the_search(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Targets are in bytes or above the lower bound: the first arena small enough is the answer."""
     write_csv(hard(), "hard.csv")
     first, best = (said(capsys, "plan", "hard.csv", "--nodes", n, "--json")[1] for n in ("0", "30000000"))
     assert best["arena_bytes"] < first["arena_bytes"]
@@ -192,13 +188,13 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("stderr", [Terminal(), io.StringIO()], ids=["terminal", "file"])
-def test_a_search_shows_how_far_it_has_come(
+def test_search_shows_its_progress_on_a_terminal_only(
     stderr: io.StringIO,
     folder: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a terminal, and nowhere else: best arena, bound, gap, nodes and nodes a second."""
+    """The line has best arena, bound, gap, nodes and nodes a second."""
     write_csv(hard(), "hard.csv")
     monkeypatch.setattr(task, "PAUSE", 0.0)
     monkeypatch.setattr("sys.stderr", stderr)
@@ -216,7 +212,7 @@ def test_a_search_shows_how_far_it_has_come(
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has taken so far."""
+    """Return the processor seconds of this process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -272,13 +268,13 @@ def test_little_or_nothing_is_planned_and_checked(
 
 
 @pytest.mark.full
-def test_a_million_identical_buffers_are_planned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_million_identical_buffers_are_planned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_csv(Buffers.of(np.arange(10**6), np.arange(10**6) + 100, 512), "many.csv")
     code, planned = said(capsys, "plan", "many.csv", "--nodes", "0", "--json")
     assert (code, planned["status"], planned["arena_bytes"]) == (0, "optimal", 51_200)
 
 
-def test_info_counts_what_a_trace_holds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_counts_the_contents_of_a_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Events, buffers and the load agree with the trace."""
     trace = Trace.of(
         [0, 0, 1, 0, 4, 1],
@@ -300,7 +296,7 @@ def test_info_counts_what_a_trace_holds(folder: Path, capsys: pytest.CaptureFixt
     ]
 
 
-def test_the_largest_buffers_at_the_peak_add_up_to_it(
+def test_largest_buffers_at_the_peak_add_up_to_the_peak_load(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Sizes times instances of everything alive at the peak are the peak load, on a line and on a circle."""
@@ -312,7 +308,7 @@ def test_the_largest_buffers_at_the_peak_add_up_to_it(
         assert total == (shown["peak_load_bytes"] if iteration is None else iteration)
 
 
-def test_an_empty_trace_is_no_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_trace_is_no_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No events: planned into no bytes, checked, and shown."""
     write_trace(Trace.of([], [], []), "empty.trace")
     assert call(["plan", "empty.trace", "-o", "empty.plan"]) == 0
@@ -322,7 +318,7 @@ def test_an_empty_trace_is_no_error(folder: Path, capsys: pytest.CaptureFixture[
 
 
 def keys_of(answer: Any) -> Iterator[str]:
-    """The keys of all objects in an answer, but those of what a recorder or a user named."""
+    """Return the keys of all objects in an answer, except keys named by a recorder or a user."""
     if isinstance(answer, dict):
         yield from answer
         answer = [value for key, value in answer.items() if key not in ("metadata", "settings")]
@@ -349,7 +345,7 @@ def test_every_json_key_is_documented(folder: Path, capsys: pytest.CaptureFixtur
 
 
 def on_a_terminal(*command: str) -> tuple[int, str]:
-    """Exit code of a command whose stderr is a terminal, and what it shows there."""
+    """Run a command whose stderr is a terminal; return the exit code and the terminal output."""
     ours, its = pty.openpty()
     begun = subprocess.Popen([COMMAND, *command], stdout=subprocess.DEVNULL, stderr=its)
     os.close(its)
@@ -361,7 +357,7 @@ def on_a_terminal(*command: str) -> tuple[int, str]:
     return begun.wait(60), shown.decode(errors="replace")
 
 
-def test_a_terminal_shows_how_far_it_is_whatever_files_are_called(folder: Path) -> None:
+def test_terminal_shows_progress_for_any_file_name(folder: Path) -> None:
     name = "odd [/bold] x.trace"
     (folder / "odd [").mkdir()
     (folder / "t.trace").rename(folder / name)

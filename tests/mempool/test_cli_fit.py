@@ -1,4 +1,4 @@
-"""``mempool fit`` as far as it goes without PyTorch: options, plot, and what it says if that is missing."""
+"""Parts of ``mempool fit`` that need no PyTorch: options, plot, and the error without PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_torch")
-def test_without_pytorch_one_line_says_how_to_get_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_pytorch_is_a_single_line_with_the_install_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert call(["fit", "pkg:make"]) == 4
     assert capsys.readouterr().err == (
         "mempool: fit needs PyTorch, which is not installed: pip install 'mempool[torch]'\n"
@@ -51,7 +53,7 @@ def test_without_pytorch_one_line_says_how_to_get_it(capsys: pytest.CaptureFixtu
     ],
 )
 @pytest.mark.usefixtures("without_torch")
-def test_options_that_mean_nothing_are_told_before_anything_is_imported(
+def test_invalid_options_are_reported_before_any_import(
     capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
 ) -> None:
     assert call(["fit", *arguments]) == 2
@@ -60,7 +62,7 @@ def test_options_that_mean_nothing_are_told_before_anything_is_imported(
     assert error.count("\n") == 1
 
 
-def test_an_output_that_cannot_be_written_is_told_before_the_work(
+def test_unwritable_output_is_reported_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(["fit", "m:f", "--trace", str(tmp_path)]) == 3
@@ -88,7 +90,7 @@ def one(batch: int, seq: int, needed: int, limit: int | None) -> Any:
 
 
 @pytest.mark.parametrize("limit", [None, 5 << 30])
-def test_a_plot_has_a_point_for_each_size_a_line_for_each_length_and_the_limit(limit: int | None) -> None:
+def test_plot_has_a_point_for_each_size_and_a_line_for_each_length_and_the_limit(limit: int | None) -> None:
     tried = [one(batch, seq, batch * seq << 20, limit) for seq in (512, 1024) for batch in (1, 2, 4, 8)]
     drawing = ET.fromstring(drawn(tried, page=False))
     space = "{http://www.w3.org/2000/svg}"
@@ -102,12 +104,12 @@ def test_a_plot_has_a_point_for_each_size_a_line_for_each_length_and_the_limit(l
     assert "<Net> & co" in "".join(drawing.itertext())
 
 
-def test_a_page_of_a_plot_has_the_numbers_too_and_loads_nothing() -> None:
+def test_plot_page_has_the_numbers_too_and_loads_nothing() -> None:
     page = drawn([one(batch, 512, batch << 30, None) for batch in (1, 3)], page=True)
     assert "<td>3 GiB</td>" in page
     assert "src=" not in page
     assert "&lt;Net&gt; &amp; co" in page
 
 
-def test_a_plot_of_one_value_and_of_nothing_needed_is_drawn() -> None:
+def test_plot_of_a_single_value_without_memory_is_drawn() -> None:
     ET.fromstring(drawn([one(1, 1, 0, None), one(1, 1, 0, None)], page=False))

@@ -1,4 +1,4 @@
-"""Reports name the facts that a recording withholds, and claim nothing that needs them."""
+"""Reports of incomplete recordings: the missing facts are named, and no claim depends on them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def died(tmp_path: Path, *, frames: Any = ()) -> str:
     return stored(tmp_path / "s", [*events, *refused], segments=held)
 
 
-def test_snapshot_without_history_tells_the_end_state_and_no_saving(
+def test_snapshot_without_history_reports_the_end_state_and_no_saving(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = without_history(tmp_path)
@@ -99,7 +99,7 @@ def test_snapshot_without_history_tells_the_end_state_and_no_saving(
     assert "400 MiB" in text
 
 
-def test_window_tells_the_lost_beginning_and_claims_nothing_of_it(
+def test_window_names_the_lost_beginning_and_makes_no_claim_about_earlier_events(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """More than 2 GiB were reserved before the window, whose load is 500 MiB."""
@@ -113,7 +113,7 @@ def test_window_tells_the_lost_beginning_and_claims_nothing_of_it(
 
 
 @pytest.mark.parametrize("verb", ["plan", "swap"])
-def test_plans_need_a_history_and_tell_where_its_beginning_is_lost(
+def test_plans_need_a_history_and_name_a_lost_beginning(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call([verb, without_history(tmp_path)]) == 3
@@ -122,7 +122,7 @@ def test_plans_need_a_history_and_tell_where_its_beginning_is_lost(
     assert "the first events are lost: 400 MiB were live" in capsys.readouterr().err
 
 
-def test_ring_of_one_event_is_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ring_of_a_single_event_is_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """PyTorch keeps one event of `_record_memory_history(enabled="state")`."""
     last = [event("free_completed", 9 << 40, 4, 1)]
     [device] = answered(capsys, "info", stored(tmp_path / "s", last, segments=kept(100 * MIB)))["where"]
@@ -151,7 +151,7 @@ def test_calls_of_a_window_are_a_lower_bound(tmp_path: Path, capsys: pytest.Capt
 def test_refusal_below_the_free_memory_names_a_limit_of_the_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not where a segment that is larger than its request would not have fitted."""
+    """The limit is not named if a segment larger than the request would not have fitted."""
     for free, told in ((400 * MIB, True), (60 * MIB, False), (40 * MIB, False)):
         refused = {"action": "oom", "size": 50 * MIB, "stream": 3, "time_us": 3, "frames": []}
         events = [event("segment_alloc", 0, MIB, 1), event("alloc", 0, MIB, 2)]
@@ -160,10 +160,10 @@ def test_refusal_below_the_free_memory_names_a_limit_of_the_process(
 
 
 @pytest.mark.parametrize(("made", "word"), [(without_history, "unknown"), (window, "in window")])
-def test_limit_above_an_incomplete_recording_is_not_told_to_suffice(
+def test_limit_above_an_incomplete_recording_is_not_called_sufficient(
     made: Any, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that the recorded part exceeds is exceeded all the same."""
+    """A limit exceeded by the recorded part is exceeded all the same."""
     path = made(tmp_path)
     rows = answered(capsys, "compare", path, "--limit", "80GiB")
     assert {row["fits"] for row in rows} == {None}
@@ -215,7 +215,7 @@ def test_failure_names_operation_and_line(tmp_path: Path, capsys: pytest.Capture
     assert "at event 2 in mm, train.py:12, which asks for 900 MiB" in text
 
 
-def test_run_that_died_fits_no_further_than_its_failure(
+def test_failed_run_fits_no_further_than_its_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run might have asked for more after the request that failed."""
@@ -237,7 +237,7 @@ def test_rounding_of_the_recorded_allocator_is_unknown(
     assert "when most was reserved, rounding included" in printed(capsys, "info", path)
 
 
-def test_recorded_failure_needs_no_limit_to_be_told(
+def test_recorded_failure_is_reported_without_a_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = printed(capsys, "compare", died(tmp_path), "-a", "recorded", "-a", "planned")
@@ -245,10 +245,10 @@ def test_recorded_failure_needs_no_limit_to_be_told(
     assert "peak load 400 MiB, 1.27 GiB with the requests that failed" in text
 
 
-def test_private_pools_are_simulated_apart_and_told(
+def test_private_pools_are_simulated_separately_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A graph's memory serves nobody else, so that both pools' 300 MiB are needed."""
+    """A graph's memory serves no other pool, so both pools' 300 MiB are necessary."""
     events = []
     for at, pool in enumerate([(0, 0), (0, 1)]):
         for k, what in enumerate(("segment_alloc", "alloc", "free_completed")):
@@ -264,7 +264,7 @@ def test_private_pools_are_simulated_apart_and_told(
 def test_ranges_are_phases_and_user_metadata_are_modules(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The innermost open range counts; a range that ends without a beginning was open before."""
+    """The innermost open range counts; a range with an end only was open before."""
     notes = [("outer", "START", 0), ("inner", "START", 2), ("inner", "END", 4), ("old", "END", 4)]
     events = [event("alloc", at << 30, MIB, 2 * at + 1, user_metadata=f"layer{at % 2}") for at in range(4)]
     path = stored(
@@ -277,7 +277,7 @@ def test_ranges_are_phases_and_user_metadata_are_modules(
     assert {share["module"]: share["buffers"] for share in device["modules"]} == {"layer0": 2, "layer1": 2}
 
 
-def test_lines_are_told_where_no_operation_is_known(
+def test_source_lines_are_reported_where_no_operation_is_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frames = [{"name": "f", "filename": "/me/model.py", "line": 42}]
@@ -324,7 +324,7 @@ def test_shared_truncated_history_promises_nothing(capsys: pytest.CaptureFixture
     assert device["remedies"] == []
 
 
-def test_shared_snapshots_of_one_program_tell_one_line_on_windows_and_linux(
+def test_shared_snapshots_of_a_program_name_the_same_line_on_windows_and_linux(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in ("windows.pickle", "linux.pickle", "blockframes.pickle"):
@@ -342,7 +342,7 @@ def test_shared_snapshots_of_one_program_tell_one_line_on_windows_and_linux(
         ("oom.pickle", {"history": "whole"}),
     ],
 )
-def test_shared_files_are_answered_with_what_they_lack(
+def test_shared_files_are_answered_with_their_missing_facts(
     name: str, answer: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     [device] = answered(capsys, "info", shared(name))["where"]
@@ -357,12 +357,12 @@ def test_shared_annotations_are_phases_and_modules(capsys: pytest.CaptureFixture
     assert sorted(share["module"] for share in device["modules"]) == [f"layer{at}.attn" for at in range(4)]
 
 
-def test_shared_private_pools_need_what_was_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shared_private_pools_need_the_recorded_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {row["allocator"]: row for row in answered(capsys, "compare", shared("pools.pickle"))}
     assert {rows[name]["peak_reserved_bytes"] for name in ("recorded", "pytorch", "planned")} == {600 * MIB}
 
 
-def test_recorded_is_told_of_the_devices_that_tell_their_reservation(
+def test_recorded_allocator_covers_devices_with_reserved_bytes_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A profiler's trace has no reserved bytes of the host: no reason to fail for the GPU."""
@@ -380,7 +380,7 @@ def test_recorded_is_told_of_the_devices_that_tell_their_reservation(
     ]
 
 
-def test_simulations_are_told_without_and_with_the_requests_that_failed(
+def test_simulations_are_reported_without_and_with_the_failed_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = died(tmp_path)

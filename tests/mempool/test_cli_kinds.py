@@ -1,4 +1,4 @@
-"""Traces whose marks tell several kinds of iterations apart: all are planned, for whatever comes next."""
+"""Traces whose marks separate several variants of an iteration: joint plans for any order of variants."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ THREE = (900, 1300, 1900)
 def recorded(
     path: Path, scales: Sequence[int], work: Callable[..., None] = in_steps, steps: int = 60, **how: bool
 ) -> None:
-    """The trace of a program of so many kinds, which nobody planned."""
+    """Record the trace of a program with the given number of variants, without a plan."""
     with Pool(simulated(), background=False, mode="record", record=str(path)) as pool:
         memory = programs.Watched(pool)
         work(pool, with_states(memory, kinds(memory, at_random(tuple(scales)), **how)), steps)
@@ -48,10 +48,10 @@ def recorded(
 @pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("work", [in_steps, marking_last])
-def test_a_pool_that_is_given_the_plans_follows_them_from_the_second_iteration_on(
+def test_pool_follows_given_joint_plans_from_the_second_iteration_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], work: Callable[..., None], late: bool, long: bool
 ) -> None:
-    """In another order than was recorded."""
+    """The order of variants differs from the recording."""
     recorded(tmp_path / "run.trace", THREE, work, late=late, long=long)
     answer = said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
     assert len(answer["kinds"]) == len(THREE)
@@ -67,7 +67,7 @@ def test_a_pool_that_is_given_the_plans_follows_them_from_the_second_iteration_o
     assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["kinds"] == len(THREE)
 
 
-def test_the_arena_is_as_large_as_the_largest_kind_needs(
+def test_arena_of_joint_plans_equals_the_largest_variants_arena(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
@@ -86,7 +86,7 @@ def test_the_arena_is_as_large_as_the_largest_kind_needs(
     assert said(capsys, "info", tmp_path / "run.plan")["arena_bytes"] == answer["arena_bytes"]
 
 
-def test_tables_list_the_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_list_the_variants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded(tmp_path / "run.trace", THREE)
     for verb in ("plan", "info"):
         assert call([verb, str(tmp_path / "run.trace")]) == 0
@@ -95,7 +95,7 @@ def test_tables_list_the_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert "kinds of iterations" in shown
 
 
-def test_of_many_kinds_that_differ_in_sizes_only_there_is_one_plan(
+def test_many_variants_differing_in_sizes_share_a_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded(tmp_path / "run.trace", range(900, 2000, 50), steps=80)
@@ -113,7 +113,7 @@ def test_of_many_kinds_that_differ_in_sizes_only_there_is_one_plan(
     assert "whose sizes vary" in capsys.readouterr().out
 
 
-def test_those_of_another_solver_are_planned_one_by_one(
+def test_variants_are_planned_separately_by_other_solvers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
@@ -135,7 +135,9 @@ def test_for_several_arenas_the_largest_is_planned_alone(
     assert answer["peak_load_bytes"] == largest
 
 
-def test_a_kind_that_does_not_fit_is_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_variant_beyond_the_capacity_yields_no_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recorded(tmp_path / "run.trace", THREE)
     fitting = said(capsys, "plan", tmp_path / "run.trace")
     answer = said(
@@ -146,7 +148,7 @@ def test_a_kind_that_does_not_fit_is_the_answer(tmp_path: Path, capsys: pytest.C
 
 
 def damaged(path: Path, change: Callable[[list[Any]], None], *, together: bool) -> None:
-    """The plans with one that is changed."""
+    """Return the plans with one changed."""
     saved = read_saved(path)
     plans = list(saved.plans)
     change(plans)
@@ -154,7 +156,7 @@ def damaged(path: Path, change: Callable[[list[Any]], None], *, together: bool) 
 
 
 def moved(number: int) -> Callable[[list[Any]], None]:
-    """A plan of whose buffers all lie at the beginning of the arena."""
+    """Return a plan whose buffers all lie at the start of the arena."""
 
     def change(plans: list[Any]) -> None:
         plan = plans[number].plan
@@ -166,7 +168,7 @@ def moved(number: int) -> Callable[[list[Any]], None]:
 
 @pytest.mark.parametrize("number", range(len(THREE)))
 @pytest.mark.parametrize("together", [False, True])
-def test_a_wrong_plan_of_any_kind_does_not_hold(
+def test_invalid_plan_of_any_variant_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, together: bool
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
@@ -178,10 +180,10 @@ def test_a_wrong_plan_of_any_kind_does_not_hold(
 
 @pytest.mark.parametrize("solver", ["auto", "best_fit"])
 @pytest.mark.parametrize("other", ["kept for longer", "another kind"])
-def test_a_plan_of_another_trace_does_not_hold(
+def test_plan_of_another_trace_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str, solver: str
 ) -> None:
-    """Of the same sizes, with gradients that live for longer; or with one kind that was not there."""
+    """The other trace has the same sizes with longer-lived gradients, or a new variant."""
     recorded(tmp_path / "run.trace", THREE, late=False)
     said(capsys, "plan", tmp_path / "run.trace", "--solver", solver, "-o", tmp_path / "run.plan")
     if other == "kept for longer":
@@ -193,7 +195,7 @@ def test_a_plan_of_another_trace_does_not_hold(
 
 
 @pytest.mark.parametrize("solver", ["auto", "best_fit"])
-def test_the_traces_own_alignment_counts(
+def test_check_uses_the_alignment_of_the_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], solver: str
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
@@ -205,8 +207,10 @@ def test_the_traces_own_alignment_counts(
     assert "not aligned" in answer["reason"]
 
 
-def test_a_plan_of_one_kind_of_an_envelope_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a pool saves it that has seen no more of them yet."""
+def test_plan_of_a_single_variant_of_an_envelope_is_accepted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pool saves such a plan before seeing another variant."""
     scales = (900, *range(900, 2000, 50))
     with Pool(simulated(), background=False, record=str(tmp_path / "run.trace")) as pool:
         memory = programs.Watched(pool)
@@ -221,10 +225,10 @@ def test_a_plan_of_one_kind_of_an_envelope_holds(tmp_path: Path, capsys: pytest.
     assert said(capsys, "check", tmp_path / "early.plan", tmp_path / "run.trace")["ok"]
 
 
-def test_many_kinds_take_no_longer_than_the_largest(
+def test_planning_many_variants_takes_no_longer_than_the_largest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Beside it the others need no better plan than that."""
+    """The other variants need no better plan than the largest."""
     recorded(tmp_path / "run.trace", THREE)
     alone = said(capsys, "plan", tmp_path / "run.trace", "--capacity", "1MiB", "--capacity", "1MiB")
     together = said(capsys, "plan", tmp_path / "run.trace", "--solver", "search")
@@ -251,9 +255,7 @@ def test_each_of_lifetime_reach_and_staying_is_looked_at(
             matching(tmp_path / "run.plan", solved, changed)
 
 
-def test_the_one_in_front_takes_what_was_planned_together_with_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_first_plan_carries_its_joint_plans_along(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded(tmp_path / "run.trace", THREE)
     said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
     saved = read_saved(tmp_path / "run.plan")
@@ -268,7 +270,7 @@ def test_the_one_in_front_takes_what_was_planned_together_with_it(
 
 @pytest.fixture
 def solves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """How solves are told to stop; the second is interrupted."""
+    """Record the stop conditions of solves; the second solve is interrupted."""
     stops: list[Any] = []
 
     def told(*arguments: Any, stop: Any, **how: Any) -> Any:
@@ -281,7 +283,7 @@ def solves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return stops
 
 
-def test_the_time_is_shared_and_an_interruption_ends_all(
+def test_time_limit_is_shared_by_variants_and_an_interrupt_ends_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], solves: list[Any]
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
@@ -296,7 +298,7 @@ def test_the_time_is_shared_and_an_interruption_ends_all(
     assert not saved.kinds
 
 
-def test_where_all_together_would_need_more_they_are_planned_one_by_one(
+def test_variants_are_planned_separately_where_joint_plans_need_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
@@ -306,10 +308,10 @@ def test_where_all_together_would_need_more_they_are_planned_one_by_one(
 
 
 @pytest.mark.parametrize("capacity", ["largest", "less than together"])
-def test_a_capacity_holds_for_all_together(
+def test_capacity_holds_for_all_joint_plans(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, capacity: str
 ) -> None:
-    """What only fits one by one is planned so."""
+    """Variants that fit only separately are planned separately."""
     recorded(tmp_path / "run.trace", THREE, late=True)
     joint = said(capsys, "plan", tmp_path / "run.trace")
     if capacity == "less than together":
@@ -329,16 +331,14 @@ def test_a_capacity_holds_for_all_together(
     assert bool(read_saved(tmp_path / "run.plan").kinds) == (capacity == "largest")
 
 
-def test_without_time_there_is_a_plan_all_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_zero_time_limit_still_yields_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded(tmp_path / "run.trace", THREE)
     command = ("plan", tmp_path / "run.trace", "--time-limit", "0", "-o", tmp_path / "run.plan")
     assert said(capsys, *command)["stopped_by"] == "time"
     assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["kinds"] == len(THREE)
 
 
-def test_iterations_of_any_kind_begin_where_they_do(
+def test_iterations_of_all_variants_begin_at_marks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
@@ -351,7 +351,7 @@ def test_iterations_of_any_kind_begin_where_they_do(
 
 
 def _freed_later(trace: Trace) -> Trace:
-    """The same, but that what a mark's next iteration frees first, it frees some allocations later."""
+    """Return the trace with the first frees after each mark delayed by some allocations."""
     order = np.arange(len(trace), dtype=np.float64)
     marks = np.flatnonzero(trace.kind == Kind.MARK)
     allocs = np.flatnonzero(trace.kind == Kind.ALLOC)

@@ -1,4 +1,4 @@
-"""The straight way into a program is the long way without its imports."""
+"""Direct launch of a program: equal to the full command line, with fewer imports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Started(BaseException):
 
 
 def started(how: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...] | None:
-    """What the program would have been started with; None if it was not."""
+    """Return the program and options that would be started; None if none."""
     seen: list[tuple[Any, ...]] = []
 
     def start(*program: Any, **options: Any) -> None:
@@ -47,10 +47,10 @@ WORDS = (
 @example(words=["--record", "", "there.py"])
 @example(words=["--json", "", "there.py"])
 @given(words=st.lists(st.sampled_from(WORDS), max_size=6))
-def test_it_starts_what_the_long_way_starts_or_nothing(
+def test_direct_launch_equals_the_full_command_line_or_declines(
     words: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Any command line: the same program and options, or it is left to the long way."""
+    """Any command line starts the same program with the same options, or is left to the full command."""
     folder = tmp_path_factory.mktemp("launch")
     (folder / "there.py").touch()
     with pytest.MonkeyPatch.context() as patch:
@@ -78,8 +78,8 @@ def test_plain_command_lines_go_straight(
     assert started(lambda: launch.launch(words), monkeypatch) is not None
 
 
-def test_nothing_heavy_is_imported_before_the_program_begins(tmp_path: Path) -> None:
-    """Neither what reads command lines nor NumPy."""
+def test_launch_imports_nothing_heavy_before_the_program_begins(tmp_path: Path) -> None:
+    """Neither command-line libraries nor NumPy."""
     code = (
         "import os, sys\n"
         "os.execve = lambda *_: sys.exit(' '.join(sys.modules))\n"

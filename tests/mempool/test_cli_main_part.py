@@ -1,4 +1,4 @@
-"""A layer that repeats within one iteration is not taken for the iteration."""
+"""Main part of a trace: a layer that repeats within one iteration is not taken for the iteration."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ many = [1000 + 8 * k for k in range(500)]
         (recorded(many, 40, mark=True), 39),  # whoever set marks knows
     ],
 )
-def test_an_iteration_is_a_main_part_of_its_trace(
+def test_iterations_must_be_the_main_part_of_a_trace(
     trace: Trace, iterations: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "t.trace")
@@ -71,8 +71,10 @@ def test_an_iteration_is_a_main_part_of_its_trace(
 
 
 @pytest.mark.parametrize("name", ["transformer_ctx128_fullstep", "transformer_medium_128_training"])
-def test_no_layer_of_a_real_network_is_its_iteration(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """These two were recorded over one step: nothing of it is said to pass that is alive at its end."""
+def test_layer_of_a_real_network_is_not_taken_for_an_iteration(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The two recordings cover one step: no buffer alive at the end has the role passing."""
     path = SNAPSHOTS / f"{name}.pickle"
     if not path.exists():
         pytest.skip(f"{path} is not here")

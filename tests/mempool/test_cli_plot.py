@@ -1,4 +1,4 @@
-"""Terminal pictures show what is there: every cell of a picture is right, and it fits."""
+"""Terminal pictures: every cell is right, and the picture fits the terminal."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ def _buffers(draw: st.DrawFn) -> Buffers:
 
 
 @given(_buffers())
-def test_a_cell_shows_the_buffer_that_holds_its_middle(buffers: Buffers) -> None:
-    """Each cell's buffer is alive at the cell's time and covers its address; free ones are held by none."""
+def test_cell_shows_the_buffer_at_its_middle(buffers: Buffers) -> None:
+    """Each cell's buffer is alive at the cell's time and covers the cell's address.
+
+    Empty cells have no buffer.
+    """
     plan = solve(buffers, stop=Stop(nodes=1000), solver="first_fit")
     assert plan.offset is not None
     width, height = 17, 13
@@ -59,7 +62,7 @@ def test_a_cell_shows_the_buffer_that_holds_its_middle(buffers: Buffers) -> None
             assert holders == ([] if grid[row, column] < 0 else [grid[row, column]])
 
 
-def test_several_arenas_are_drawn_one_above_the_other() -> None:
+def test_several_arenas_are_drawn_stacked() -> None:
     buffers = Buffers.of([0, 0], [1, 1], [3, 4])
     plan = solve(buffers, capacity=(4, 4))
     grid = address_grid(buffers, plan, width=1, height=8)[::-1, 0]
@@ -67,10 +70,10 @@ def test_several_arenas_are_drawn_one_above_the_other() -> None:
 
 
 @given(_buffers(), st.integers(1, 60), st.integers(1, 12), st.booleans())
-def test_the_load_curve_fits_and_reaches_the_top_only_at_the_peak(
+def test_load_plot_fits_and_reaches_the_top_only_at_the_peak(
     buffers: Buffers, width: int, height: int, ascii_only: bool
 ) -> None:
-    """It has as many lines and columns as asked for, and the peak is a full column."""
+    """The plot has the requested lines and columns, and the peak is a full column."""
     lines = load_plot(buffers, width=width, height=height, ascii_only=ascii_only).split("\n")
     assert len(lines) == height + 1
     assert max(len(line) for line in lines[:-1]) <= width + 13
@@ -105,7 +108,7 @@ def test_pictures_fit_the_terminal_and_its_encoding(
         assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_large_plan_is_drawn_quickly() -> None:
+def test_large_plan_is_drawn_quickly() -> None:
     """30,000 buffers are drawn without a loop over buffers, and neighbours differ."""
     buffers = steady(30_000, 0)
     plan = solve(buffers, solver="first_fit")

@@ -125,7 +125,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_is_as_under_plain_python(tmp_path: Path, program: str) -> None:
+def test_program_behaves_as_under_plain_python(tmp_path: Path, program: str) -> None:
     """Output, errors and exit status of a script are Python's own, to the byte."""
     write(tmp_path / "script.py", PROGRAMS[program])
     plain, pooled = both(tmp_path, "script.py", "-m", "--json", "x y", given="one\ntwo\n")
@@ -156,7 +156,7 @@ def test_multiprocessing_is_as_under_plain_python(tmp_path: Path, method: str) -
 
 
 def test_modules_code_folders_archives_and_stdin_run_as_under_plain_python(tmp_path: Path) -> None:
-    """``-m``, ``-c``, a folder, a zip file and ``-`` are taken as Python takes them."""
+    """Entry points ``-m``, ``-c``, a folder, a zip file and ``-`` run as Python runs them."""
     show = "import sys; print(__name__, __spec__ and __spec__.name, __package__, sys.argv, sys.path[0])\n"
     write(tmp_path / "package" / "__init__.py", "")
     write(tmp_path / "package" / "__main__.py", "from . import part\n" + show)
@@ -180,8 +180,8 @@ def test_modules_code_folders_archives_and_stdin_run_as_under_plain_python(tmp_p
         assert pooled == plain, command
 
 
-def test_a_module_that_fails_while_numpy_is_imported_shows_no_frame_of_ours(tmp_path: Path) -> None:
-    """A broken file named numpy.py gives the traceback that it gives without us."""
+def test_failing_import_under_numpy_shows_no_frame_of_mempool(tmp_path: Path) -> None:
+    """A broken file named numpy.py gives the same traceback as without the pool."""
     write(tmp_path / "script.py", "import numpy")
     for broken in ("1 / 0", "import no_such_module", "def"):
         write(tmp_path / "numpy.py", broken)
@@ -189,8 +189,8 @@ def test_a_module_that_fails_while_numpy_is_imported_shows_no_frame_of_ours(tmp_
         assert pooled == plain, broken
 
 
-def test_the_users_own_sitecustomize_runs(tmp_path: Path) -> None:
-    """A sitecustomize on PYTHONPATH runs once, and PYTHONPATH is what it was."""
+def test_sitecustomize_of_the_user_runs(tmp_path: Path) -> None:
+    """A sitecustomize on PYTHONPATH runs once, and PYTHONPATH is unchanged."""
     write(tmp_path / "site" / "sitecustomize.py", "print('custom')")
     write(
         tmp_path / "script.py",
@@ -204,8 +204,8 @@ def test_the_users_own_sitecustomize_runs(tmp_path: Path) -> None:
     assert (pooled.stderr, pooled.status) == (plain.stderr, plain.status)
 
 
-def test_the_interpreters_flags_are_kept(tmp_path: Path) -> None:
-    """A program run with -W error and -O runs with them under the pool too."""
+def test_interpreter_flags_are_kept(tmp_path: Path) -> None:
+    """A program run with -W error and -O keeps both flags under the pool."""
     write(
         tmp_path / "script.py",
         "import sys, warnings; print(sys.flags.optimize, __debug__); warnings.warn('x')",
@@ -235,8 +235,8 @@ HANDLERS = {
 }
 
 
-def test_a_plan_of_another_framework_is_told(tmp_path: Path) -> None:
-    """It is no error, since the program may use that framework another time."""
+def test_plan_of_another_framework_is_reported(tmp_path: Path) -> None:
+    """No error, since the program may use the other framework another time."""
     with Pool(background=False) as pool:
         run(pool, lambda _: programs.layers(programs.Watched(pool)), 8, marks=True)
         assert pool.planned is not None
@@ -247,8 +247,8 @@ def test_a_plan_of_another_framework_is_told(tmp_path: Path) -> None:
     assert "the plan was not used: it is of torch" in done.stderr
 
 
-def test_a_limit_that_is_nobodys_is_told(tmp_path: Path) -> None:
-    """Else whoever asked for it takes it for kept."""
+def test_unenforced_limit_is_reported(tmp_path: Path) -> None:
+    """Otherwise the user takes the limit for kept."""
     write(tmp_path / "script.py", "import numpy; numpy.ones(1 << 20)")
     done = outcome(start(tmp_path, *MEMPOOL, "--limit", "1MiB", "script.py"))
     assert done.status == 0
@@ -258,7 +258,7 @@ def test_a_limit_that_is_nobodys_is_told(tmp_path: Path) -> None:
 
 
 def sleeps(pid: int) -> bool:
-    """Whether a process waits, and is not kept waiting for a processor."""
+    """Return whether a process sleeps, rather than waiting for a processor."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "R"
 
 
@@ -303,8 +303,11 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_the_trace_is_whole_however_the_program_ends(tmp_path: Path, ending: str) -> None:
-    """The trace is valid and holds every allocation; the status is the ending's; nothing is left over."""
+def test_recorded_trace_is_whole_for_every_ending_of_the_program(tmp_path: Path, ending: str) -> None:
+    """The trace is valid and has every allocation.
+
+    The exit status is the program's; no other file is left.
+    """
     code, status = ENDINGS[ending]
     write(tmp_path / "script.py", ITERATE.format(count=300) + code)
     done = outcome(start(tmp_path, *MEMPOOL, "--record", "t.trace", "--json", "r.json", "script.py"))
@@ -317,7 +320,7 @@ def test_the_trace_is_whole_however_the_program_ends(tmp_path: Path, ending: str
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "script.py", "t.trace"]
 
 
-def test_a_second_signal_while_the_trace_is_written_does_not_tear_it(tmp_path: Path) -> None:
+def test_second_signal_does_not_truncate_the_trace(tmp_path: Path) -> None:
     """SIGTERM twice, at once: the trace is whole and the status is SIGTERM's."""
     write(tmp_path / "script.py", ITERATE.format(count=3000) + SLEEPER.format(setup=""))
     process = start(tmp_path, *MEMPOOL, "--record", "t.trace", "script.py")
@@ -331,8 +334,11 @@ def test_a_second_signal_while_the_trace_is_written_does_not_tear_it(tmp_path: P
     assert len(read_trace(tmp_path / "t.trace")) > 9000
 
 
-def test_a_disk_that_fills_up_is_told_in_one_line(tmp_path: Path) -> None:
-    """And leaves no file; the program goes on. A limit on the size of files does as one."""
+def test_full_disk_is_reported_in_a_single_line(tmp_path: Path) -> None:
+    """The run leaves no file, and the program goes on.
+
+    A limit on the file size stands in for the full disk.
+    """
     write(
         tmp_path / "script.py",
         """
@@ -350,14 +356,14 @@ def test_a_disk_that_fills_up_is_told_in_one_line(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
-def test_a_program_without_a_plan_is_explained_as_it_was(tmp_path: Path) -> None:
+def test_program_without_a_plan_is_explained_in_its_final_state(tmp_path: Path) -> None:
     write(tmp_path / "script.py", "import numpy as np\nnp.ones(1000)\n")
     said = outcome(start(tmp_path, *MEMPOOL, "--explain", "script.py")).stderr
     assert "no plan in effect: recording" in said
 
 
-def test_a_framework_that_is_not_imported_is_not_imported_by_us(tmp_path: Path) -> None:
-    """A program without NumPy runs without it, and is told that there is nothing to report."""
+def test_command_imports_no_framework_on_behalf_of_the_program(tmp_path: Path) -> None:
+    """A program without NumPy runs without NumPy, and the command says that there is nothing to report."""
     write(tmp_path / "script.py", "import sys; print('numpy' in sys.modules, 'mempool' in sys.modules)")
     done = outcome(start(tmp_path, *MEMPOOL, "script.py"))
     assert done.stdout == "False False\n"
@@ -365,8 +371,8 @@ def test_a_framework_that_is_not_imported_is_not_imported_by_us(tmp_path: Path) 
     assert done.stderr.count("\n") == 1
 
 
-def test_the_report_is_of_the_pool_as_the_program_left_it(tmp_path: Path) -> None:
-    """A program without a loop leaves a pool that is not closed, and its own end is served by it still."""
+def test_report_describes_the_pool_at_the_end_of_the_program(tmp_path: Path) -> None:
+    """A program without a loop leaves an open pool, which still serves the exit handlers."""
     program = """
         import atexit
         import numpy as np
@@ -382,8 +388,8 @@ def test_the_report_is_of_the_pool_as_the_program_left_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["traces", "solvers.streams", "mempool.learner"])
-def test_a_program_may_import_ours_before_the_framework(tmp_path: Path, name: str) -> None:
-    """A pool is of no use while what it needs is in the middle of being imported."""
+def test_program_may_import_mempool_before_the_framework(tmp_path: Path, name: str) -> None:
+    """A pool is useless while the necessary modules are being imported."""
     write(tmp_path / "script.py", f"import {name}\nimport numpy as np\nx = np.ones(50_000)")
     done = outcome(start(tmp_path, *MEMPOOL, "--quiet", "--json", "r.json", "script.py"))
     assert (done.status, done.stderr) == (0, "")
@@ -392,7 +398,7 @@ def test_a_program_may_import_ours_before_the_framework(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("name", ["traces", "solvers"])
 @pytest.mark.parametrize("beside", ["script", "data", "clone"])
-def test_names_of_ours_that_hide_nothing_are_no_obstacle(tmp_path: Path, name: str, beside: str) -> None:
+def test_files_with_names_of_our_packages_are_no_obstacle(tmp_path: Path, name: str, beside: str) -> None:
     """A script of such a name, a folder of data, and our own sources without their native modules."""
     script = f"{name}.py" if beside == "script" else "script.py"
     write(tmp_path / script, ITERATE.format(count=100))
@@ -408,8 +414,8 @@ def test_names_of_ours_that_hide_nothing_are_no_obstacle(tmp_path: Path, name: s
     assert len(read_trace(tmp_path / "t"))
 
 
-def test_ours_are_found_before_what_lies_beside_the_script(tmp_path: Path) -> None:
-    """Only while the pool is installed; what the program imports is its own affair."""
+def test_our_packages_are_found_before_files_beside_the_script(tmp_path: Path) -> None:
+    """Only while the pool is installed; the program's own imports are not affected."""
     write(tmp_path / "traces.py", "hidden = True")
     under = str(Path(mempool.cli.__file__).with_name("under.py"))
     program = f"""
@@ -429,7 +435,7 @@ def test_ours_are_found_before_what_lies_beside_the_script(tmp_path: Path) -> No
     assert done.stdout.split() == [traces.__file__, "True", str(tmp_path / "traces.py")], done.stderr
 
 
-def test_a_recorded_plan_serves_the_next_run(tmp_path: Path) -> None:
+def test_recorded_plan_serves_the_next_run(tmp_path: Path) -> None:
     """record, plan, run --plan: the results stay, and the plan is in effect from the first iterations."""
     write(tmp_path / "script.py", ITERATE.format(count=400))
     first = outcome(start(tmp_path, *MEMPOOL, "--record", "t.trace", "script.py"))
@@ -468,10 +474,10 @@ def test_a_recorded_plan_serves_the_next_run(tmp_path: Path) -> None:
         (("",), 3, "No such file"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_nothing_runs(
+def test_wrong_command_line_prints_a_single_line_and_runs_nothing(
     tmp_path: Path, command: tuple[str, ...], status: int, says: str
 ) -> None:
-    """Errors of ours come before the program, in one line, with the documented exit code."""
+    """Our errors precede the program, in one line, with the documented exit code."""
     write(tmp_path / "script.py", "print('ran')")
     write(tmp_path / "hidden" / "script.py", "print('ran')")
     write(tmp_path / "hidden" / "traces.py", "")

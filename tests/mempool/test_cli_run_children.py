@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("options", [["--quiet"], ["--quiet", "--children"]])
-def test_a_child_forks_as_its_parent_does(tmp_path: Path, options: list[str]) -> None:
+def test_child_forks_like_its_parent(tmp_path: Path, options: list[str]) -> None:
     write(
         tmp_path / "script.py",
         "import os, signal, numpy\n"
@@ -32,8 +32,8 @@ def test_a_child_forks_as_its_parent_does(tmp_path: Path, options: list[str]) ->
 
 
 @pytest.mark.parametrize("options", [["--quiet"], ["--quiet", "--children"]])
-def test_a_child_that_is_ended_as_it_is_forked_ends(tmp_path: Path, options: list[str]) -> None:
-    """Python forgets signals that come while it puts a child's state right."""
+def test_child_terminated_while_being_forked_ends(tmp_path: Path, options: list[str]) -> None:
+    """Python forgets signals that arrive during the repair of a child's state after the fork."""
     write(
         tmp_path / "script.py",
         "import multiprocessing, time, numpy\n"
@@ -74,8 +74,8 @@ if __name__ == '__main__':
 
 
 @pytest.mark.parametrize("way", ["spawn", "fork", "forkserver", "subprocess", "os.fork"])
-def test_children_have_a_trace_of_their_own_only_if_asked(tmp_path: Path, way: str) -> None:
-    """With --children each process that allocates writes one whole trace; without, only the first does."""
+def test_children_have_a_trace_of_their_own_only_on_request(tmp_path: Path, way: str) -> None:
+    """With --children each allocating process writes one whole trace; without, only the first does."""
     write(tmp_path / "script.py", CHILDREN)
     alone = outcome(start(tmp_path, *MEMPOOL, "--record", "a.trace", "script.py", way))
     asked = outcome(start(tmp_path, *MEMPOOL, "--children", "--record", "b.trace", "script.py", way))
@@ -108,10 +108,10 @@ subprocess.run([sys.executable, "-c", busy], check=True)
         (["--quiet"], "import numpy", 2, False),
     ],
 )
-def test_a_program_whose_children_did_the_work_is_told_of_children(
+def test_program_with_working_children_gets_a_hint_about_children(
     tmp_path: Path, options: list[str], imported: str, seconds: int, told: bool
 ) -> None:
-    """Not one that has buffers itself, and not for small helpers such as a call of a version."""
+    """Not a program with buffers of its own, and not for small helpers such as a call of a version."""
     write(tmp_path / "script.py", LAUNCHER.format(imported=imported, seconds=seconds))
     done = outcome(start(tmp_path, *MEMPOOL, *options, "script.py"))
     assert done.status == 0
@@ -119,7 +119,9 @@ def test_a_program_whose_children_did_the_work_is_told_of_children(
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_compiler_of_ours_is_no_child_of_the_programs(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
+def test_compiler_started_by_the_pool_is_no_child_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
     seconds = iter([0.0, 1e6] if ours else [0.0, 0.0])
     monkeypatch.setattr(under, "_seconds_of_children", lambda: next(seconds, 1e6))
     monkeypatch.setattr(under.Run, "_install", lambda *_: None)

@@ -1,4 +1,4 @@
-"""``mempool show``: what is written where, and one line for what cannot be shown."""
+"""Tests of ``mempool show``: output files, and one-line errors for unusable input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ drawn = pytest.mark.skipif(importlib.util.find_spec("bokeh") is None, reason="bo
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder with a trace of addresses, one that repeats, and a plan of each kind for it."""
+    """Enter a folder with a plain trace, a repeating trace, and a plan of each solver for the latter."""
     monkeypatch.chdir(tmp_path)
     write_trace(four_buffers(), "four.trace")
     write_trace(generate(60, 1), "t.trace")
@@ -43,14 +43,14 @@ def said(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> dict[s
 
 
 def content(page: str) -> Packed:
-    """What is packed into a page."""
+    """Return the content packed into a page."""
     text = Path(page).read_text(encoding="utf-8")
     item = json.loads(text.split('<script type="application/json" id="item">')[1].split("</script>")[0])
     return Packed(_packed(item))
 
 
 def _packed(item: Any) -> str:
-    """The argument of that name, wherever Bokeh puts it."""
+    """Return the argument of the given name, wherever Bokeh puts the packed data."""
     if isinstance(item, dict):
         for key, value in item.items():
             if found := value if key == "packed" and isinstance(value, str) else _packed(value):
@@ -63,8 +63,8 @@ def _packed(item: Any) -> str:
 
 
 @drawn
-def test_a_page_is_written_into_the_current_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Called after the trace; what is said is so."""
+def test_page_is_written_into_the_current_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page is named after the trace, and the answer agrees with the page."""
     answer = said(capsys, ["show", "four.trace"])
     assert answer["page"] == "four.html"
     assert answer["page_bytes"] == (folder / "four.html").stat().st_size
@@ -81,10 +81,10 @@ def test_a_page_is_written_into_the_current_folder(folder: Path, capsys: pytest.
         ("t.plan", [("plan", "iteration"), ("planned, greedy", "trace")]),
     ],
 )
-def test_a_plan_is_shown_with_its_trace(
+def test_plan_is_shown_with_its_trace(
     folder: Path, capsys: pytest.CaptureFixture[str], plan: str, views: list[tuple[str, str]]
 ) -> None:
-    """On the trace's own time if it is for all of it, else on that of one iteration."""
+    """On the trace's own time for a plan of the whole trace, else on the time of one iteration."""
     answer = said(capsys, ["show", "t.trace", plan, "-o", "p.html"])
     assert [(one["view"], one["of"]) for one in answer["views"]] == views
     assert len(content("p.html").said["views"]) == len(views)
@@ -92,7 +92,7 @@ def test_a_plan_is_shown_with_its_trace(
 
 @drawn
 def test_simulated_allocators_are_views(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of each device, with what they held of it."""
+    """Each view has addresses and reserved segments."""
     answer = said(capsys, ["show", "four.trace", "-a", "first_fit", "-a", "best_fit"])
     assert [one["view"] for one in answer["views"]] == ["recorded", "first_fit", "best_fit"]
     back = content("four.html")
@@ -102,8 +102,8 @@ def test_simulated_allocators_are_views(folder: Path, capsys: pytest.CaptureFixt
 
 
 @drawn
-def test_a_lost_history_is_said_and_not_simulated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On the terminal, in the JSON and on the page; an allocator that was asked for has nothing to do."""
+def test_lost_history_is_reported_and_not_simulated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the terminal, in the JSON and on the page; a requested allocator has nothing to simulate."""
     stored(folder / "end.pickle", [], segments=[segment((4096, 1024, 1000, "active_allocated"))])
     assert call(["show", "end.pickle"]) == 0
     assert "end.pickle: history not recorded" in " ".join(capsys.readouterr().out.split())
@@ -116,8 +116,10 @@ def test_a_lost_history_is_said_and_not_simulated(folder: Path, capsys: pytest.C
 
 
 @drawn
-def test_a_snapshot_of_a_run_that_died_says_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The refused request with its stack, if source lines are asked for."""
+def test_snapshot_of_a_failed_run_names_the_refused_request(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The refused request has its stack if source lines are requested."""
     frames = [{"name": "scores", "filename": "/home/me/attention.py", "line": 42}]
     died = event("oom", 0, 900, 2, device_free=100, frames=frames)
     stored(folder / "died.pickle", [event("alloc", 4096, 512, 1), died])
@@ -137,7 +139,7 @@ def test_our_own_pool_is_among_the_allocators(folder: Path, capsys: pytest.Captu
 
 
 @drawn
-def test_a_plan_alone_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_is_shown_without_a_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = said(capsys, ["show", "t.plan"])
     assert (answer["page"], answer["views"]) == ("t.html", [{"view": "plan", "of": "iteration"}])
 
@@ -151,8 +153,8 @@ def test_perfetto_alone_needs_no_bokeh(folder: Path, capsys: pytest.CaptureFixtu
 
 
 @drawn
-def test_paths_and_source_lines_stay_at_home(folder: Path) -> None:
-    """A page is sent to others: no folder is in it, and source lines only with --frames."""
+def test_page_contains_no_folders_and_source_lines_only_on_request(folder: Path) -> None:
+    """A page is sent to others: no folder is included, and source lines only with --frames."""
     assert call(["show", str(folder / "four.trace"), "-o", "p.html"]) == 0
     assert str(folder) not in json.dumps(content("p.html").said)
     assert "one.py" not in json.dumps(content("p.html").said)
@@ -160,7 +162,7 @@ def test_paths_and_source_lines_stay_at_home(folder: Path) -> None:
     assert "one.py" in json.dumps(content("p.html").said)
 
 
-def test_without_bokeh_one_line_says_what_to_install(
+def test_missing_bokeh_is_a_single_line_with_the_install_command(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = importlib.util.find_spec
@@ -184,7 +186,7 @@ def test_without_bokeh_one_line_says_what_to_install(
         (["four.trace", "-a", "first_fit:colour=red"], 2, "first_fit has no setting colour"),
     ],
 )
-def test_what_cannot_be_shown_is_one_line(
+def test_unusable_input_is_a_single_line(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, reason: str
 ) -> None:
     before = set(folder.iterdir())
@@ -199,8 +201,8 @@ def test_what_cannot_be_shown_is_one_line(
 
 @drawn
 @pytest.mark.skipif(not SNAPSHOTS.is_dir(), reason="the shared snapshots are not there")
-def test_a_real_snapshot_has_its_segments(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The recorded view holds what PyTorch reserved; unused address space is left out."""
+def test_real_snapshot_has_its_segments(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recorded view has PyTorch's reserved segments; unused address space is left out."""
     answer = said(capsys, ["show", str(SNAPSHOTS / "small.pickle"), "-o", "small.html"])
     assert answer["buffers"] == 36
     back = content("small.html")
@@ -209,7 +211,7 @@ def test_a_real_snapshot_has_its_segments(folder: Path, capsys: pytest.CaptureFi
     assert view["top"] < 2 * sum(back.column(view["segments"]["size"]))
 
 
-def test_drawing_is_imported_only_by_what_draws() -> None:
+def test_bokeh_is_imported_for_drawing_only() -> None:
     """Neither the package nor the verb's module imports Bokeh."""
     code = "import sys, mempool.show, mempool.cli.show; sys.exit('bokeh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

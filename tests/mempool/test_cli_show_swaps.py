@@ -1,4 +1,7 @@
-"""``mempool show --swap``: what ``mempool swap`` wrote is drawn, and anything else is one line."""
+"""Tests of ``mempool show --swap``.
+
+Output of ``mempool swap`` is drawn, and any other file is a one-line error.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ drawn = pytest.mark.skipif(importlib.util.find_spec("bokeh") is None, reason="bo
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a trace, and moves for it."""
+    """Make a folder with a trace and a file of moves."""
     path = tmp_path_factory.mktemp("swaps")
     write_trace(training(), path / "run.trace")
     plan = ["swap", str(path / "run.trace"), "--limit", "33MiB", "-o", str(path / "moves.json")]
@@ -34,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a trace, and moves for it."""
+    """Enter a folder with a trace and a file of moves."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path
@@ -42,10 +45,8 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @drawn
 @pytest.mark.parametrize("more", [[], ["--whole"], ["--bandwidth", "10GB"]])
-def test_a_page_opens_with_the_swaps(
-    folder: Path, more: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """However the step was cut and timed, the page finds it again."""
+def test_page_opens_with_the_swaps(folder: Path, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """However the step was cut and timed, the page finds the step again."""
     assert call(["swap", "run.trace", "--limit", "33MiB", *more, "-o", "moves.json", "--json"]) == 0
     capsys.readouterr()
     assert call(["show", "run.trace", "--swap", "moves.json", "--json"]) == 0
@@ -56,9 +57,7 @@ def test_a_page_opens_with_the_swaps(
 
 
 @drawn
-def test_of_several_devices_the_one_that_was_planned_is_drawn(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_planned_device_of_several_is_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = training()
     two = Trace.of(
         np.tile(one.kind, 2),
@@ -120,7 +119,7 @@ FAULTS: dict[str, tuple[tuple[str | int, ...], Any]] = {
 
 @pytest.mark.parametrize("what", FAULTS)
 @drawn
-def test_moves_that_are_not_of_the_trace_are_one_line(
+def test_moves_of_another_trace_are_a_single_line(
     folder: Path, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = json.loads((folder / "moves.json").read_text())
@@ -137,14 +136,16 @@ def test_moves_that_are_not_of_the_trace_are_one_line(
     "text", ["", "{", "[]", "7", "[" * 100_000, '{"step": 1e999}', "\x00\xff", "9" * 9999]
 )
 @drawn
-def test_what_is_no_moves_is_one_line(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_moves_file_is_a_single_line(
+    folder: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "moves.json").write_text(text)
     assert call(["show", "run.trace", "--swap", "moves.json"]) == 3
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @drawn
-def test_files_that_are_missing_or_in_the_way(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_and_conflicting_files_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["show", "run.trace", "--swap", "none.json"]) == 3
     assert call(["show", "run.trace", "--swap", "moves.json", "-o", "moves.json"]) == 2
     (folder / "b.csv").write_text("id,lower,upper,size\n1,0,2,4\n")
@@ -152,8 +153,8 @@ def test_files_that_are_missing_or_in_the_way(folder: Path, capsys: pytest.Captu
     assert len(capsys.readouterr().err.splitlines()) == 3
 
 
-def test_the_shown_peak_is_what_was_promised(folder: Path) -> None:
-    """What is read back makes the schedule that was planned."""
+def test_shown_peak_is_the_planned_peak(folder: Path) -> None:
+    """The moves read back give the planned schedule."""
     from solvers.swap import replay
     from solvers.swap.moves import read_moves
 

@@ -1,4 +1,4 @@
-"""``mempool swap``: limits in, a table or one object out, and one line where it cannot be."""
+"""Tests of ``mempool swap``: limits in, a table or one object out, and one line for an error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def test_each_limit_has_its_row(path: str, capsys: pytest.CaptureFixture[str]) -
         assert row["swapped_bytes"] == row["moves"] * 8 * MIB
 
 
-def test_without_a_limit_the_curve_falls(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_curve_without_a_limit_stalls_longer_at_lower_limits(
+    path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = answer(capsys, path, "--link", "1e-5,1e-10")["limits"]
     assert len(rows) > 2
     stalls = [row["stall_seconds"] for row in rows]
@@ -51,7 +53,7 @@ def test_without_a_limit_the_curve_falls(path: str, capsys: pytest.CaptureFixtur
     assert all(row["stall_bound_seconds"] <= row["stall_seconds"] for row in rows)
 
 
-def test_the_table_says_the_same_and_the_moves_are_written(
+def test_swap_table_and_moves_file_agree_with_the_limit(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(["swap", path, "--limit", "33MiB", "-o", str(tmp_path / "moves.json")]) == 0
@@ -67,7 +69,7 @@ def test_the_table_says_the_same_and_the_moves_are_written(
         assert [move[key] for key in order] == sorted(move[key] for key in order)
 
 
-def test_a_trace_without_marks_is_cut_where_it_repeats(
+def test_trace_without_marks_is_cut_where_iterations_repeat(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_trace(training(marks=False, layers=20), tmp_path / "plain.trace")
@@ -107,14 +109,14 @@ def test_below_the_working_set_the_answer_is_no(path: str, capsys: pytest.Captur
         (["--least", "-1"], 2, "--least"),
     ],
 )
-def test_an_option_that_means_nothing_is_named(
+def test_invalid_option_is_named(
     path: str, arguments: list[str], code: int, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(["swap", path, *arguments]) == code
     assert what in capsys.readouterr().err
 
 
-def test_what_has_no_accesses_is_refused_in_a_line(
+def test_trace_without_accesses_is_refused_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_trace(training(accesses=False), tmp_path / "a.trace")
@@ -126,7 +128,7 @@ def test_what_has_no_accesses_is_refused_in_a_line(
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-def test_a_measured_link_is_told_and_planned_with(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measured_link_is_reported_and_used(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["swap", path, "--limit", "40MiB", "--link", "Measured"]) == 0
     out, error = capsys.readouterr()
     assert error.startswith("mempool: the link is measured ")
@@ -135,7 +137,7 @@ def test_a_measured_link_is_told_and_planned_with(path: str, capsys: pytest.Capt
     assert "GB/s, back " in line
 
 
-def test_no_framework_is_imported_to_measure_where_there_is_no_gpu(path: str) -> None:
+def test_link_measurement_without_a_gpu_imports_no_framework(path: str) -> None:
     code = (
         "import sys; from mempool import _core; from mempool.cli.app import call; _core.cuda_devices = list\n"
         f"assert call(['swap', {path!r}, '--limit', 'free', '--link', 'measured']) == 0\n"
@@ -147,13 +149,16 @@ def test_no_framework_is_imported_to_measure_where_there_is_no_gpu(path: str) ->
     assert done.returncode == 0, done.stderr
 
 
-def test_the_trace_is_not_overwritten(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_is_not_overwritten_by_the_moves(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["swap", path, "-o", path]) == 2
     assert "overwrite" in capsys.readouterr().err
 
 
-def test_the_host_holds_no_more_than_it_may(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A lower limit that needs more of the host is no longer held; the arenas are told with the last one."""
+def test_host_limit_is_kept_and_reported(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A lower limit that needs more host memory can no longer be held.
+
+    The arenas are reported for the last limit.
+    """
     much = answer(capsys, path, "--limit", "25MiB")
     (row,) = much["limits"]
     assert row["host_bytes"] >= 24 * MIB
@@ -171,10 +176,10 @@ def test_the_host_holds_no_more_than_it_may(path: str, capsys: pytest.CaptureFix
     assert "so few bytes" not in capsys.readouterr().out
 
 
-def test_a_limit_above_the_peak_moves_nothing(
+def test_limit_above_the_peak_moves_nothing(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And is written all the same."""
+    """An empty schedule is written all the same."""
     assert call(["swap", path, "--limit", "1GiB"]) == 0
     assert "nothing has to move" in capsys.readouterr().out
     assert call(["swap", path, "--limit", "33MiB"]) == 0

@@ -1,4 +1,4 @@
-"""``mempool info`` says where memory goes: roles, operations, what is lost, what would help."""
+"""Tests of the ``mempool info`` report on memory: roles, operations, losses, remedies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIB = 1024
 
 
 def training(iterations: int = 6) -> Trace:
-    """A parameter, an output kept for an iteration, and two buffers that come and go; one is freed late."""
+    """A trace of a parameter, an output kept for an iteration, and two temporary buffers, one freed late."""
     rows: list[tuple[int, int, int, int, int]] = [(RESERVE, -1, 512 * KIB, 0, -1), (A, 0, 40 * KIB, 0, 0)]
     output = -1
     for step in range(iterations):
@@ -62,7 +62,7 @@ def where(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
     return said
 
 
-def test_the_peak_is_told_by_role_and_by_operation(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_peak_is_reported_by_role_and_by_operation(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     said = where(capsys)
     peak = int(trace.load().max())
     assert said["peak_load_bytes"] == peak == 348 * KIB
@@ -78,7 +78,7 @@ def test_the_peak_is_told_by_role_and_by_operation(trace: Trace, capsys: pytest.
     assert said["held_longest"][0]["end"] == len(trace)
 
 
-def test_what_is_asked_for_is_not_what_is_taken_from_the_device(
+def test_requested_bytes_do_not_count_recorded_segments(
     trace: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Segments of the recorded allocator are no requests."""
@@ -86,9 +86,7 @@ def test_what_is_asked_for_is_not_what_is_taken_from_the_device(
     assert json.loads(capsys.readouterr().out)["requested_bytes"] == (40 + 6 * (100 + 200 + 8)) * KIB
 
 
-def test_roles_are_told_only_where_there_are_iterations(
-    trace: Trace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_roles_are_reported_only_with_iterations(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     said = where(capsys, "--whole")
     assert said["roles"] is None
     assert "role" not in said["held_longest"][0]
@@ -96,9 +94,7 @@ def test_roles_are_told_only_where_there_are_iterations(
     assert "passing" not in capsys.readouterr().out
 
 
-def test_what_was_reserved_and_what_would_help_is_told(
-    trace: Trace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reserved_bytes_and_remedies_are_reported(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     said = where(capsys)
     assert said["recorded"]["peak_reserved_bytes"] == 512 * KIB
     assert said["recorded"]["driver_calls"] == 1
@@ -108,10 +104,10 @@ def test_what_was_reserved_and_what_would_help_is_told(
     assert list(saves.values()) == sorted(saves.values(), reverse=True)
 
 
-def test_idle_memory_is_told_where_accesses_were_recorded(
+def test_idle_memory_is_reported_where_accesses_were_recorded(
     trace: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Late: the parameter, an output and what is only written; idle: by how long an iteration is."""
+    """Late: the parameter, an output and a buffer only written; idle: for at least an iteration."""
     said = where(capsys)
     assert said["idle_bytes"] == (40 + 8 + 100 + 200) * KIB  # an iteration is eight events long
     assert said["late_bytes"] == (40 + 8 + 100) * KIB
@@ -127,7 +123,7 @@ def test_idle_memory_is_told_where_accesses_were_recorded(
     assert "idle" not in capsys.readouterr().out
 
 
-def test_the_same_is_printed(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_report_is_printed_as_text(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["info", "t.trace"]) == 0
     text = capsys.readouterr().out
     for part in (
@@ -140,7 +136,7 @@ def test_the_same_is_printed(trace: Trace, capsys: pytest.CaptureFixture[str]) -
         assert part in text
 
 
-def test_categories_modules_and_phases_are_told_where_they_were_recorded(
+def test_recorded_categories_modules_and_phases_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -177,7 +173,7 @@ def test_categories_modules_and_phases_are_told_where_they_were_recorded(
         assert f"at the peak {part}" in text
 
 
-def test_nothing_is_said_of_categories_and_phases_that_were_not_recorded(
+def test_unrecorded_categories_and_phases_are_not_reported(
     trace: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = where(capsys)
@@ -185,7 +181,7 @@ def test_nothing_is_said_of_categories_and_phases_that_were_not_recorded(
     assert not {"categories", "phases", "modules"} & said.keys()
 
 
-def test_a_plan_has_no_such_part(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_of_a_plan_has_no_memory_report(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["plan", "t.trace", "-o", "t.plan", "--json"]) == 0
     capsys.readouterr()
     assert call(["info", "t.plan", "--json"]) == 0

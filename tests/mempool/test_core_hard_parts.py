@@ -1,4 +1,4 @@
-"""What a literal reading gets wrong, at the level of the native client: see "The hard parts" in the docs."""
+"""Hard parts of replay at the level of the native client: see "The hard parts" in the docs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mempool import _core
 MIB = 1 << 20
 
 
-def test_a_plan_is_refused_where_anything_alive_intersects_it_neighbour_or_not() -> None:
-    """P0 is kept alive, P1 is rejected for it, and then K lies over both."""
+def test_planned_address_is_refused_where_any_live_buffer_intersects() -> None:
+    """P0 is kept alive, P1 is rejected because of P0, and then K lies over both."""
     core = Core()
     core.client.load(None, pattern([1000, 1500, 2500], [0, 512, 0]))
     p0 = core.allocate(1000)
@@ -26,7 +26,7 @@ def test_a_plan_is_refused_where_anything_alive_intersects_it_neighbour_or_not()
     assert core.arena_alive == 1
 
 
-def test_buffers_of_one_plan_stay_whole_while_another_replays() -> None:
+def test_buffers_of_a_plan_stay_whole_while_another_plan_replays() -> None:
     core = Core()
     core.client.load(None, pattern([1000, 2000, 3000], [0, 1024, 3072]))
     kept = [core.allocate(size) for size in (1000, 2000, 3000)]
@@ -42,7 +42,7 @@ def test_buffers_of_one_plan_stay_whole_while_another_replays() -> None:
     core.give_everything_back()
 
 
-def test_a_buffer_of_a_dropped_plan_still_guards_its_place() -> None:
+def test_buffer_of_a_dropped_plan_still_guards_its_range() -> None:
     core = Core()
     core.client.load(None, pattern([5000], [0]))
     old = core.allocate(5000)
@@ -60,13 +60,13 @@ def test_a_buffer_of_a_dropped_plan_still_guards_its_place() -> None:
 
 
 def arena_of(core: Core, address: int) -> bool:
-    """Whether an address lies in the arena, told by what freeing it does."""
+    """Return whether an address lies in the arena, judged by the effect of the free."""
     before = core.arena_alive
     core.free(address)
     return core.arena_alive < before
 
 
-def test_the_fallback_takes_free_segments_first_then_holes_then_the_device() -> None:
+def test_fallback_takes_free_segments_first_then_holes_then_the_device() -> None:
     core = Core()
     core.pool.set_retained_limit(1 << 30)
     core.client.load(None, pattern([600_000, 700], [0, 700_416]))
@@ -83,7 +83,7 @@ def test_the_fallback_takes_free_segments_first_then_holes_then_the_device() -> 
     assert core.committed > committed
 
 
-def test_a_program_in_step_keeps_out_of_the_holes_it_is_about_to_use() -> None:
+def test_program_following_its_plan_avoids_arena_holes_about_to_be_used() -> None:
     core = Core()
     core.client.load(None, pattern([600_000, 700_000]))
     core.allocate(600_000)
@@ -93,8 +93,8 @@ def test_a_program_in_step_keeps_out_of_the_holes_it_is_about_to_use() -> None:
     assert core.hits == 2
 
 
-def test_after_the_last_planned_allocation_the_holes_are_for_many_more_not_for_a_few() -> None:
-    """A few are a log, whose copies may stay; many are an evaluation, which is over before the mark."""
+def test_arena_holes_after_the_last_planned_allocation_serve_many_requests_only() -> None:
+    """A few requests are a log, whose copies may stay; many are an evaluation, which ends before the mark."""
     core = Core()
     core.client.load(None, pattern([600_000]))
     for _ in range(2):
@@ -104,8 +104,8 @@ def test_after_the_last_planned_allocation_the_holes_are_for_many_more_not_for_a
         assert [arena_of(core, address) for address in more] == [False] * 7 + [True] * 5
 
 
-def test_what_stays_in_a_hole_is_told_and_no_other_comes_there() -> None:
-    """A kept buffer is in the plan's way in every iteration: it is named, and holes are left alone then."""
+def test_pinned_buffer_in_an_arena_hole_is_reported_and_holes_are_reserved() -> None:
+    """A kept buffer blocks the plan in every iteration: the pool names the buffer and leaves holes alone."""
     core = Core()
     core.client.load(None, pattern([600_000, 700_000]))
     core.step()
@@ -135,7 +135,7 @@ def test_before_memory_runs_out_even_holes_in_step_are_used() -> None:
     assert arena_of(core, extra)
 
 
-def test_what_other_streams_left_is_used_before_memory_runs_out() -> None:
+def test_free_memory_of_other_streams_is_used_before_out_of_memory() -> None:
     core = Core(capacity=1 * MIB, page=0)
     core.pool.set_retained_limit(1 << 30)
     core.free(core.allocate(900_000, stream=1), stream=1)
@@ -157,7 +157,7 @@ def test_unused_plans_are_dropped_before_memory_runs_out() -> None:
     core.give_everything_back()
 
 
-def test_running_out_leaves_everything_as_it_was() -> None:
+def test_out_of_memory_leaves_the_state_unchanged() -> None:
     core = Core(capacity=4 * MIB)
     core.client.load(None, pattern([MIB, MIB]))
     core.allocate(MIB)
@@ -175,7 +175,7 @@ def test_running_out_leaves_everything_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("page", [0, 4096])
-def test_an_arena_that_cannot_be_had_is_tried_again_later(page: int) -> None:
+def test_unavailable_arena_is_tried_again_later(page: int) -> None:
     core = Core(capacity=3 * MIB, page=page)
     stays = core.allocate(2 * MIB)
     core.client.load(None, pattern([MIB, MIB + 512]))
@@ -191,7 +191,7 @@ def test_an_arena_that_cannot_be_had_is_tried_again_later(page: int) -> None:
     core.give_everything_back()
 
 
-def test_a_larger_plan_grows_an_arena_of_pages_under_live_buffers() -> None:
+def test_larger_plan_grows_an_arena_of_pages_under_live_buffers() -> None:
     core = Core(page=4096)
     core.client.load(None, pattern([MIB]))
     kept = core.allocate(MIB)
@@ -201,7 +201,7 @@ def test_a_larger_plan_grows_an_arena_of_pages_under_live_buffers() -> None:
     assert kept in core.live
 
 
-def test_a_larger_plan_waits_until_nothing_lives_where_the_arena_cannot_grow() -> None:
+def test_larger_plan_waits_for_an_empty_arena_where_growth_is_impossible() -> None:
     core = Core(page=0)
     small, large = [MIB, MIB + 512], [MIB, MIB + 512, 3 * MIB]
     core.client.load(None, pattern(small))
@@ -220,7 +220,7 @@ def test_a_larger_plan_waits_until_nothing_lives_where_the_arena_cannot_grow() -
     assert core.run(large) == 3
 
 
-def test_where_the_larger_arena_is_refused_the_smaller_goes_on() -> None:
+def test_smaller_plan_goes_on_where_the_larger_arena_is_refused() -> None:
     core = Core(page=0, capacity=4 * MIB)
     core.client.load(None, pattern([MIB, MIB + 512]))
     core.step()
@@ -232,7 +232,7 @@ def test_where_the_larger_arena_is_refused_the_smaller_goes_on() -> None:
     core.give_everything_back()
 
 
-def test_an_arena_given_back_is_taken_again_at_the_next_boundary() -> None:
+def test_returned_arena_is_taken_again_at_the_next_boundary() -> None:
     core = Core()
     core.client.load(None, pattern([MIB, 700]))
     core.step()
@@ -242,7 +242,7 @@ def test_an_arena_given_back_is_taken_again_at_the_next_boundary() -> None:
     assert core.run([MIB, 700]) == 2
 
 
-def test_a_clients_arena_ends_with_it() -> None:
+def test_arena_of_a_client_ends_with_the_client() -> None:
     core = Core()
     other = _core.Client(core.pool, "other")
     other.load(None, pattern([8 * MIB]))
@@ -253,7 +253,10 @@ def test_a_clients_arena_ends_with_it() -> None:
 
 @pytest.mark.parametrize("page", [0, 4096])
 def test_training_fits_memory_barely_larger_than_its_load(page: int) -> None:
-    """1.05 x (peak load + persistent), from the warm-up on, with everything that stays made in its middle."""
+    """The limit is 1.05 x (peak load + persistent), from the warm-up on.
+
+    Persistent buffers are made in mid-warm-up.
+    """
     sizes = [MIB * k for k in (3, 1, 4, 1, 5, 2, 6, 5)]
     offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]]).tolist()
     sizes = [size - 4096 * k for k, size in enumerate(sizes)]  # all different
@@ -276,7 +279,7 @@ def test_training_fits_memory_barely_larger_than_its_load(page: int) -> None:
 # --- what nobody should hand in
 
 
-def test_patterns_that_cannot_be_replayed_are_refused() -> None:
+def test_invalid_patterns_are_refused() -> None:
     core = Core()
     good = pattern([1000])
     with pytest.raises(ValueError, match="at least one table"):
@@ -301,7 +304,7 @@ def _core_huge() -> _core.Pattern:
     return huge
 
 
-def test_double_and_foreign_frees_are_told_apart() -> None:
+def test_double_and_foreign_frees_are_distinguished() -> None:
     core = Core()
     core.pool.set_retained_limit(1 << 30)
     core.client.load(None, pattern([1000]))
@@ -325,7 +328,7 @@ def test_blocks_freed_on_several_streams_do_not_strand_their_segment() -> None:
         core.give_everything_back()
 
 
-def test_thousands_of_holes_of_one_size_do_not_make_the_fallback_slow() -> None:
+def test_thousands_of_equal_holes_do_not_slow_the_fallback() -> None:
     client = _core.Client(_core.Pool(device=_core.SimulatedDevice(page=4096)), "test")
     blocks = [client.allocate(1536) for _ in range(60_000)]
     for address in blocks[::2]:
@@ -340,8 +343,8 @@ def test_thousands_of_holes_of_one_size_do_not_make_the_fallback_slow() -> None:
 
 
 @pytest.mark.parametrize("alignment", [1, 64, 128, 512, 1024, 4096, 8192, 16384])
-def test_a_small_buffer_is_told_from_every_address_inside_of_it(alignment: int) -> None:
-    """Of each size class, in each place of its page."""
+def test_addresses_inside_a_small_buffer_are_not_freed(alignment: int) -> None:
+    """Each size class is tried, at each position in a page."""
     page, unit = 16 << 10, max(alignment, 64)
     pool = _core.Pool(device=_core.SimulatedDevice(alignment=alignment), small_bytes=page)
     client = _core.Client(pool, "test")
@@ -390,8 +393,8 @@ def test_any_threshold_alignment_and_page_size_serve_small_requests(
 
 
 @pytest.mark.parametrize("page", [0, 4096])
-def test_the_high_water_mark_does_not_rise_beside_much_idle_memory(page: int) -> None:
-    """An array that grows and grows is not accompanied by all that it ever was."""
+def test_high_water_mark_does_not_rise_beside_much_idle_memory(page: int) -> None:
+    """A growing array does not keep the memory of all former sizes."""
     core = Core(page=page)
     core.pool.set_retained_limit(1 << 40)
     now = core.allocate(300_000)
@@ -402,8 +405,8 @@ def test_the_high_water_mark_does_not_rise_beside_much_idle_memory(page: int) ->
     core.give_everything_back()
 
 
-def test_a_small_request_is_served_wherever_there_is_room() -> None:
-    """In a hole of the arena, before it is out of memory; it counts as small all the same."""
+def test_small_request_is_served_from_any_free_memory() -> None:
+    """Even from an arena hole before out of memory; the request still counts as small."""
     core = Core(page=0, capacity=4 << 20, large=1 << 20)
     core.client.load(None, pattern([3 << 20]))
     core.step()

@@ -1,4 +1,4 @@
-"""What the core asks of the kernel and of its own tables stays bounded."""
+"""Kernel mappings and internal tables of the core stay bounded."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_pages_given_back_between_live_buffers_do_not_become_mappings() -> None:
         assert client.free(buffer)
 
 
-def test_a_hole_is_found_in_time_where_everything_is_full_of_them() -> None:
-    """A search looks at a bounded number of ranges, goes on where the last one stopped, and comes round."""
+def test_hole_search_is_bounded_and_resumes_where_the_last_search_stopped() -> None:
+    """A search looks at a bounded number of ranges, and wraps around at the end."""
     guard = _core.Occupancy()
     for begin in range(0, 1 << 20, 256):
         guard.take(begin, begin + 192)

@@ -47,7 +47,7 @@ class Gauge:
 
 
 class Core(RuleBasedStateMachine):
-    """No two live buffers overlap and the books are exact, whatever is installed, freed or refused."""
+    """No two live buffers overlap and the counters are exact, for any installs, frees and refusals."""
 
     @initialize(
         page=st.sampled_from([0, 4096, 1 << 16, 1 << 21]),
@@ -118,7 +118,7 @@ class Core(RuleBasedStateMachine):
     @precondition(lambda self: self.patterns)
     @rule(data=st.data(), part=st.integers(1, 20), keep=st.integers(0, 3))
     def follow(self, data: st.DataObject, part: int, keep: int) -> None:
-        """Allocate as a pattern expects, and free most of it."""
+        """Allocate as a pattern expects, and free most of the buffers."""
         self.follow_pattern(data.draw(st.sampled_from(self.patterns))[1], part, keep)
 
     def follow_pattern(self, expected: list[int], part: int, keep: int) -> None:
@@ -266,7 +266,7 @@ class Core(RuleBasedStateMachine):
 
     @rule()
     def all_is_done(self) -> None:
-        """What was freed on another stream than its own waits no longer."""
+        """Finish all streams; frees on foreign streams no longer wait."""
         self.finish()
         self.freed_abroad = 0
 
@@ -347,7 +347,7 @@ TestCore.settings = settings(max_examples=300, stateful_step_count=50, deadline=
 
 
 class CountedCuda:
-    """A CUDA device on the fake driver that is set up and counts as a simulated one does."""
+    """A CUDA device on the fake driver with the setup and counters of a simulated device."""
 
     def __init__(self, fake: FakeCuda, memory: str) -> None:
         self.fake = fake
@@ -377,7 +377,7 @@ class CountedCuda:
 
 
 class CoreOnCuda(Core):
-    """The same on a CUDA device, whose copies and zeros are done as late as can be."""
+    """The same model on a CUDA device, whose copies and zeros are done as late as possible."""
 
     fake: FakeCuda
 

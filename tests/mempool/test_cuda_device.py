@@ -29,7 +29,7 @@ def bytes_at(address: int, count: int) -> bytes:
 
 
 def everything(memory: _core.DeviceCalls, stream: int) -> None:
-    """Every call that the device has."""
+    """Call every function of the device."""
     address = memory.reserve(4096)
     memory.zero(address, 4096, stream)
     memory.copy(address, address + 2048, 2048, stream)
@@ -53,7 +53,7 @@ def test_calls_work_on_a_thread_without_a_context_and_leave_none(fake: FakeCuda)
     assert fake.faults == []
 
 
-def test_calls_leave_another_context_current_as_it_was(fake: FakeCuda) -> None:
+def test_calls_leave_the_current_context_unchanged(fake: FakeCuda) -> None:
     device, stream = fake.device(), fake.stream()
     for other in (fake.context(0), fake.primary(1), fake.primary(0)):
         fake.set_current(other)
@@ -63,14 +63,14 @@ def test_calls_leave_another_context_current_as_it_was(fake: FakeCuda) -> None:
     assert device.errors == 0
 
 
-def test_the_right_context_is_not_pushed_again(fake: FakeCuda) -> None:
+def test_current_context_is_not_pushed_again(fake: FakeCuda) -> None:
     memory = calls(fake)
     fake.set_current(fake.primary())
     memory.reserve(512)
     assert fake.calls("cuCtxPushCurrent_v2") == 0
 
 
-def test_memory_is_of_the_device_whatever_context_is_current(fake: FakeCuda) -> None:
+def test_memory_belongs_to_the_device_whichever_context_is_current(fake: FakeCuda) -> None:
     fake.set_current(fake.primary(0))
     calls(fake, 1).reserve(512)
     assert (fake.live_bytes(0), fake.live_bytes(1)) == (0, 512)
@@ -91,7 +91,7 @@ def test_copies_and_zeros_are_done_in_the_order_of_their_stream(fake: FakeCuda) 
 
 
 @pytest.mark.parametrize("default", [0, 1, 2])
-def test_the_default_streams_are_the_drivers_own(fake: FakeCuda, default: int) -> None:
+def test_default_streams_are_the_drivers_own(fake: FakeCuda, default: int) -> None:
     memory = calls(fake)
     address = memory.reserve(512)
     memory.zero(address, 512, default)
@@ -99,7 +99,7 @@ def test_the_default_streams_are_the_drivers_own(fake: FakeCuda, default: int) -
     assert fake.pending(0) == fake.pending(1) == (0 if default == 2 else 1)
 
 
-def test_an_event_is_done_when_its_stream_has_come_there(fake: FakeCuda) -> None:
+def test_event_is_done_when_its_stream_has_passed(fake: FakeCuda) -> None:
     memory, stream = calls(fake), fake.stream()
     event = memory.record(stream)
     assert not memory.query(event)
@@ -109,7 +109,7 @@ def test_an_event_is_done_when_its_stream_has_come_there(fake: FakeCuda) -> None
     assert memory.query(0)
 
 
-def test_a_stream_waits_for_another_on_the_device_and_nobody_on_the_host(fake: FakeCuda) -> None:
+def test_stream_waits_for_another_on_the_device_without_blocking_the_host(fake: FakeCuda) -> None:
     memory, first, then = calls(fake), fake.stream(), fake.stream()
     address = memory.reserve(512)
     fake.write(first, address, 512, 3)
@@ -125,7 +125,7 @@ def test_a_stream_waits_for_another_on_the_device_and_nobody_on_the_host(fake: F
     assert fake.faults == []
 
 
-def test_a_forgotten_event_is_used_again_while_somebody_still_waits_for_it(fake: FakeCuda) -> None:
+def test_forgotten_event_is_reused_while_a_stream_still_waits(fake: FakeCuda) -> None:
     memory, first, then, third = calls(fake), fake.stream(), fake.stream(), fake.stream()
     event = memory.record(first)
     memory.wait(then, event)
@@ -139,7 +139,7 @@ def test_a_forgotten_event_is_used_again_while_somebody_still_waits_for_it(fake:
     assert fake.pending(then) == 0
 
 
-def test_events_are_as_many_as_are_used_at_one_time(fake: FakeCuda) -> None:
+def test_events_are_as_many_as_are_in_use_at_a_time(fake: FakeCuda) -> None:
     memory, stream = calls(fake), fake.stream()
     for _ in range(100):
         events = [memory.record(stream) for _ in range(3)]
@@ -151,7 +151,7 @@ def test_events_are_as_many_as_are_used_at_one_time(fake: FakeCuda) -> None:
     assert fake.live_events == 0
 
 
-def test_an_event_that_could_not_be_recorded_is_used_again(fake: FakeCuda) -> None:
+def test_event_is_reused_after_a_failed_record(fake: FakeCuda) -> None:
     memory, stream = calls(fake), fake.stream()
     fake.fail("cuEventRecord", times=5)
     assert [memory.record(stream) for _ in range(5)] == [0] * 5
@@ -160,7 +160,7 @@ def test_an_event_that_could_not_be_recorded_is_used_again(fake: FakeCuda) -> No
 
 
 @pytest.mark.parametrize("refused", ["cuEventCreate", "cuEventRecord"])
-def test_where_no_event_can_be_had_the_stream_is_waited_for(fake: FakeCuda, refused: str) -> None:
+def test_record_waits_for_the_stream_where_events_are_refused(fake: FakeCuda, refused: str) -> None:
     device, stream, other = fake.device(), fake.stream(), fake.stream()
     memory = calls(fake, device)
     address = memory.reserve(512)
@@ -172,7 +172,7 @@ def test_where_no_event_can_be_had_the_stream_is_waited_for(fake: FakeCuda, refu
     assert device.errors == 1
 
 
-def test_where_a_stream_cannot_be_waited_for_everything_is(fake: FakeCuda) -> None:
+def test_record_waits_for_the_whole_context_where_the_stream_wait_fails(fake: FakeCuda) -> None:
     memory, stream = calls(fake), fake.stream()
     memory.zero(memory.reserve(512), 512, stream)
     fake.fail("cuEventRecord")
@@ -181,7 +181,7 @@ def test_where_a_stream_cannot_be_waited_for_everything_is(fake: FakeCuda) -> No
     assert fake.pending(stream) == 0
 
 
-def test_what_can_neither_be_recorded_nor_waited_for_is_never_called_done(fake: FakeCuda) -> None:
+def test_event_neither_recorded_nor_waited_for_is_never_done(fake: FakeCuda) -> None:
     memory, stream, then = calls(fake), fake.stream(), fake.stream()
     memory.zero(memory.reserve(512), 512, stream)
     for symbol in ("cuEventRecord", "cuStreamSynchronize", "cuCtxSynchronize"):
@@ -195,7 +195,7 @@ def test_what_can_neither_be_recorded_nor_waited_for_is_never_called_done(fake: 
     memory.forget(event)
 
 
-def test_where_a_stream_cannot_wait_for_an_event_the_caller_does(fake: FakeCuda) -> None:
+def test_host_waits_for_an_event_where_the_stream_cannot(fake: FakeCuda) -> None:
     memory, first, then = calls(fake), fake.stream(), fake.stream()
     event = memory.record(first)
     fake.fail("cuStreamWaitEvent")
@@ -218,7 +218,7 @@ def test_synchronize_waits_for_every_stream_of_the_device(fake: FakeCuda) -> Non
     assert [fake.pending(stream) for stream in streams] == [0, 0, 0]
 
 
-def test_memory_stays_while_its_users_could_not_be_waited_for(fake: FakeCuda) -> None:
+def test_memory_stays_while_its_users_cannot_be_waited_for(fake: FakeCuda) -> None:
     memory, stream = calls(fake), fake.stream()
     address = memory.reserve(512)
     memory.zero(address, 512, stream)
@@ -231,7 +231,7 @@ def test_memory_stays_while_its_users_could_not_be_waited_for(fake: FakeCuda) ->
     assert fake.faults == []
 
 
-def test_a_device_that_goes_gives_back_what_it_could_not_before(fake: FakeCuda) -> None:
+def test_deleted_device_returns_memory_held_back_by_failed_waits(fake: FakeCuda) -> None:
     memory = calls(fake)
     address = memory.reserve(512)
     fake.fail("cuCtxSynchronize", times=1)
@@ -269,7 +269,7 @@ def test_memory_can_be_had_and_given_back_during_a_capture(
     assert fake.end_capture(captured) > 0
 
 
-def test_the_mode_of_the_thread_is_left_as_it_was(fake: FakeCuda) -> None:
+def test_capture_mode_of_the_thread_is_unchanged(fake: FakeCuda) -> None:
     memory = calls(fake)
     for mode in (THREAD_LOCAL, RELAXED, GLOBAL):
         fake.exchange_mode(mode)
@@ -277,7 +277,7 @@ def test_the_mode_of_the_thread_is_left_as_it_was(fake: FakeCuda) -> None:
         assert fake.mode == mode
 
 
-def test_a_captured_stream_is_told(fake: FakeCuda) -> None:
+def test_captured_stream_is_recognised(fake: FakeCuda) -> None:
     memory, captured, other = calls(fake), fake.stream(), fake.stream()
     assert not memory.capturing(captured)
     fake.begin_capture(captured)
@@ -288,7 +288,7 @@ def test_a_captured_stream_is_told(fake: FakeCuda) -> None:
     assert not memory.capturing(captured)
 
 
-def test_the_legacy_stream_counts_as_captured_while_one_is_that_it_waits_for(fake: FakeCuda) -> None:
+def test_legacy_stream_counts_as_captured_while_a_blocking_stream_is(fake: FakeCuda) -> None:
     device, captured = fake.device(), fake.stream(blocking=True)
     memory = calls(fake, device)
     memory.reserve(512)
@@ -308,7 +308,7 @@ def test_the_legacy_stream_counts_as_captured_while_one_is_that_it_waits_for(fak
     assert memory.synchronize()
 
 
-def test_the_legacy_stream_of_such_a_capture_waits_on_the_host(fake: FakeCuda) -> None:
+def test_legacy_stream_waits_on_the_host_during_a_blocking_capture(fake: FakeCuda) -> None:
     memory, captured, other = calls(fake), fake.stream(blocking=True), fake.stream()
     event = memory.record(other)
     fake.begin_capture(captured)
@@ -317,7 +317,7 @@ def test_the_legacy_stream_of_such_a_capture_waits_on_the_host(fake: FakeCuda) -
     assert fake.end_capture(captured) > 0
 
 
-def test_a_captured_event_is_not_done_and_not_asked(fake: FakeCuda) -> None:
+def test_captured_event_is_never_done_and_not_queried_at_the_driver(fake: FakeCuda) -> None:
     device, captured = fake.device(), fake.stream()
     memory = calls(fake, device)
     fake.begin_capture(captured)
@@ -330,7 +330,7 @@ def test_a_captured_event_is_not_done_and_not_asked(fake: FakeCuda) -> None:
     assert device.errors == 0
 
 
-def test_an_event_of_an_old_capture_is_an_ordinary_one_again(fake: FakeCuda) -> None:
+def test_event_of_a_finished_capture_is_an_ordinary_event_again(fake: FakeCuda) -> None:
     memory, captured = calls(fake), fake.stream()
     fake.begin_capture(captured)
     event = memory.record(captured)
@@ -341,7 +341,7 @@ def test_an_event_of_an_old_capture_is_an_ordinary_one_again(fake: FakeCuda) -> 
     assert memory.query(event)
 
 
-def test_streams_of_one_capture_are_ordered_in_the_graph(fake: FakeCuda) -> None:
+def test_streams_of_a_capture_are_ordered_in_the_graph(fake: FakeCuda) -> None:
     device, origin, side = fake.device(), fake.stream(), fake.stream()
     memory = calls(fake, device)
     address = memory.reserve(512)
@@ -360,7 +360,7 @@ def test_streams_of_one_capture_are_ordered_in_the_graph(fake: FakeCuda) -> None
     fake.destroy_graph(graph)
 
 
-def test_a_stream_outside_is_not_drawn_into_a_capture(fake: FakeCuda) -> None:
+def test_outside_stream_does_not_join_a_capture(fake: FakeCuda) -> None:
     device, captured, outside = fake.device(), fake.stream(), fake.stream()
     memory = calls(fake, device)
     fake.begin_capture(captured)
@@ -372,7 +372,7 @@ def test_a_stream_outside_is_not_drawn_into_a_capture(fake: FakeCuda) -> None:
     assert fake.end_capture(captured) > 0
 
 
-def test_a_captured_stream_comes_after_earlier_work_without_an_edge(fake: FakeCuda) -> None:
+def test_captured_stream_waits_for_earlier_work_on_the_host_without_an_edge(fake: FakeCuda) -> None:
     device, captured, outside = fake.device(), fake.stream(), fake.stream()
     memory = calls(fake, device)
     event = memory.record(outside)
@@ -383,7 +383,7 @@ def test_a_captured_stream_comes_after_earlier_work_without_an_edge(fake: FakeCu
     assert fake.end_capture(captured) > 0
 
 
-def test_without_an_event_a_captured_stream_is_not_waited_for(fake: FakeCuda) -> None:
+def test_captured_stream_without_an_event_is_not_waited_for(fake: FakeCuda) -> None:
     memory, captured = calls(fake), fake.stream()
     fake.begin_capture(captured)
     fake.fail("cuEventCreate")
@@ -397,8 +397,8 @@ def test_without_an_event_a_captured_stream_is_not_waited_for(fake: FakeCuda) ->
 
 
 @pytest.mark.parametrize("wrong", ["nothing", "captured", "legacy", "driver"])
-def test_memory_of_the_arena_is_not_had_where_its_stream_cannot_wait(fake: FakeCuda, wrong: str) -> None:
-    """A capture that nobody told of keeps a stream from waiting, and so does a driver that fails."""
+def test_arena_memory_is_not_reused_by_a_stream_unable_to_wait(fake: FakeCuda, wrong: str) -> None:
+    """A capture unknown to the pool keeps a stream from waiting, and so does a failing driver."""
     device = fake.device()
     first, then = (0 if wrong == "legacy" else fake.stream()), fake.stream()
     captured = first if wrong == "captured" else fake.stream(blocking=True)
@@ -426,7 +426,7 @@ def test_memory_of_the_arena_is_not_had_where_its_stream_cannot_wait(fake: FakeC
 # --- threads
 
 
-def test_threads_that_come_first_together_make_one_context(fake: FakeCuda) -> None:
+def test_threads_arriving_first_together_make_a_single_context(fake: FakeCuda) -> None:
     memory = calls(fake)
     fake.slow("cuDevicePrimaryCtxRetain", 50)
     threads = [threading.Thread(target=memory.reserve, args=(512,)) for _ in range(4)]
@@ -437,7 +437,7 @@ def test_threads_that_come_first_together_make_one_context(fake: FakeCuda) -> No
     assert (fake.primary_retained(), fake.live_allocations) == (1, 4)
 
 
-def test_threads_use_one_device_together(fake: FakeCuda) -> None:
+def test_threads_share_a_device(fake: FakeCuda) -> None:
     device = fake.device()
     memory = calls(fake, device)
 
@@ -465,8 +465,8 @@ def test_threads_use_one_device_together(fake: FakeCuda) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["capture", "cuEventRecord", "none"])
-def test_an_event_that_tells_nothing_holds_up_no_later_free(fake: FakeCuda, trouble: str) -> None:
-    """It could not be recorded, or was captured: that is done again when it can be."""
+def test_unusable_event_delays_no_later_free(fake: FakeCuda, trouble: str) -> None:
+    """The event failed to record or was captured: recording is repeated as soon as possible."""
     fake.set_capacity(100 * MIB)
     client = _core.Client(_core.Pool(device=fake.device(), share_streams=False), "test")
     client.set_retained_limit(1 << 40)
@@ -493,8 +493,8 @@ def test_an_event_that_tells_nothing_holds_up_no_later_free(fake: FakeCuda, trou
     assert fake.calls("cuCtxSynchronize") == (trouble == "cuEventRecord")
 
 
-def test_the_driver_numbers_captures(fake: FakeCuda) -> None:
-    """Of streams that joined, too; none of a stream that is not captured, or of a capture that is broken."""
+def test_driver_numbers_captures(fake: FakeCuda) -> None:
+    """Joined streams have the number too; streams without capture and broken captures have none."""
     memory, stream, side = calls(fake), fake.stream(), fake.stream()
     fake.begin_capture(stream, RELAXED)
     fake.fork(stream, side)

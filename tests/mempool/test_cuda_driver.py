@@ -1,4 +1,4 @@
-"""The driver's library and which device it is, on a driver without a GPU: see tests/native/fake_cuda/."""
+"""The driver library and the devices, on a driver without a GPU: see tests/native/fake_cuda/."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ MIB = 1 << 20
 
 
 @pytest.mark.skipif(bool(_core.cuda_devices()), reason="this machine has a CUDA device")
-def test_without_a_driver_there_are_no_devices_and_asking_for_one_is_a_clear_error() -> None:
+def test_missing_driver_has_no_devices_and_a_clear_error() -> None:
     assert _core.cuda_devices() == []
     with pytest.raises(RuntimeError, match=r"libcuda\.so\.1"):
         _core.CudaDevice(0)
 
 
-def test_a_library_that_is_not_there_is_named() -> None:
+def test_missing_library_is_named() -> None:
     assert _core.cuda_devices(driver="libno-such-cuda.so") == []
     with pytest.raises(RuntimeError, match=r"no CUDA driver: libno-such-cuda\.so"):
         _core.CudaDevice(0, driver="libno-such-cuda.so")
 
 
-def test_a_symbol_that_is_missing_is_named() -> None:
+def test_missing_symbol_is_named() -> None:
     assert _core.cuda_devices(driver="libm.so.6") == []
     with pytest.raises(RuntimeError, match=r"libm\.so\.6 has no cuInit"):
         _core.CudaDevice(0, driver="libm.so.6")
 
 
-def test_a_driver_that_does_not_start_says_why_and_is_asked_again(fake: FakeCuda, tmp_path: Path) -> None:
+def test_failing_driver_start_gives_the_reason_and_is_tried_again(fake: FakeCuda, tmp_path: Path) -> None:
     other = FakeCuda(shutil.copy(fake.driver, tmp_path))  # one that nobody has started
     other.fail("cuInit", NO_DEVICE)
     assert _core.cuda_devices(driver=other.driver) == []
@@ -64,8 +64,8 @@ def test_a_driver_that_does_not_start_says_why_and_is_asked_again(fake: FakeCuda
     assert calls(fake, device).reserve(512) != 0
 
 
-def test_a_driver_is_started_once_and_not_before_it_is_needed(fake: FakeCuda, tmp_path: Path) -> None:
-    """From then on the process's devices are chosen and its forked children have none."""
+def test_driver_is_started_once_and_not_before_its_first_use(fake: FakeCuda, tmp_path: Path) -> None:
+    """The start fixes the devices of the process, and forked children have none."""
     other = FakeCuda(shutil.copy(fake.driver, tmp_path))
     devices = [other.device(index) for index in (0, 1, None)]
     assert other.calls("cuInit") == 0
@@ -76,7 +76,7 @@ def test_a_driver_is_started_once_and_not_before_it_is_needed(fake: FakeCuda, tm
     assert other.calls("cuInit") == 1
 
 
-def test_listing_devices_and_making_one_makes_no_context(fake: FakeCuda) -> None:
+def test_listing_and_making_devices_makes_no_context(fake: FakeCuda) -> None:
     assert _core.cuda_devices(driver=fake.driver) == ["Fake GPU 0", "Fake GPU 1"]
     device = calls(fake)
     assert fake.primary_retained() == 0
@@ -85,12 +85,12 @@ def test_listing_devices_and_making_one_makes_no_context(fake: FakeCuda) -> None
     assert fake.primary_retained() == 1
 
 
-def test_a_negative_index_is_refused(fake: FakeCuda) -> None:
+def test_negative_device_index_is_refused(fake: FakeCuda) -> None:
     with pytest.raises(ValueError, match="negative"):
         fake.device(-1)
 
 
-def test_a_device_that_is_not_there_has_no_memory(fake: FakeCuda) -> None:
+def test_missing_device_has_no_memory(fake: FakeCuda) -> None:
     device = fake.device(2)
     assert calls(fake, device).reserve(512) == 0
     assert "CUDA_ERROR_INVALID_DEVICE" in str(device.last_error)
@@ -99,7 +99,7 @@ def test_a_device_that_is_not_there_has_no_memory(fake: FakeCuda) -> None:
 # --- binding
 
 
-def test_an_unbound_device_has_no_memory_until_it_is_bound_once(fake: FakeCuda) -> None:
+def test_unbound_device_has_no_memory_until_bound_once(fake: FakeCuda) -> None:
     device = fake.device(None)
     memory = calls(fake, device)
     assert device.index is None
@@ -121,7 +121,7 @@ def test_an_unbound_device_has_no_memory_until_it_is_bound_once(fake: FakeCuda) 
     assert device.errors == 0
 
 
-def test_of_many_threads_that_bind_one_decides(fake: FakeCuda) -> None:
+def test_a_single_thread_wins_a_race_of_bindings(fake: FakeCuda) -> None:
     for _ in range(50):
         device = fake.device(None)
         barrier = threading.Barrier(2)
@@ -176,7 +176,9 @@ def test_after_the_driver_has_shut_down_calls_do_nothing_and_complain_of_nothing
         "cuEventRecord",
     ],
 )
-def test_whichever_call_notices_it_first(fake: FakeCuda, symbol: str, code: int) -> None:
+def test_first_call_to_notice_the_shutdown_ends_the_device_without_errors(
+    fake: FakeCuda, symbol: str, code: int
+) -> None:
     device, stream = fake.device(), fake.stream()
     memory = calls(fake, device)
     address, event = memory.reserve(4096), memory.record(stream)
@@ -193,7 +195,7 @@ def test_whichever_call_notices_it_first(fake: FakeCuda, symbol: str, code: int)
     assert (device.errors, device.last_error) == (0, None)
 
 
-def test_a_pool_on_the_device_may_outlive_the_interpreter(fake: FakeCuda) -> None:
+def test_pool_on_the_device_may_outlive_the_interpreter(fake: FakeCuda) -> None:
     program = """
 import sys
 from mempool import Pool, _core
@@ -216,10 +218,10 @@ kept = [pool.allocate(size) for size in (100, 5000, 3 << 20)]
         (719, r"CUDA_ERROR_LAUNCH_FAILED \(719\): of the fake driver$"),
     ],
 )
-def test_a_driver_that_does_not_start_says_why_and_what_to_do(
+def test_failing_driver_start_names_the_reason_and_the_remedy(
     fake: FakeCuda, tmp_path: Path, code: int, says: str
 ) -> None:
-    """The same wherever a device is asked for, and it is asked again the next time."""
+    """The same wherever a device is requested, and the driver is tried again the next time."""
     other = FakeCuda(shutil.copy(fake.driver, tmp_path))  # one that nobody has started
     for symbol in ("cuInit", "cuDeviceGetCount"):
         other.fail(symbol, code)
@@ -235,14 +237,14 @@ def test_a_driver_that_does_not_start_says_why_and_what_to_do(
     cuda.check(other.device())
 
 
-def test_no_driver_says_what_to_do_wherever_it_is_asked_for() -> None:
+def test_missing_driver_names_the_remedy_in_every_adapter() -> None:
     for make in (PinnedPool, CallbackPool):
         with pytest.raises(UsageError, match=r"no CUDA driver: libno\.so.*install NVIDIA's driver"):
             make(driver="libno.so")
 
 
-def test_the_fake_driver_tells_of_calls_from_a_wrong_context(fake: FakeCuda) -> None:
-    """Those that other tests would not notice, since a code is all that the driver gives."""
+def test_fake_driver_reports_calls_from_a_wrong_context(fake: FakeCuda) -> None:
+    """Other tests would not notice such calls, since the driver gives a code only."""
     driver = ctypes.CDLL(fake.driver)
     event, stream = ctypes.c_void_p(), fake.stream()
     assert driver.cuInit(0) == 0

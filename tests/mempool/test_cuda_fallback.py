@@ -1,4 +1,4 @@
-"""What the fallback keeps of CUDA memory of each kind, and what goes back, on a driver without a GPU."""
+"""Fallback memory of each CUDA kind: retained and returned memory, on a driver without a GPU."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @every_kind
-def test_streams_that_take_turns_do_not_take_memory_from_each_other(fake: FakeCuda, kind: str) -> None:
-    """What another has freed would have to be waited for, given back, and taken again each time."""
+def test_streams_in_turn_do_not_take_memory_from_each_other(fake: FakeCuda, kind: str) -> None:
+    """Memory freed by another stream would be waited for, returned, and taken again each time."""
     pool = _core.Pool(device=fake.device(memory=kind))
     client = _core.Client(pool, "test")
     client.set_retained_limit(EVERYTHING)
@@ -34,8 +34,8 @@ def test_streams_that_take_turns_do_not_take_memory_from_each_other(fake: FakeCu
 
 
 @every_kind
-def test_more_memory_for_a_stream_that_is_captured_waits_for_nothing(fake: FakeCuda, kind: str) -> None:
-    """The capture of another library, of which the pool does not know, would be spoilt."""
+def test_growth_on_a_captured_stream_waits_for_nothing(fake: FakeCuda, kind: str) -> None:
+    """A wait would break the capture by another library, unknown to the pool."""
     pool = _core.Pool(device=fake.device(memory=kind))
     client = _core.Client(pool, "test")
     client.set_retained_limit(EVERYTHING)
@@ -50,8 +50,8 @@ def test_more_memory_for_a_stream_that_is_captured_waits_for_nothing(fake: FakeC
 
 
 @every_kind
-def test_no_arena_is_taken_in_the_middle_of_a_capture(fake: FakeCuda, kind: str) -> None:
-    """Of another library, of which the pool does not know; the next iteration has it."""
+def test_no_arena_is_taken_within_a_capture(fake: FakeCuda, kind: str) -> None:
+    """The capture belongs to another library, unknown to the pool; the next iteration has the arena."""
     pool = _core.Pool(device=fake.device(memory=kind))
     client = _core.Client(pool, "test")
     stream, sizes = fake.stream(), [30 * MIB, 20 * MIB, 40 * MIB]
@@ -75,8 +75,11 @@ def test_no_arena_is_taken_in_the_middle_of_a_capture(fake: FakeCuda, kind: str)
 
 
 @every_kind
-def test_what_grows_with_each_token_leaves_nothing_that_fits_no_other(fake: FakeCuda, kind: str) -> None:
-    """A cache of keys and values is a little larger each time, and made before the former one goes."""
+def test_buffers_growing_with_each_token_leave_no_unusable_memory(fake: FakeCuda, kind: str) -> None:
+    """A cache of keys and values is a little larger each time.
+
+    The new cache is allocated before the free of the former.
+    """
     pool = _core.Pool(device=fake.device(memory=kind))
     client = _core.Client(pool, "test")
     client.set_retained_limit(EVERYTHING)

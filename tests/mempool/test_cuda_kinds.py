@@ -35,21 +35,21 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @every_kind
-def test_a_kind_is_chosen_by_one_word(fake: FakeCuda, kind: str) -> None:
+def test_memory_kind_is_chosen_by_name(fake: FakeCuda, kind: str) -> None:
     device = fake.device(memory=kind)
     assert device.kind == kind
     device.check()
     assert device.alignment == 512
 
 
-def test_a_word_that_is_no_kind_is_refused(fake: FakeCuda) -> None:
+def test_unknown_memory_kind_is_refused(fake: FakeCuda) -> None:
     with pytest.raises(ValueError, match="plain, growing, managed or pinned"):
         fake.device(memory="fast")
 
 
 @every_kind
 @pytest.mark.parametrize("program", [replaced, training])
-def test_a_pool_records_plans_and_replays(
+def test_pool_on_each_memory_kind_records_plans_and_replays(
     fake: FakeCuda, kind: str, program: Callable[[Watched], Callable[[int], None]]
 ) -> None:
     device = fake.device(memory=kind)
@@ -65,8 +65,8 @@ def test_a_pool_records_plans_and_replays(
 
 
 @every_kind
-def test_memory_of_one_stream_is_used_on_another_only_after_its_work(fake: FakeCuda, kind: str) -> None:
-    """Each buffer is written and read by its stream, and freed while that is queued."""
+def test_memory_of_a_stream_is_reused_on_another_only_after_its_work(fake: FakeCuda, kind: str) -> None:
+    """Each buffer is written and read by the owning stream, and freed while the work is queued."""
     device = fake.device(memory=kind)
     pool = _core.Pool(device=device)
     client = _core.Client(pool, "test")
@@ -91,8 +91,8 @@ def test_memory_of_one_stream_is_used_on_another_only_after_its_work(fake: FakeC
 
 
 @every_kind
-def test_every_request_for_memory_may_fail_and_the_pool_goes_on(fake: FakeCuda, kind: str) -> None:
-    """Out of memory, and a refusal of another kind, at the n-th call of each function that gets memory."""
+def test_pool_goes_on_after_any_failed_request_for_memory(fake: FakeCuda, kind: str) -> None:
+    """Out of memory, and another refusal, at the n-th call of each function that gets memory."""
     for symbol in GETS_MEMORY[kind]:
         for code in (OUT_OF_MEMORY, LAUNCH_FAILED):
             for after in range(6):
@@ -117,8 +117,8 @@ def test_every_request_for_memory_may_fail_and_the_pool_goes_on(fake: FakeCuda, 
 
 
 @every_kind
-def test_a_lost_device_is_an_error_and_no_crash(fake: FakeCuda, kind: str) -> None:
-    """Every call fails from now on, as after an illegal access; what cannot be waited for is kept."""
+def test_lost_device_is_an_error_without_a_crash(fake: FakeCuda, kind: str) -> None:
+    """Every call fails from now on, as after an illegal access; memory whose waits fail is kept."""
     fake.by_hand = True
     device = fake.device(memory=kind)
     pool = _core.Pool(device=device)
@@ -137,7 +137,7 @@ def test_a_lost_device_is_an_error_and_no_crash(fake: FakeCuda, kind: str) -> No
     assert fake.live_allocations > 0
 
 
-def test_memory_belongs_to_the_device_whose_pool_it_is(fake: FakeCuda) -> None:
+def test_memory_is_taken_from_the_device_of_the_pool(fake: FakeCuda) -> None:
     for kind in ("plain", "growing"):
         memory = calls(fake, 1, kind)
         address = memory.reserve(4 * MIB)
@@ -151,7 +151,9 @@ def test_memory_belongs_to_the_device_whose_pool_it_is(fake: FakeCuda) -> None:
 
 
 @pytest.mark.parametrize(("kind", "attribute"), [("growing", HAS_PAGES), ("managed", HAS_MANAGED)])
-def test_a_device_without_such_memory_says_so_and_has_none(fake: FakeCuda, kind: str, attribute: int) -> None:
+def test_device_without_a_memory_kind_reports_the_lack_and_allocates_nothing(
+    fake: FakeCuda, kind: str, attribute: int
+) -> None:
     fake.set_attribute(attribute, 0)
     device = fake.device(memory=kind)
     with pytest.raises(RuntimeError, match=f"CUDA device 0 has no {kind} memory"):
@@ -160,13 +162,13 @@ def test_a_device_without_such_memory_says_so_and_has_none(fake: FakeCuda, kind:
     assert "CUDA_ERROR_NOT_SUPPORTED" in str(device.last_error)
 
 
-def test_a_device_that_is_not_there_is_told_by_its_index(fake: FakeCuda) -> None:
+def test_error_for_a_missing_device_names_its_index(fake: FakeCuda) -> None:
     with pytest.raises(RuntimeError, match="no CUDA device 7; the driver sees 2"):
         fake.device(7).check()
 
 
 @pytest.mark.full  # another driver is to be built for it
-def test_a_driver_too_old_for_a_kind_names_what_it_lacks(folder: Path) -> None:
+def test_error_for_an_old_driver_names_the_missing_function(folder: Path) -> None:
     old = FakeCuda(build.build_library("fake_cuda", folder, defines=("FAKE_WITHOUT_PAGES",)))
     old.set_version(10010)
     old.device()
@@ -178,10 +180,10 @@ def test_a_driver_too_old_for_a_kind_names_what_it_lacks(folder: Path) -> None:
 
 
 @every_kind
-def test_a_plan_larger_than_the_card_is_gone_without(
+def test_pool_does_without_a_plan_larger_than_the_device(
     fake: FakeCuda, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where the card is what limits it: managed and pinned memory are not."""
+    """Only where the device limits the memory: not managed and pinned memory."""
 
     def train(pool: Pool) -> None:
         for _ in range(6):
@@ -214,7 +216,7 @@ def test_a_plan_larger_than_the_card_is_gone_without(
         assert device.errors == 0
 
 
-def test_a_driver_that_does_not_permit_it_is_told_by_name(fake: FakeCuda, tmp_path: Path) -> None:
+def test_error_of_a_driver_without_permission_names_the_status(fake: FakeCuda, tmp_path: Path) -> None:
     other = FakeCuda(Path(shutil.copy(fake.driver, tmp_path)))  # one that nobody has started
     other.fail("cuInit", NOT_PERMITTED)
     with pytest.raises(RuntimeError, match="CUDA_ERROR_NOT_PERMITTED"):
@@ -236,7 +238,7 @@ def installed(client: _core.Client, sizes: list[int], offsets: list[int]) -> Non
     client.mark(_core.Mark.STEP)
 
 
-def test_an_arena_grows_in_place_beside_what_is_alive(fake: FakeCuda) -> None:
+def test_arena_grows_in_place_beside_live_buffers(fake: FakeCuda) -> None:
     device = fake.device(memory="growing")
     pool = _core.Pool(device=device)
     client = _core.Client(pool, "test")
@@ -257,10 +259,10 @@ def test_an_arena_grows_in_place_beside_what_is_alive(fake: FakeCuda) -> None:
     assert fake.live_bytes() == 0
 
 
-def test_on_request_other_processes_get_what_is_unused_while_something_lives_in_the_arena(
+def test_unused_arena_pages_are_returned_on_request_beside_live_buffers(
     fake: FakeCuda,
 ) -> None:
-    """And the next iteration has it again, in the same place."""
+    """The next iteration gets the pages again, at the same addresses."""
     fake.set_capacity(64 * MIB)
     device = fake.device(memory="growing")
     pool = _core.Pool(device=device)
@@ -282,8 +284,11 @@ def test_on_request_other_processes_get_what_is_unused_while_something_lives_in_
         assert client.free(address)
 
 
-def test_pages_are_mapped_once_and_unmapped_as_they_were(fake: FakeCuda) -> None:
-    """Random parts of a space come and go: the driver finds nothing amiss, and kernels reach the rest."""
+def test_pages_are_mapped_once_and_unmapped_in_the_same_parts(fake: FakeCuda) -> None:
+    """Random parts of a reservation are mapped and unmapped.
+
+    The driver reports no errors, and kernels reach the mapped rest.
+    """
     memory = calls(fake, memory="growing")
     rng = random.Random(1)
     space = memory.reserve(64 * MIB)
@@ -307,7 +312,7 @@ def test_pages_are_mapped_once_and_unmapped_as_they_were(fake: FakeCuda) -> None
     assert (fake.live_bytes(), fake.live_memories, fake.live_allocations) == (0, 0, 0)
 
 
-def test_what_cannot_be_mapped_whole_is_not_mapped_at_all(fake: FakeCuda) -> None:
+def test_partial_mapping_is_undone(fake: FakeCuda) -> None:
     memory = calls(fake, memory="growing")
     fake.set_capacity(9 * MIB)
     space = memory.reserve(64 * MIB)
@@ -317,7 +322,7 @@ def test_what_cannot_be_mapped_whole_is_not_mapped_at_all(fake: FakeCuda) -> Non
     memory.release(space, 64 * MIB)
 
 
-def test_peers_may_use_growing_memory_as_they_may_plain_memory(fake: FakeCuda) -> None:
+def test_peers_access_growing_memory_like_plain_memory(fake: FakeCuda) -> None:
     memory = calls(fake, memory="growing")
     space = memory.reserve(2 * MIB)
     assert memory.commit(space, 2 * MIB)
@@ -325,7 +330,7 @@ def test_peers_may_use_growing_memory_as_they_may_plain_memory(fake: FakeCuda) -
     memory.release(space, 2 * MIB)
 
 
-def test_a_peer_that_may_not_have_it_costs_the_device_nothing(fake: FakeCuda) -> None:
+def test_peer_without_access_causes_no_device_error(fake: FakeCuda) -> None:
     device = fake.device(memory="growing")
     memory = calls(fake, device)
     space = memory.reserve(4 * MIB)
@@ -353,7 +358,7 @@ def test_managed_memory_may_be_more_than_the_device_has(fake: FakeCuda) -> None:
     assert client.free(address)
 
 
-def test_managed_memory_is_to_be_on_its_device(fake: FakeCuda) -> None:
+def test_managed_memory_prefers_its_device(fake: FakeCuda) -> None:
     device = fake.device(1, "managed")
     client = _core.Client(_core.Pool(device=device), "test")
     address = client.allocate(40 * MIB)
@@ -364,7 +369,7 @@ def test_managed_memory_is_to_be_on_its_device(fake: FakeCuda) -> None:
     assert not fake.device().read_mostly(address, MIB)  # plain memory is in one place
 
 
-def test_where_host_and_device_take_turns_nothing_is_advised(fake: FakeCuda) -> None:
+def test_managed_memory_without_concurrent_access_gets_no_advice(fake: FakeCuda) -> None:
     fake.set_attribute(HAS_CONCURRENT_MANAGED, 0)
     client = _core.Client(_core.Pool(device=fake.device(memory="managed")), "test")
     assert client.allocate(40 * MIB) != 0
@@ -372,7 +377,10 @@ def test_where_host_and_device_take_turns_nothing_is_advised(fake: FakeCuda) -> 
 
 
 def page_faults(fake: FakeCuda, *, ahead: bool) -> int:
-    """Of ten iterations in replay that use 48 MiB on a device of 16 MiB, each buffer after it was made."""
+    """Return the page faults of ten replayed iterations that use 48 MiB on a device of 16 MiB.
+
+    Each buffer is used once, after the allocation.
+    """
     fake.reset()
     fake.set_capacity(16 * MIB)
     if not ahead:
@@ -399,7 +407,7 @@ def page_faults(fake: FakeCuda, *, ahead: bool) -> int:
     return fake.page_faults() - before
 
 
-def test_the_plan_brings_what_is_used_next_before_it_is_missed(fake: FakeCuda) -> None:
+def test_plan_prefetches_managed_memory_before_page_faults(fake: FakeCuda) -> None:
     assert page_faults(fake, ahead=False) == 240
     assert page_faults(fake, ahead=True) == 0
     assert fake.calls("cuStreamCreate") == 1
@@ -413,8 +421,8 @@ def test_nothing_is_fetched_while_everything_fits(fake: FakeCuda) -> None:
     assert fake.calls("cuMemPrefetchAsync") == 0
 
 
-def test_places_are_told_once_an_iteration_whatever_the_program_does(fake: FakeCuda) -> None:
-    """Steps over places, stray sizes and another plan cost a few calls, not each place each time."""
+def test_prefetch_calls_are_bounded_per_iteration_for_any_program(fake: FakeCuda) -> None:
+    """Skipped slots, stray sizes and another plan cost a few calls, not a call for each slot each time."""
     fake.set_capacity(16 * MIB)
     client = _core.Client(_core.Pool(device=fake.device(memory="managed")), "test")
     sizes = [MIB + 512 * k for k in range(24)]
@@ -439,7 +447,7 @@ def test_places_are_told_once_an_iteration_whatever_the_program_does(fake: FakeC
 # --- the setting
 
 
-def test_the_setting_is_of_cuda_alone() -> None:
+def test_memory_kind_option_belongs_to_cuda_alone() -> None:
     with pytest.raises(UsageError, match=re.escape("memory='growing'")):
         Pool("host", memory="growing")
     with pytest.raises(UsageError, match="'fast', not plain, growing or managed"):
@@ -449,7 +457,7 @@ def test_the_setting_is_of_cuda_alone() -> None:
 # --- what is refused when memory goes back, and when little is left
 
 
-def test_a_page_that_could_not_be_unmapped_is_there_still(fake: FakeCuda) -> None:
+def test_page_remains_mapped_after_a_failed_unmap(fake: FakeCuda) -> None:
     memory = calls(fake, memory="growing")
     space = memory.reserve(8 * MIB)
     assert memory.commit(space, 8 * MIB)
@@ -466,7 +474,7 @@ def test_a_page_that_could_not_be_unmapped_is_there_still(fake: FakeCuda) -> Non
 
 @pytest.mark.parametrize("kind", ["plain", "managed", "growing"])
 @pytest.mark.parametrize("by", ["limit", "card"])
-def test_what_is_left_is_had_though_it_is_less_than_a_segment(fake: FakeCuda, kind: str, by: str) -> None:
+def test_remainder_smaller_than_a_segment_is_used(fake: FakeCuda, kind: str, by: str) -> None:
     if by == "card" and kind != "managed":
         fake.set_capacity(42 * MIB)
     limit = {"max_reserved": 42 * MIB} if by == "limit" else {}
@@ -512,8 +520,8 @@ WAITING: dict[str, Callable[[Pool], Any]] = {
 
 
 @pytest.mark.parametrize("call", ["trim", "release", "free_elsewhere", "install_there", *WAITING])
-def test_whoever_waits_for_the_device_lets_python_run(fake: FakeCuda, call: str) -> None:
-    """Or for somebody who does: a function that is queued on a stream may be one of Python's."""
+def test_waiting_for_the_device_releases_the_interpreter_lock(fake: FakeCuda, call: str) -> None:
+    """So does waiting for a thread that waits: a host function queued on a stream may need Python."""
     fake.set_capacity(100 * MIB)
     with Pool(fake.device(), wait_bytes="never", background=False) as pool:
         stream = fake.stream()

@@ -17,7 +17,7 @@ MIB = 1 << 20
 # --- memory
 
 
-def test_memory_comes_from_the_device_and_goes_back(fake: FakeCuda) -> None:
+def test_memory_is_taken_from_the_device_and_returned(fake: FakeCuda) -> None:
     fake.set_capacity(4 * MIB)
     device = fake.device()
     memory = calls(fake, device)
@@ -44,7 +44,9 @@ def test_devices_without_a_limit_of_their_own_answer_zeros() -> None:
 
 @pytest.mark.parametrize("given", [256, 512])
 @pytest.mark.parametrize("alignment", [512, 4096, 2 * MIB])
-def test_addresses_are_aligned_whatever_the_driver_gives(fake: FakeCuda, given: int, alignment: int) -> None:
+def test_addresses_are_aligned_whatever_the_driver_returns(
+    fake: FakeCuda, given: int, alignment: int
+) -> None:
     fake.set_alignment(given)
     memory = calls(fake)
     addresses = [memory.reserve(10_000, alignment) for _ in range(4)]
@@ -57,7 +59,7 @@ def test_addresses_are_aligned_whatever_the_driver_gives(fake: FakeCuda, given: 
     assert fake.live_allocations == 0
 
 
-def test_an_address_that_was_moved_up_once_is_given_back_as_it_is_the_next_time(fake: FakeCuda) -> None:
+def test_address_moved_up_for_alignment_is_freed_correctly_when_reused(fake: FakeCuda) -> None:
     memory = calls(fake)
     seen: dict[int, set[int]] = {256: set(), 512: set()}
     for _ in range(50):
@@ -76,7 +78,7 @@ def test_no_room_for_a_larger_alignment_leaves_nothing_behind(fake: FakeCuda) ->
     assert fake.live_allocations == 0
 
 
-def test_a_call_that_the_driver_refuses_is_counted_and_named(fake: FakeCuda) -> None:
+def test_refused_driver_call_is_counted_and_named(fake: FakeCuda) -> None:
     device = fake.device()
     assert (device.errors, device.last_error) == (0, None)
     fake.fail("cuMemAlloc_v2")
@@ -88,7 +90,7 @@ def test_a_call_that_the_driver_refuses_is_counted_and_named(fake: FakeCuda) -> 
     assert device.errors == 2
 
 
-def test_a_context_that_cannot_be_had_is_asked_for_again(fake: FakeCuda) -> None:
+def test_unavailable_context_is_tried_again(fake: FakeCuda) -> None:
     device = fake.device()
     fake.fail("cuDevicePrimaryCtxRetain", OUT_OF_MEMORY, times=1)
     assert calls(fake, device).reserve(512) == 0
@@ -96,8 +98,8 @@ def test_a_context_that_cannot_be_had_is_asked_for_again(fake: FakeCuda) -> None
     assert calls(fake, device).reserve(512) != 0
 
 
-def test_a_page_of_small_buffers_asks_nothing_of_a_stream_that_may_be_gone(fake: FakeCuda) -> None:
-    """Who trims waits for it; who takes the page later cannot."""
+def test_page_of_small_buffers_uses_no_possibly_destroyed_stream(fake: FakeCuda) -> None:
+    """The trim waits for the stream; a later owner of the page cannot."""
     pool = _core.Pool(device=fake.device())
     client = _core.Client(pool, "test")
     gone, keeps, comes = fake.stream(), fake.stream(), fake.stream()

@@ -69,7 +69,7 @@ def train(pool: CupyPool, iterations: int = 8, *, step: bool = True) -> None:
 # --- arrays
 
 
-def test_an_array_has_what_it_asks_for_and_gives_it_back(pool: CupyPool) -> None:
+def test_array_owns_its_requested_bytes_and_returns_them(pool: CupyPool) -> None:
     array = cupy.ndarray((1000,), "f4")
     assert array.data.ptr == array.data.mem.ptr != 0
     assert (array.data.mem.size, array.data.device_id) == (4000, 0)
@@ -102,7 +102,7 @@ def test_views_and_pointers_keep_the_buffer(pool: CupyPool) -> None:
     assert pool.used_bytes() == 0
 
 
-def test_an_array_over_memory_asked_for_by_hand(pool: CupyPool) -> None:
+def test_array_over_memory_from_cupys_alloc_keeps_the_memory(pool: CupyPool) -> None:
     memory = cupy.cuda.alloc(4096)
     array = cupy.ndarray((512,), "f8", memptr=memory)
     assert array.data.ptr == memory.ptr
@@ -122,7 +122,7 @@ def test_arrays_are_replayed_with_marks_and_without(pool: CupyPool, step: bool) 
     assert report["name"] == "cupy"
 
 
-def test_sizes_that_are_none_are_refused(pool: CupyPool) -> None:
+def test_invalid_sizes_are_refused(pool: CupyPool) -> None:
     with pytest.raises(ValueError, match="size -1 is negative"):
         pool.malloc(-1)
     with pytest.raises(OverflowError):
@@ -136,7 +136,7 @@ def test_sizes_that_are_none_are_refused(pool: CupyPool) -> None:
     assert cupy.ndarray((10,), "f4").data.ptr != 0
 
 
-def test_an_allocator_by_hand(platform: FakePlatform) -> None:
+def test_pool_can_be_set_as_allocator_by_hand(platform: FakePlatform) -> None:
     pool = make(platform)
     with cupy.cuda.using_allocator(pool.malloc):
         array = cupy.ndarray((1000,), "f4")
@@ -169,8 +169,8 @@ def test_each_device_has_a_pool_of_its_own(pool: CupyPool, platform: FakePlatfor
     assert pool.pool(2).client.stats()["live"]["current"] == 0
 
 
-def test_a_stream_is_taken_at_the_allocation_and_given_at_the_free(current: Current, fake: FakeCuda) -> None:
-    """The memory that is free on one stream does not serve another."""
+def test_array_uses_the_current_stream_at_allocation_and_at_free(current: Current, fake: FakeCuda) -> None:
+    """Memory free on one stream does not serve another."""
     with install(FakePlatform(current, fake.device)) as pool:
         with current.on(stream=4096):
             array = cupy.ndarray((1000,), "f4")
@@ -183,7 +183,7 @@ def test_a_stream_is_taken_at_the_allocation_and_given_at_the_free(current: Curr
         assert pool.malloc.current() == (0, 0)
 
 
-def test_the_legacy_default_stream_has_two_handles_and_is_one_stream(
+def test_both_handles_of_the_legacy_default_stream_are_the_same_stream(
     current: Current, fake: FakeCuda
 ) -> None:
     with install(FakePlatform(current, fake.device)):
@@ -192,9 +192,7 @@ def test_the_legacy_default_stream_has_two_handles_and_is_one_stream(
             assert cupy.ndarray((1000,), "f4").data.ptr == freed
 
 
-def test_the_per_thread_default_stream_is_another_one_in_each_thread(
-    current: Current, fake: FakeCuda
-) -> None:
+def test_per_thread_default_stream_differs_between_threads(current: Current, fake: FakeCuda) -> None:
     def freed() -> tuple[int, int]:
         with current.on(stream=2):
             return pool.malloc.current()[1], cupy.ndarray((1000,), "f4").data.ptr
@@ -215,8 +213,8 @@ def test_functions_in_python_do_as_well(current: Current) -> None:
         assert cupy.ndarray((10,), "f4").data.device_id == 1
 
 
-def test_an_error_of_cupys_own_comes_through(pool: CupyPool) -> None:
-    """As where the driver cannot say which device is current."""
+def test_cupy_errors_pass_through(pool: CupyPool) -> None:
+    """For example where the driver cannot say which device is current."""
 
     def fail() -> int:
         raise RuntimeError("cudaErrorInsufficientDriver")
@@ -237,12 +235,12 @@ def test_an_error_of_cupys_own_comes_through(pool: CupyPool) -> None:
     broken.close()
 
 
-def test_cupy_exports_what_is_called_in_c() -> None:
+def test_cupy_exports_the_c_functions_of_the_adapter() -> None:
     for function in Cuda().current():
         assert _core.cupy_knows(function)
 
 
-def test_a_function_of_another_type_is_not_called_in_c() -> None:
+def test_function_of_another_type_is_not_called_in_c() -> None:
     name = b"int (PyObject *)"
     assert not _core.cupy_knows(capsule(1, name))
     assert not _core.cupy_knows(len)
@@ -279,7 +277,7 @@ def test_traces_are_written_for_each_device(platform: FakePlatform, current: Cur
     assert len(read_trace(path).size) > len(read_trace(tmp_path / "run.device1.trace").size) > 0
 
 
-def test_scopes_hold_on_a_device_that_comes_in_their_middle(pool: CupyPool, current: Current) -> None:
+def test_scopes_apply_to_a_device_first_used_within(pool: CupyPool, current: Current) -> None:
     with pool.dynamic():
         for device in (0, 1):
             with current.on(device=device):
@@ -391,7 +389,7 @@ def test_out_of_memory_in_the_middle_of_replay_and_on(current: Current) -> None:
         assert pool.report().to_dict()["hits_total"] == before + 9
 
 
-def test_before_the_error_cupys_own_pool_gives_back_what_it_keeps(
+def test_cupys_own_pool_gives_back_its_blocks_before_out_of_memory(
     current: Current, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Earlier:
@@ -416,7 +414,7 @@ def test_before_the_error_cupys_own_pool_gives_back_what_it_keeps(
     assert cupy.get_default_memory_pool() is earlier
 
 
-def test_what_cupys_own_pool_keeps_goes_back_before_there_is_an_array_of_ours(
+def test_cupys_own_pool_gives_back_its_blocks_before_any_array_of_ours(
     platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given_back = []
@@ -427,7 +425,7 @@ def test_what_cupys_own_pool_keeps_goes_back_before_there_is_an_array_of_ours(
         assert (given_back, pool.pools) == ([True], {})
 
 
-def test_what_the_driver_refuses_is_not_called_out_of_memory(current: Current, fake: FakeCuda) -> None:
+def test_driver_refusal_is_not_reported_as_out_of_memory(current: Current, fake: FakeCuda) -> None:
     with install(FakePlatform(current, fake.device)):
         fake.fail("cuMemAlloc_v2")
         with pytest.raises(RuntimeError, match=r"CUDA error: .*CUDA_ERROR_INVALID_VALUE.*1,000 bytes"):
@@ -436,10 +434,10 @@ def test_what_the_driver_refuses_is_not_called_out_of_memory(current: Current, f
         assert cupy.ndarray((1000,), "u1").data.ptr != 0
 
 
-def test_out_of_memory_stays_that_whatever_else_the_driver_refuses(
+def test_out_of_memory_remains_the_error_despite_other_driver_errors(
     current: Current, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To another thread between the two tries, or to the pool, when it waits while somebody else captures."""
+    """The other errors occur on another thread between the tries, or in a wait during a foreign capture."""
 
     class Earlier:
         def free_all_blocks(self) -> None:
@@ -465,7 +463,7 @@ def test_out_of_memory_stays_that_whatever_else_the_driver_refuses(
 # --- installing
 
 
-def test_arrays_of_before_and_of_after_stay_what_they_are(platform: FakePlatform) -> None:
+def test_arrays_made_before_and_after_the_pool_keep_their_allocator(platform: FakePlatform) -> None:
     def before(size: int) -> Any:
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(4096, size, None, 0), 0)
 
@@ -484,7 +482,7 @@ def test_arrays_of_before_and_of_after_stay_what_they_are(platform: FakePlatform
     assert core.stats()["live_blocks"] == 0
 
 
-def test_a_second_pool_is_refused(pool: CupyPool, platform: FakePlatform) -> None:
+def test_second_pool_is_refused(pool: CupyPool, platform: FakePlatform) -> None:
     with pytest.raises(UsageError, match=r"CuPy has a pool already: mempool\.cupy\.uninstall\(\) it first"):
         install(platform)
     assert mempool.cupy.installed() is pool
@@ -504,7 +502,7 @@ def test_inside_using_allocator_nothing_is_changed(platform: FakePlatform) -> No
     mempool.cupy.uninstall()
 
 
-def test_an_allocator_that_somebody_has_set_since_is_left(platform: FakePlatform) -> None:
+def test_allocator_set_by_the_program_is_kept_at_uninstall(platform: FakePlatform) -> None:
     before = cupy.cuda.get_allocator()
     install(platform)
     cupy.cuda.set_allocator(len)
@@ -531,7 +529,7 @@ def test_again_and_again(platform: FakePlatform) -> None:
     assert _core.live_objects()["pools"] <= before + 4
 
 
-def test_who_still_asks_a_closed_pool_is_served(platform: FakePlatform, current: Current) -> None:
+def test_closed_pool_still_serves_requests(platform: FakePlatform, current: Current) -> None:
     pool = install(platform)
     train(pool)
     pool.close()
@@ -544,7 +542,7 @@ def test_who_still_asks_a_closed_pool_is_served(platform: FakePlatform, current:
     assert pool.pool(1).core.owns(other.ptr)
 
 
-def test_an_option_that_makes_no_sense_is_named(platform: FakePlatform) -> None:
+def test_invalid_options_are_named(platform: FakePlatform) -> None:
     with pytest.raises(UsageError, match="check=True"):
         install(platform, check=True)
     with pytest.raises(UsageError, match="'device'"):
@@ -552,7 +550,7 @@ def test_an_option_that_makes_no_sense_is_named(platform: FakePlatform) -> None:
     assert not mempool.cupy.is_installed()
 
 
-def test_no_driver_an_old_one_and_no_device_say_what_to_do(
+def test_missing_driver_old_driver_and_missing_device_name_the_remedy(
     fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match=r"libno-such-cuda\.so.*install NVIDIA's driver"):
@@ -576,7 +574,7 @@ def test_no_driver_an_old_one_and_no_device_say_what_to_do(
     assert not mempool.cupy.is_installed()
 
 
-def test_a_device_that_is_not_there_is_refused_and_the_pool_goes_on(
+def test_missing_device_is_refused_and_the_pool_goes_on(
     fake: FakeCuda, current: Current, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cupy.cuda.runtime.getDeviceCount", lambda: 2)
@@ -594,7 +592,7 @@ def test_a_device_that_is_not_there_is_refused_and_the_pool_goes_on(
         assert list(pool.pools) == [1]
 
 
-def test_nothing_warns_of_a_version_that_was_tested(platform: FakePlatform) -> None:
+def test_tested_versions_give_no_warning(platform: FakePlatform) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         install(platform).close()

@@ -1,4 +1,7 @@
-"""Graphs that CuPy captures, on the fake driver: its own streams cannot reach that, so others stand in."""
+"""Graphs captured by CuPy, on the fake driver.
+
+Stand-ins replace CuPy's streams, which cannot reach the fake.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass
 class Stream:
-    """Of the fake driver, with the methods that CuPy's class has now."""
+    """A stream of the fake driver, with the methods of CuPy's class."""
 
     ptr: int
 
@@ -74,10 +77,10 @@ def span(one: Any) -> range:
     return range(one.data.ptr, one.data.ptr + one.nbytes)
 
 
-def test_what_a_graph_was_given_is_nobody_elses(
+def test_memory_given_to_a_graph_serves_no_later_array(
     pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
 ) -> None:
-    """Long after its arrays are gone, and on the same stream too."""
+    """Even long after the graph's arrays are freed, and on the same stream."""
     with current.on(stream=stream.ptr):
         kept = array()
         stream.begin_capture()
@@ -99,10 +102,10 @@ def test_what_a_graph_was_given_is_nobody_elses(
         assert pool.total_bytes() < held
 
 
-def test_a_replayed_iteration_is_captured_without_its_plan(
+def test_iteration_captured_during_replay_ignores_its_plan(
     pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
 ) -> None:
-    """And goes on with it afterwards."""
+    """The iteration follows the plan again after the capture."""
     with current.on(stream=stream.ptr):
 
         def iteration(*, capture: bool = False) -> None:
@@ -149,7 +152,7 @@ def test_other_streams_go_on_during_a_capture(
     assert pool.used_bytes() == 0
 
 
-def test_a_stream_that_joins_a_capture_is_part_of_it(
+def test_stream_joining_a_capture_is_part_of_the_capture(
     pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
 ) -> None:
     side = fake.stream()
@@ -170,10 +173,10 @@ def test_a_stream_that_joins_a_capture_is_part_of_it(
         assert array().data.ptr != where
 
 
-def test_memory_that_runs_out_in_a_capture_does_not_break_it(
+def test_out_of_memory_within_a_capture_does_not_break_the_capture(
     pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
 ) -> None:
-    """CuPy's own pool, which would have to give memory back, is left alone meanwhile."""
+    """CuPy's own pool, which would have to return memory, is not asked meanwhile."""
 
     class Earlier:
         calls = 0
@@ -199,7 +202,7 @@ def test_memory_that_runs_out_in_a_capture_does_not_break_it(
     pool._earlier = plain
 
 
-def test_a_capture_that_does_not_begin_changes_nothing(
+def test_failed_begin_of_a_capture_changes_nothing(
     pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
 ) -> None:
     stream.begin_capture()
@@ -217,7 +220,7 @@ def test_a_capture_that_does_not_begin_changes_nothing(
         assert array().data.ptr == freed
 
 
-def test_a_pool_does_not_leave_in_the_middle_of_a_capture(pool: CupyPool, stream: Stream) -> None:
+def test_pool_is_not_released_within_a_capture(pool: CupyPool, stream: Stream) -> None:
     stream.begin_capture()
     with pytest.raises(UsageError, match=r"being captured: end_capture\(\) first"):
         mempool.cupy.uninstall()
@@ -225,7 +228,7 @@ def test_a_pool_does_not_leave_in_the_middle_of_a_capture(pool: CupyPool, stream
     assert stream.end_capture() >= 0
 
 
-def test_a_graph_keeps_its_memory_when_the_pool_is_gone(
+def test_graph_keeps_its_memory_after_the_pool_is_closed(
     current: Current, fake: FakeCuda, stream: Stream
 ) -> None:
     pool = install(FakePlatform(current, fake.device))
@@ -249,7 +252,7 @@ def test_a_graph_keeps_its_memory_when_the_pool_is_gone(
 def test_two_threads_capture_their_own_default_streams(
     pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
 ) -> None:
-    """Which have one handle: the end of one capture is not that of the other."""
+    """Both streams have the same handle: the end of one capture does not end the other."""
     one_began, other_ended = threading.Event(), threading.Event()
     graphs: list[int] = []
     spans: list[range] = []
@@ -287,10 +290,10 @@ def test_two_threads_capture_their_own_default_streams(
     assert len({where.start for where in spans}) == 4
 
 
-def test_captures_at_once_have_memory_of_their_own(
+def test_concurrent_captures_have_separate_memory(
     pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
 ) -> None:
-    """Graphs that are gone take nothing from the one that is still captured."""
+    """Released graphs take nothing from a capture in progress."""
     other = Stream(fake.stream())
     stream.begin_capture(RELAXED)
     other.begin_capture(RELAXED)
@@ -313,7 +316,7 @@ def test_captures_at_once_have_memory_of_their_own(
 def test_streams_of_another_gpu_may_be_captured(
     pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda, joins: bool
 ) -> None:
-    """Whichever GPU is current when it begins, and whether its pool is there already."""
+    """The current GPU at the beginning does not matter, nor does an existing pool."""
     far = Stream(fake.stream(fake.primary(1)))
     with current.on(stream=stream.ptr):
         array()
@@ -334,7 +337,7 @@ def test_streams_of_another_gpu_may_be_captured(
         assert array().data.ptr not in where
 
 
-def test_a_pool_made_during_a_capture_is_part_of_it(
+def test_pool_made_during_a_capture_is_part_of_the_capture(
     pool: CupyPool, stream: Stream, current: Current, fake: FakeCuda
 ) -> None:
     stream.begin_capture()
@@ -347,10 +350,10 @@ def test_a_pool_made_during_a_capture_is_part_of_it(
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_an_error_in_the_middle_of_a_capture_is_what_the_program_hears(
+def test_error_within_a_capture_reaches_the_program(
     current: Current, fake: FakeCuda, stream: Stream, ends: bool
 ) -> None:
-    """The pool leaves when the capture is over: when it ends, or when its stream is gone."""
+    """The pool is released when the capture is over: at the regular end, or once the stream is destroyed."""
     begin = cupy.cuda.Stream.begin_capture
     pool = install(FakePlatform(current, fake.device))
     one = Stream(stream.ptr)
@@ -378,7 +381,7 @@ def test_an_error_in_the_middle_of_a_capture_is_what_the_program_hears(
         assert pool.total_bytes() == 0
 
 
-def test_a_capture_is_over_with_the_thread_whose_default_stream_it_began_on(
+def test_capture_ends_with_the_thread_of_its_default_stream(
     pool: CupyPool, stream: Stream, current: Current
 ) -> None:
     core = pool.pool(0).core

@@ -45,7 +45,7 @@ def pool(current: Current) -> Iterator[CupyPool]:
 
 
 class Model:
-    """What a pool must do, by a list: no two live buffers of a device overlap."""
+    """Reference model of a pool, by a list: no two live buffers of a device overlap."""
 
     def __init__(self) -> None:
         self.spans: dict[int, tuple[int, int, int]] = {}  # number: device, address, size
@@ -66,7 +66,7 @@ class Model:
         views.append(views[-1] + 0 if again % 2 else cupy.ndarray((1,), "u1", memptr=views[0]).data)
 
     def drop(self, choice: int, *, elsewhere: bool = False) -> None:
-        """Its last view goes, here or in another thread."""
+        """Drop the last view of an array, here or in another thread."""
         number = self._one(choice)
         del self.spans[number]
         views = self.views.pop(number)
@@ -95,7 +95,7 @@ ACTIONS = st.lists(
 
 
 class Player:
-    """Does what is drawn, on a pool with two devices and on the model."""
+    """Play drawn steps on a pool with two devices and on the model."""
 
     def __init__(self, current: Current, sizes: list[int]) -> None:
         self.pool = make(FakePlatform(current, lambda _: simulated(capacity=4 * MIB)))
@@ -147,7 +147,7 @@ def test_against_a_naive_model(
     player.pool.close()
 
 
-def test_cycles_are_collected_in_the_middle_of_allocations(pool: CupyPool) -> None:
+def test_cycles_are_collected_within_allocations(pool: CupyPool) -> None:
     """Making a MemoryPointer may collect garbage, which frees buffers of the same pool."""
 
     class Cycle:
@@ -172,7 +172,7 @@ def test_cycles_are_collected_in_the_middle_of_allocations(pool: CupyPool) -> No
 
 
 def test_threads_allocate_and_free_each_others_arrays(pool: CupyPool, current: Current) -> None:
-    """With streams of their own and one in common."""
+    """The threads have streams of their own and one in common."""
     box: list[Any] = []
     failures: list[BaseException] = []
 
@@ -201,8 +201,8 @@ def test_threads_allocate_and_free_each_others_arrays(pool: CupyPool, current: C
     assert [one.core.stats()["live_blocks"] for one in pool.pools.values()] == [0, 0]
 
 
-def test_whoever_waits_for_the_device_lets_the_interpreter_run(current: Current, fake: FakeCuda) -> None:
-    """A function queued on a stream may need the interpreter before what is waited for can end."""
+def test_waiting_for_the_device_releases_the_interpreter_lock(current: Current, fake: FakeCuda) -> None:
+    """A function queued on a stream may need the interpreter before the wait can end."""
     fake.set_capacity(20 * MIB)
     fake.slow("cuCtxSynchronize", 500)
     ticks, done = [], threading.Event()
@@ -230,10 +230,8 @@ def test_whoever_waits_for_the_device_lets_the_interpreter_run(current: Current,
         assert pool.used_bytes() == 12 * MIB
 
 
-def test_a_planned_address_that_needs_a_wait_lets_the_interpreter_run(
-    current: Current, fake: FakeCuda
-) -> None:
-    """Two streams have the same place in turn; the second has to wait for all that the first has queued."""
+def test_wait_for_a_planned_address_releases_the_interpreter_lock(current: Current, fake: FakeCuda) -> None:
+    """Two streams have the same slot in turn; the second has to wait for all work queued on the first."""
     side = fake.stream()
     with install(FakePlatform(current, fake.device)) as pool:
         client = pool.pool(0).client
@@ -273,7 +271,7 @@ def test_a_planned_address_that_needs_a_wait_lets_the_interpreter_run(
         assert during >= 5
 
 
-def test_the_last_array_of_a_closed_pool_ends_it_without_the_interpreter(
+def test_last_array_of_a_closed_pool_ends_the_pool_without_the_interpreter_lock(
     current: Current, fake: FakeCuda
 ) -> None:
     with install(FakePlatform(current, fake.device)) as pool:
@@ -299,7 +297,7 @@ def test_the_last_array_of_a_closed_pool_ends_it_without_the_interpreter(
     assert during >= 5
 
 
-def test_a_buffer_that_is_freed_while_the_lock_is_held_waits_without_the_interpreter(
+def test_free_waiting_for_the_pool_lock_releases_the_interpreter_lock(
     current: Current, fake: FakeCuda
 ) -> None:
     fake.set_capacity(20 * MIB)
@@ -331,7 +329,7 @@ def test_a_buffer_that_is_freed_while_the_lock_is_held_waits_without_the_interpr
 
 
 def in_a_process(current_library: Path, program: str) -> str:
-    """What it prints; it ends well and says nothing on stderr."""
+    """Run code in a process; return its output after asserting success and an empty stderr."""
     head = f"""
     import gc, os, sys, threading
     import cupy
@@ -356,10 +354,10 @@ def in_a_process(current_library: Path, program: str) -> str:
 
 @pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize("close", ["", "pool.close()", "del pool", "pool.close(); del pool; gc.collect()"])
-def test_arrays_that_live_until_the_interpreter_ends(
+def test_arrays_may_live_until_the_interpreter_ends(
     current_library: Path, close: str, background: bool
 ) -> None:
-    """In modules, in cycles, in a thread that goes on, and in an object that ends last of all."""
+    """The arrays are in modules, in cycles, in a running thread, and in an object that ends last of all."""
     said = in_a_process(
         current_library,
         f"""
@@ -391,7 +389,7 @@ def test_arrays_that_live_until_the_interpreter_ends(
     assert said == "end\n"
 
 
-def test_a_forked_child_frees_and_allocates(current_library: Path) -> None:
+def test_forked_child_frees_and_allocates(current_library: Path) -> None:
     said = in_a_process(
         current_library,
         """
@@ -418,7 +416,7 @@ def test_a_forked_child_frees_and_allocates(current_library: Path) -> None:
     assert said == "well\n"
 
 
-def test_a_child_that_is_forked_while_another_thread_holds_the_locks(current_library: Path) -> None:
+def test_child_forked_while_another_thread_holds_the_locks_goes_on(current_library: Path) -> None:
     said = in_a_process(
         current_library,
         """
@@ -454,7 +452,7 @@ def test_a_child_that_is_forked_while_another_thread_holds_the_locks(current_lib
     assert said == "well\n"
 
 
-def test_the_last_buffer_takes_the_pool_with_it(current_library: Path) -> None:
+def test_last_buffer_ends_the_closed_pool(current_library: Path) -> None:
     said = in_a_process(
         current_library,
         """

@@ -45,16 +45,16 @@ def calls(
 
 @pytest.mark.parametrize("kind", ["plain", "growing", "managed"])
 @pytest.mark.parametrize("sanitizer", ["address", pytest.param("thread", marks=pytest.mark.full)])
-def test_buffers_of_threads_streams_and_devices_keep_every_promise(
+def test_buffers_of_threads_streams_and_devices_keep_every_invariant(
     folder: Path, sanitizer: str, kind: str
 ) -> None:
-    """None is reused while a stream is at work on it, and none is lost: neither its memory nor its owner."""
+    """No buffer is reused while a stream is at work on the memory, and none loses memory or owner."""
     done = calls(folder, sanitizer, kind, 2)
     assert (done.returncode, done.stdout) == (0, "holds\n"), done.stderr[-3000:]
     assert [leak for leak in done.stderr.split("\n\n") if "leak of" in leak and "mempool::" in leak] == []
 
 
 @pytest.mark.parametrize("sanitizer", ["address", pytest.param("thread", marks=pytest.mark.full)])
-def test_buffers_that_live_until_the_interpreter_ends(folder: Path, sanitizer: str) -> None:
+def test_buffers_may_live_until_the_interpreter_ends(folder: Path, sanitizer: str) -> None:
     done = calls(folder, sanitizer, "plain", 0, "stay")
     assert (done.returncode, done.stdout, done.stderr) == (0, "holds\n", "")

@@ -1,4 +1,4 @@
-"""``mempool run`` of programs that use CuPy, without a GPU and with a driver that looks like one."""
+"""Tests of ``mempool run`` with CuPy programs, without a GPU and with a stand-in driver."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(command: list[str], script: Path, **environment: str) -> subprocess.Comp
 
 
 @pytest.mark.skipif(bool(_core.cuda_devices()), reason="this machine has a CUDA device")
-def test_without_a_gpu_the_program_runs_as_it_does_without_us(tmp_path: Path) -> None:
+def test_program_without_a_gpu_runs_as_without_the_pool(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(
         textwrap.dedent("""
@@ -55,7 +55,7 @@ def test_without_a_gpu_the_program_runs_as_it_does_without_us(tmp_path: Path) ->
     assert list(json.loads((tmp_path / "report.json").read_text())["pools"]) == ["numpy"]
 
 
-def test_with_a_driver_the_pool_serves_without_having_started_it(tmp_path: Path, fake_library: Path) -> None:
+def test_pool_is_installed_without_starting_the_driver(tmp_path: Path, fake_library: Path) -> None:
     """Programs choose their devices and fork between the import and the first array."""
     (tmp_path / "libcuda.so.1").symlink_to(fake_library)
     script = tmp_path / "program.py"
@@ -73,14 +73,14 @@ def test_with_a_driver_the_pool_serves_without_having_started_it(tmp_path: Path,
     assert json.loads((tmp_path / "report.json").read_text())["pools"]["cupy"]["allocations"] == 0
 
 
-def test_what_several_devices_were_asked_for_counts_together() -> None:
+def test_requested_peaks_of_several_devices_are_added() -> None:
     each = {"0": {"requested_peak_bytes": 5}, "1": {"requested_peak_bytes": 7}}
     assert most_requested({"devices": each}) == 12
     assert most_requested(each["0"]) == 5
     assert most_requested({"devices": {}}) == 0
 
 
-def test_a_program_on_cupy_is_replayed_and_reported(
+def test_cupy_program_is_replayed_and_reported(
     tmp_path: Path, fake_library: Path, current_library: Path
 ) -> None:
     (tmp_path / "libcuda.so.1").symlink_to(fake_library)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-def test_what_one_frees_serves_the_other(fake: FakeCuda, current: Current) -> None:
+def test_memory_freed_by_a_pool_serves_cupy_and_back(fake: FakeCuda, current: Current) -> None:
     platform = FakePlatform(current, fake.device)
     with (
         Pool(fake.device(), wait_bytes="never", background=False) as other,
@@ -48,8 +48,8 @@ def test_what_one_frees_serves_the_other(fake: FakeCuda, current: Current) -> No
         assert fake.live_bytes() == 0
 
 
-def test_streams_are_kept_apart_on_a_memory_that_is_shared(fake: FakeCuda, current: Current) -> None:
-    """Freed on one stream while its work is queued: CuPy on another stream gets other memory."""
+def test_shared_memory_keeps_streams_apart(fake: FakeCuda, current: Current) -> None:
+    """Memory freed on one stream while its work is queued: CuPy on another stream gets other memory."""
     with (
         Pool(fake.device(), wait_bytes="never", background=False) as other,
         install(FakePlatform(current, fake.device), share=other),
@@ -88,10 +88,8 @@ def test_both_replay_plans_of_their_own(fake: FakeCuda, current: Current) -> Non
             assert (report["state"], report["misses"]) == ("replaying", 0)
 
 
-def test_a_pool_that_shares_its_memory_is_found_with_the_first_array(
-    fake: FakeCuda, current: Current
-) -> None:
-    """As under `mempool run`, where CuPy may be imported before PyTorch."""
+def test_pool_to_share_is_resolved_at_the_first_array(fake: FakeCuda, current: Current) -> None:
+    """Under `mempool run`, for example, CuPy may be imported before PyTorch."""
     found: list[Pool] = []
     with install(FakePlatform(current, fake.device), share=lambda: found[0] if found else None) as pool:
         with Pool(fake.device(), wait_bytes="never", background=False) as other:
@@ -103,22 +101,20 @@ def test_a_pool_that_shares_its_memory_is_found_with_the_first_array(
             assert pool.pool(1).core is not other.core
 
 
-def test_a_pool_of_the_host_is_refused(fake: FakeCuda, current: Current) -> None:
+def test_sharing_a_host_pool_is_refused(fake: FakeCuda, current: Current) -> None:
     with Pool(background=False) as host, pytest.raises(UsageError, match="no pool of a CUDA device"):
         install(FakePlatform(current, fake.device), share=host)
     assert not mempool.cupy.is_installed()
 
 
 @pytest.mark.parametrize("share", [3, "torch", cupy])
-def test_what_is_no_pool_is_refused_at_once(fake: FakeCuda, current: Current, share: object) -> None:
+def test_sharing_with_a_non_pool_is_refused_at_once(fake: FakeCuda, current: Current, share: object) -> None:
     with pytest.raises(UsageError, match=r"share is .*, not a pool"):
         install(FakePlatform(current, fake.device), share=share)
     assert not mempool.cupy.is_installed()
 
 
-def test_a_closed_pool_serves_devices_that_come_later_as_it_was_told_to_share(
-    fake: FakeCuda, current: Current
-) -> None:
+def test_closed_pool_serves_later_devices_from_the_shared_memory(fake: FakeCuda, current: Current) -> None:
     with Pool(fake.device(), wait_bytes=0, background=False) as other:
         pool = install(FakePlatform(current, fake.device), share=other, wait_bytes=0)
         pool.close()
@@ -127,9 +123,7 @@ def test_a_closed_pool_serves_devices_that_come_later_as_it_was_told_to_share(
         del pointer
 
 
-def test_a_pool_that_is_closed_before_the_first_array_is_not_left_in_silence(
-    fake: FakeCuda, current: Current
-) -> None:
+def test_shared_pool_closed_before_the_first_array_causes_a_warning(fake: FakeCuda, current: Current) -> None:
     other = Pool(fake.device(), wait_bytes="never", background=False)
     with install(FakePlatform(current, fake.device), share=other) as pool:
         other.close()
@@ -140,7 +134,7 @@ def test_a_pool_that_is_closed_before_the_first_array_is_not_left_in_silence(
 
 
 @pytest.mark.parametrize("memory", ["plain", "growing", "managed"])
-def test_memory_is_of_the_kind_that_was_asked_for(fake: FakeCuda, current: Current, memory: str) -> None:
+def test_memory_has_the_requested_kind(fake: FakeCuda, current: Current, memory: str) -> None:
     cuda = Cuda(fake.driver, memory=memory)
     with install(FakePlatform(current, cuda.device), memory=memory) as pool:
         for _ in range(8):
@@ -153,8 +147,8 @@ def test_memory_is_of_the_kind_that_was_asked_for(fake: FakeCuda, current: Curre
         assert pool.release()
 
 
-def test_any_adapter_takes_cupys_pool_as_the_one_to_share(fake: FakeCuda, current: Current) -> None:
-    """And CuPy one that does not know its device yet; not one that is closed."""
+def test_every_adapter_can_share_cupys_pool(fake: FakeCuda, current: Current) -> None:
+    """CuPy can also share a pool without a device yet, but no closed pool."""
     from mempool.callbacks import CallbackPool
 
     with (
@@ -174,9 +168,7 @@ def test_any_adapter_takes_cupys_pool_as_the_one_to_share(fake: FakeCuda, curren
         install(FakePlatform(current, fake.device), share=first)
 
 
-def test_an_array_on_another_device_decides_nothing_for_a_pool_that_was_found(
-    fake: FakeCuda, current: Current
-) -> None:
+def test_array_on_another_device_does_not_bind_the_found_pool(fake: FakeCuda, current: Current) -> None:
     from mempool.callbacks import CallbackPool
 
     with (
@@ -188,7 +180,7 @@ def test_an_array_on_another_device_decides_nothing_for_a_pool_that_was_found(
         assert found.index is None
 
 
-def test_the_demonstration_finds_what_it_reads(fake: FakeCuda, current: Current) -> None:
+def test_demonstration_reads_its_figures_from_cupys_pool(fake: FakeCuda, current: Current) -> None:
     """`mempool demo` saves the plan and reads the report as of any pool."""
     with install(FakePlatform(current, fake.device)) as pool:
         assert pool.planned is None
@@ -203,7 +195,7 @@ def test_the_demonstration_finds_what_it_reads(fake: FakeCuda, current: Current)
         assert cupy.get_default_memory_pool().total_bytes() == report["reserved_bytes"]
 
 
-def test_a_gpu_without_such_memory_is_told_before_the_first_array(fake: FakeCuda) -> None:
+def test_gpu_without_the_memory_kind_is_reported_before_the_first_array(fake: FakeCuda) -> None:
     fake.set_attribute(102, 0)
     with pytest.raises(UsageError, match="CUDA device 0 has no growing memory"):
         Cuda(fake.driver, memory="growing").device(0)

@@ -31,8 +31,8 @@ def test_results_are_identical_to_the_bit(done: Race) -> None:
     assert len(done.pool.losses) == 36
 
 
-def test_the_steady_state_has_no_misses(done: Race) -> None:
-    """Once the plan is in effect, every allocation that it covers is at its planned address."""
+def test_steady_state_has_no_misses(done: Race) -> None:
+    """Once the plan is in effect, every allocation covered by the plan is at the planned address."""
     answer = done.answer()
     assert answer["state"] == "replaying"
     assert answer["hits"] > 0
@@ -40,7 +40,7 @@ def test_the_steady_state_has_no_misses(done: Race) -> None:
     assert answer["coverage"] >= 0.99
 
 
-def test_memory_is_the_peak_load_and_what_stays(done: Race) -> None:
+def test_reserved_memory_is_the_peak_load_and_persistent_buffers(done: Race) -> None:
     """Reserved memory is at most 2 % above peak load and persistent buffers, and Linux sees little on top."""
     answer = done.answer()
     needed = answer["peak_load_bytes"] + answer["persistent_bytes"]
@@ -56,7 +56,7 @@ def test_every_json_key_is_documented(done: Race) -> None:
 
 
 class Module:
-    """An array module that is not NumPy, as far as the network can see."""
+    """An array module that the network cannot tell from NumPy."""
 
     __name__ = "arrays"
 
@@ -65,7 +65,7 @@ class Module:
         return getattr(np, name)
 
 
-def test_the_network_is_the_same_in_any_array_module() -> None:
+def test_network_is_the_same_in_any_array_module() -> None:
     warm_up(Module())
     twins = [(Network(xp, layers=(LAYERS[0], 16, LAYERS[-1])), Data(xp)) for xp in (np, Module())]
     losses = [[network.step(*data.batch()) for _ in range(5)] for network, data in twins]
@@ -73,21 +73,21 @@ def test_the_network_is_the_same_in_any_array_module() -> None:
 
 
 @pytest.mark.skipif(bool(_core.cuda_devices()), reason="this machine has a CUDA device")
-def test_without_a_gpu_it_trains_in_numpy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_without_a_gpu_trains_in_numpy(capsys: pytest.CaptureFixture[str]) -> None:
     assert best_framework() == "numpy"
     assert call(["demo", "--framework", "cupy"]) == 2
     assert "CuPy needs a GPU" in capsys.readouterr().err
 
 
-def test_the_network_learns() -> None:
-    """It is a real network: the loss of seeded data goes down."""
+def test_network_learns() -> None:
+    """The loss of seeded data goes down, as in any real network."""
     network, data = Network(np, layers=(LAYERS[0], 64, LAYERS[-1])), Data(np)
     losses = [network.step(*data.batch()) for _ in range(60)]
     assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
 
 
-def test_the_gradients_are_those_of_the_loss() -> None:
-    """Backpropagation agrees with finite differences in the direction of the gradient itself."""
+def test_gradients_equal_finite_differences_of_the_loss() -> None:
+    """Backpropagation agrees with finite differences in the direction of the gradient."""
     network, data = Network(np, layers=(LAYERS[0], 20, LAYERS[-1])), Data(np)
     network.parameters = [values.astype(np.float64) for values in network.parameters]
     images, labels = data.batch()
@@ -103,7 +103,7 @@ def test_the_gradients_are_those_of_the_loss() -> None:
     assert slope_found == pytest.approx(sum(float((grad**2).sum()) for grad in gradients), rel=1e-4)
 
 
-def test_a_process_that_fails_is_one_line(
+def test_failing_process_is_a_single_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 4 and the last words of the process."""
@@ -114,8 +114,8 @@ def test_a_process_that_fails_is_one_line(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_process_that_has_long_ended_is_told_of_by_its_last_words() -> None:
-    """Nobody reads the line, neither when it is sent nor when the pipe is closed."""
+def test_process_ended_long_ago_is_reported_with_its_last_words() -> None:
+    """Nobody reads the line, neither when sent nor when the pipe is closed."""
 
     def ask_too_late() -> None:
         with Process(["-c", "raise SystemExit('no such luck')"]) as one:
@@ -126,7 +126,7 @@ def test_a_process_that_has_long_ended_is_told_of_by_its_last_words() -> None:
         ask_too_late()
 
 
-def test_the_current_folder_does_not_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_folder_does_not_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's command runs in the clone, whose folder mempool/ has no native module."""
     for name in ("mempool", "json", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")

@@ -1,4 +1,7 @@
-"""Where memory comes in pages no plan is worth an error: what is free in the arena serves others."""
+"""Arenas of pages converted to segments before any out-of-memory error.
+
+Free arena memory serves other requests.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ LARGER = 300 * KIB  # more than any hole
 
 
 def half_full(limit: int = LIMIT, page: int = PAGE) -> tuple[Core, list[int]]:
-    """A core in an iteration of whose buffers every second lives, and these."""
+    """Return a core within an iteration in which every second buffer is live, and the live buffers."""
     core = Core(page=page, limit=limit)
     core.client.install(pattern(SIZES))
     core.step()
@@ -52,7 +55,7 @@ def arena(core: Core) -> int:
 
 
 def pages(ranges: Iterable[tuple[int, int]]) -> int:
-    """Bytes of pages that these (address, size) touch."""
+    """Return the bytes of the pages that the (address, size) pairs touch."""
     touched: set[int] = set()
     for address, size in ranges:
         touched.update(range(address // PAGE, (address + size - 1) // PAGE + 1))
@@ -60,14 +63,14 @@ def pages(ranges: Iterable[tuple[int, int]]) -> int:
 
 
 def served(core: Core, room: int) -> int:
-    """So many of LARGER fit into these bytes, and all of them are had."""
+    """Assert that as many buffers of LARGER as fit into the given bytes are served. Return their number."""
     count = room // LARGER
     for _ in range(count):
         core.allocate(LARGER)
     return count
 
 
-def test_all_that_is_free_is_had() -> None:
+def test_converted_arena_serves_all_free_memory() -> None:
     core, alive = half_full()
     assert served(core, LIMIT - len(alive) * SIZES[0]) == 6
     assert dissolved(core) == 1
@@ -75,7 +78,7 @@ def test_all_that_is_free_is_had() -> None:
     core.give_everything_back()
 
 
-def test_where_what_lives_there_had_its_place_is_still_known() -> None:
+def test_planned_slots_of_live_buffers_are_known_after_conversion() -> None:
     core, alive = half_full()
     places = [core.client.place_of(address) for address in alive]
     assert all(place is not None for place in places)
@@ -84,14 +87,14 @@ def test_where_what_lives_there_had_its_place_is_still_known() -> None:
     assert [core.client.place_of(address) for address in alive] == places
 
 
-def test_without_pages_what_is_free_lies_in_one_piece_with_what_is_not() -> None:
+def test_arena_without_pages_is_not_converted() -> None:
     core, _ = half_full(page=0)
     while address := core.client.allocate(LARGER, 0):
         core.live[address] = LARGER
     assert (dissolved(core), arena(core)) == (0, sum(SIZES))
 
 
-def test_the_next_iteration_has_its_plan_again() -> None:
+def test_next_iteration_has_its_plan_again_after_conversion() -> None:
     core, alive = half_full()
     served(core, LIMIT - len(alive) * SIZES[0])
     for address in list(core.live):
@@ -100,8 +103,8 @@ def test_the_next_iteration_has_its_plan_again() -> None:
     assert core.run(SIZES) == len(SIZES)
 
 
-def test_where_that_comes_again_and_again_it_is_taken_ever_more_rarely() -> None:
-    """And at once after it has served for long."""
+def test_arena_is_recreated_with_backoff_after_recurring_conversions() -> None:
+    """The arena is recreated at once after a long time in use."""
     core = Core(limit=LIMIT)
     core.client.install(pattern(SIZES))
 
@@ -128,8 +131,8 @@ def test_where_that_comes_again_and_again_it_is_taken_ever_more_rarely() -> None
     assert core.hits == before + len(SIZES)
 
 
-def test_what_lives_there_keeps_whole_pages() -> None:
-    """Half of the arena is free; of its pages of two buffers each none is, or every second one."""
+def test_live_buffers_keep_whole_pages() -> None:
+    """Half of the arena is free; of its pages of two buffers each, none or every second page is free."""
     sizes = [MIB] * 64
     for apart in (True, False):
         core = Core(page=2 * MIB, limit=72 * MIB, large=4 * MIB, shared=16 * MIB)
@@ -144,8 +147,8 @@ def test_what_lives_there_keeps_whole_pages() -> None:
         assert (dissolved(core), arena(core)) == ((0, 64 * MIB) if apart else (1, 0))
 
 
-def test_addresses_beyond_it_are_no_memory() -> None:
-    """An arena is reserved amply, to grow in place."""
+def test_addresses_reserved_beyond_the_arena_are_not_used_as_memory() -> None:
+    """An arena reserves ample addresses, to grow in place."""
     core, _ = half_full()
     served(core, LARGER * 4)
     assert core.pool.stats()["segment_largest_free_bytes"] < LIMIT
@@ -155,8 +158,8 @@ def test_addresses_beyond_it_are_no_memory() -> None:
     assert core.committed == 0
 
 
-def test_none_is_taken_before() -> None:
-    """Not by a plan that comes in the middle, nor when all is free again."""
+def test_converted_arena_is_recreated_only_at_the_next_iteration() -> None:
+    """Not for a plan installed meanwhile, nor when all memory is free again."""
     core, _ = half_full()
     served(core, LARGER * 4)
     for address in list(core.live):
@@ -168,7 +171,7 @@ def test_none_is_taken_before() -> None:
     assert arena(core) > 0
 
 
-def test_it_stays_where_the_device_would_not_have_enough(fake: FakeCuda) -> None:
+def test_arena_is_not_converted_where_the_device_has_too_little_memory(fake: FakeCuda) -> None:
     sizes = [8 * MIB] * 16
     with Pool(fake.device(memory="growing"), background=False) as pool:
         pool.client.load(None, pattern(sizes))
@@ -187,20 +190,20 @@ def test_it_stays_where_the_device_would_not_have_enough(fake: FakeCuda) -> None
 
 
 @pytest.mark.parametrize("asked", [LIMIT, 1 << 50])
-def test_it_stays_where_that_would_not_be_enough(asked: int) -> None:
+def test_arena_is_not_converted_for_a_request_too_large_anyway(asked: int) -> None:
     core, alive = half_full()
     assert core.client.allocate(asked, 0) == 0
     assert (dissolved(core), arena(core), core.arena_alive) == (0, sum(SIZES), len(alive))
 
 
-def test_what_another_program_holds_of_the_device_counts() -> None:
+def test_device_memory_of_other_programs_counts_against_the_limit() -> None:
     core, alive = half_full(limit=(1 << 64) - 1)
     core.device.set_capacity(core.committed)
     assert served(core, sum(SIZES) - len(alive) * SIZES[0]) == 3
     assert dissolved(core) == 1
 
 
-def test_a_captured_graph_keeps_it() -> None:
+def test_arena_is_not_converted_during_a_graph_capture() -> None:
     core, _ = half_full()
     core.pool.begin_graph((1, 1), [7])
     while address := core.client.allocate(LARGER, 0):
@@ -211,7 +214,7 @@ def test_a_captured_graph_keeps_it() -> None:
     assert dissolved(core) == 1
 
 
-def test_what_lives_there_keeps_its_contents() -> None:
+def test_live_buffers_keep_their_contents_through_conversion() -> None:
     pool = _core.Pool(device=_core.HostDevice(), max_reserved=256 << 20)
     client = _core.Client(pool, "test")
     sizes = [4 << 20] * 40
@@ -237,7 +240,7 @@ def test_what_lives_there_keeps_its_contents() -> None:
     assert pool.stats()["reserved"]["current"] == 0
 
 
-def test_of_several_clients_each_counts_its_own() -> None:
+def test_each_client_counts_its_own_buffers_after_conversion() -> None:
     core = Core(limit=LIMIT)
     first, core.client = core.client, _core.Client(core.pool, "second")
     core.client.install(pattern(SIZES))
@@ -255,8 +258,8 @@ def test_of_several_clients_each_counts_its_own() -> None:
     assert first.stats()["live"]["current"] == 0
 
 
-def test_what_another_stream_uses_waits_for_that() -> None:
-    """As does what another one than its own frees."""
+def test_converted_memory_waits_for_uses_and_frees_by_other_streams() -> None:
+    """The waits cover uses by other streams, and frees by streams other than the buffer's own."""
     core, alive = half_full()
     served(core, LARGER * 4)
     for address in alive[:4]:
@@ -310,10 +313,10 @@ sizes_of_programs = st.lists(st.integers(5 * KIB, 400 * KIB), min_size=4, max_si
     share=st.floats(1.0, 2.0),
     seed=st.integers(0, 1 << 32),
 )
-def test_nothing_is_refused_that_fits_beside_what_is_alive(
+def test_every_request_fitting_beside_the_live_buffers_is_served(
     planned: Sequence[int], asked: Sequence[tuple[int, int]], share: float, seed: int
 ) -> None:
-    """To a page at each end; whatever is planned, and whatever lives where."""
+    """To a page at each end, for any plan and any addresses of the live buffers."""
     random = np.random.default_rng(seed)
     limit = int(share * sum(-(-size // 512) * 512 for size in planned)) + 2 * PAGE
     core = Core(limit=limit)
@@ -340,8 +343,8 @@ def test_nothing_is_refused_that_fits_beside_what_is_alive(
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_iterations_of_any_size_fit_with_hardly_more_than_what_is_alive(network: str) -> None:
-    """Without marks nothing says early that an iteration outgrows its plan."""
+def test_iterations_of_any_size_fit_a_limit_two_percent_above_the_peak_load(network: str) -> None:
+    """Without marks no early sign tells the pool that an iteration outgrows the plan."""
     trace = varied(network, 2 << 30, 120)
     run = simulate(trace, "planned_growing", limit_bytes=int(1.02 * trace.load().max()))
     assert run.failed_at is None

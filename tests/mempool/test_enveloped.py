@@ -1,4 +1,4 @@
-"""Iterations of more sizes than are worth a plan each have one plan, with places for the largest."""
+"""Envelopes: iterations of more sizes than merit a plan each share one plan, with slots for the largest."""
 
 from __future__ import annotations
 
@@ -49,17 +49,20 @@ def scaled(share: float) -> list[int]:
 
 
 @pytest.mark.parametrize("share", [0.25, 0.3, 0.7, 0.99, 1.0])
-def test_each_size_within_it_has_its_place(core: Core, share: float) -> None:
+def test_each_size_within_the_envelope_hits_its_slot(core: Core, share: float) -> None:
     for _ in range(3):
         assert core.run(scaled(share)) == len(MOST)
         core.step()
 
 
 @given(st.lists(st.tuples(st.floats(0, 1.3), st.booleans()), max_size=30), st.data())
-def test_whatever_comes_no_two_buffers_overlap(
+def test_iterations_within_an_envelope_never_overlap(
     iterations: list[tuple[float, bool]], data: st.DataObject
 ) -> None:
-    """`Core` looks; places are shared, some buffers are kept, and some are larger than any place."""
+    """`Core` checks the addresses.
+
+    Slots are shared, some buffers are kept, and some are larger than any slot.
+    """
     core = Core()
     ends = np.cumsum([-(-size // 512) * 512 for size in MOST])
     offsets = [0, *ends[:-1].tolist()]
@@ -85,20 +88,20 @@ def test_whatever_comes_no_two_buffers_overlap(
 
 
 @pytest.mark.parametrize("position", [0, 4, 9])
-def test_what_is_larger_than_its_place_gets_none(core: Core, position: int) -> None:
+def test_size_above_the_slot_misses(core: Core, position: int) -> None:
     sizes = list(MOST)
     sizes[position] += 1
     assert core.run(sizes) == len(MOST) - 1
     assert core.outcomes["other_size"] == 1
 
 
-def test_nor_what_is_smaller_than_the_least(core: Core) -> None:
+def test_size_below_the_minimum_misses(core: Core) -> None:
     sizes = list(MOST)
     sizes[4] = LEAST[4] - 1
     assert core.run(sizes) == len(MOST) - 1
 
 
-def test_what_never_varies_must_have_its_size(core: Core) -> None:
+def test_position_of_constant_size_requires_the_exact_size(core: Core) -> None:
     sizes = list(MOST)
     sizes[1] -= 1
     assert core.run(sizes) == len(MOST) - 1
@@ -106,8 +109,11 @@ def test_what_never_varies_must_have_its_size(core: Core) -> None:
 
 @pytest.mark.parametrize("place", range(len(MOST)))
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_an_extra_allocation_costs_two_misses_at_most(core: Core, place: int, share: float) -> None:
-    """It may take another one's place; sizes that never vary tell."""
+def test_extra_allocation_costs_two_misses_at_most(core: Core, place: int, share: float) -> None:
+    """The extra allocation may take a slot of another buffer.
+
+    Positions of constant size realign the cursor.
+    """
     for extra in (600, 999_000):
         sizes = scaled(share)
         assert core.run([*sizes[:place], extra, *sizes[place:]]) >= len(MOST) - 1
@@ -115,8 +121,8 @@ def test_an_extra_allocation_costs_two_misses_at_most(core: Core, place: int, sh
     assert core.misses <= 4
 
 
-def test_what_lies_behind_a_smaller_buffer_is_no_hindrance(core: Core) -> None:
-    """In the part of a place that the largest would need."""
+def test_buffer_behind_a_smaller_buffer_in_the_same_slot_is_no_obstacle(core: Core) -> None:
+    """The buffer lies in a part of the slot that only the largest size needs."""
     hole = core.allocate(999_000)  # so that positions are counted on
     core.free(hole)
     core.step()
@@ -139,7 +145,7 @@ def test_what_lies_behind_a_smaller_buffer_is_no_hindrance(core: Core) -> None:
     core.free(behind)
 
 
-def test_it_takes_the_place_of_plans_that_it_serves() -> None:
+def test_envelope_replaces_the_plans_for_the_sizes_within() -> None:
     core = Core()
     for share in (0.3, 0.6, 1.0):
         core.client.install(pattern(scaled(share)))
@@ -150,12 +156,12 @@ def test_it_takes_the_place_of_plans_that_it_serves() -> None:
 
 
 @pytest.mark.parametrize("least", [[0] * len(MOST), [size + 1 for size in MOST], LEAST[1:]])
-def test_a_wrong_least_size(least: list[int]) -> None:
+def test_invalid_least_size_is_refused(least: list[int]) -> None:
     with pytest.raises(ValueError, match="least size"):
         pattern(MOST, least=least)
 
 
-def test_a_part_without_least_sizes() -> None:
+def test_table_without_least_sizes_and_enveloped_warm_up_are_refused() -> None:
     made = pattern(MOST, least=LEAST)
     made.add_table(sequence=1, stream=0, sizes=np.array([600]), offsets=np.array([[0]]))
     with pytest.raises(ValueError, match="each table has least sizes"):
@@ -170,7 +176,10 @@ def test_a_part_without_least_sizes() -> None:
 def batches(
     memory: programs.Watched, length_of: Callable[[int], int], *, each: tuple[int, ...] = (3, 11, 7, 5)
 ) -> Callable[[int], None]:
-    """Weights' gradients, which do not vary and outlive the iteration, between activations, which do."""
+    """Run batches with gradients of constant size between varying activations.
+
+    The gradients outlive the iteration.
+    """
     gradients: list[int] = []
     outputs: list[int] = []
 
@@ -218,8 +227,8 @@ def test_iterations_of_any_length_hit() -> None:
         assert missed(pool, lambda number: iteration(later[number]), 0, len(later)) == {}
 
 
-def test_one_longer_than_any_is_planned_for_when_it_came_while_all_is_recorded() -> None:
-    """That is at first, and from the first miss on."""
+def test_longest_length_seen_while_recording_is_planned_for() -> None:
+    """Everything is recorded at first, and from the first miss on."""
     with Pool(simulated(), background=False) as pool:
         longest = {60: 2000, 90: 3000}
         iteration = batches(programs.Watched(pool), lambda number: longest.get(number, any_length(number)))
@@ -235,7 +244,7 @@ def test_one_longer_than_any_is_planned_for_when_it_came_while_all_is_recorded()
         assert missed(pool, iteration, 351, 1) == {}
 
 
-def test_the_arena_is_that_of_the_largest() -> None:
+def test_arena_of_the_envelope_fits_the_largest_length() -> None:
     def arena(length_of: Callable[[int], int]) -> int:
         with Pool(simulated(), background=False) as pool:
             run(pool, batches(programs.Watched(pool), length_of), LEARNED, marks=True)
@@ -245,8 +254,8 @@ def test_the_arena_is_that_of_the_largest() -> None:
     assert arena(any_length) <= 1.02 * arena(lambda _: longest)
 
 
-def test_lengths_that_get_few_again_stay_in_it() -> None:
-    """No plan of their own, which would have other places for what lives on."""
+def test_lengths_becoming_few_again_stay_in_the_envelope() -> None:
+    """A plan of their own would give other addresses to buffers that live on."""
     with Pool(simulated(), background=False) as pool:
         iteration = batches(
             programs.Watched(pool), lambda n: any_length(n) if n < LEARNED else any_length(n % 2)
@@ -257,7 +266,7 @@ def test_lengths_that_get_few_again_stay_in_it() -> None:
         assert pool.plans == made
 
 
-def test_beside_iterations_of_another_kind() -> None:
+def test_envelope_beside_another_variant_leaves_at_most_a_buffer_unplanned() -> None:
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         training = batches(memory, any_length)
@@ -277,7 +286,7 @@ def test_beside_iterations_of_another_kind() -> None:
         assert lost.get("dynamic", 0) <= len(later)
 
 
-def test_what_is_kept_longer_is_planned_for() -> None:
+def test_longer_lifetimes_within_an_envelope_are_planned_for() -> None:
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         training = batches(memory, any_length)
@@ -296,14 +305,14 @@ def test_what_is_kept_longer_is_planned_for() -> None:
         assert missed(pool, lambda number: iteration(later[number]), 0, len(later)) == {}
 
 
-def test_where_most_are_larger_than_all_before_plans_are_made_rarely() -> None:
+def test_ever_larger_iterations_are_planned_rarely() -> None:
     with Pool(simulated(), background=False) as pool:
         iteration = batches(programs.Watched(pool), lambda number: 200 + 5 * number if number % 2 else 190)
         run(pool, iteration, 300, marks=True)
         assert 4 < pool.plans < 16
 
 
-def test_kinds_whose_own_plans_are_followed_are_left_alone() -> None:
+def test_variants_following_their_own_plans_get_no_envelope() -> None:
     with Pool(simulated(), background=False) as pool:
         iteration = batches(programs.Watched(pool), lambda number: (200, 500, 300)[number * number % 7 % 3])
         run(pool, iteration, LEARNED, marks=True)
@@ -316,7 +325,7 @@ def test_kinds_whose_own_plans_are_followed_are_left_alone() -> None:
         assert learner._is_worth_planning(envelope, pool.client.state()) or learner.known.have_envelopes()
 
 
-def test_what_was_seen_of_a_smaller_one_is_known_of_the_larger_one_at_once() -> None:
+def test_observations_of_a_smaller_pattern_move_to_the_larger_envelope() -> None:
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         training, longest = batches(memory, lambda number: 2000 if number == 161 else any_length(number)), 162
@@ -342,7 +351,7 @@ def test_what_was_seen_of_a_smaller_one_is_known_of_the_larger_one_at_once() -> 
         } <= learner.making.together._kinds._reach.keys()
 
 
-def test_a_plan_that_is_new_lies_around_what_is_known_to_stay() -> None:
+def test_new_plan_lies_around_pinned_ranges() -> None:
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         iteration = batches(memory, lambda _: 300)
@@ -371,8 +380,8 @@ def saved(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", ["step", "step at the end", "iteration"])
-def test_a_saved_one_serves_other_lengths_when_the_first_iteration_is_over(saved: Path, way: str) -> None:
-    """An optimizer's state is made in it, which looks like gradients, and stays."""
+def test_saved_envelope_serves_other_lengths_after_the_first_iteration(saved: Path, way: str) -> None:
+    """The first iteration creates optimizer state, which resembles gradients, and stays."""
     assert any(plan.pattern.least is not None for plan in read_saved(saved).plans)
     with Pool(simulated(), background=False, plan=saved) as pool:
         memory = programs.Watched(pool)
@@ -406,7 +415,7 @@ def test_a_saved_one_serves_other_lengths_when_the_first_iteration_is_over(saved
         (lambda least: least * 0.5, "the least size holds something else"),
     ],
 )
-def test_a_damaged_file(
+def test_damaged_least_sizes_in_a_file_are_refused(
     saved: Path, tmp_path: Path, least: Callable[[np.ndarray], object], says: str
 ) -> None:
     plan, buffers, extra = read_plan(saved)
@@ -421,7 +430,7 @@ def test_a_damaged_file(
 
 
 def seen(sizes: Sequence[int], least: Sequence[int] | None = None) -> Pattern:
-    """A pattern of buffers of which two live at a time."""
+    """A pattern of buffers, two of which live at a time."""
     n, none = len(sizes), np.zeros(0, np.int64)
     buffers = Buffers.of(np.arange(n), np.arange(n) + 2, sizes, period=n)
     return Pattern(
@@ -439,19 +448,19 @@ def batch(length: int) -> list[int]:
     return [4000, 100 * length, 30 * length, 700]
 
 
-def test_a_few_kinds_that_are_known_are_kinds_and_more_are_one() -> None:
+def test_few_variants_keep_their_plans_and_more_share_an_envelope() -> None:
     kinds = [seen(batch(length)) for length in (50, 80, 20, 90, 40)]
     assert enveloped.lengths(known(*kinds[:FEW_KINDS])) == ()
     assert enveloped.lengths(known(*kinds)) == (4,)
     assert enveloped.lengths(known(seen(batch(50), [4000, 10, 10, 700]), seen([1000] * 7))) == (4,)
 
 
-def test_kinds_with_little_in_common_are_never_one() -> None:
+def test_dissimilar_variants_never_share_an_envelope() -> None:
     kinds = [seen([4000, 100 * one, 100 * (100 - one), 100 * one, 700]) for one in (5, 25, 45, 65, 85)]
     assert enveloped.lengths(known(*kinds)) == ()
 
 
-def test_an_envelope_is_no_smaller_than_what_is_known() -> None:
+def test_widened_envelope_covers_every_known_pattern() -> None:
     before = known(seen(batch(90)), seen(batch(10)))
     (wide,) = enveloped.widened([seen(batch(50), [4000, 250, 75, 700])], before)
     assert wide.buffers.size.tolist() == batch(90)
@@ -461,7 +470,7 @@ def test_an_envelope_is_no_smaller_than_what_is_known() -> None:
     assert all(planned.serves(one.pattern) for planned in known(wide) for one in before)
 
 
-def test_one_that_was_seen_smaller_than_ever_keeps_its_room_where_that_is_enough() -> None:
+def test_envelope_of_a_smaller_minimum_keeps_its_slots_within_the_margin() -> None:
     before = known(seen(batch(90), [4000, 100, 30, 700]))
     (wide,) = enveloped.widened([seen(batch(50), [4000, 25, 8, 700])], before)  # an eighth of the smallest
     assert before[0].serves(wide)
@@ -469,7 +478,7 @@ def test_one_that_was_seen_smaller_than_ever_keeps_its_room_where_that_is_enough
     assert not before[0].serves(wide)
 
 
-def test_what_never_varied_does_where_it_is_another_size_now() -> None:
+def test_constant_position_of_another_size_becomes_variable() -> None:
     (wide,) = enveloped.widened(
         [seen(batch(50), [4000, 625, 187, 700])], known(seen([4000, 9000, 2700, 900]))
     )
@@ -478,13 +487,13 @@ def test_what_never_varied_does_where_it_is_another_size_now() -> None:
     assert wide.least[3] <= 700 // 8
 
 
-def test_one_with_little_in_common_with_what_is_known_stays_as_it_is() -> None:
+def test_pattern_dissimilar_from_the_known_patterns_is_not_widened() -> None:
     one = seen([9000, 100, 9000, 100], [1000, 10, 1000, 10])
     (same,) = enveloped.widened([one], known(seen([100, 9000, 100, 9000])))
     assert same.key == one.key
 
 
-def test_who_follows_one_that_was_widened_is_told_by_its_new_key() -> None:
+def test_followers_of_a_widened_pattern_refer_to_its_new_key() -> None:
     one = seen(batch(50), [4000, 625, 187, 700])
     other = dataclasses.replace(seen([1000] * 3), reach={one.key: np.zeros(3, np.int64)})
     one = dataclasses.replace(one, reach={one.key: np.ones(4, np.int64), other.key: np.zeros(4, np.int64)})
@@ -494,7 +503,7 @@ def test_who_follows_one_that_was_widened_is_told_by_its_new_key() -> None:
     assert set(beside.reach) == {wide.key}
 
 
-def test_what_was_seen_of_kinds_is_known_of_the_envelope_that_takes_their_place() -> None:
+def test_envelope_inherits_the_observations_of_the_replaced_variants() -> None:
     one, two, other = seen(batch(50)), seen(batch(60)), seen([1000] * 3)
     of_one = {two.key: np.array([0, 1, 0, 2]), other.key: np.array([1, 0, 0, 0])}
     of_other = {one.key: np.array([0, 0, 3]), two.key: np.array([0, 1, 0])}

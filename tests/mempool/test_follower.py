@@ -1,4 +1,4 @@
-"""What a departure from the plan costs in hits; that it never costs results, ``Core`` sees to."""
+"""Hits lost by a departure from the plan; ``Core`` asserts that results never suffer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def core() -> Core:
 
 
 def in_thread(work: Callable[[], object]) -> None:
-    """In a thread that has quite gone: it is joined before its thread-local state is destroyed."""
+    """Run in a thread that has wholly ended: joined before the thread-local state is destroyed."""
     thread = threading.Thread(target=work)
     thread.start()
     task = Path(f"/proc/self/task/{thread.native_id}")
@@ -39,7 +39,7 @@ def in_thread(work: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("marks", [True, False])
-def test_a_loaded_plan_hits_from_the_first_allocation_on(core: Core, marks: bool) -> None:
+def test_loaded_plan_hits_from_the_first_allocation_on(core: Core, marks: bool) -> None:
     for _ in range(5):
         if marks:
             core.step()
@@ -50,7 +50,7 @@ def test_a_loaded_plan_hits_from_the_first_allocation_on(core: Core, marks: bool
 @pytest.mark.parametrize("marks", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("place", [0, 1, 20, 39])
-def test_extra_allocations_cost_only_themselves(core: Core, marks: bool, count: int, place: int) -> None:
+def test_extra_allocations_miss_alone(core: Core, marks: bool, count: int, place: int) -> None:
     for _ in range(3):
         if marks:
             core.step()
@@ -61,7 +61,7 @@ def test_extra_allocations_cost_only_themselves(core: Core, marks: bool, count: 
 @pytest.mark.parametrize("marks", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("place", [0, 1, 20])
-def test_changed_shapes_cost_only_themselves(core: Core, marks: bool, count: int, place: int) -> None:
+def test_changed_shapes_miss_alone(core: Core, marks: bool, count: int, place: int) -> None:
     for _ in range(3):
         if marks:
             core.step()
@@ -71,7 +71,7 @@ def test_changed_shapes_cost_only_themselves(core: Core, marks: bool, count: int
 
 
 @given(place=st.integers(0, 39), gone=st.integers(1, 20), extra=st.lists(st.integers(513, 900), max_size=30))
-def test_whatever_is_cut_out_and_put_in_the_pool_realigns_within_two_windows(
+def test_pool_realigns_within_two_windows_after_any_cut_and_insertion(
     place: int, gone: int, extra: list[int]
 ) -> None:
     core = Core()
@@ -85,7 +85,7 @@ def test_whatever_is_cut_out_and_put_in_the_pool_realigns_within_two_windows(
     assert core.run(SIZES) == 40
 
 
-def test_an_evaluation_in_the_middle_costs_itself_and_one_window(core: Core) -> None:
+def test_evaluation_in_the_middle_costs_its_own_buffers_and_a_window(core: Core) -> None:
     evaluation = [50_000 + 100 * k for k in range(25)]
     for _ in range(3):
         core.step()
@@ -94,7 +94,7 @@ def test_an_evaluation_in_the_middle_costs_itself_and_one_window(core: Core) -> 
         assert core.run(SIZES[20:]) >= 20 - WINDOW
 
 
-def test_an_evaluation_in_a_dynamic_scope_costs_nothing(core: Core) -> None:
+def test_evaluation_in_a_dynamic_scope_costs_no_hits(core: Core) -> None:
     for _ in range(3):
         core.step()
         assert core.run(SIZES[:20]) == 20
@@ -105,14 +105,14 @@ def test_an_evaluation_in_a_dynamic_scope_costs_nothing(core: Core) -> None:
     assert core.misses == 0
 
 
-def test_an_exception_half_way_costs_nothing_after_the_next_mark(core: Core) -> None:
+def test_exception_half_way_costs_no_hits_after_the_next_mark(core: Core) -> None:
     for until in (40, 13, 40, 1, 40):
         core.step()
         assert core.run(SIZES[:until]) == until
     assert core.misses == 0
 
 
-def test_an_exception_half_way_without_marks_costs_a_window(core: Core) -> None:
+def test_exception_half_way_without_marks_costs_a_window(core: Core) -> None:
     core.run(SIZES)
     core.run(SIZES[:13])
     assert core.run(SIZES) >= 40 - 2 * WINDOW
@@ -153,7 +153,7 @@ def test_alternating_patterns_begin_with_the_predicted_successor() -> None:
     assert first[0][-1] != first[1][-1]
 
 
-def test_threads_that_swap_their_work_lose_nothing_with_marks() -> None:
+def test_threads_swapping_their_work_lose_no_hits_with_marks() -> None:
     other = [size + 8 for size in SIZES]
     offsets = [(1 << 20) + 65536 * k for k in range(40)]
     core = Core(capacity=1 << 30)
@@ -185,8 +185,8 @@ def test_threads_that_swap_their_work_lose_nothing_with_marks() -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 4])
-def test_of_threads_that_do_the_same_work_one_replays_and_none_disturbs_it(workers: int) -> None:
-    """Without marks, each a little behind the one before, allocation by allocation."""
+def test_threads_doing_equal_work_do_not_disturb_the_replaying_thread(workers: int) -> None:
+    """Without marks, each a little behind the former thread, allocation by allocation."""
     core = Core()
     core.client.load(None, pattern(SIZES))
     together, alone = threading.Barrier(workers), threading.Lock()
@@ -223,7 +223,7 @@ def test_of_threads_that_do_the_same_work_one_replays_and_none_disturbs_it(worke
     assert sum(counts["hit"] for counts in found.values()) >= 7 * 40
 
 
-def test_a_new_thread_each_iteration_takes_over_the_sequence_of_the_one_that_ended(core: Core) -> None:
+def test_new_thread_takes_over_the_sequence_of_an_ended_thread(core: Core) -> None:
     core.step()
     assert core.run(SIZES) == 40
     both = Core()
@@ -238,7 +238,7 @@ def test_a_new_thread_each_iteration_takes_over_the_sequence_of_the_one_that_end
     assert both.client.state()["sequences"] == 2
 
 
-def test_a_program_that_left_is_found_again_when_it_comes_back(core: Core) -> None:
+def test_returning_program_is_synchronized_again(core: Core) -> None:
     core.run(SIZES)
     core.run([513 + 3 * k for k in range(1000)])
     for _ in range(10):
@@ -246,7 +246,7 @@ def test_a_program_that_left_is_found_again_when_it_comes_back(core: Core) -> No
     assert core.run(SIZES) == 40
 
 
-def test_rotating_addresses_let_a_value_be_replaced_after_the_new_one_exists() -> None:
+def test_rotating_addresses_let_a_value_be_replaced_after_the_new_value_exists() -> None:
     core = Core()
     core.client.load(None, pattern([40_000, 600], [[0, 41_472], [40_448, 81_920]]))
     held = None
@@ -259,7 +259,7 @@ def test_rotating_addresses_let_a_value_be_replaced_after_the_new_one_exists() -
     assert core.misses == 0
 
 
-def test_threads_agree_on_the_iteration_whenever_they_began() -> None:
+def test_threads_agree_on_the_iteration_number() -> None:
     """Rotating addresses of two threads fit only if both count iterations alike."""
     core = Core()
     offsets = [[0, 1024], [2048, 3072]]
@@ -277,7 +277,7 @@ def test_threads_agree_on_the_iteration_whenever_they_began() -> None:
     assert core.misses == 0
 
 
-def test_what_follows_the_last_planned_allocation_waits_for_the_mark(core: Core) -> None:
+def test_allocations_after_the_last_planned_allocation_wait_for_the_mark(core: Core) -> None:
     core.step()
     core.run(SIZES)
     assert core.run(SIZES) == 0
@@ -286,7 +286,7 @@ def test_what_follows_the_last_planned_allocation_waits_for_the_mark(core: Core)
     assert core.run(SIZES) == 40
 
 
-def test_a_mark_begun_twice_does_not_shut_the_client_out(core: Core) -> None:
+def test_mark_begun_twice_does_not_shut_the_client_out(core: Core) -> None:
     from mempool._core import Mark
 
     core.client.mark(Mark.BEGIN)
@@ -302,7 +302,7 @@ def test_a_mark_begun_twice_does_not_shut_the_client_out(core: Core) -> None:
     assert core.run(SIZES) == 40
 
 
-def test_a_warm_up_leads_into_its_steady_pattern() -> None:
+def test_warm_up_leads_into_its_steady_pattern() -> None:
     core = Core()
     warm = pattern([700, 800, *SIZES], [-1, -1, *range(0, 40 * 65536, 65536)], cyclic=False, marks=[2, 42])
     core.client.load(warm, pattern(SIZES, list(range(0, 40 * 65536, 65536))))
@@ -315,7 +315,7 @@ def test_a_warm_up_leads_into_its_steady_pattern() -> None:
 
 
 @pytest.mark.parametrize("marks", [True, False])
-def test_a_pattern_that_is_the_beginning_of_another_gives_way_to_it(marks: bool) -> None:
+def test_pattern_gives_way_to_a_longer_pattern_with_the_same_prefix(marks: bool) -> None:
     core = Core()
     core.client.load(None, pattern(SIZES))
     core.client.load(None, pattern(SIZES[:25]))
@@ -326,8 +326,11 @@ def test_a_pattern_that_is_the_beginning_of_another_gives_way_to_it(marks: bool)
     assert core.misses == 0
 
 
-def test_a_plan_that_waits_for_the_end_of_an_iteration_is_not_entered_with_another_size() -> None:
-    """The iteration ends where a shorter known one does, and the waiting plan has another size there."""
+def test_plan_waiting_for_the_end_of_an_iteration_is_not_entered_at_another_size() -> None:
+    """The iteration ends where a shorter known iteration ends.
+
+    The waiting plan has another size there.
+    """
     core = Core()
     places = [4096 * k for k in range(len(SIZES))]
     sizes = [2048 + 64 * k for k in range(len(SIZES))]
@@ -350,8 +353,11 @@ def test_a_plan_that_waits_for_the_end_of_an_iteration_is_not_entered_with_anoth
 
 
 @pytest.mark.parametrize("left_out", [1, 3, 8])
-def test_an_iteration_that_ends_early_is_over(left_out: int) -> None:
-    """Without marks too: the next one has its own places, and not those of what lives on from this one."""
+def test_iteration_ending_early_is_over(left_out: int) -> None:
+    """The same holds without marks.
+
+    The next iteration has slots apart from the buffers that live on from this iteration.
+    """
     core, places = Core(), 1 << 15
     sizes = SIZES[:30]
     # Each lives until the next iteration ends, which has places of its own.

@@ -1,4 +1,4 @@
-"""Marked iterations of several kinds, any of which may follow any other, have one plan together."""
+"""Joint plans of marked iterations of several variants, any of which may follow any other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEARNED = 120
 def letting_go(
     memory: programs.Watched, scale_of: Callable[[int], int], late: Callable[[int], bool]
 ) -> Callable[[int], None]:
-    """Gradients that the next iteration frees first or, where it is ``late``, last: the same sizes anyway."""
+    """Keep gradients that the next iteration frees first or, if ``late``, last; the sizes are the same."""
     gradients: list[int] = []
 
     def iteration(number: int) -> None:
@@ -42,7 +42,7 @@ def letting_go(
 
 
 def in_regions(pool: Pool, iteration: Callable[[int], None], count: int, *, first: int = 0) -> None:
-    """As `run`, in regions, and between them something of another size each time."""
+    """Run like `run`, in regions, with a buffer of a different size between regions each time."""
     for number in range(first, first + count):
         with pool.iteration():
             iteration(number)
@@ -54,7 +54,7 @@ def in_regions(pool: Pool, iteration: Callable[[int], None], count: int, *, firs
 @pytest.mark.parametrize("order", [in_turn, at_random])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("scales", [(1024, 1700), (1024, 1024, 1500), (900, 1300, 1900, 2500)], ids=str)
-def test_kinds_in_any_order_have_no_misses(
+def test_joint_plans_of_variants_in_any_order_have_no_misses(
     pool: Pool,
     scales: tuple[int, ...],
     late: bool,
@@ -71,7 +71,7 @@ def test_kinds_in_any_order_have_no_misses(
 
 @pytest.mark.parametrize("order", [in_turn, at_random])
 @pytest.mark.parametrize("late", [False, True])
-def test_kinds_of_different_lengths_have_none_and_are_not_planned_time_and_again(
+def test_variants_of_different_lengths_have_no_misses_and_few_replans(
     pool: Pool, late: bool, order: Callable[[tuple[int, ...]], Callable[[int], int]]
 ) -> None:
     memory = programs.Watched(pool)
@@ -83,8 +83,8 @@ def test_kinds_of_different_lengths_have_none_and_are_not_planned_time_and_again
     memory.free_all()
 
 
-def test_apart_they_would_miss(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the tests above show something."""
+def test_separate_plans_of_variants_would_miss(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves that the tests above have power."""
     monkeypatch.setattr(together, "LEAST_COLLISIONS", 1 << 60)
     memory = programs.Watched(pool)
     iteration = kinds(memory, at_random((900, 1300, 1900)))
@@ -93,7 +93,7 @@ def test_apart_they_would_miss(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> N
     memory.free_all()
 
 
-def test_the_arena_is_hardly_larger_than_the_largest_kind_needs(pool: Pool) -> None:
+def test_joint_arena_is_hardly_larger_than_the_largest_variants_arena(pool: Pool) -> None:
     memory = programs.Watched(pool)
     iteration = kinds(memory, at_random((900, 1300, 1900, 2500)), late=True)
     in_steps(pool, iteration, LEARNED)
@@ -101,7 +101,7 @@ def test_the_arena_is_hardly_larger_than_the_largest_kind_needs(pool: Pool) -> N
     memory.free_all()
 
 
-def test_a_kind_that_comes_later_is_planned_with_the_others(pool: Pool) -> None:
+def test_later_variant_is_planned_jointly_with_the_others(pool: Pool) -> None:
     memory = programs.Watched(pool)
     first, all_of_them = at_random((900, 1300)), at_random((900, 1300, 1900))
     iteration = kinds(memory, lambda number: (first if number < LEARNED else all_of_them)(number))
@@ -110,8 +110,8 @@ def test_a_kind_that_comes_later_is_planned_with_the_others(pool: Pool) -> None:
     memory.free_all()
 
 
-def test_what_is_kept_for_longer_from_then_on_is_planned_for(pool: Pool) -> None:
-    """Two outputs instead of one, so that some reach into the iteration after the next."""
+def test_longer_lifetimes_across_variants_are_planned_for(pool: Pool) -> None:
+    """Two outputs instead of one are kept, so that some reach into the iteration after the next."""
     memory = programs.Watched(pool)
     order, kept = at_random((900, 1300, 1900)), list[int]()
     iteration = kinds(memory, order)
@@ -128,8 +128,8 @@ def test_what_is_kept_for_longer_from_then_on_is_planned_for(pool: Pool) -> None
     memory.free_all()
 
 
-def test_what_lives_for_a_random_number_of_iterations_is_left_out(pool: Pool) -> None:
-    """Gradients that are accumulated for a while: what else there is hits."""
+def test_buffers_with_random_lifetimes_are_left_unplanned(pool: Pool) -> None:
+    """Gradients accumulated for a random while: all other buffers hit."""
     memory, chance = programs.Watched(pool), random.Random(2)
     order, gathered = at_random((900, 1300)), list[int]()
 
@@ -156,8 +156,8 @@ def test_what_lives_for_a_random_number_of_iterations_is_left_out(pool: Pool) ->
     memory.free_all()
 
 
-def test_what_stays_in_the_arena_is_planned_around(pool: Pool) -> None:
-    """Also when one more kind has come."""
+def test_joint_plans_lie_around_pinned_ranges(pool: Pool) -> None:
+    """Also after another variant has joined."""
     memory = programs.Watched(pool)
     first, all_of_them = at_random((900, 1300)), at_random((900, 1300, 1900))
     iteration = kinds(memory, lambda number: (first if number < 5 * LEARNED else all_of_them)(number))
@@ -185,8 +185,8 @@ def test_what_stays_in_the_arena_is_planned_around(pool: Pool) -> None:
     memory.free_all()
 
 
-def test_marks_win_over_what_was_found_before_them(pool: Pool) -> None:
-    """A short loop within the first iteration is no kind of iteration."""
+def test_marks_win_over_patterns_detected_earlier(pool: Pool) -> None:
+    """A short loop within the first iteration is no variant."""
     memory, order = programs.Watched(pool), at_random((900, 1300, 1900))
     iteration = kinds(memory, order)
 
@@ -207,7 +207,7 @@ def test_marks_win_over_what_was_found_before_them(pool: Pool) -> None:
     memory.free_all()
 
 
-def test_one_kind_has_a_plan_of_its_own(pool: Pool) -> None:
+def test_single_variant_has_a_plan_of_its_own(pool: Pool) -> None:
     memory = programs.Watched(pool)
     iteration = kinds(memory, lambda _: 1024)
     in_steps(pool, iteration, LEARNED)
@@ -216,7 +216,7 @@ def test_one_kind_has_a_plan_of_its_own(pool: Pool) -> None:
 
 
 def saved(path: Path, order: Callable[[int], int], **how: bool) -> None:
-    """What was learned of these kinds, as a file."""
+    """Save the plans learned of these variants to a file."""
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         in_steps(pool, kinds(memory, order, **how), 2 * LEARNED)
@@ -229,10 +229,10 @@ def saved(path: Path, order: Callable[[int], int], **how: bool) -> None:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("first", [0, 1, 3])  # of each kind
 @pytest.mark.parametrize("work", [in_steps, marking_last])
-def test_saved_plans_of_all_kinds_are_followed_from_the_beginning(
+def test_saved_joint_plans_hit_from_the_first_iteration_of_the_recorded_variant(
     tmp_path: Path, work: Callable[..., None], first: int, late: bool, long: bool
 ) -> None:
-    """From the first iteration, if that is of the same kind as when it was recorded; else from the second."""
+    """With another variant in the first iteration, from the second on."""
     order = at_random((900, 1300, 1900))
 
     def program(pool: Pool) -> tuple[programs.Watched, Callable[[int], None]]:
@@ -254,7 +254,7 @@ def test_saved_plans_of_all_kinds_are_followed_from_the_beginning(
         memory.free_all()
 
 
-def test_saved_plans_are_made_anew_with_one_more_kind(tmp_path: Path) -> None:
+def test_another_variant_replans_saved_joint_plans(tmp_path: Path) -> None:
     saved(tmp_path / "plan", at_random((900, 1300)))
     order = at_random((900, 1300, 1900))
     with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
@@ -266,8 +266,8 @@ def test_saved_plans_are_made_anew_with_one_more_kind(tmp_path: Path) -> None:
         memory.free_all()
 
 
-def test_saved_plans_are_made_anew_where_buffers_live_longer(tmp_path: Path) -> None:
-    """Another program of the same sizes."""
+def test_longer_lifetimes_replan_saved_joint_plans(tmp_path: Path) -> None:
+    """The second program has the same sizes."""
     order = at_random((900, 1300, 1900))
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
@@ -284,8 +284,8 @@ def test_saved_plans_are_made_anew_where_buffers_live_longer(tmp_path: Path) -> 
         memory.free_all()
 
 
-def test_a_succession_that_is_rare_is_not_forgotten(tmp_path: Path) -> None:
-    """The recording of some iterations need not show it, and planning for less without it would miss."""
+def test_rare_transition_in_a_saved_plan_is_not_forgotten(tmp_path: Path) -> None:
+    """A short recording need not show the transition, and a plan without it would miss."""
     order = at_random((900, 1300, 1900))
     saved(tmp_path / "plan", order, late=True, long=True)
     with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
@@ -295,7 +295,7 @@ def test_a_succession_that_is_rare_is_not_forgotten(tmp_path: Path) -> None:
         memory.free_all()
 
 
-def test_what_is_saved_again_is_the_same(tmp_path: Path) -> None:
+def test_saving_loaded_joint_plans_again_changes_nothing(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     saved(first, at_random((900, 1300, 1900)))
     with Pool(simulated(), background=False, plan=first) as pool:
@@ -310,8 +310,8 @@ def test_what_is_saved_again_is_the_same(tmp_path: Path) -> None:
         assert (after.plans[number].plan.offset == before.plans[number].plan.offset).all()
 
 
-def test_what_is_saved_is_what_is_in_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not what it was tried to replace that by; the gradients go later from some iteration on."""
+def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the rejected replacements; gradients are freed later from some iteration on."""
     order = at_random((900, 1300, 1900))
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
@@ -329,7 +329,7 @@ def test_what_is_saved_is_what_is_in_effect(tmp_path: Path, monkeypatch: pytest.
     assert len(again.kinds) == 3
 
 
-def test_one_that_is_left_of_several_is_saved_by_itself(tmp_path: Path) -> None:
+def test_last_remaining_variant_is_saved_without_the_others(tmp_path: Path) -> None:
     saved(tmp_path / "first", at_random((900, 1300)))
     with Pool(simulated(), background=False, plan=tmp_path / "first") as pool:
         learner = pool._planner._learner
@@ -340,8 +340,8 @@ def test_one_that_is_left_of_several_is_saved_by_itself(tmp_path: Path) -> None:
     assert not again.kinds
 
 
-def test_a_kind_that_came_long_ago_is_in_nobodys_way(pool: Pool) -> None:
-    """The recording no longer shows what followed it."""
+def test_variant_of_long_ago_blocks_no_variant(pool: Pool) -> None:
+    """The recording no longer shows the variants that followed."""
     memory = programs.Watched(pool)
     order = at_random((900, 1300, 1900))
     iteration = kinds(memory, lambda number: 700 if number < 200 else order(number))
@@ -350,8 +350,8 @@ def test_a_kind_that_came_long_ago_is_in_nobodys_way(pool: Pool) -> None:
     memory.free_all()
 
 
-def test_another_client_of_the_memory_leaves_them_together(pool: Pool) -> None:
-    """Beside its plans they are made anew, all of them."""
+def test_another_client_on_the_memory_keeps_the_joint_plans(pool: Pool) -> None:
+    """All joint plans are made anew beside the plans of the other client."""
     memory = programs.Watched(pool)
     iteration = kinds(memory, at_random((900, 1300, 1900)))
     in_steps(pool, iteration, LEARNED)
@@ -371,7 +371,7 @@ def test_another_client_of_the_memory_leaves_them_together(pool: Pool) -> None:
     memory.free_all()
 
 
-def test_more_kinds_than_can_be_known_are_not_planned_over_and_over(pool: Pool) -> None:
+def test_more_variants_than_can_be_known_are_not_planned_again_and_again(pool: Pool) -> None:
     memory = programs.Watched(pool)
     iteration = kinds(memory, at_random(tuple(range(800, 800 + 20 * 100, 100))))
     in_steps(pool, iteration, LEARNED)
@@ -381,8 +381,8 @@ def test_more_kinds_than_can_be_known_are_not_planned_over_and_over(pool: Pool) 
     memory.free_all()
 
 
-def test_what_was_kept_longer_for_a_while_is_no_longer_planned_for(pool: Pool) -> None:
-    """Plans that were made together for that give way to smaller ones, and nothing stays unplanned for it."""
+def test_shrinking_lifetimes_give_way_to_smaller_joint_plans(pool: Pool) -> None:
+    """Joint plans for the longer lifetimes are replaced, and no buffer stays unplanned."""
     memory = programs.Watched(pool)
     order, kept = at_random((900, 1300, 1900)), list[int]()
     iteration = kinds(memory, lambda number: order(number % 1000))

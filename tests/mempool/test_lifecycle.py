@@ -1,4 +1,4 @@
-"""Pools that come and go at any time, and one that stays for very long."""
+"""Pools that are installed and closed at any time, and a pool that runs for very long."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ DAY = 24 * 3600 * 100
 
 
 @pytest.mark.parametrize(("background", "times"), [(False, 1000), (True, 60)])
-def test_installing_and_uninstalling_again_and_again_leaves_nothing(background: bool, times: int) -> None:
-    """Each time arrays of the pool before are alive, and go while another one serves."""
+def test_repeated_install_and_uninstall_leaves_nothing(background: bool, times: int) -> None:
+    """Each time arrays of the former pool are alive, and freed while another pool serves."""
     before, threads = _core.live_objects(), threading.active_count()
     kept: list[np.ndarray] = []
     for number in range(times):
@@ -49,7 +49,7 @@ def test_installing_and_uninstalling_again_and_again_leaves_nothing(background: 
     assert threading.active_count() == threads
 
 
-def test_a_reloaded_adapter_serves_and_lets_go_of_what_was_there() -> None:
+def test_reloaded_adapter_serves_and_releases_the_former_state() -> None:
     for _ in range(5):
         with mempool.numpy.install(background=False) as pool:
             array = np.arange(5000)
@@ -70,10 +70,11 @@ def frugal() -> Iterator[_core.SimulatedDevice]:
 
 
 @pytest.mark.parametrize("lasts", [1, 5, 16])
-def test_whichever_call_of_the_device_fails_nothing_is_lost(
-    frugal: _core.SimulatedDevice, lasts: int
-) -> None:
-    """From there on all fail for so many iterations, while it records, plans, replays; then none."""
+def test_failure_of_any_device_call_loses_nothing(frugal: _core.SimulatedDevice, lasts: int) -> None:
+    """All calls fail from the failing call on, for some iterations of recording, planning and replay.
+
+    Then none fails.
+    """
     refused = -1
     for calls in range(200):
         before = frugal.counts().refusals
@@ -106,7 +107,7 @@ def test_whichever_call_of_the_device_fails_nothing_is_lost(
 
 
 def iterate(count: int) -> None:
-    """Training with a difference now and then: what the pool knows and holds does not grow."""
+    """Train with an occasional difference; assert that the pool's tables and memory do not grow."""
     memory, rng = Planning(marks=True, every=200), random.Random(0)
     player = Player(memory)
     sizes = [70_000, 30_000, 110_000]
@@ -140,17 +141,17 @@ def iterate(count: int) -> None:
     assert memory.hits >= 0.99 * 3 * count
 
 
-def test_a_long_run_holds_no_more_than_a_short_one() -> None:
+def test_long_run_holds_no_more_memory_than_a_short_run() -> None:
     iterate(60_000)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_a_day_of_iterations_holds_no_more_than_an_hour() -> None:
+def test_day_of_iterations_holds_no_more_memory_than_an_hour() -> None:
     iterate(DAY)
 
 
-def test_an_iteration_that_is_interrupted_as_it_begins_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iteration_interrupted_at_its_begin_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C may come at any moment."""
 
     class Interrupted:
@@ -168,7 +169,7 @@ def test_an_iteration_that_is_interrupted_as_it_begins_is_over(monkeypatch: pyte
         pool.step()
 
 
-def test_a_child_that_is_forked_in_another_threads_iteration_is_in_none() -> None:
+def test_child_forked_in_another_threads_iteration_is_in_no_iteration() -> None:
     script = """
         import os, threading, warnings
         import mempool.numpy

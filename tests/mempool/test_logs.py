@@ -1,4 +1,4 @@
-"""What is said of the pool while a program runs."""
+"""Log output of the pool while a program runs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def said(setup: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_where_no_logs_are_set_up_warnings_say_who_speaks() -> None:
+def test_warnings_without_logging_setup_name_mempool() -> None:
     lines = said("")
     assert lines[:3] == ["mempool: so many: 3", "mempool: failed", "Traceback (most recent call last):"]
     assert lines[-1] == "ZeroDivisionError: division by zero"
 
 
 @pytest.mark.parametrize("logger", ["", "mempool"])
-def test_a_program_that_sets_up_logs_has_them_its_way_and_once(logger: str) -> None:
+def test_program_with_logging_setup_gets_each_record_once_in_its_format(logger: str) -> None:
     handler = "handler = logging.StreamHandler(); handler.setFormatter(logging.Formatter('<%(message)s>'))\n"
     lines = said(f"{handler}logging.getLogger('{logger}').addHandler(handler)")
     assert lines[:2] == ["<so many: 3>", "<failed>"]
@@ -43,5 +43,5 @@ def test_a_program_that_sets_up_logs_has_them_its_way_and_once(logger: str) -> N
 @pytest.mark.parametrize(
     "setup", ["logging.getLogger('mempool').setLevel(logging.CRITICAL)", "sys.stderr = None"]
 )
-def test_who_wants_to_hear_nothing_hears_nothing(setup: str) -> None:
+def test_silenced_logger_prints_nothing(setup: str) -> None:
     assert said(setup) == []

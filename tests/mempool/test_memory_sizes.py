@@ -58,6 +58,6 @@ def test_every_verb_asks_for_the_unit_of_a_memory(
     assert "'24' has no unit: say 24GiB" in " ".join(capsys.readouterr().err.split())
 
 
-def test_compare_takes_a_bare_limit_of_at_least_one_block(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_accepts_a_bare_limit_of_at_least_a_block(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["compare", "none.trace", "--limit", "512"]) != 2
     assert "no unit" not in capsys.readouterr().err

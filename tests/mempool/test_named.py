@@ -1,4 +1,4 @@
-"""What texts of the command line name, without importing anything of it."""
+"""Model names on the command line, parsed without importing their modules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _VALUES = st.recursive(
     st.sampled_from(["transformers", "module", "script"]), _NAMES, _NAMES,
     st.dictionaries(_NAMES.filter(lambda n: n not in ("None", "True", "False")), _VALUES, max_size=3),
 )  # fmt: skip
-def test_a_name_with_arguments_is_what_it_is_written_from(
+def test_name_with_arguments_round_trips_through_its_text(
     kind: str, where: str, name: str, arguments: dict[str, object]
 ) -> None:
     import keyword
@@ -52,7 +52,7 @@ def test_a_name_with_arguments_is_what_it_is_written_from(
         ("transformers:meta-llama/Llama-2-7b-hf", Named("transformers", "", "meta-llama/Llama-2-7b-hf")),
     ],
 )
-def test_places_are_told_by_their_form(text: str, named: Named) -> None:
+def test_kind_of_a_model_name_follows_from_its_form(text: str, named: Named) -> None:
     assert parse_target(text) == named
 
 
@@ -70,13 +70,13 @@ def test_places_are_told_by_their_form(text: str, named: Named) -> None:
         ("pkg:f(a=" + "[" * 5000 + "]" * 5000 + ")", "between the brackets stand key=value"),
     ],
 )
-def test_what_names_nothing_says_why(text: str, reason: str) -> None:
+def test_invalid_name_gives_the_reason(text: str, reason: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_target(text)
     assert reason in str(error.value)
 
 
-def test_optimizers_are_names_with_what_is_added_or_functions() -> None:
+def test_optimizers_are_names_with_additions_or_functions() -> None:
     assert parse_name("sgd+momentum") == Named("", "", "sgd+momentum")
     assert parse_name("adamw(lr=1e-3, foreach=False)").arguments == {"lr": 1e-3, "foreach": False}
     assert parse_name("pkg.sub:make") == Named("module", "pkg.sub", "make")
@@ -84,14 +84,14 @@ def test_optimizers_are_names_with_what_is_added_or_functions() -> None:
 
 
 @given(st.integers(1, 99), st.integers(1, 99), st.integers(1, 9))
-def test_sizes_of_inputs_are_products_of_what_is_asked_for(batch: int, seq: int, factor: int) -> None:
+def test_input_sizes_are_products_of_batch_and_sequence_length(batch: int, seq: int, factor: int) -> None:
     [image, mask] = parse_inputs(f"float32[{factor}*B, 3,S] mask=bool[B,S*{factor}*B];")
     assert (image.name, image.type, mask.name, mask.type) == ("", "float32", "mask", "bool")
     assert image.sizes(batch, seq) == (factor * batch, 3, seq)
     assert mask.sizes(batch, seq) == (batch, seq * factor * batch)
 
 
-def test_an_input_without_a_type_is_of_float32_and_one_without_sizes_a_number() -> None:
+def test_input_without_a_type_is_float32_and_without_sizes_a_number() -> None:
     assert parse_inputs("[B] long[]") == (Input("", "float32", (("B",),)), Input("", "int64", ()))
 
 
@@ -99,23 +99,23 @@ def test_an_input_without_a_type_is_of_float32_and_one_without_sizes_a_number() 
     "text",
     ["", "float32", "float33[B]", "float32[B,x]", "float32[B,-1]", "f32[B", "1a=f32[B]", "[99999999999999]"],
 )
-def test_inputs_that_mean_nothing_are_refused(text: str) -> None:
+def test_invalid_inputs_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_inputs(text)
 
 
-def test_inputs_of_a_length_that_nobody_told_ask_for_it() -> None:
+def test_inputs_with_an_unknown_sequence_length_ask_for_the_option() -> None:
     with pytest.raises(UsageError, match="--seq"):
         parse_inputs("[B,S]")[0].sizes(1, None)
 
 
 @given(st.lists(st.integers(1, 10**8), min_size=1))
-def test_lists_of_sizes_keep_their_order_without_what_is_there_twice(sizes: list[int]) -> None:
+def test_lists_of_sizes_keep_their_order_without_duplicates(sizes: list[int]) -> None:
     assert parse_sizes(",".join(map(str, sizes))) == list(dict.fromkeys(sizes))
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1,", "1.5", "x", "1e3", "9" * 30])
-def test_sizes_that_are_none_are_refused(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="list of numbers"):
         parse_sizes(text)
 

@@ -1,4 +1,4 @@
-"""The core without Python, under sanitizers and without its guards: see tests/native/stress.cpp."""
+"""The core without Python, under sanitizers and with guards removed: see tests/native/stress.cpp."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ def test_many_random_programs_on_threads_keep_every_promise(
 
 @pytest.mark.mutation
 @pytest.mark.timeout(0)
-def test_the_harness_notices_each_guard_that_is_taken_out(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_harness_notices_each_removed_guard(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = harness(folder, "none", mutations=True)
     notices_each(
         guards.STRESS,
@@ -85,14 +83,14 @@ def test_the_harness_notices_each_guard_that_is_taken_out(
 
 
 @pytest.mark.mutation
-def test_without_the_guard_of_the_arena_live_buffers_overlap(folder: Path) -> None:
+def test_removed_arena_guard_lets_live_buffers_overlap(folder: Path) -> None:
     program = harness(folder, "none", mutations=True)
     assert stress(program, "pages", 2, 4).returncode == 0
     assert any("overlap" in stress(program, "pages", seed, 4, removed="cells").stderr for seed in range(3))
 
 
 @pytest.mark.parametrize("sanitizer", ["address", pytest.param("thread", marks=pytest.mark.full)])
-def test_page_locked_memory_waits_for_the_streams_that_copy_it(folder: Path, sanitizer: str) -> None:
+def test_page_locked_memory_waits_for_the_streams_of_its_copies(folder: Path, sanitizer: str) -> None:
     """See tests/native/pinned.cpp."""
     if not build.has_sanitizer(sanitizer):
         pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")

@@ -1,4 +1,4 @@
-"""Numba's memory manager on a fake driver: what is served, when it is given back, and what is refused."""
+"""Numba's memory manager on a fake driver: allocation, frees, and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 
 class Context(SimpleNamespace):
-    """What a manager asks of Numba's context."""
+    """The part of Numba's context that a manager uses."""
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(device=SimpleNamespace(id=index))
@@ -54,7 +54,7 @@ def address(memory: Any) -> int:
     return int(memory.device_pointer)
 
 
-def test_installing_makes_it_the_manager_and_closing_gives_the_former_back(fake: FakeCuda) -> None:
+def test_install_sets_numbas_manager_and_close_restores_the_former(fake: FakeCuda) -> None:
     before = numba_driver._memory_manager
     with mempool.numba.install(driver=fake.driver, background=False) as pool:
         assert numba_driver._memory_manager is mempool.numba.Manager
@@ -66,7 +66,7 @@ def test_installing_makes_it_the_manager_and_closing_gives_the_former_back(fake:
     assert fake.calls("cuMemAlloc_v2") == 0
 
 
-def test_the_environment_is_enough() -> None:
+def test_environment_variable_alone_selects_the_manager() -> None:
     code = (
         "from numba.cuda.cudadrv import driver; driver._ensure_memory_manager(); "
         "import mempool.numba; assert driver._memory_manager is mempool.numba.Manager"
@@ -75,7 +75,7 @@ def test_the_environment_is_enough() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True)
 
 
-def test_a_manager_that_nobody_gave_a_pool_makes_one(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manager_without_a_pool_makes_a_pool(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mempool.numba.NumbaPool.__init__, "__kwdefaults__", {"synchronize": True})
     monkeypatch.setattr(
         mempool.callbacks.CallbackPool.__init__, "__kwdefaults__", {"driver": fake.driver, "share": None}
@@ -88,7 +88,7 @@ def test_a_manager_that_nobody_gave_a_pool_makes_one(fake: FakeCuda, monkeypatch
     made.close()
 
 
-def test_after_numba_has_made_a_context_it_is_too_late(
+def test_install_after_numba_has_made_a_context_is_refused(
     fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices = {0: SimpleNamespace(primary_context=object())}
@@ -98,7 +98,7 @@ def test_after_numba_has_made_a_context_it_is_too_late(
     assert mempool.numba.installed() is None
 
 
-def test_what_is_dropped_is_the_next_ones(pool: mempool.numba.NumbaPool, manager: Any) -> None:
+def test_dropped_memory_serves_the_next_request(pool: mempool.numba.NumbaPool, manager: Any) -> None:
     first = manager.memalloc(MIB)
     assert (first.size, pool.client.stats()["requested"]["current"]) == (MIB, MIB)
     where, reserved = address(first), pool.core.stats()["reserved"]["current"]
@@ -110,10 +110,10 @@ def test_what_is_dropped_is_the_next_ones(pool: mempool.numba.NumbaPool, manager
     assert pool.core.stats()["reserved"]["current"] == reserved
 
 
-def test_what_a_stream_still_uses_is_not_the_next_ones(
+def test_memory_in_use_by_a_stream_does_not_serve_the_next_request(
     fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any
 ) -> None:
-    """Numba does not say that a kernel on another stream reads it; the next one may be written at once."""
+    """Numba does not report a kernel's read on another stream; the next owner may write at once."""
     slow, fast = fake.stream(), fake.stream()
     memory = manager.memalloc(MIB)
     where = address(memory)
@@ -129,7 +129,7 @@ def test_what_a_stream_still_uses_is_not_the_next_ones(
     again.free()
 
 
-def test_without_synchronizing_nobody_waits(fake: FakeCuda) -> None:
+def test_allocation_without_synchronizing_does_not_wait_for_the_device(fake: FakeCuda) -> None:
     with mempool.numba.install(driver=fake.driver, synchronize=False, background=False):
         manager = mempool.numba.Manager(context=Context())
         manager.memalloc(MIB).free()
@@ -138,7 +138,7 @@ def test_without_synchronizing_nobody_waits(fake: FakeCuda) -> None:
         assert fake.calls("cuCtxSynchronize") == before
 
 
-def test_inside_defer_cleanup_nobody_waits_and_afterwards_all_is_given_back(
+def test_frees_inside_defer_cleanup_wait_until_its_end(
     fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any
 ) -> None:
     kept = [manager.memalloc(MIB) for _ in range(3)]
@@ -153,7 +153,7 @@ def test_inside_defer_cleanup_nobody_waits_and_afterwards_all_is_given_back(
     assert fake.calls("cuCtxSynchronize") == before + 1
 
 
-def test_what_cannot_be_waited_for_is_given_back_later(
+def test_memory_whose_wait_fails_is_freed_later(
     fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any
 ) -> None:
     memory = manager.memalloc(MIB)
@@ -174,7 +174,7 @@ def test_out_of_memory_is_numbas_own_error_with_the_numbers(
     manager.memalloc(MIB).free()
 
 
-def test_what_the_driver_refuses_for_another_reason_is_no_want_of_memory(
+def test_driver_errors_other_than_out_of_memory_are_runtime_errors(
     fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any
 ) -> None:
     fake.fail("cuMemAlloc_v2", 719)
@@ -182,12 +182,14 @@ def test_what_the_driver_refuses_for_another_reason_is_no_want_of_memory(
         manager.memalloc(32 * MIB)
 
 
-def test_a_device_that_is_not_there_is_refused(fake: FakeCuda) -> None:
+def test_missing_device_is_refused(fake: FakeCuda) -> None:
     with pytest.raises(UsageError, match="no CUDA device 9"):
         mempool.numba.install(index=9, driver=fake.driver)
 
 
-def test_the_numbers_of_the_device(fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any) -> None:
+def test_memory_info_counts_free_memory_of_the_pool_as_free(
+    fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any
+) -> None:
     fake.set_capacity(64 * MIB)
     manager.memalloc(8 * MIB).free()
     free, total = manager.get_memory_info()
@@ -199,13 +201,13 @@ def test_handles_for_other_processes_are_refused(manager: Any) -> None:
         manager.get_ipc_handle(manager.memalloc(MIB))
 
 
-def test_one_pool_serves_one_device(pool: mempool.numba.NumbaPool, manager: Any) -> None:
+def test_pool_serves_a_single_device(pool: mempool.numba.NumbaPool, manager: Any) -> None:
     manager.memalloc(MIB)
     with pytest.raises(UsageError, match="is of CUDA device 0, not 1"):
         mempool.numba.Manager(context=Context(1)).memalloc(MIB)
 
 
-def test_a_closed_pool_goes_on_serving(pool: mempool.numba.NumbaPool, manager: Any) -> None:
+def test_closed_pool_goes_on_serving(pool: mempool.numba.NumbaPool, manager: Any) -> None:
     kept = manager.memalloc(MIB)
     pool.close()
     manager.memalloc(MIB).free()
@@ -213,7 +215,7 @@ def test_a_closed_pool_goes_on_serving(pool: mempool.numba.NumbaPool, manager: A
     assert pool.client.stats()["blocks"]["current"] == 0
 
 
-def test_a_loop_is_replayed(pool: mempool.numba.NumbaPool, manager: Any) -> None:
+def test_loop_in_numba_is_replayed(pool: mempool.numba.NumbaPool, manager: Any) -> None:
     for _ in range(12):
         pool.step()
         kept = [manager.memalloc(4096 * (1 + layer)) for layer in range(8)]
@@ -226,7 +228,7 @@ def test_a_loop_is_replayed(pool: mempool.numba.NumbaPool, manager: Any) -> None
     assert pool.client.patterns() == 0
 
 
-def test_with_another_framework_on_one_memory(fake: FakeCuda) -> None:
+def test_memory_moves_between_numba_and_another_framework(fake: FakeCuda) -> None:
     with (
         CallbackPool(0, driver=fake.driver, name="other", background=False) as other,
         mempool.numba.install(share=other, background=False) as pool,
@@ -243,6 +245,6 @@ def test_with_another_framework_on_one_memory(fake: FakeCuda) -> None:
         other.give(where, 0)
 
 
-def test_a_pool_of_the_host_cannot_be_shared(fake: FakeCuda) -> None:
+def test_sharing_a_host_pool_is_refused(fake: FakeCuda) -> None:
     with Pool(background=False) as host, pytest.raises(UsageError, match="is no pool of a CUDA device"):
         mempool.numba.install(share=host)

@@ -1,4 +1,4 @@
-"""Installing a pool in NumPy, and every way in which a program may end, fork or fail while it is there."""
+"""Installing a pool in NumPy, and the ways in which a program may end, fork or fail meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def owns(pool: mempool.Pool, array: np.ndarray[Any, Any]) -> bool:
 
 
 def run(script: str, *flags: str, **environment: str) -> str:
-    """The output of a program of its own, which must end well and say nothing on stderr."""
+    """Run a program; return its output after asserting success and an empty stderr."""
     done = subprocess.run(
         [sys.executable, *flags, "-c", textwrap.dedent(script)],
         capture_output=True,
@@ -42,7 +42,7 @@ def run(script: str, *flags: str, **environment: str) -> str:
 
 
 class TestInstall:
-    def test_a_with_block_serves_its_arrays_and_nothing_after(self) -> None:
+    def test_with_block_serves_its_own_arrays_only(self) -> None:
         with mempool.numpy.install() as pool:
             assert mempool.numpy.is_installed()
             assert mempool.numpy.installed() is pool
@@ -52,13 +52,13 @@ class TestInstall:
         assert pool.report().to_dict()["allocations"] > 0
 
     @pytest.mark.parametrize("end", [lambda _: mempool.numpy.uninstall(), lambda pool: pool.close()])
-    def test_uninstall_and_close_both_end_it(self, end: Callable[[mempool.Pool], None]) -> None:
+    def test_uninstall_and_close_both_remove_the_pool(self, end: Callable[[mempool.Pool], None]) -> None:
         pool = mempool.numpy.install()
         end(pool)
         assert not mempool.numpy.is_installed()
         assert not owns(pool, np.ones(1000))
 
-    def test_a_second_install_is_a_clear_error_and_changes_nothing(self) -> None:
+    def test_second_install_is_a_clear_error_and_changes_nothing(self) -> None:
         with mempool.numpy.install() as pool:
             with pytest.raises(mempool.UsageError, match="uninstall"):
                 mempool.numpy.install()
@@ -68,7 +68,7 @@ class TestInstall:
         with pytest.warns(RuntimeWarning, match="no pool is installed"):
             mempool.numpy.uninstall()
 
-    def test_closing_an_older_pool_leaves_the_installed_one(self) -> None:
+    def test_closing_an_older_pool_leaves_the_installed_pool(self) -> None:
         old = mempool.numpy.install()
         old.close()
         with mempool.numpy.install() as new:
@@ -83,7 +83,7 @@ class TestInstall:
             mempool.numpy.install(**options)
         assert not mempool.numpy.is_installed()
 
-    def test_switched_off_it_leaves_numpy_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_switched_off_pool_leaves_numpy_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MEMPOOL", "off")
         with mempool.numpy.install() as pool:
             assert not owns(pool, np.ones(1000))
@@ -97,13 +97,13 @@ class TestInstall:
         assert threading.active_count() == threads
         assert _core.numpy_hook().held() <= held
 
-    def test_an_error_inside_ends_it(self) -> None:
+    def test_error_inside_the_with_block_removes_the_pool(self) -> None:
         with pytest.raises(ZeroDivisionError), mempool.numpy.install():
             _ = 1 // 0
         assert not mempool.numpy.is_installed()
 
 
-def test_a_loop_with_marks_is_replayed_with_the_same_results() -> None:
+def test_loop_with_marks_is_replayed_with_the_same_results() -> None:
     def train(steps: int, pool: mempool.Pool | None) -> bytes:
         weights = np.linspace(-1, 1, 200 * 200).reshape(200, 200)
         for _ in range(steps):
@@ -135,7 +135,7 @@ class TestMemoryError:
             assert "limited to 67,108,864" in text
             assert np.ones(1000).all()
 
-    def test_without_a_pool_it_reads_as_ever(self) -> None:
+    def test_memory_error_without_a_pool_has_numpys_own_text(self) -> None:
         with mempool.numpy.install():
             pass
         with pytest.raises(MemoryError) as raised:
@@ -144,9 +144,9 @@ class TestMemoryError:
 
 
 class TestTheEnd:
-    """The interpreter ends with arrays alive; whatever still runs then must not find its memory gone."""
+    """The end of the interpreter with arrays alive; code that still runs must find the memory intact."""
 
-    def test_with_arrays_in_modules_cycles_and_nowhere(self) -> None:
+    def test_interpreter_ends_with_arrays_in_modules_and_cycles(self) -> None:
         out = run("""
             import atexit, builtins, sys
             import numpy as np, mempool.numpy
@@ -163,7 +163,7 @@ class TestTheEnd:
         """)
         assert out.split() == ["499500", "15000.0", "100.0"]
 
-    def test_with_a_thread_that_goes_on(self) -> None:
+    def test_interpreter_ends_with_a_running_thread(self) -> None:
         run("""
             import threading, time
             import numpy as np, mempool.numpy
@@ -187,7 +187,7 @@ class TestTheEnd:
                 with mempool.numpy.install(): arrays.append(np.ones(1000))
         """)
 
-    def test_without_a_word_in_development_mode(self) -> None:
+    def test_interpreter_ends_silently_in_development_mode(self) -> None:
         run(
             """
             import numpy as np, mempool.numpy
@@ -214,7 +214,7 @@ class TestChildren:
         for _ in range(2): threading.Thread(target=busy, daemon=True).start()
     """
 
-    def test_a_forked_child_uses_frees_and_resizes_what_it_inherited(self) -> None:
+    def test_forked_child_uses_frees_and_resizes_inherited_arrays(self) -> None:
         out = run(
             self.SCRIPT
             + """
@@ -239,7 +239,7 @@ class TestChildren:
         assert out == "well\n"
 
     @pytest.mark.parametrize("background", [True, False])
-    def test_a_trace_in_progress_is_the_parents_whatever_a_forked_child_does(
+    def test_trace_in_progress_belongs_to_the_parent_whatever_a_forked_child_does(
         self, tmp_path: Path, background: bool
     ) -> None:
         out = run(
@@ -280,7 +280,7 @@ class TestChildren:
         assert out == "True 1\n"
 
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-    def test_multiprocessing(self, method: str, tmp_path: Any) -> None:
+    def test_arrays_pass_through_multiprocessing(self, method: str, tmp_path: Any) -> None:
         script = tmp_path / "program.py"
         script.write_text(
             textwrap.dedent(f"""

@@ -1,4 +1,7 @@
-"""NumPy's default handler changed in place: every allocation of every thread, each address to its maker."""
+"""NumPy's default handler changed in place.
+
+The pool serves every thread, and frees go to the allocating functions.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def _warm_up() -> None:
 
 @contextlib.contextmanager
 def serving(**options: Any) -> Iterator[_core.Pool]:
-    """A pool without a planner that serves NumPy."""
+    """Serve NumPy with a pool without a planner."""
     pool = _core.Pool(device=_core.HostDevice(), **options)
     client = _core.Client(pool, "numpy")
     _core.numpy_hook().serve(client)
@@ -50,7 +53,7 @@ def serving(**options: Any) -> Iterator[_core.Pool]:
 
 @pytest.fixture
 def held() -> Callable[[], int]:
-    """How many pools the arrays of this test hold; libraries keep arrays from earlier ones."""
+    """Return the number of pools held by arrays of this test; libraries keep arrays from earlier pools."""
     gc.collect()
     before = _core.numpy_hook().held()
     return lambda: _core.numpy_hook().held() - before
@@ -73,22 +76,22 @@ class TestEveryThread:
     def make(self) -> np.ndarray[Any, Any]:
         return np.arange(1000.0) + 1
 
-    def test_this_thread_and_its_small_arrays_and_scalars(self) -> None:
+    def test_pool_serves_small_arrays_and_scalars_of_this_thread(self) -> None:
         with serving() as pool:
             assert owns(pool, self.make())
             assert owns(pool, np.zeros(3))
             assert owns(pool, np.array("text"))
 
-    def test_a_new_thread_which_has_an_empty_context(self) -> None:
+    def test_pool_serves_a_new_thread_with_an_empty_context(self) -> None:
         with serving() as pool, ThreadPoolExecutor(4) as threads:
             assert all(threads.map(lambda _: owns(pool, self.make()), range(16)))
 
-    def test_a_thread_that_runs_in_a_copied_context(self) -> None:
+    def test_pool_serves_a_thread_in_a_copied_context(self) -> None:
         with serving() as pool, ThreadPoolExecutor(1) as threads:
             context = contextvars.copy_context()
             assert threads.submit(context.run, lambda: owns(pool, self.make())).result()
 
-    def test_a_context_copied_before(self) -> None:
+    def test_pool_serves_a_context_copied_before_the_install(self) -> None:
         context = contextvars.copy_context()
         with serving() as pool:
             assert context.run(lambda: owns(pool, self.make()))
@@ -104,7 +107,7 @@ class TestEveryThread:
         with serving() as pool:
             assert all(asyncio.run(tasks(pool)))
 
-    def test_a_thread_that_python_did_not_start(self) -> None:
+    def test_pool_serves_a_thread_not_started_by_python(self) -> None:
         seen = []
         kept = []
         libc = ctypes.CDLL(None)
@@ -121,8 +124,11 @@ class TestEveryThread:
         assert seen == [True]
         assert kept[0].sum() == 500500
 
-    def test_many_threads_keep_each_other_out_of_their_arrays(self) -> None:
-        """32 threads fill arrays with their number, resize and exchange them, and find what was written."""
+    def test_arrays_of_many_threads_never_overlap(self) -> None:
+        """Fill arrays with the number of each of 32 threads, resize and exchange them.
+
+        Each array has a single number in the end.
+        """
         shared: list[np.ndarray[Any, Any]] = []
         errors: list[set[int]] = []
 
@@ -161,7 +167,7 @@ def _filled(size: int, value: int, turn: int) -> np.ndarray[Any, Any]:
 
 
 class TestForeignAddresses:
-    def test_an_array_made_before_is_resized_and_freed_after(self) -> None:
+    def test_array_from_before_the_install_is_resized_and_freed_afterwards(self) -> None:
         for size in (3, 1000, 300_000):
             array, expected = numbers(size), numbers(size)
             with serving() as pool:
@@ -174,7 +180,7 @@ class TestForeignAddresses:
                 assert pool.stats()["live_blocks"] == before
 
     @pytest.mark.parametrize("size", [3, 1000, 300_000])
-    def test_an_array_outlives_its_pool_and_is_resized_and_freed_after(
+    def test_array_outlives_its_pool_and_is_resized_and_freed_afterwards(
         self, held: Callable[[], int], size: int
     ) -> None:
         with serving() as pool:
@@ -190,7 +196,7 @@ class TestForeignAddresses:
         del array, other
         assert held() == 0
 
-    def test_an_array_of_one_pool_moves_to_the_next_when_it_is_resized(self) -> None:
+    def test_array_of_a_former_pool_moves_to_the_next_when_resized(self) -> None:
         with serving() as first:
             array = numbers(5000)
         with serving() as second:
@@ -200,7 +206,7 @@ class TestForeignAddresses:
             np.testing.assert_array_equal(array[:5000], numbers(5000))
         assert first.stats()["live_blocks"] == 0
 
-    def test_every_pool_gets_back_what_it_made(self, held: Callable[[], int]) -> None:
+    def test_every_pool_gets_its_own_memory_back(self, held: Callable[[], int]) -> None:
         pools, arrays = [], []
         for seed in range(12):
             with serving() as pool:
@@ -213,7 +219,7 @@ class TestForeignAddresses:
             assert pools[seed].stats()["live_blocks"] == 0
         assert held() == 0
 
-    def test_a_thread_that_bypasses_the_pool_frees_and_resizes_what_others_made(self) -> None:
+    def test_bypassing_thread_frees_and_resizes_arrays_of_the_pool(self) -> None:
         results = []
 
         def work(array: np.ndarray[Any, Any]) -> None:
@@ -231,7 +237,7 @@ class TestForeignAddresses:
 
 class TestZeros:
     @pytest.mark.parametrize("size", [1, 60, 513, 5000, 300_000, 10_000_000])
-    def test_zeros_are_zeros_in_memory_that_was_written(self, size: int) -> None:
+    def test_zeros_are_zero_in_reused_memory(self, size: int) -> None:
         with serving() as pool:
             pool.set_retained_limit(1 << 30)
             anchor = np.ones(size)
@@ -252,7 +258,7 @@ class TestZeros:
             assert resident_bytes() - before < 8 * MIB
             del zeros
 
-    def test_zeros_in_large_memory_that_was_written_take_none_until_they_are_touched(self) -> None:
+    def test_large_zeros_in_reused_memory_take_no_pages_until_touched(self) -> None:
         with serving() as pool:
             pool.set_retained_limit(1 << 30)
             del_me = np.ones(256 * MIB, np.uint8)
@@ -263,8 +269,8 @@ class TestZeros:
             assert not zeros[::4096].any()
 
     @pytest.mark.parametrize("size", [1 << 37, 1 << 46])
-    def test_what_the_system_refuses_malloc_is_refused_here_too(self, size: int) -> None:
-        """More than there is, and not only when it is touched."""
+    def test_size_refused_by_malloc_is_refused_by_the_pool(self, size: int) -> None:
+        """A size beyond the memory of the machine, refused at the request and not at the first touch."""
         libc = ctypes.CDLL(None)
         libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
         libc.free.argtypes = [ctypes.c_void_p]
@@ -275,7 +281,7 @@ class TestZeros:
             with refused:
                 np.empty(size, np.uint8)
 
-    def test_a_size_that_overflows_is_refused(self) -> None:
+    def test_overflowing_size_is_refused(self) -> None:
         """The handler's own calloc, called as a C extension would."""
         calloc, free = _handler_functions()
         with serving():
@@ -287,7 +293,7 @@ class TestZeros:
 
 
 def _handler_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """NumPy's calloc and free: entry 306 of its C interface, then 128 bytes of name and version."""
+    """Return NumPy's calloc and free: entry 306 of the C interface, then 128 bytes of name and version."""
     name = "numpy._core" if np.__version__ >= "2" else "numpy.core"
     umath = importlib.import_module(f"{name}._multiarray_umath")
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -302,7 +308,7 @@ def _handler_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 class TestMemoryError:
-    def test_the_pool_goes_on_after_a_request_beyond_its_limit(self) -> None:
+    def test_pool_goes_on_after_a_request_beyond_its_limit(self) -> None:
         with serving(max_reserved=64 * MIB) as pool:
             kept = numbers(1 * MIB)
             for attempt in (np.empty, np.zeros, np.ones):
@@ -311,7 +317,7 @@ class TestMemoryError:
             assert owns(pool, np.ones(2 * MIB))
             np.testing.assert_array_equal(kept, numbers(1 * MIB))
 
-    def test_a_resize_that_fails_leaves_the_old_array_as_it_was(self) -> None:
+    def test_failed_resize_leaves_the_old_array_unchanged(self) -> None:
         with serving(max_reserved=64 * MIB):
             array = numbers(1 * MIB)
             with pytest.raises(MemoryError):
@@ -321,9 +327,9 @@ class TestMemoryError:
             np.testing.assert_array_equal(array[: 1 * MIB], numbers(1 * MIB))
 
 
-def test_a_test_whose_array_goes_last_leaves_nothing_behind_alone_either() -> None:
-    """What tests leave behind is asked of the hook, whether or not somebody has imported the adapter."""
-    name = f"{__file__}::TestMemoryError::test_the_pool_goes_on_after_a_request_beyond_its_limit"
+def test_single_test_run_on_its_own_leaves_no_pool_behind() -> None:
+    """The fixture asks the hook for pools left behind, whether or not the adapter is imported."""
+    name = f"{__file__}::TestMemoryError::test_pool_goes_on_after_a_request_beyond_its_limit"
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -342,7 +348,7 @@ class TestManyTimes:
         assert held() == 0
         assert resident_bytes() - before < 4 * MIB
 
-    def test_arrays_that_outlive_thousands_of_pools_hold_only_theirs(self, held: Callable[[], int]) -> None:
+    def test_arrays_outliving_thousands_of_pools_hold_only_their_pools(self, held: Callable[[], int]) -> None:
         kept: list[np.ndarray[Any, Any]] = []
         for seed in range(2000):
             with serving():
@@ -353,7 +359,7 @@ class TestManyTimes:
         kept.clear()
         assert held() == 0
 
-    def test_the_same_client_serves_again(self, held: Callable[[], int]) -> None:
+    def test_same_client_serves_again(self, held: Callable[[], int]) -> None:
         client = _core.Client(_core.Pool(device=_core.HostDevice()), "numpy")
         kept = []
         for _ in range(100):
@@ -390,7 +396,7 @@ class TestManyTimes:
         assert errors == []
         assert held() == 0
 
-    def test_a_second_client_is_refused_while_one_serves(self) -> None:
+    def test_second_client_is_refused_while_the_first_serves(self) -> None:
         with serving(), pytest.raises(RuntimeError, match="another client"), serving():
             pass
         _core.numpy_hook().stop()
@@ -423,7 +429,10 @@ def test_arrays_in_cycles_are_freed_by_a_collection_inside_an_allocation() -> No
      "client.look", "client.take_tape", "pool.core.arena_ranges", "pool.report", "pool.explain"],
 )  # fmt: skip
 def test_no_garbage_is_collected_under_the_lock(call: str) -> None:
-    """What a call returns is made without it: until Python 3.12 making a dict may free arrays in cycles."""
+    """Results are built outside the lock.
+
+    Until Python 3.12 the creation of a dict may free arrays in cycles.
+    """
     script = f"""
 import faulthandler, gc
 import numpy as np, mempool.numpy
@@ -480,7 +489,7 @@ OPERATIONS: dict[str, Callable[[np.ndarray[Any, Any], int], np.ndarray[Any, Any]
 def test_any_sequence_of_operations_gives_the_same_with_and_without_a_pool(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    """Whatever is made, resized and dropped, and wherever pools begin and end in between."""
+    """Arrays are made, resized and dropped, and pools begin and end anywhere in between."""
 
     def run(*, with_pools: bool) -> list[bytes]:
         slots = [np.arange(n) * 1.5 for n in (1, 10, 63, 64, 1000, 40_000)]

@@ -19,7 +19,7 @@ import build  # noqa: E402
 def test_clients_are_destroyed_while_threads_allocate(
     tmp_path_factory: pytest.TempPathFactory, sanitizer: str, check: list[str]
 ) -> None:
-    """Nothing is used after its client is gone, all clients go in the end, and no byte is lost on the way."""
+    """No use after the end of a client, all clients are destroyed in the end, and no byte is lost."""
     if not build.has_sanitizer(sanitizer):
         pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")
     try:

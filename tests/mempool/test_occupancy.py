@@ -15,7 +15,7 @@ lengths = st.one_of(st.integers(1, 300), st.integers(1, LIMIT))
 
 
 def naive_hole(live: dict[int, int], size: int, alignment: int, limit: int) -> int:
-    """The first of the smallest free ranges, cut to the alignment, that hold the size."""
+    """Return the first of the smallest free ranges, cut to the alignment, that hold the size."""
     holes = []
     edge = 0
     for begin, end in [*sorted(live.items()), (limit, limit)]:
@@ -30,7 +30,7 @@ def naive_hole(live: dict[int, int], size: int, alignment: int, limit: int) -> i
 
 
 class Guard(RuleBasedStateMachine):
-    """Whatever is taken and released in whatever order, the guard says what the list of intervals says."""
+    """The occupancy guard equals a list of intervals for any order of takes and releases."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,8 +46,8 @@ def test_arrays_are_the_hosts_and_aligned(fake: FakeCuda, pool: PinnedPool) -> N
     assert fake.calls("cuMemAlloc_v2") == 0
 
 
-def test_memory_goes_round_once_its_streams_are_through(fake: FakeCuda, pool: PinnedPool) -> None:
-    """A copy is queued from it: who comes next must not write there before."""
+def test_pinned_memory_is_reused_after_its_streams_have_finished(fake: FakeCuda, pool: PinnedPool) -> None:
+    """A copy from the memory is queued: the next owner must not write before."""
     stream = fake.stream()
     array = pool.empty(MIB, "u1")
     first = address(array)
@@ -65,9 +65,7 @@ def test_memory_goes_round_once_its_streams_are_through(fake: FakeCuda, pool: Pi
 
 
 @pytest.mark.parametrize("stream", [0, 1, 2])
-def test_the_default_streams_are_waited_for_like_any_other(
-    fake: FakeCuda, pool: PinnedPool, stream: int
-) -> None:
+def test_default_streams_are_waited_for_like_any_other(fake: FakeCuda, pool: PinnedPool, stream: int) -> None:
     array = pool.empty(MIB, "u1")
     first = address(array)
     fake.expect(stream, first, MIB, 0)
@@ -77,7 +75,9 @@ def test_the_default_streams_are_waited_for_like_any_other(
     fake.finish(stream)
 
 
-def test_a_stream_is_told_by_itself_and_kept_until_the_array_goes(fake: FakeCuda, pool: PinnedPool) -> None:
+def test_stream_object_is_accepted_and_kept_until_the_array_is_freed(
+    fake: FakeCuda, pool: PinnedPool
+) -> None:
     class Stream:
         ptr = fake.stream()
 
@@ -93,10 +93,10 @@ def test_a_stream_is_told_by_itself_and_kept_until_the_array_goes(fake: FakeCuda
         pool.used_by(pool.empty(10), "stream")
 
 
-def test_a_threads_default_stream_is_that_threads_wherever_the_array_goes(
+def test_default_stream_belongs_to_the_using_thread_wherever_the_array_is_freed(
     fake: FakeCuda, pool: PinnedPool
 ) -> None:
-    """Told in one thread, freed in another: what the first has queued is waited for."""
+    """Named in one thread, freed in another: the pool waits for the work queued by the first thread."""
     array = pool.empty(MIB, "u1")
     first = address(array)
     array[:] = 7
@@ -118,8 +118,11 @@ def test_a_threads_default_stream_is_that_threads_wherever_the_array_goes(
     other[:] = 1
 
 
-def test_what_threads_used_that_have_ended_comes_back(fake: FakeCuda, pool: PinnedPool) -> None:
-    """Nobody can ask their default streams any more: the GPU is waited for, once for all of them."""
+def test_pinned_memory_used_by_ended_threads_is_reused(fake: FakeCuda, pool: PinnedPool) -> None:
+    """Default streams of ended threads cannot be queried.
+
+    The pool waits for the GPU, once for all of them.
+    """
     kept: list[np.ndarray] = []
 
     def use() -> None:
@@ -138,10 +141,8 @@ def test_what_threads_used_that_have_ended_comes_back(fake: FakeCuda, pool: Pinn
 
 
 @pytest.mark.parametrize("default", [True, False])
-def test_streams_of_another_gpu_are_waited_for_when_the_array_goes(
-    fake: FakeCuda, pool: PinnedPool, default: bool
-) -> None:
-    """Default streams are those of the GPU that is current when they are named."""
+def test_free_waits_for_streams_of_another_gpu(fake: FakeCuda, pool: PinnedPool, default: bool) -> None:
+    """Default streams belong to the GPU that is current when they are named."""
     there = fake.primary(1)
     stream = 0 if default else fake.stream(there)
     array = pool.empty(MIB, "u1")
@@ -159,7 +160,7 @@ def test_streams_of_another_gpu_are_waited_for_when_the_array_goes(
     fake.set_current(0)
 
 
-def test_the_environment_is_meant_for_others(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_pool_ignores_the_environment(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMPOOL_PLAN", "no.plan")
     monkeypatch.setenv("MEMPOOL_MAX_RESERVED", "1KB")
     with PinnedPool(driver=fake.driver, background=False, max_reserved="1GiB") as pool:
@@ -177,7 +178,7 @@ def test_arrays_outlive_the_pool(fake: FakeCuda) -> None:
     assert fake.live_allocations > 0
 
 
-def test_a_loop_is_planned_like_any_other(pool: PinnedPool) -> None:
+def test_pinned_loop_is_planned_like_any_other(pool: PinnedPool) -> None:
     for _ in range(10):
         pool.step()
         batches = [pool.empty(n * 1000, "u1") for n in (3, 50, 7)]
@@ -187,7 +188,7 @@ def test_a_loop_is_planned_like_any_other(pool: PinnedPool) -> None:
     assert (report["state"], report["misses"]) == ("replaying", 0)
 
 
-def test_out_of_memory_says_so_and_the_pool_goes_on(fake: FakeCuda, pool: PinnedPool) -> None:
+def test_out_of_memory_is_a_clear_error_and_the_pool_goes_on(fake: FakeCuda, pool: PinnedPool) -> None:
     fake.fail("cuMemHostAlloc", 2)
     with pytest.raises(OutOfMemoryError, match="64"):
         pool.empty(64 * MIB, "u1")
@@ -195,20 +196,20 @@ def test_out_of_memory_says_so_and_the_pool_goes_on(fake: FakeCuda, pool: Pinned
     assert pool.empty(64 * MIB, "u1").size == 64 * MIB
 
 
-def test_an_array_of_somebody_else_is_refused(pool: PinnedPool) -> None:
+def test_array_of_another_allocator_is_refused(pool: PinnedPool) -> None:
     for array in (np.zeros(3), np.frombuffer(b"1234", "u1")):
         with pytest.raises(ValueError, match="not of a pool of pinned memory"):
             pool.used_by(array, 0)
 
 
-def test_without_a_driver_or_a_device_it_is_a_clear_error(fake: FakeCuda) -> None:
+def test_missing_driver_or_device_is_a_clear_error(fake: FakeCuda) -> None:
     with pytest.raises(UsageError, match=r"no CUDA driver: .*libno\.so"):
         PinnedPool(driver="libno.so")
     with pytest.raises(UsageError, match="no CUDA device 5; the driver sees 2"):
         PinnedPool(5, driver=fake.driver)
 
 
-def test_an_array_that_is_there_when_python_ends_does_no_harm(fake: FakeCuda) -> None:
+def test_array_alive_at_the_end_of_python_does_no_harm(fake: FakeCuda) -> None:
     program = """if True:
         import sys
         from mempool.pinned import PinnedPool
@@ -221,10 +222,10 @@ def test_an_array_that_is_there_when_python_ends_does_no_harm(fake: FakeCuda) ->
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_cupy_takes_its_pinned_memory_from_it(
+def test_cupy_takes_its_pinned_memory_from_the_pool(
     fake: FakeCuda, pool: PinnedPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the stream that is current when it goes."""
+    """A free counts as a use by the stream current then."""
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     current = fake.stream()
     monkeypatch.setattr(pinned, "_current_stream", lambda: current)

@@ -1,4 +1,4 @@
-"""Plan files whose plan holds and whose other parts are damaged: one clear error, and no replay."""
+"""Plan files with a valid plan and damaged other parts: one clear error, and no replay."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def warm_up(**columns: Any) -> str:
     return json.dumps({"size": [2000], "position": [0], "sequence": [0], "marks": [], **columns})
 
 
-def test_a_whole_file_is_read_as_it_was_written(whole: Path) -> None:
+def test_whole_plan_file_round_trips(whole: Path) -> None:
     planned = read_planned(whole)
     assert planned.pattern.warm_up is not None
     assert len(planned.buffers) > 60
@@ -53,7 +53,7 @@ def test_a_whole_file_is_read_as_it_was_written(whole: Path) -> None:
         (lambda n: np.full(n, np.nan), "sequence holds something else"),
     ],
 )
-def test_a_damaged_sequence(whole: Path, tmp_path: Path, sequence: Any, says: str) -> None:
+def test_damaged_sequence_is_refused(whole: Path, tmp_path: Path, sequence: Any, says: str) -> None:
     plan, buffers, extra = read_plan(whole)
     path = tmp_path / "damaged.plan"
     write_plan(plan, buffers, path, extra=extra, extra_columns={"sequence": sequence(len(buffers))})
@@ -82,7 +82,7 @@ def test_a_damaged_sequence(whole: Path, tmp_path: Path, sequence: Any, says: st
         (warm_up(marks=[2]), "marks is out of range"),
     ],
 )
-def test_a_damaged_warm_up(whole: Path, tmp_path: Path, text: str, says: str) -> None:
+def test_damaged_warm_up_is_refused(whole: Path, tmp_path: Path, text: str, says: str) -> None:
     plan, buffers, extra = read_plan(whole)
     path = tmp_path / "damaged.plan"
     write_plan(plan, buffers, path, extra={**extra, "warm_up": text}, extra_columns=read_plan_columns(whole))
@@ -111,7 +111,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_all_plans_are_read_as_they_were_written(several: Path) -> None:
+def test_file_of_several_plans_round_trips(several: Path) -> None:
     saved = read_saved(several)
     assert list(saved.kinds) == [0, 1]
     assert read_planned(several).key == saved.plans[0].key
@@ -119,7 +119,7 @@ def test_all_plans_are_read_as_they_were_written(several: Path) -> None:
 
 
 def as_bytes(write: Any) -> Any:
-    """What is written to a file, as the column that it is in another one."""
+    """Return written file contents as a column of another file."""
     file = BytesIO()
     write(file)
     return np.frombuffer(file.getbuffer(), np.uint8)
@@ -151,7 +151,7 @@ def test_damaged_other_plans(several: Path, tmp_path: Path, change: Any, says: s
 
 
 def changed(path: Path, number: int, **extra: str) -> Any:
-    """Another plan of the file, as the column that it is, with other things said of it."""
+    """Return a changed further plan of the file, in the form of a column."""
     file = BytesIO(read_plan_columns(path)[f"other.{number}"].tobytes())
     plan, buffers, before = read_plan(file)
     columns = read_plan_columns(file)
@@ -160,7 +160,7 @@ def changed(path: Path, number: int, **extra: str) -> Any:
     )
 
 
-def test_the_same_plan_twice(several: Path, tmp_path: Path) -> None:
+def test_two_plans_of_the_same_sequence_in_a_file_are_refused(several: Path, tmp_path: Path) -> None:
     plan, buffers, extra = read_plan(several)
     columns = read_plan_columns(several)
     path = tmp_path / "twice.plan"
@@ -170,8 +170,8 @@ def test_the_same_plan_twice(several: Path, tmp_path: Path) -> None:
         read_saved(path)
 
 
-def test_kinds_that_would_take_long_to_check(several: Path, tmp_path: Path) -> None:
-    """Nobody plans so many columns."""
+def test_variants_too_slow_to_check_are_refused(several: Path, tmp_path: Path) -> None:
+    """No planner makes so many columns."""
     saved, path = read_saved(several), tmp_path / "long.plan"
     plans = []
     for one in saved.plans:
@@ -183,8 +183,8 @@ def test_kinds_that_would_take_long_to_check(several: Path, tmp_path: Path) -> N
         read_saved(path)
 
 
-def test_another_plan_that_does_not_hold(several: Path, tmp_path: Path) -> None:
-    """The plans of a file are checked, each of them."""
+def test_invalid_further_plan_is_refused(several: Path, tmp_path: Path) -> None:
+    """Every plan of a file is checked."""
     plan, buffers, extra = read_plan(several)
     columns = read_plan_columns(several)
     inner, rows, inner_extra = read_plan(BytesIO(columns["other.1"].tobytes()))
@@ -202,7 +202,7 @@ def test_another_plan_that_does_not_hold(several: Path, tmp_path: Path) -> None:
         Pool(simulated(), background=False, plan=path)
 
 
-def test_a_plan_for_several_arenas_is_not_replayed(whole: Path, tmp_path: Path) -> None:
+def test_plan_for_several_arenas_is_not_replayed(whole: Path, tmp_path: Path) -> None:
     plan, buffers, extra = read_plan(whole)
     several = solve(buffers, capacity=(plan.arena_bytes, plan.arena_bytes))
     write_plan(several, buffers, tmp_path / "p", extra=extra, extra_columns=read_plan_columns(whole))

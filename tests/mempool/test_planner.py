@@ -1,4 +1,4 @@
-"""Which plans are made, kept, replaced and dropped, and when."""
+"""Plans: when the planner makes, keeps, replaces and drops them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_nested_period_gives_way_to_the_longer_one(pool: Pool) -> None:
+def test_nested_period_gives_way_to_the_longer_period(pool: Pool) -> None:
     memory = programs.Watched(pool)
 
     def accumulate(number: int) -> None:
@@ -36,8 +36,8 @@ def test_a_nested_period_gives_way_to_the_longer_one(pool: Pool) -> None:
     assert after["hits"] - before["hits"] == 40 * 30 + 10 * 21
 
 
-def test_a_difference_that_comes_back_late_is_planned_too(pool: Pool) -> None:
-    """Steps that are clean for so long that recording stopped, and an evaluation after each forty of them."""
+def test_difference_recurring_after_recording_stopped_is_planned(pool: Pool) -> None:
+    """Forty matching steps, long enough for recording to stop, followed by an evaluation each time."""
     memory = programs.Watched(pool)
 
     def epoch() -> None:
@@ -58,8 +58,11 @@ def test_a_difference_that_comes_back_late_is_planned_too(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_longer_period_takes_over_where_its_predecessor_ends(pool: Pool, seed: int) -> None:
-    """The plan of the epoch finds nothing alive of an iteration that both plan, at different places."""
+def test_longer_period_takes_over_at_an_arena_without_live_buffers(pool: Pool, seed: int) -> None:
+    """No buffer of the shorter plan is alive when the longer plan takes over.
+
+    Both plans hold the iteration, at different offsets.
+    """
     memory = programs.Watched(pool)
     rng = random.Random(seed)
     iteration = [(rng.randrange(1_000, 100_000), min(rng.randrange(1, 15), 40 - k)) for k in range(40)]
@@ -68,7 +71,7 @@ def test_a_longer_period_takes_over_where_its_predecessor_ends(pool: Pool, seed:
     clock = itertools.count()
 
     def allocate(size: int, allocations: int) -> None:
-        """A buffer that lives for so many allocations."""
+        """Allocate a buffer that lives for the given number of allocations."""
         now = next(clock)
         for address in alive.pop(now, ()):
             memory.free(address)
@@ -91,8 +94,11 @@ def test_a_longer_period_takes_over_where_its_predecessor_ends(pool: Pool, seed:
     assert report["latest_plan_misses"] == 0, pool.explain()
 
 
-def test_a_plan_of_an_epoch_is_not_replaced_by_one_of_its_steps(tmp_path: Path) -> None:
-    """Replaying an epoch from the start, the pool sees only its steps for a while, and keeps to the epoch."""
+def test_plan_of_an_epoch_is_not_replaced_by_a_plan_of_its_steps(tmp_path: Path) -> None:
+    """Replaying an epoch from the start, the pool sees only steps for a while.
+
+    The plan of the epoch stays.
+    """
 
     def epochs(pool: Pool, count: int) -> None:
         memory = programs.Watched(pool)
@@ -119,12 +125,13 @@ def test_a_plan_of_an_epoch_is_not_replaced_by_one_of_its_steps(tmp_path: Path) 
     [(False, 10, False), (True, 10, True), (False, 100, True)],
     ids=["hardly used", "loaded", "long used"],
 )
-def test_a_plan_that_nothing_follows_is_dropped_with_its_arena(
+def test_plan_without_hits_is_dropped_with_its_arena(
     tmp_path: Path, loaded: bool, iterations: int, stays: bool
 ) -> None:
-    """A script that repeated something while it was imported, and then never again.
+    """A script repeated an iteration while being imported, and never again.
 
-    A file's plan stays, and so does one that the program comes back to, as training does from an evaluation.
+    A plan from a file stays, and so does a plan to which the program returns, as training does after an
+    evaluation.
     """
     device, plan = simulated(), tmp_path / "it.plan"
     with Pool(device, background=False) as first:
@@ -152,7 +159,7 @@ def test_a_plan_that_nothing_follows_is_dropped_with_its_arena(
         assert hits >= (3000 - 5 if stays else 1000) * 60
 
 
-def test_a_buffer_that_comes_to_live_longer_is_planned_again(pool: Pool) -> None:
+def test_buffer_whose_lifetime_grows_is_planned_again(pool: Pool) -> None:
     memory = programs.Watched(pool)
     kept: list[int] = []
 
@@ -174,9 +181,7 @@ def test_a_buffer_that_comes_to_live_longer_is_planned_again(pool: Pool) -> None
 
 
 @pytest.mark.parametrize(("times", "plans"), [(1, 1), (4, 2)])
-def test_what_lives_longer_once_is_not_planned_for_and_what_does_so_again_is(
-    pool: Pool, times: int, plans: int
-) -> None:
+def test_only_a_recurring_longer_lifetime_is_planned_for(pool: Pool, times: int, plans: int) -> None:
     memory = programs.Watched(pool)
     kept: list[int] = []
 
@@ -211,7 +216,7 @@ def test_recording_ends_when_all_is_learned_even_if_planning_has_cost_too_much(
         assert not pool.client.state()["recording"]
 
 
-def test_a_background_planner_plans_by_itself() -> None:
+def test_background_planner_plans_without_a_call() -> None:
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         iteration = programs.replaced(memory)
@@ -227,7 +232,7 @@ def test_a_background_planner_plans_by_itself() -> None:
         assert pool.state == "replaying"
 
 
-def test_numpy_is_there_before_the_planner_and_the_program_can_both_import_it() -> None:
+def test_planner_and_program_import_numpy_at_the_same_time() -> None:
     code = (
         "import mempool.numpy\n"
         "with mempool.numpy.install() as pool:\n"
@@ -241,10 +246,10 @@ def test_numpy_is_there_before_the_planner_and_the_program_can_both_import_it() 
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_copy_for_a_log_misses_and_nothing_else_ever_does(pool: Pool) -> None:
-    """It is made behind the iteration's last allocation, while the arena is idle, and is in nobody's way.
+def test_logged_copy_is_the_only_miss_until_its_variant_is_known(pool: Pool) -> None:
+    """The copy is made after the last allocation of the iteration, while the arena is idle.
 
-    Until iterations with a copy are known as such, and it is left to the fallback.
+    No slot is blocked. Once iterations with a copy are known as a variant, the fallback serves the copy.
     """
     memory = programs.Watched(pool)
     iteration = programs.training(memory)
@@ -267,8 +272,11 @@ def test_a_copy_for_a_log_misses_and_nothing_else_ever_does(pool: Pool) -> None:
         memory.free(address)
 
 
-def test_a_buffer_that_is_kept_in_the_arena_is_planned_around(pool: Pool) -> None:
-    """Copies for a log, parameters of a second network: made while the arena is idle, and kept for good."""
+def test_buffer_kept_in_the_arena_is_planned_around(pool: Pool) -> None:
+    """Copies for a log, or parameters of a second network, are kept for good.
+
+    They are made while the arena is idle.
+    """
     memory = programs.Watched(pool)
     iteration = programs.training(memory)
     kept: list[int] = []
@@ -289,8 +297,8 @@ def test_a_buffer_that_is_kept_in_the_arena_is_planned_around(pool: Pool) -> Non
         memory.free(address)
 
 
-def test_what_is_planned_around_is_told_and_is_no_fragmentation(pool: Pool) -> None:
-    """An exception that keeps a graph alive: its memory is in use, which no better plan would change."""
+def test_pinned_ranges_are_reported_and_are_no_fragmentation(pool: Pool) -> None:
+    """An exception keeps a graph alive: no better plan would free that memory."""
     memory = programs.Watched(pool)
     run(pool, lambda _: programs.layers(memory), 12, marks=True)
     plain = pool.report().to_dict()
@@ -334,8 +342,11 @@ def test_planning_is_free_only_while_the_program_follows_its_plans(pool: Pool) -
     assert looks_until_a_plan(4096) == before - budget.left()
 
 
-def test_a_planner_in_the_background_plans_around_what_is_kept() -> None:
-    """Every iteration misses, and each miss calls it to the recording: that must not be all it does."""
+def test_background_planner_plans_around_kept_buffers() -> None:
+    """Every iteration misses, and each miss calls the planner to the recording.
+
+    Planning must go on besides.
+    """
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         kept: list[int] = []
@@ -369,8 +380,8 @@ def test_other_shapes_are_planned_however_long_the_first_were_followed(pool: Poo
     assert pool.report().to_dict()["hits"] - hits == 10 * 14 * 3
 
 
-def test_a_useless_plan_is_due_when_it_is_dropped(pool: Pool) -> None:
-    """And what is planned then is judged by what follows it, not by what strayed before."""
+def test_planning_is_due_when_a_useless_plan_is_dropped(pool: Pool) -> None:
+    """The next plan is judged by later allocations, not by earlier misses."""
     memory, learner = programs.Watched(pool), pool._planner._learner
     run(pool, lambda _: programs.layers(memory), 6, marks=True)
     assert pool.planned is not None
@@ -404,8 +415,8 @@ def test_looks_in_vain_are_paid(pool: Pool) -> None:
     assert budget.left() < 10
 
 
-def test_what_went_off_before_a_plan_does_not_count_against_it() -> None:
-    """When recording ends for showing nothing new, it tells how much may go on to go off the plan."""
+def test_misses_before_a_plan_do_not_count_against_the_plan() -> None:
+    """A recording that ends for showing nothing new sets the number of misses that the plan may have."""
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         for size in range(5_000):
@@ -421,8 +432,8 @@ def test_what_went_off_before_a_plan_does_not_count_against_it() -> None:
 LONG = random.Random(1).choices(range(1000, 64_000, 8), k=50_000)
 
 
-def test_an_iteration_that_does_not_fit_the_recording_is_planned_where_memory_allows() -> None:
-    """The recording may take a sixteenth of what the pool holds."""
+def test_iteration_longer_than_the_recording_is_planned_where_memory_allows() -> None:
+    """The recording may take a sixteenth of the memory that the pool holds."""
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         kept = memory.allocate(256 << 20)
@@ -438,7 +449,7 @@ def test_an_iteration_that_does_not_fit_the_recording_is_planned_where_memory_al
         memory.free(kept)
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_iteration_longer_than_the_recording_is_explained() -> None:
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         for _ in range(7):

@@ -1,4 +1,4 @@
-"""How long a plan is looked for: more where it is not good yet, less where somebody would wait."""
+"""Search time of plans: longer where a plan is not good yet, shorter where the program would wait."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(("streams", "patient"), [(1, True), (2, True), (1, False)])
-def test_a_plan_that_is_not_good_is_looked_for_longer(streams: int, patient: bool) -> None:
-    """If somebody waits for it. Where streams share, what is best is larger than the bound for a reason."""
+def test_patient_planner_searches_longer_for_a_poor_plan(streams: int, patient: bool) -> None:
+    """With shared streams the best plan exceeds the bound for a reason, so the search stays short."""
     hard = flat(1000, 3)
     hard = dataclasses.replace(hard, stream=np.arange(len(hard)) % streams)
     n = len(hard)
@@ -42,7 +42,7 @@ def test_a_plan_that_is_not_good_is_looked_for_longer(streams: int, patient: boo
         assert planned.plan.arena_bytes < soon.arena_bytes
 
 
-def test_who_plans_beside_the_program_does_not_keep_it_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_planner_makes_plans_without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     plan = make_plan
 
@@ -62,7 +62,7 @@ def test_who_plans_beside_the_program_does_not_keep_it_waiting(monkeypatch: pyte
 
 
 def in_time(memory: programs.Watched, buffers: Buffers) -> None:
-    """Allocate and free what the rows say, in the order of time; frees come first."""
+    """Allocate and free as the rows say, in the order of time; frees come first."""
     events = sorted(
         [(end, 0, row) for row, end in enumerate(buffers.end.tolist())]
         + [(start, 1, row) for row, start in enumerate(buffers.start.tolist())]
@@ -77,14 +77,17 @@ def in_time(memory: programs.Watched, buffers: Buffers) -> None:
 
 @pytest.fixture
 def hard(monkeypatch: pytest.MonkeyPatch) -> Buffers:
-    """What a search in haste does not plan well and a longer one does, where neither lasts."""
+    """An instance that a short search plans poorly and a longer search well, neither of them slow."""
     monkeypatch.setattr("mempool.planned.POOL_NODES", 1_000)
     monkeypatch.setattr("mempool.planned.HARD_NODES", 2_000_000)
     return flat(300, 4)
 
 
-def test_a_plan_made_in_haste_is_searched_longer_once_all_follows_it(pool: Pool, hard: Buffers) -> None:
-    """The first plan comes soon, beside the program; a better one replaces it, once, and all follows that."""
+def test_hasty_plan_is_refined_once_the_program_follows(pool: Pool, hard: Buffers) -> None:
+    """The first plan is made soon, beside the program.
+
+    A better plan replaces the first, once, and the program follows.
+    """
     memory = programs.Watched(pool)
     learner = pool._planner._learner
     learner.making._patient = False
@@ -105,10 +108,8 @@ def test_a_plan_made_in_haste_is_searched_longer_once_all_follows_it(pool: Pool,
     assert not learner.again.may_polish()
 
 
-def test_a_longer_search_gives_way_to_a_program_that_goes_off_the_plan(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What comes after every fifty steps is learned first, however long the search would take."""
+def test_refinement_gives_way_to_a_program_off_its_plan(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variant after every fifty steps is learned first, however long the refinement would take."""
     monkeypatch.setattr(Planned, "is_hard", lambda *_, **__: True)
     memory, learner = programs.Watched(pool), pool._planner._learner
     learner.making._patient = False
@@ -144,8 +145,8 @@ def test_a_longer_search_gives_way_to_a_program_that_goes_off_the_plan(
     assert not learner.making.prospects.hard
 
 
-def test_a_planner_in_the_background_searches_longer_too(hard: Buffers) -> None:
-    """When it can afford it, whatever the program does meanwhile."""
+def test_background_planner_refines_too(hard: Buffers) -> None:
+    """Refinement waits until affordable, whatever the program does meanwhile."""
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         until = time.monotonic() + 200
@@ -159,7 +160,7 @@ def test_a_planner_in_the_background_searches_longer_too(hard: Buffers) -> None:
         assert min(arenas) == arenas[-1] < arenas[0]
 
 
-def test_a_search_that_finds_nothing_better_is_not_made_again(
+def test_refinement_without_a_better_plan_is_not_repeated(
     pool: Pool, hard: Buffers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mempool.planned.HARD_NODES", 1)

@@ -1,4 +1,4 @@
-"""Plans from files: what they serve, and which are refused."""
+"""Plans from files: programs they serve, and refused files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def test_a_saved_plan_hits_from_the_first_iteration(tmp_path: Path) -> None:
+def test_saved_plan_hits_from_the_first_iteration(tmp_path: Path) -> None:
     with Pool(simulated(), background=False) as first:
         run(first, programs.training(programs.Watched(first)), 12, marks=True)
         first.save(tmp_path / "plan")
@@ -36,7 +36,7 @@ def test_a_saved_plan_hits_from_the_first_iteration(tmp_path: Path) -> None:
     assert late["hits"] - early["hits"] == 10 * (60 + 6)
 
 
-def test_a_saved_plan_without_marks_hits_from_the_first_iteration(tmp_path: Path) -> None:
+def test_saved_plan_without_marks_hits_from_the_first_iteration(tmp_path: Path) -> None:
     with Pool(simulated(), background=False) as first:
         run(first, programs.training(programs.Watched(first)), 12, marks=False)
         first.save(tmp_path / "plan")
@@ -50,8 +50,8 @@ def test_a_saved_plan_without_marks_hits_from_the_first_iteration(tmp_path: Path
     assert late["misses"] == early["misses"]
 
 
-def test_a_thread_that_has_ended_does_not_warm_up(tmp_path: Path) -> None:
-    """It loaded something in the beginning; what follows no plan later may use the arena's holes."""
+def test_ended_thread_does_not_prolong_the_warm_up(tmp_path: Path) -> None:
+    """The thread loaded data in the beginning; later allocations outside the plan may use arena holes."""
 
     def program(pool: Pool) -> programs.Watched:
         memory = programs.Watched(pool)
@@ -78,8 +78,8 @@ def test_a_thread_that_has_ended_does_not_warm_up(tmp_path: Path) -> None:
         memory.free_all()
 
 
-def test_what_looks_like_iterations_before_the_first_is_not_planned_again(tmp_path: Path) -> None:
-    """A saved plan knows how the program begins: the planner's first look may come while it does."""
+def test_repetition_before_the_first_iteration_is_not_planned_again(tmp_path: Path) -> None:
+    """A saved plan knows the program's beginning: the planner's first look may fall within."""
 
     def program(pool: Pool, *, early: bool) -> None:
         memory = programs.Watched(pool)
@@ -120,8 +120,8 @@ def test_all_saved_plans_replay_where_iterations_are_not_marked(tmp_path: Path) 
         assert second.plans == 0
 
 
-def test_a_program_that_marks_nothing_may_begin_with_another_kind(tmp_path: Path) -> None:
-    """It need not wait for a mark that says that it has warmed up."""
+def test_unmarked_program_may_begin_with_another_variant(tmp_path: Path) -> None:
+    """The pool need not wait for a mark at the end of the warm-up."""
 
     def prepared(pool: Pool) -> programs.Watched:
         memory = programs.Watched(pool)
@@ -157,7 +157,7 @@ def test_a_program_that_marks_nothing_may_begin_with_another_kind(tmp_path: Path
         (Buffers.of([0, 1], [2, 3], [600, 600], period=4), [[0], [512]], "overlap"),
     ],
 )
-def test_a_plan_file_that_does_not_hold_is_refused_by_name(
+def test_invalid_plan_file_is_refused_by_name(
     tmp_path: Path, buffers: Buffers, offset: list[list[int]], says: str
 ) -> None:
     columns = np.array(offset, np.int64).reshape(len(buffers), -1 if offset else 1)
@@ -171,7 +171,7 @@ def test_a_plan_file_that_does_not_hold_is_refused_by_name(
 
 @pytest.mark.parametrize("program", [programs.replaced, programs.last_three, programs.training])
 @pytest.mark.parametrize("mark", ["before", "after"])
-def test_a_saved_plan_hits_from_the_second_iteration_on_wherever_the_mark_stands(
+def test_saved_plan_hits_from_the_second_iteration_on_wherever_the_mark_stands(
     tmp_path: Path, program: Callable[..., Callable[[int], None]], mark: str
 ) -> None:
     def iterate(pool: Pool, iteration: Callable[[int], None], numbers: range) -> None:
@@ -197,10 +197,10 @@ def test_a_saved_plan_hits_from_the_second_iteration_on_wherever_the_mark_stands
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_plan_of_another_program_is_told_once(
+def test_plan_of_another_program_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, same: bool
 ) -> None:
-    """What follows it says nothing; what does not is served, and planned by itself."""
+    """A program that follows the plan causes no warning; any other is served, and planned anew."""
     with Pool(simulated(), background=False) as first:
         run(first, programs.training(programs.Watched(first)), 12, marks=True)
         first.save(tmp_path / "plan")
@@ -218,8 +218,8 @@ def test_a_plan_of_another_program_is_told_once(
         assert pool.client.stats()["outcomes"]["hit"] > 0
 
 
-def test_a_plan_of_another_device_is_refused_by_name(tmp_path: Path) -> None:
-    """Its offsets are multiples of the other's alignment."""
+def test_plan_of_another_device_is_refused_by_name(tmp_path: Path) -> None:
+    """The saved offsets are multiples of the other device's alignment."""
     with Pool(simulated(), background=False) as first:
         run(first, programs.training(programs.Watched(first)), 12, marks=True)
         first.save(tmp_path / "plan")

@@ -1,4 +1,4 @@
-"""What a planner hears of in its own thread, where nothing looks unless it is told to."""
+"""Events that wake the planner's own thread, which looks at nothing unless woken."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Turns:
 
 
 def until(done: Callable[[], bool], iteration: Callable[[], None], seconds: float = 120.0) -> None:
-    """Iterate, a little slower than a test would, until it is done."""
+    """Iterate, a little slower than a test would, until a condition holds."""
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, "it was not heard of"
@@ -46,14 +46,14 @@ def until(done: Callable[[], bool], iteration: Callable[[], None], seconds: floa
 
 
 def settled(pool: Pool, memory: programs.Watched) -> None:
-    """A loop without marks goes on until it is no longer recorded."""
+    """Run a loop without marks until recording has stopped."""
     until(
         lambda: pool.state == "replaying" and not pool.client.state()["recording"],
         lambda: programs.layers(memory),
     )
 
 
-def test_nothing_is_heard_of_a_program_that_follows_its_plan() -> None:
+def test_planner_sleeps_while_the_program_follows_its_plan() -> None:
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         settled(pool, memory)
@@ -71,8 +71,8 @@ def marked(pool: Pool, memory: programs.Watched, scale: int = 1024) -> Callable[
     return iteration
 
 
-def test_a_difference_after_recording_has_ended_is_heard_of() -> None:
-    """An evaluation after every forty steps: too rare to spoil, and more than one in a thousand."""
+def test_difference_after_the_end_of_recording_wakes_the_planner() -> None:
+    """An evaluation after every forty steps: too rare to disturb, and more than one in a thousand."""
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         iteration = marked(pool, memory)
@@ -93,7 +93,7 @@ def test_a_difference_after_recording_has_ended_is_heard_of() -> None:
         assert pool.client.state()["recording"]
 
 
-def test_a_change_for_good_is_heard_of_however_long_recording_was_to_rest() -> None:
+def test_permanent_change_wakes_the_planner_during_any_pause() -> None:
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         iteration = marked(pool, memory)
@@ -104,8 +104,8 @@ def test_a_change_for_good_is_heard_of_however_long_recording_was_to_rest() -> N
         until(lambda: pool.client.state()["recording"], marked(pool, memory, scale=4096))
 
 
-def test_other_shapes_after_recording_has_ended_are_planned() -> None:
-    """Without marks, who has left the pattern comes to no boundary that would tell."""
+def test_other_shapes_after_the_end_of_recording_are_planned() -> None:
+    """Without marks, a program off its pattern reaches no boundary that would wake the planner."""
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         settled(pool, memory)
@@ -118,8 +118,8 @@ def test_other_shapes_after_recording_has_ended_are_planned() -> None:
         )
 
 
-def test_what_could_not_be_paid_is_done_when_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though no bell rings again for it."""
+def test_unaffordable_planning_is_done_later_without_another_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planning is done without a further event."""
     monkeypatch.setattr(planner, "ALLOWANCE_SECONDS", 0.0)
     monkeypatch.setattr(planner, "SHARE", 0.0)
     with Pool(simulated()) as pool:
@@ -129,13 +129,13 @@ def test_what_could_not_be_paid_is_done_when_it_can_be(monkeypatch: pytest.Monke
 
 
 def unlike_any(memory: programs.Watched, sizes: random.Random) -> None:
-    """Buffers that are alive at once: it matters what is large in one iteration and small in another."""
+    """Allocate buffers alive at once, large in one iteration and small in another."""
     for address in [memory.allocate(sizes.randrange(600, 1_000_000)) for _ in range(8)]:
         memory.free(address)
 
 
-def test_marks_of_a_program_that_never_repeats_wake_nobody_each_time() -> None:
-    """The more was looked at in vain, the more has to come before another look."""
+def test_marks_of_a_program_without_repetition_wake_the_planner_ever_more_rarely() -> None:
+    """The more looks were in vain, the more events must precede another look."""
     begun = time.monotonic()
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
@@ -150,8 +150,8 @@ def test_marks_of_a_program_that_never_repeats_wake_nobody_each_time() -> None:
         assert turns.count < 60 + passed / planner.SECONDS_BETWEEN_TURNS  # so often until a look is paid for
 
 
-def test_plan_now_waits_for_the_planner_of_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planner's thread is held in the middle of its work until another has asked for a plan."""
+def test_plan_now_waits_for_the_background_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner's thread is held at work until another thread asks for a plan."""
     entered, go_on = threading.Event(), threading.Event()
     at_work: list[str] = []
     met: list[list[str]] = []
@@ -182,7 +182,7 @@ def test_plan_now_waits_for_the_planner_of_the_background(monkeypatch: pytest.Mo
     assert max(len(those) for those in met) == 1
 
 
-def test_who_begins_anew_is_recorded_again_and_follows_no_plan() -> None:
+def test_reset_pool_records_again_and_follows_no_plan() -> None:
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         settled(pool, memory)
@@ -192,8 +192,8 @@ def test_who_begins_anew_is_recorded_again_and_follows_no_plan() -> None:
         settled(pool, memory)
 
 
-def test_a_loop_is_planned_after_many_equal_buffers_that_stay() -> None:
-    """As those of a data set that is loaded first: they recur, and there is nothing in them to plan."""
+def test_loop_is_planned_after_many_equal_lasting_buffers() -> None:
+    """A data set loaded first, for example: such buffers recur, and cannot be planned."""
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         for _ in range(200):
@@ -216,10 +216,10 @@ def test_each_of_several_phases_is_planned() -> None:
                 programs.layers(memory, scale=scale)
 
 
-def test_a_failure_is_not_the_end_of_planning(
+def test_failure_does_not_end_planning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is tried again, and ever more rarely."""
+    """Planning is tried again, ever more rarely."""
     learn = Learner.learn
     failing = True
     tried: list[int] = []
@@ -240,7 +240,7 @@ def test_a_failure_is_not_the_end_of_planning(
         until(lambda: pool.plans > 0, lambda: [programs.layers(memory) for _ in range(20)])
 
 
-def test_a_plan_around_that_cannot_be_made_is_tried_ever_more_rarely(
+def test_impossible_plan_around_pinned_ranges_is_tried_ever_more_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried: list[int] = []
@@ -270,7 +270,7 @@ def test_a_plan_around_that_cannot_be_made_is_tried_ever_more_rarely(
     assert 2 <= len(tried) <= 8
 
 
-def test_a_signal_handler_may_ask_for_a_plan_in_the_middle_of_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_handler_may_request_a_plan_within_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     with Pool(simulated(), background=False) as pool:
         learn = Learner.learn
         asked: list[bool] = []
@@ -284,8 +284,8 @@ def test_a_signal_handler_may_ask_for_a_plan_in_the_middle_of_a_look(monkeypatch
     assert asked == [False]
 
 
-def test_few_marked_iterations_are_enough() -> None:
-    """Of fewer events than are looked at without marks."""
+def test_few_marked_iterations_are_enough_for_a_plan() -> None:
+    """The iterations have fewer events than a look without marks requires."""
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         for _ in range(6):
@@ -295,7 +295,7 @@ def test_few_marked_iterations_are_enough() -> None:
         assert pool.wait(60)
 
 
-def test_a_plan_beside_others_comes_down_when_they_are_gone_though_nothing_is_missed() -> None:
+def test_neighbouring_plan_moves_down_after_the_other_pool_closes_without_any_miss() -> None:
     with Pool(simulated(), name="one") as one, Pool(name="other", share=one) as other:
         memory, others = programs.Watched(one), programs.Watched(other)
 

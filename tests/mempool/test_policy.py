@@ -1,4 +1,4 @@
-"""What divergence costs on sequences recorded from real programs, beside the naive policies, in counts."""
+"""Cost of divergence in misses, on sequences recorded from real programs, beside naive policies."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def two_networks() -> list[object]:
 
 
 @pytest.mark.parametrize(("kind", "names"), two_networks())
-def test_the_pool_hits_where_the_naive_policies_miss(
+def test_pool_hits_where_the_naive_policies_miss(
     kind: Callable[..., sequences.Diverged], names: list[str]
 ) -> None:
     compare(kind, names, seed=0)
@@ -62,7 +62,7 @@ def test_the_pool_hits_where_the_naive_policies_miss(
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(1, 4))
 @pytest.mark.parametrize("kind", sequences.DIVERGENCES, ids=lambda kind: kind.__name__)
-def test_the_pool_hits_where_the_naive_policies_miss_on_all(
+def test_pool_hits_where_the_naive_policies_miss_on_all_networks(
     kind: Callable[..., sequences.Diverged], seed: int
 ) -> None:
     compare(kind, list(sequences.NETWORKS), seed=seed)
@@ -82,12 +82,12 @@ def compare(kind: Callable[..., sequences.Diverged], names: list[str], seed: int
         assert statistics.median(pool.recoveries) <= 4
 
 
-def test_the_plain_index_hands_out_what_is_alive() -> None:
-    """The observer sees it; so the pool's none is one."""
+def test_naive_index_policy_hands_out_live_memory() -> None:
+    """The observer detects the overlaps; therefore the pool's count of zero is meaningful."""
     assert cost(["gpt"], "index", sequences.extra, 0).overlaps > 0
 
 
-def test_without_marks_it_is_not_much_worse() -> None:
+def test_pool_without_marks_is_not_much_worse_than_with_marks() -> None:
     for kind in (sequences.missing, sequences.evaluation, sequences.extra):
         marks, none = (
             cost(["unet", "bert"], policy, kind, 0) for policy in ("pool, marks", "pool, no marks")
@@ -98,10 +98,10 @@ def test_without_marks_it_is_not_much_worse() -> None:
 
 @pytest.mark.parametrize("name", sequences.NETWORKS)
 @pytest.mark.parametrize("kind", sequences.DIVERGENCES, ids=lambda kind: kind.__name__)
-def test_differences_are_differences(
+def test_diverged_sequences_differ_from_their_stated_place_on(
     name: str, kind: Callable[[sequences.Network, random.Random], sequences.Diverged]
 ) -> None:
-    """And begin where they say."""
+    """The common beginning ends at the stated place."""
     import random
 
     own = sequences.network(name)

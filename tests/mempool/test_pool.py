@@ -1,4 +1,4 @@
-"""The pool as a whole, on a simulated device: what is planned, what misses, what is held."""
+"""The pool as a whole, on a simulated device: plans, misses and reserved memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_planned_allocation_hits_once_the_plan_is_in_effect(
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
-def test_reserved_memory_is_the_arena_and_what_stays(
+def test_reserved_memory_is_the_arena_and_persistent_buffers(
     program: Callable[..., Callable[[int], None]],
 ) -> None:
     with Pool(simulated(), background=False) as pool:
@@ -46,7 +46,7 @@ def test_reserved_memory_is_the_arena_and_what_stays(
         assert report["reserved_bytes"] <= 1.02 * ideal + 4096 * (2 + len(memory.live))
 
 
-def test_what_an_odd_iteration_took_beside_what_stays_goes_back() -> None:
+def test_pages_of_an_odd_iteration_between_persistent_buffers_are_returned() -> None:
     """Free pages between small buffers that stay do not stay with them."""
     device = simulated()
     with Pool(device, background=False) as pool:
@@ -62,22 +62,22 @@ def test_what_an_odd_iteration_took_beside_what_stays_goes_back() -> None:
 
 
 @pytest.mark.parametrize("count", [100, 1000])
-def test_a_plan_takes_at_most_256_bytes_of_tables_a_buffer(pool: Pool, count: int) -> None:
-    """The guard's and the replay's together, of a plan with an address for each buffer."""
+def test_plan_takes_at_most_256_bytes_of_tables_a_buffer(pool: Pool, count: int) -> None:
+    """The guard's and the replay's tables together, for a plan with an address for each buffer."""
     memory = programs.Watched(pool)
     run(pool, lambda _: programs.layers(memory, count=count), 4, marks=True)
     assert pool.planned is not None
     assert pool.core.stats()["table_bytes"] <= 256 * len(pool.planned.buffers)
 
 
-def test_what_piles_up_is_served_outside_the_arena(pool: Pool) -> None:
+def test_accumulating_buffers_are_served_outside_the_arena(pool: Pool) -> None:
     memory = programs.Watched(pool)
     run(pool, programs.piling(memory), 30, marks=True)
     assert pool.core.stats()["arena_alive"] == 0
     assert pool.report().to_dict()["dynamic"] > 0
 
 
-def test_a_buffer_freed_by_another_thread_keeps_its_plan(pool: Pool) -> None:
+def test_buffer_freed_by_another_thread_keeps_its_plan(pool: Pool) -> None:
     memory = programs.Watched(pool)
     pending: list[int] = []
 
@@ -134,7 +134,7 @@ def test_two_workers_in_varying_order_never_overlap(pool: Pool) -> None:
     assert report["hits"] > 0
 
 
-def test_training_fits_a_device_barely_larger_than_it_needs() -> None:
+def test_training_fits_a_device_barely_larger_than_its_need() -> None:
     with Pool(simulated(page=0), background=False) as roomy:
         memory = programs.Watched(roomy)
         run(roomy, big_training(memory), 12, marks=True)
@@ -160,7 +160,7 @@ def big_training(memory: programs.Watched) -> Callable[[int], None]:
     return iteration
 
 
-def test_an_arena_that_cannot_be_had_costs_hits_and_nothing_else() -> None:
+def test_unavailable_arena_costs_hits_only() -> None:
     device = simulated(page=0)
     with Pool(device, background=False) as pool:
         memory = programs.Watched(pool)
@@ -175,7 +175,7 @@ def test_an_arena_that_cannot_be_had_costs_hits_and_nothing_else() -> None:
         assert pool.report().to_dict()["state"] == "replaying"
 
 
-def test_out_of_memory_tells_the_numbers_and_the_pool_goes_on() -> None:
+def test_out_of_memory_error_has_the_numbers_and_the_pool_goes_on() -> None:
     with Pool(simulated(), background=False, max_reserved="1MiB") as pool:
         with pytest.raises(OutOfMemoryError, match="2,097,152 bytes asked for") as caught:
             pool.allocate(2 << 20)
@@ -221,7 +221,7 @@ def test_nested_and_mixed_marks_are_refused(pool: Pool) -> None:
         pass
 
 
-def test_iterations_by_with_plan_only_what_is_inside(pool: Pool) -> None:
+def test_iterations_by_with_plan_their_own_buffers_only(pool: Pool) -> None:
     memory = programs.Watched(pool)
     body = programs.replaced(memory)
     for number in range(12):
@@ -245,7 +245,7 @@ def test_everything_given_back_leaves_the_device_empty(pool: Pool) -> None:
     assert counts.errors == 0
 
 
-def test_a_loop_that_trims_each_time_keeps_its_arena_and_one_that_rests_gives_it_back(pool: Pool) -> None:
+def test_arena_survives_a_trim_in_each_iteration_but_not_while_idle(pool: Pool) -> None:
     memory = programs.Watched(pool)
     iteration = programs.layers
     for _ in range(10):
@@ -263,7 +263,7 @@ def test_a_loop_that_trims_each_time_keeps_its_arena_and_one_that_rests_gives_it
     assert report["misses"] == 0
 
 
-def test_release_forces_the_arena_out_unless_something_in_it_is_alive(pool: Pool) -> None:
+def test_release_forces_the_arena_out_unless_a_buffer_is_alive_within(pool: Pool) -> None:
     memory = programs.Watched(pool)
     run(pool, programs.replaced(memory), 10, marks=True)
     assert pool.release() is False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_call_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argument_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMPOOL_MAX_RESERVED", "8GiB")
     monkeypatch.setenv("MEMPOOL", "record")
     with Pool(simulated(), background=False) as pool:
@@ -61,29 +61,29 @@ def test_a_call_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_impossible_settings_are_refused_in_one_line(options: dict[str, object]) -> None:
+def test_invalid_settings_are_refused_in_a_single_line(options: dict[str, object]) -> None:
     with pytest.raises(UsageError) as caught:
         Pool(simulated(), **{"background": False, **options})
     assert "\n" not in str(caught.value)
 
 
-def test_settings_are_taken_as_people_write_them() -> None:
-    """Modes in any case, sizes as floats, and the most that the core's size classes reach."""
+def test_settings_are_accepted_in_common_spellings() -> None:
+    """Modes in any case, sizes as floats, up to the largest that the core's size classes reach."""
     with Pool(simulated(), background=False, mode="Record", max_reserved=1e9, small_bytes=1024) as pool:
         assert (pool.settings.mode, pool.settings.max_reserved) == ("record", 10**9)
         assert type(pool.settings.max_reserved) is int
 
 
-def test_a_trace_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """The error has the name that was asked for, not that of the file which becomes it."""
+def test_unwritable_trace_is_named_in_the_error(tmp_path: Path) -> None:
+    """The error has the requested name, not the name of the temporary file."""
     path = str(tmp_path / "nowhere" / "x")
     with pytest.raises(FileNotFoundError) as caught:
         Pool(simulated(), background=False, record=path)
     assert caught.value.filename == path
 
 
-def test_the_fragmentation_in_a_report_is_that_of_the_numbers_beside_it(pool: Pool) -> None:
-    """The arena held is rounded up to pages, which is not the plan's doing; both are shown."""
+def test_reported_fragmentation_agrees_with_the_reported_bytes(pool: Pool) -> None:
+    """The arena held is rounded up to pages, which the plan does not cause; both sizes are shown."""
     run(pool, programs.replaced(programs.Watched(pool)), 10, marks=True)
     report = pool.report()
     values, rows = report.to_dict(), dict(report.rows())
@@ -93,8 +93,8 @@ def test_the_fragmentation_in_a_report_is_that_of_the_numbers_beside_it(pool: Po
     assert rows["arena held now"].startswith(f"{values['arena_bytes']:,} B")
 
 
-def test_a_later_plan_hides_no_miss_of_an_earlier_one(pool: Pool) -> None:
-    """The steady state begins with the first plan; how the latest does is told beside it."""
+def test_later_plan_hides_no_miss_of_an_earlier_plan(pool: Pool) -> None:
+    """The steady state begins with the first plan; the latest plan's counts are reported beside."""
     memory = programs.Watched(pool)
     run(pool, lambda _: programs.layers(memory), 10, marks=True)
     early = pool.report()
@@ -113,8 +113,8 @@ def test_a_later_plan_hides_no_miss_of_an_earlier_one(pool: Pool) -> None:
     assert said["misses since then"] == "0"
 
 
-def test_what_hit_is_told_when_no_plan_is_in_effect_any_more(pool: Pool) -> None:
-    """As at the end of a program that was last seen doing something else; what came since has missed."""
+def test_hits_are_reported_after_the_last_plan_was_dropped(pool: Pool) -> None:
+    """The end of a program that last did something else, for example; later allocations have missed."""
     memory = programs.Watched(pool)
     run(pool, lambda _: programs.layers(memory), 10, marks=True)
     before = pool.report().to_dict()
@@ -129,7 +129,7 @@ def test_what_hit_is_told_when_no_plan_is_in_effect_any_more(pool: Pool) -> None
     assert after["misses_total"] == before["misses_total"] == 0
 
 
-def test_what_misses_is_explained_with_sizes_and_a_remedy(pool: Pool) -> None:
+def test_misses_are_explained_with_sizes_and_a_remedy(pool: Pool) -> None:
     memory = programs.Watched(pool)
     run(pool, lambda _: programs.layers(memory), 10, marks=True)
     memory.free(memory.allocate(12_345))
@@ -138,7 +138,7 @@ def test_what_misses_is_explained_with_sizes_and_a_remedy(pool: Pool) -> None:
     assert "exhausted: more allocations than the recorded iteration" in text
 
 
-def test_news_of_divergences_are_told_once(pool: Pool) -> None:
+def test_divergences_are_reported_once(pool: Pool) -> None:
     from mempool.explain import News
 
     memory = programs.Watched(pool)
@@ -150,14 +150,14 @@ def test_news_of_divergences_are_told_once(pool: Pool) -> None:
     assert news() == []
 
 
-def test_a_closed_pool_says_so_even_while_its_plan_is_in_effect(pool: Pool) -> None:
+def test_closed_pool_reports_its_state_even_while_its_plan_is_in_effect(pool: Pool) -> None:
     run(pool, programs.replaced(programs.Watched(pool)), 10, marks=True)
     assert pool.state == "replaying"
     pool.close()
     assert pool.state == "closed"
 
 
-def test_a_pool_that_is_dropped_unclosed_takes_its_threads_and_memory_along() -> None:
+def test_unclosed_dropped_pool_ends_its_threads_and_frees_its_memory() -> None:
     script = """
 import gc, os, sys, threading, time
 from mempool import Pool, _core
@@ -186,8 +186,8 @@ del last
     assert len(read_trace("t.trace")) == 2
 
 
-def test_a_thread_that_still_waits_when_the_interpreter_ends_is_left_alone() -> None:
-    """As where `close` gave up waiting for a long solve."""
+def test_waiting_thread_at_the_end_of_the_interpreter_is_left_alone() -> None:
+    """For example when `close` gave up waiting for a long solve."""
     script = """
 import sys, threading, time
 from mempool import _core
@@ -206,8 +206,8 @@ sys.slow = Slow()
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_pools_leave_nothing_behind_for_the_end_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a pool that was closed nor one that was forgotten keeps a place in a list of things to do."""
+def test_pools_leave_no_exit_handlers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a closed nor a forgotten pool stays in a list of exit work."""
     registered: list[object] = []
     monkeypatch.setattr(atexit, "register", lambda *function: registered.append(function))
     before = set(module._open)

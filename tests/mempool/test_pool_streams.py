@@ -1,4 +1,4 @@
-"""Programs of several streams, from the recording to the replay: what the plan says is what happens."""
+"""Programs of several streams, from the recording to the replay: the plan predicts waits and hits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPUTE, COPY = 0, 7
 
 
 class TwoStreams:
-    """Layers compute on one stream; between them another one gathers and scatters buckets.
+    """Layers on one stream, with another stream that gathers and scatters buckets between them.
 
     No two live buffers may overlap.
     """
@@ -59,7 +59,9 @@ def run(pool: Pool, iteration: Callable[[], None], count: int, *, marks: bool) -
 
 @pytest.mark.parametrize("marks", [True, False])
 @pytest.mark.parametrize(("wait_bytes", "shares"), [(0, True), ("1GiB", False), ("never", False)])
-def test_what_the_plan_says_is_what_happens(wait_bytes: int | str, shares: bool, marks: bool) -> None:
+def test_plan_of_several_streams_predicts_waits_and_misses(
+    wait_bytes: int | str, shares: bool, marks: bool
+) -> None:
     with Pool(simulated(), background=False, wait_bytes=wait_bytes) as pool:
         program = TwoStreams(pool)
         run(pool, program.iteration, 12, marks=marks)
@@ -77,7 +79,7 @@ def test_what_the_plan_says_is_what_happens(wait_bytes: int | str, shares: bool,
         assert pool.report().to_dict()["misses"] == misses
 
 
-def test_where_streams_never_share_a_plan_that_lets_them_is_told(tmp_path: Path) -> None:
+def test_plan_with_shared_addresses_is_explained_where_streams_never_share(tmp_path: Path) -> None:
     """PyTorch's programs may have a use by another stream waited for after the free: see CudaPool."""
     path = tmp_path / "p.plan"
     with Pool(simulated(), background=False, wait_bytes=0) as pool:
@@ -88,8 +90,8 @@ def test_where_streams_never_share_a_plan_that_lets_them_is_told(tmp_path: Path)
         assert "other_stream: another stream used the memory last" in pool.explain()
 
 
-def test_a_saved_plan_of_several_streams_serves_the_next_process(tmp_path: Path) -> None:
-    """Where the second stream has another handle."""
+def test_saved_plan_of_several_streams_serves_the_next_process(tmp_path: Path) -> None:
+    """The second stream has another handle there."""
     path = tmp_path / "p.plan"
     with Pool(simulated(), background=False, wait_bytes=0) as pool:
         run(pool, TwoStreams(pool).iteration, 12, marks=True)

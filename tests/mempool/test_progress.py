@@ -1,6 +1,6 @@
-"""The promise of progress: whatever a program has done before, what it then repeats is planned before long.
+"""Progress guarantee: after any history, a repeating program is planned before long.
 
-The real planner is at work beside it, in rounds between the program's allocations.
+The real planner works beside the program, in rounds between allocations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ EVENTS = 4096
 
 
 def iteration(seed: int, length: int, *, hands_on: bool = True) -> Iteration:
-    """As many buffers; some die at once, some at the end, some in the next iteration, if it hands any on."""
+    """A drawn iteration of buffers.
+
+    Some are freed at once, some at the end, some in the next iteration if allowed.
+    """
     rng = random.Random(seed)
     events: list[tuple[float, Event]] = []
     for buffer in range(length):
@@ -44,7 +47,7 @@ def iteration(seed: int, length: int, *, hands_on: bool = True) -> Iteration:
 
 @dataclass(frozen=True)
 class Loop:
-    """The same again and again, until it should long have been planned."""
+    """The same iteration repeated until a plan is long overdue."""
 
     seed: int
     length: int
@@ -69,7 +72,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Epochs:
-    """Two that take turns: so many iterations of one, then so many of the other."""
+    """Two iterations in turn: several of the first, then several of the second."""
 
     seed: int
     length: int
@@ -87,7 +90,7 @@ phases = st.one_of(
 
 
 class Program:
-    """Phases, one after another."""
+    """A program of phases, one after another."""
 
     def __init__(self, *, marks: bool, every: int) -> None:
         self.memory = Planning(marks=marks, every=every, events=EVENTS)
@@ -96,7 +99,7 @@ class Program:
         self.player = Player(self.watcher)
 
     def play(self, events: Iteration) -> int:
-        """One iteration; its misses."""
+        """Play an iteration; return the misses."""
         before = len(self.watcher.hits)
         self.memory.mark()
         self.player.play(events)
@@ -123,9 +126,9 @@ class Program:
                 self.repeat([*[one] * turns[0], *[other] * turns[1]], before)
 
     def repeat(self, together: list[Iteration], before: int) -> None:
-        """Again and again; misses nothing in the end, or little where marks stand between what takes turns.
+        """Repeat an iteration; assert no misses in the end, or few with marks between alternating iterations.
 
-        Who comes next is foretold by who came last, and the wrong one may be begun with.
+        The last iteration predicts the next, so the wrong plan may be entered first.
         """
         enough = len(self.watcher.hits) + TIMES * before + ROUNDS * self.every
         for _ in range(SOON):
@@ -151,15 +154,15 @@ def whatever_was_before(several: list[Phase], marks: bool, every: int) -> None:
 
 
 @pytest.mark.parametrize("examples", [10, pytest.param(100, marks=pytest.mark.full)])
-def test_what_is_repeated_is_planned_whatever_was_before(examples: int) -> None:
+def test_repeated_iterations_are_planned_after_any_history(examples: int) -> None:
     settings(deadline=None, max_examples=examples)(whatever_was_before)()
 
 
 @pytest.mark.parametrize("evaluates", [True, False])
 @pytest.mark.parametrize("marks", [True, False])
 @pytest.mark.parametrize("kept", [1, 6])
-def test_what_was_kept_for_a_while_costs_nothing_for_ever(marks: bool, kept: int, evaluates: bool) -> None:
-    """A plan made around it, or for lifetimes as long, gives way to one of what there is now."""
+def test_buffers_kept_for_a_while_cost_no_hits_for_ever(marks: bool, kept: int, evaluates: bool) -> None:
+    """A plan around kept buffers, or for their long lifetimes, gives way to a plan of present buffers."""
     program = Program(marks=marks, every=20)
     sizes = [80_000, 40_000, 120_000, 60_000, 20_000]
     always = [Event(k, size) for k, size in enumerate(sizes)] + [Event(k) for k in range(len(sizes))]
@@ -186,8 +189,11 @@ def test_what_was_kept_for_a_while_costs_nothing_for_ever(marks: bool, kept: int
 
 @pytest.mark.parametrize("values", [3, 40, 100_000])
 @pytest.mark.parametrize("marks", [True, False])
-def test_one_size_that_follows_the_data_does_not_hide_the_iteration(marks: bool, values: int) -> None:
-    """A mask, what is unique: all others hit, and with marks it does, too, unless it is larger than ever."""
+def test_a_single_data_dependent_size_does_not_hide_the_iteration(marks: bool, values: int) -> None:
+    """A mask or unique values, for example.
+
+    All other buffers hit, and with marks the varying buffer too, unless larger than ever.
+    """
     program, rng = Program(marks=marks, every=50), random.Random(values)
     always = iteration(5, 40)
 
@@ -208,8 +214,11 @@ def self_contained(sizes: list[int]) -> Iteration:
     return [Event(k, size) for k, size in enumerate(sizes)] + [Event(k) for k in range(len(sizes))]
 
 
-def test_a_part_of_an_epoch_that_goes_on_alone_is_planned_as_such() -> None:
-    """Without marks it might be followed for ever by stepping back in the epoch, whose arena would stay."""
+def test_part_of_an_epoch_going_on_alone_gets_its_own_plan() -> None:
+    """Without marks the pool might follow the part for ever by stepping back in the epoch.
+
+    The epoch's arena would stay.
+    """
     for seed in range(6):
         program = Program(marks=False, every=50)
         part, last = iteration(seed, 40), iteration(seed + 100, 60)
@@ -224,7 +233,7 @@ def test_a_part_of_an_epoch_that_goes_on_alone_is_planned_as_such() -> None:
 
 
 def test_each_plan_may_come_to_need_longer_lifetimes() -> None:
-    """However often others did before."""
+    """Other plans may have needed longer lifetimes any number of times before."""
     program = Program(marks=True, every=20)
     for number in range(14):
         sizes = [20_000 * (k + 1) + 640 * number for k in range(5)]
@@ -237,7 +246,7 @@ def test_each_plan_may_come_to_need_longer_lifetimes() -> None:
         assert sum(program.play(self_contained(sizes)) for _ in range(20)) == 0
 
 
-def test_several_kinds_of_iterations_that_resemble_each_other_have_a_plan_each() -> None:
+def test_similar_variants_have_a_plan_each() -> None:
     program = Program(marks=True, every=50)
     alike = [10_000 + 640 * k for k in range(100)]
     kinds = [[*alike[:50], *((j << 20) + 4096 * k for k in range(9)), *alike[59:]] for j in range(1, 5)]

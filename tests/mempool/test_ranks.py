@@ -1,4 +1,4 @@
-"""Processes that train together: each has files and reports of its own."""
+"""Processes that train together: each has separate files and reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def become(monkeypatch: pytest.MonkeyPatch, rank: int, size: int = 2) -> None:
     monkeypatch.setenv("WORLD_SIZE", str(size))
 
 
-def test_a_process_alone_has_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_process_has_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert ranks.rank() is None
@@ -58,15 +58,15 @@ def test_a_process_alone_has_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/dev/null", "/dev/null"),
     ],
 )
-def test_a_name_gets_the_rank_once(monkeypatch: pytest.MonkeyPatch, name: str, own: str) -> None:
+def test_file_name_gets_the_rank_once(monkeypatch: pytest.MonkeyPatch, name: str, own: str) -> None:
     become(monkeypatch, 1, 16)
     assert ranks.own_file(name) == own
 
 
-def test_each_saves_and_replays_its_own_plan_or_that_of_all(
+def test_each_rank_saves_and_replays_its_own_plan_or_the_common_plan(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The plan of two processes that allocate differently, under one name."""
+    """Two processes that allocate differently save under one name."""
     for rank in (0, 1):
         become(monkeypatch, rank)
         with Pool(simulated(), background=False) as pool:
@@ -87,8 +87,8 @@ def test_each_saves_and_replays_its_own_plan_or_that_of_all(
     assert buffers == [30, 33, 33]
 
 
-def test_traces_and_reports_of_ranks_do_not_take_each_others_place(tmp_path: Path) -> None:
-    """As `torchrun --no-python mempool run` starts them."""
+def test_traces_and_reports_of_ranks_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    """The processes start as under `torchrun --no-python mempool run`."""
     (tmp_path / "train.py").write_text("import numpy as np\nfor _ in range(50): np.ones(2000) * 2\n")
     command = [sys.executable, "-P", "-m", "mempool", "run", "--record", "run.trace", "--json", "run.json"]
     for rank in ("0", "1"):
@@ -121,7 +121,7 @@ def test_torchrun_is_known(program: list[str], starts_others: bool) -> None:
     assert is_torchrun(program) == starts_others
 
 
-def test_torchrun_without_children_is_told_what_to_say(tmp_path: Path) -> None:
+def test_torchrun_without_children_names_the_missing_option(tmp_path: Path) -> None:
     (tmp_path / "torchrun").write_text("print('trained')")
     command = [sys.executable, "-P", "-m", "mempool", "run"]
     for option, told in (("--quiet", True), ("--children", False)):

@@ -1,4 +1,4 @@
-"""Buffers that become larger or smaller: in place, by mapping their pages elsewhere, or by a copy."""
+"""Buffers that grow or shrink: in place, by mapping their pages elsewhere, or by a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = 4 * KIB
 
 
 def reallocate(core: Core, address: int, size: int, stream: int = 0) -> int:
-    """As the client's, with the observer told."""
+    """Reallocate through the client, and tell the observer."""
     moved, foreign = core.client.reallocate(address, size, stream)
     assert not foreign
     if moved == 0:
@@ -38,7 +38,7 @@ def books(core: Core) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", [0, PAGE])
-def test_a_buffer_grows_into_the_free_memory_behind_it(page: int) -> None:
+def test_buffer_grows_into_the_free_memory_behind(page: int) -> None:
     core = Core(page=page)
     buffer = core.allocate(10_000)
     for size in range(20_000, 250_000, 10_000):
@@ -52,7 +52,7 @@ def test_a_buffer_grows_into_the_free_memory_behind_it(page: int) -> None:
     core.give_everything_back()
 
 
-def test_a_buffer_moves_where_its_neighbour_lives() -> None:
+def test_buffer_moves_where_its_neighbour_lives() -> None:
     core = Core()
     buffer, neighbour = core.allocate(10_000), core.allocate(10_000)
     moved = reallocate(core, buffer, 20_000)
@@ -71,14 +71,14 @@ def test_free_memory_of_another_stream_is_not_grown_into() -> None:
     core.give_everything_back()
 
 
-def test_another_stream_than_its_own_gets_a_copy() -> None:
+def test_realloc_on_another_stream_makes_a_copy() -> None:
     core = Core()
     buffer = core.allocate(10_000)
     assert reallocate(core, buffer, 20_000, stream=1) != buffer
     core.give_everything_back()
 
 
-def test_what_a_buffer_no_longer_needs_is_free_at_once_and_joins_what_was() -> None:
+def test_memory_given_up_by_a_shrinking_buffer_merges_with_free_memory_at_once() -> None:
     core = Core()
     buffer = core.allocate(200_000)
     assert reallocate(core, buffer, 50_000) == buffer
@@ -88,8 +88,8 @@ def test_what_a_buffer_no_longer_needs_is_free_at_once_and_joins_what_was() -> N
     core.give_everything_back()
 
 
-def test_a_segment_of_ones_own_grows_without_a_second_one() -> None:
-    """Its pages are mapped elsewhere: at no time is there memory for two, and nothing is copied."""
+def test_growing_segment_never_needs_a_second_segment() -> None:
+    """The pages are mapped elsewhere: at no time is memory for two held, and nothing is copied."""
     core = Core(capacity=40 * MIB)
     buffer = core.allocate(MIB)
     for size in range(2 * MIB, 33 * MIB, MIB):
@@ -101,7 +101,7 @@ def test_a_segment_of_ones_own_grows_without_a_second_one() -> None:
     core.give_everything_back()
 
 
-def test_a_segment_of_ones_own_shrinks_and_its_memory_goes_back() -> None:
+def test_shrinking_segment_returns_its_memory() -> None:
     core = Core()
     buffer = core.allocate(8 * MIB)
     assert reallocate(core, buffer, 3 * MIB) == buffer
@@ -112,7 +112,7 @@ def test_a_segment_of_ones_own_shrinks_and_its_memory_goes_back() -> None:
     core.give_everything_back()
 
 
-def test_a_shared_buffer_that_becomes_large_gets_a_segment_of_its_own() -> None:
+def test_shared_buffer_becoming_large_gets_a_segment_of_its_own() -> None:
     core = Core()
     buffer = core.allocate(200_000)
     grown = reallocate(core, buffer, 600_000)
@@ -123,8 +123,8 @@ def test_a_shared_buffer_that_becomes_large_gets_a_segment_of_its_own() -> None:
     core.give_everything_back()
 
 
-def test_what_lies_idle_makes_room_for_growth() -> None:
-    """A copy would need both; the limit allows one and what is idle beside it."""
+def test_idle_memory_is_returned_to_make_room_for_growth() -> None:
+    """A copy would need both; the limit allows the buffer and the idle memory only."""
     core = Core()
     core.pool.set_retained_limit(1 << 40)
     buffer, other = core.allocate(60 * MIB), core.allocate(8 * MIB)
@@ -134,7 +134,7 @@ def test_what_lies_idle_makes_room_for_growth() -> None:
     core.give_everything_back()
 
 
-def test_without_pages_what_a_large_buffer_no_longer_needs_is_free() -> None:
+def test_memory_given_up_by_a_large_buffer_without_pages_is_free() -> None:
     core = Core(page=0)
     buffer = core.allocate(64 * MIB)
     assert reallocate(core, buffer, 2 * MIB) == buffer
@@ -145,7 +145,7 @@ def test_without_pages_what_a_large_buffer_no_longer_needs_is_free() -> None:
     core.give_everything_back()
 
 
-def test_growth_that_the_limit_forbids_leaves_everything_as_it_was() -> None:
+def test_growth_beyond_the_limit_leaves_the_state_unchanged() -> None:
     core = Core()
     buffer = core.allocate(2 * MIB)
     core.pool.set_max_reserved(3 * MIB)
@@ -156,7 +156,7 @@ def test_growth_that_the_limit_forbids_leaves_everything_as_it_was() -> None:
     core.give_everything_back()
 
 
-def test_a_failed_realloc_leaves_the_old_buffer_valid() -> None:
+def test_failed_realloc_leaves_the_old_buffer_valid() -> None:
     core = Core(capacity=2 * MIB)
     old = core.allocate(MIB)
     assert core.client.reallocate(old, 8 * MIB) == (0, False)
@@ -165,7 +165,7 @@ def test_a_failed_realloc_leaves_the_old_buffer_valid() -> None:
     core.give_everything_back()
 
 
-def test_pages_that_cannot_be_had_leave_the_neighbour_free_and_whole() -> None:
+def test_failed_page_commit_leaves_the_neighbour_free_and_whole() -> None:
     core = Core()
     buffer = core.allocate(PAGE)
     core.device.fail_after(0)
@@ -178,7 +178,7 @@ def test_pages_that_cannot_be_had_leave_the_neighbour_free_and_whole() -> None:
 # --- plans and recordings
 
 
-def test_a_planned_place_comes_first() -> None:
+def test_realloc_prefers_a_planned_slot() -> None:
     core = Core()
     core.client.load(None, pattern([10_000, 20_000]))
     base = core.allocate(10_000)
@@ -188,7 +188,7 @@ def test_a_planned_place_comes_first() -> None:
 
 
 def test_growth_in_place_counts_as_an_allocation_for_the_plan() -> None:
-    """The follower sees every realloc, wherever it was served, and so stays in step."""
+    """The follower sees every realloc, wherever served, and so stays synchronized."""
     core = Core()
     core.client.load(None, pattern([10_000, 20_000, 30_000], [0, -1, 512 * 20]))
     core.allocate(10_000)
@@ -204,8 +204,11 @@ def test_growth_in_place_counts_as_an_allocation_for_the_plan() -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [(5000, 9000), (9000, 5000), (300 * KIB, 400 * KIB)])
-def test_the_new_buffer_is_recorded_before_the_end_of_the_old(old: int, new: int) -> None:
-    """In place or not: for the program both were there, and a plan that has no place for both would miss."""
+def test_new_buffer_is_recorded_before_the_end_of_the_old(old: int, new: int) -> None:
+    """The growth is in place or not.
+
+    For the program both were alive, and a plan without slots for both would miss.
+    """
     core = Core()
     core.client.set_recording(True)
     core.client.set_tape(True)
@@ -224,7 +227,7 @@ def test_the_new_buffer_is_recorded_before_the_end_of_the_old(old: int, new: int
     core.give_everything_back()
 
 
-def test_a_recording_that_begins_between_the_two_is_read() -> None:
+def test_recording_beginning_within_a_realloc_is_readable() -> None:
     core = Core()
     core.client.set_recording(True)
     buffer = core.allocate(5000)
@@ -236,7 +239,7 @@ def test_a_recording_that_begins_between_the_two_is_read() -> None:
         trace.validate()
 
 
-def test_in_a_dynamic_scope_only_the_end_of_the_old_is_recorded() -> None:
+def test_realloc_in_a_dynamic_scope_records_only_the_free_of_the_old_buffer() -> None:
     core = Core()
     core.client.set_recording(True)
     buffer = core.allocate(5000)
@@ -253,8 +256,8 @@ def test_in_a_dynamic_scope_only_the_end_of_the_old_is_recorded() -> None:
 # --- real memory
 
 
-def test_an_array_that_grows_and_grows_is_whole_and_alone() -> None:
-    """60 steps to 120 MiB: every element is there, and there never was memory for two."""
+def test_growing_array_is_whole_and_never_held_twice() -> None:
+    """60 steps to 120 MiB: every element survives, and memory for two was never held."""
     step = 1 << 18  # elements, 2 MiB
     with mempool.numpy.install() as pool:
         array = np.arange(step, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""From recorded events to the rows of a trace, beside the same said plainly."""
+"""Recorded events as rows of a trace, compared with a plain reimplementation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EVENTS = st.lists(
 
 
 def records(events: list[tuple[int, int, int, int]]) -> NDArray[Any]:
-    """At a time of their own each, by streams of their own."""
+    """Records with times of their own, by streams of their own."""
     made = np.zeros(len(events), RECORD)
     for n, (kind, address, size, sequence) in enumerate(events):
         made[n] = (n, address, size if kind == ALLOC else 0, 10 * n, -n, sequence, kind)
@@ -71,8 +71,8 @@ def plainly(events: NDArray[Any], alive: dict[int, int], born: itertools.count[i
 
 
 @given(EVENTS, st.lists(st.integers(0, 40), max_size=3))
-def test_rows_are_as_events_were(events: list[tuple[int, int, int, int]], cuts: list[int]) -> None:
-    """In whatever pieces they come; a handover at a piece's end is a free, before whatever follows."""
+def test_rows_equal_the_events(events: list[tuple[int, int, int, int]], cuts: list[int]) -> None:
+    """The records arrive in any pieces; a handover at a piece's end is a free, before the next event."""
     made = records(events)
     recording = Recording(64, addresses=True)
     alive, born = dict[int, int](), itertools.count()
@@ -87,7 +87,9 @@ def test_rows_are_as_events_were(events: list[tuple[int, int, int, int]], cuts: 
 
 
 @given(EVENTS)
-def test_brief_ones_have_their_sequences_stream_and_no_time(events: list[tuple[int, int, int, int]]) -> None:
+def test_brief_records_have_the_stream_of_their_sequence_and_no_time(
+    events: list[tuple[int, int, int, int]],
+) -> None:
     made = records(events)
     brief = np.zeros(len(made), BRIEF)
     for name in OF_BRIEF:
@@ -104,7 +106,7 @@ def test_brief_ones_have_their_sequences_stream_and_no_time(events: list[tuple[i
     assert (trace.address == -1).all()
 
 
-def test_a_part_of_a_record_and_a_sequence_without_a_stream_are_refused() -> None:
+def test_truncated_record_and_sequence_without_a_stream_are_refused() -> None:
     one = records([(ALLOC, 64, 1000, 2)])
     with pytest.raises(ValueError, match="a part of a record"):
         TraceNames().rows(one.tobytes()[:-1])

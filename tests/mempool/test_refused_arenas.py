@@ -1,4 +1,4 @@
-"""An arena that cannot be had costs little, hinders nobody, and is had once there is memory for it."""
+"""Unavailable arenas: low cost, no effect on other plans, and acquisition once memory suffices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def hits(pool: Pool) -> int:
 
 
 @pytest.mark.parametrize("memory", ["plain", "growing"])
-def test_an_arena_for_which_there_is_no_memory_is_not_tried(fake: FakeCuda, memory: str) -> None:
+def test_arena_larger_than_free_memory_is_not_tried(fake: FakeCuda, memory: str) -> None:
     with Pool(fake.device(memory=memory), background=False) as pool:
         learn(pool, LARGE)
         pool.release()
@@ -64,7 +64,10 @@ def test_an_arena_for_which_there_is_no_memory_is_not_tried(fake: FakeCuda, memo
 
 @contextlib.contextmanager
 def refused_by_the_device() -> Iterator[tuple[Pool, _core.SimulatedDevice, Callable[[], None]]]:
-    """A pool whose arena there is no memory for, which only trying tells; and what makes room for it."""
+    """Yield a pool whose arena is refused by the device, which only trying shows.
+
+    A function that makes room.
+    """
     device = simulated(300 * MIB, page=0)
     with Pool(device, background=False) as pool:
         pool.client.load(None, pattern(LARGE))
@@ -79,7 +82,7 @@ def refused_by_the_device() -> Iterator[tuple[Pool, _core.SimulatedDevice, Calla
         yield pool, device, make_room
 
 
-def test_where_nobody_knows_how_much_there_is_it_is_tried_ever_more_rarely() -> None:
+def test_arena_of_unknown_availability_is_tried_ever_more_rarely() -> None:
     with refused_by_the_device() as (pool, device, make_room):
         iterations(pool, [4096], 1000)
         assert 5 <= device.counts().refusals <= 10
@@ -88,8 +91,8 @@ def test_where_nobody_knows_how_much_there_is_it_is_tried_ever_more_rarely() -> 
         assert pool.state == "replaying"
 
 
-def test_how_long_it_is_left_goes_by_what_refused_it_last() -> None:
-    """To try takes all free memory, and becomes rare; to look does not."""
+def test_pause_after_a_refusal_depends_on_the_last_cause() -> None:
+    """A try takes all free memory, and becomes rare; a comparison with the limit does not."""
     with refused_by_the_device() as (pool, _, make_room):
         iterations(pool, [4096], 3000)
         pool.core.set_max_reserved(200 * MIB)
@@ -106,7 +109,7 @@ def test_how_long_it_is_left_goes_by_what_refused_it_last() -> None:
         make_room()
 
 
-def test_one_that_is_too_large_keeps_no_other_plan_out_of_effect(fake: FakeCuda) -> None:
+def test_too_large_plan_keeps_no_other_plan_out_of_effect(fake: FakeCuda) -> None:
     with Pool(fake.device(), background=False) as pool:
         learn(pool, SMALL)
         learn(pool, LARGE)
@@ -119,8 +122,8 @@ def test_one_that_is_too_large_keeps_no_other_plan_out_of_effect(fake: FakeCuda)
         assert pool.core.stats()["arena_bytes"] == 36 * MIB
 
 
-def test_a_program_close_to_a_plan_that_cannot_be_had_is_planned(fake: FakeCuda) -> None:
-    """Usually such a difference is none: that plan would serve it."""
+def test_program_similar_to_an_unavailable_plan_is_planned(fake: FakeCuda) -> None:
+    """A small difference usually needs no new plan: the former plan would serve it."""
     with Pool(fake.device(), background=False) as pool:
         learn(pool, LARGE)
         pool.release()
@@ -130,7 +133,7 @@ def test_a_program_close_to_a_plan_that_cannot_be_had_is_planned(fake: FakeCuda)
 
 
 @pytest.mark.parametrize("memory", ["plain", "growing"])
-def test_one_that_is_too_large_takes_nothing_from_another_client(fake: FakeCuda, memory: str) -> None:
+def test_too_large_plan_takes_nothing_from_another_client(fake: FakeCuda, memory: str) -> None:
     with (
         Pool(fake.device(memory=memory), background=False) as one,
         Pool(share=one, background=False) as other,
@@ -162,7 +165,7 @@ def test_one_that_is_too_large_takes_nothing_from_another_client(fake: FakeCuda,
 
 
 def refused_beside(one: Pool, other: Pool) -> None:
-    """One has something in the arena that stays for good: it and the other need a larger one."""
+    """Two pools that need a larger arena while a buffer of one stays in the present arena for good."""
     kept: dict[Pool, int] = {}
 
     def iteration(pool: Pool, keeps: int, sizes: list[int]) -> None:
@@ -186,7 +189,7 @@ def refused_beside(one: Pool, other: Pool) -> None:
         pool.free(address)
 
 
-def test_the_reason_that_is_told_is_the_one_there_is(
+def test_reported_reason_for_a_missing_arena_is_the_actual_reason(
     fake: FakeCuda, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -205,7 +208,7 @@ def test_the_reason_that_is_told_is_the_one_there_is(
         assert "buffers are alive in the one there is" in other.explain()
 
 
-def test_who_is_short_of_memory_is_told_so_once(fake: FakeCuda, caplog: pytest.LogCaptureFixture) -> None:
+def test_shortage_of_memory_is_reported_once(fake: FakeCuda, caplog: pytest.LogCaptureFixture) -> None:
     with Pool(fake.device(), background=False) as pool, caplog.at_level(logging.WARNING, "mempool"):
         learn(pool, LARGE)
         pool.release()

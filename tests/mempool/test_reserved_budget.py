@@ -1,4 +1,4 @@
-"""A budget for what a pool holds of its device: what is idle goes back first, and the rest is counted."""
+"""Budget for the reserved memory of a pool: idle memory is returned first, and excess is counted."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def beyond(core: Core) -> int:
 
 
 def kept(core: Core) -> Core:
-    """Free memory stays, until somebody asks for it."""
+    """Retain free memory until requested."""
     core.client.set_retained_limit(NONE)
     return core
 
 
 @pytest.mark.parametrize("page", [PAGE, 0])
-def test_what_is_idle_goes_back_before_more_is_taken_the_oldest_first(page: int) -> None:
+def test_idle_memory_is_returned_before_more_is_reserved_the_oldest_first(page: int) -> None:
     core = kept(Core(page=page, large=64 * KIB))
     core.pool.set_budget(3 * MIB // 2)
     old, new = core.allocate(MIB), core.allocate(MIB // 2)
@@ -42,7 +42,7 @@ def test_what_is_idle_goes_back_before_more_is_taken_the_oldest_first(page: int)
 
 
 @pytest.mark.parametrize("page", [PAGE, 0])
-def test_without_room_it_goes_beyond_and_that_is_counted(page: int) -> None:
+def test_allocation_without_room_exceeds_the_budget_and_is_counted(page: int) -> None:
     core = kept(Core(page=page, large=64 * KIB))
     core.pool.set_budget(MIB)
     core.allocate(MIB)
@@ -57,8 +57,11 @@ def test_without_room_it_goes_beyond_and_that_is_counted(page: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from([PAGE, 0]))
-def test_what_there_is_room_for_never_goes_beyond(data: st.DataObject, page: int) -> None:
-    """Small, shared and large blocks, frees in any order, an arena or none: the pool's own word is kept."""
+def test_allocation_within_the_reported_room_never_exceeds_the_budget(data: st.DataObject, page: int) -> None:
+    """Small, shared and large blocks, frees in any order, with or without an arena.
+
+    `room()` is always right.
+    """
     core = kept(Core(page=page, large=64 * KIB, shared=256 * KIB))
     core.pool.set_budget(MIB)
     if data.draw(st.booleans()):
@@ -76,7 +79,7 @@ def test_what_there_is_room_for_never_goes_beyond(data: st.DataObject, page: int
 
 
 def with_arena() -> Core:
-    """An arena of a MiB, of which nothing is alive."""
+    """A core with an arena of a MiB, without live buffers."""
     core = kept(Core(large=64 * KIB))
     core.client.load(None, pattern([MIB // 2, MIB // 2]))
     core.step()
@@ -85,7 +88,7 @@ def with_arena() -> Core:
     return core
 
 
-def test_what_stays_lies_beside_the_arena_while_there_is_room_and_in_a_hole_rather_than_beyond() -> None:
+def test_persistent_buffer_goes_beside_the_arena_or_into_a_hole_within_the_budget() -> None:
     core = with_arena()
     core.pool.set_budget(3 * MIB // 2)
     beside = core.allocate(300 * KIB)
@@ -97,7 +100,7 @@ def test_what_stays_lies_beside_the_arena_while_there_is_room_and_in_a_hole_rath
         core.free(address)
 
 
-def test_no_arena_comes_that_is_beyond_the_budget_until_room_was_made_for_it() -> None:
+def test_arena_beyond_the_budget_waits_for_room() -> None:
     core = kept(Core(large=64 * KIB))
     core.pool.set_budget(3 * MIB // 2)
     stays, leaves = core.allocate(MIB // 4), core.allocate(MIB // 2)
@@ -116,7 +119,7 @@ def test_no_arena_comes_that_is_beyond_the_budget_until_room_was_made_for_it() -
     assert beyond(core) == 0
 
 
-def test_the_arena_comes_by_itself_as_long_as_it_is_told_to_and_within_the_budget() -> None:
+def test_arena_is_taken_automatically_while_permitted_and_within_the_budget() -> None:
     core = kept(Core(large=64 * KIB))
     core.pool.set_budget(3 * MIB // 2)
     core.client.install(pattern([MIB // 2]), 3)
@@ -142,7 +145,7 @@ def test_the_arena_comes_by_itself_as_long_as_it_is_told_to_and_within_the_budge
 
 @pytest.mark.parametrize(("budget", "stranded"), [(NONE, 924 * KIB), (4 * MIB, 0)])
 def test_large_free_memory_is_not_split_within_a_budget(budget: int, stranded: int) -> None:
-    """What is split is of no use to others before all of it is free again."""
+    """A split block is of no use to other requests before the free parts merge again."""
     core = kept(Core(page=0, large=64 * KIB))
     core.pool.set_budget(budget)
     core.free(core.allocate(MIB))
@@ -150,7 +153,7 @@ def test_large_free_memory_is_not_split_within_a_budget(budget: int, stranded: i
     assert core.pool.stats()["segment_free_bytes"] == stranded
 
 
-def test_where_there_is_no_room_for_a_segment_to_share_there_may_be_for_one_block() -> None:
+def test_block_is_reserved_alone_where_no_shared_segment_has_room() -> None:
     core: Any = kept(Core(page=0, large=MIB, shared=MIB))
     core.pool.set_budget(MIB // 2)
     core.allocate(64 * KIB)

@@ -1,4 +1,4 @@
-"""What ends the time without recording."""
+"""Recording schedule: conditions that end a pause without recording."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ def over(rest: Rest, allocations: int, misses: int, *, replaying: bool = True, s
     return rest.is_over(Counts(allocations, misses), replaying=replaying, spoilt=spoilt)
 
 
-def test_nothing_ends_it_where_recording_never_began() -> None:
+def test_pause_without_a_former_recording_never_ends() -> None:
     assert not over(Rest(), 1 << 40, 1 << 39, replaying=False)
     assert Rest().due(Counts(5, 5), replaying=False) == Due(NEVER, NEVER, NEVER)
 
 
-def test_after_a_settled_plan_one_miss_in_a_thousand_is_no_change() -> None:
+def test_a_miss_in_a_thousand_after_a_settled_plan_is_no_change() -> None:
     rest = Rest()
     rest.since_settled(Counts(10_000, 50))
     assert not over(rest, 20_000, 60)
@@ -23,7 +23,7 @@ def test_after_a_settled_plan_one_miss_in_a_thousand_is_no_change() -> None:
     assert over(rest, 20_000, 50, spoilt=SPOILT)
 
 
-def test_what_always_went_off_the_plan_may_go_on_to() -> None:
+def test_former_miss_rate_may_continue_during_a_pause() -> None:
     rest = Rest()
     rest.recorded_from(Counts(1_000, 100))
     rest.since_vain(Counts(11_000, 300), replaying=True)  # one in fifty
@@ -35,8 +35,8 @@ def test_what_always_went_off_the_plan_may_go_on_to() -> None:
     assert rest.due(Counts(61_000, 1_300), replaying=True).misses > 1_300 + 0.9 * 1_000  # ever more rarely
 
 
-def test_what_goes_off_as_little_as_before_may_still_be_something_else() -> None:
-    """A small loop that happens to follow a part of the plan, after a program that went off it as much."""
+def test_pause_ends_in_time_even_at_the_former_miss_rate() -> None:
+    """A small loop may happen to follow part of the plan, after a program with the same miss rate."""
     rest = Rest()
     rest.recorded_from(Counts(1_000, 100))
     rest.since_vain(Counts(11_000, 300), replaying=True)
@@ -45,7 +45,7 @@ def test_what_goes_off_as_little_as_before_may_still_be_something_else() -> None
     assert rest.due(Counts(12_000, 301), replaying=True).allocations == 51_000
 
 
-def test_what_nothing_follows_is_left_alone_for_long() -> None:
+def test_useless_plan_is_left_alone_for_long() -> None:
     for misses, replaying in [(9_000, True), (0, False)]:
         rest = Rest()
         rest.recorded_from(Counts(0, 0))
@@ -55,8 +55,8 @@ def test_what_nothing_follows_is_left_alone_for_long() -> None:
         assert rest.due(Counts(10_001, 0), replaying=True) == Due(50_000, NEVER, NEVER)
 
 
-def test_a_pause_follows_from_what_was_recorded_in_vain_and_not_from_what_was_before() -> None:
-    """A burst that does not repeat, after days of training, is not mourned for days."""
+def test_pause_length_follows_from_the_vain_recording_alone() -> None:
+    """A burst without repetition, after days of training, does not cause a pause of days."""
     rest = Rest()
     days = 1 << 40
     pauses = []
@@ -72,7 +72,7 @@ def test_a_pause_follows_from_what_was_recorded_in_vain_and_not_from_what_was_be
     assert over(rest, days + 500_000, days)
 
 
-def test_what_may_be_improved_is_looked_at_again_ever_more_rarely() -> None:
+def test_improvable_plan_is_recorded_again_ever_more_rarely() -> None:
     rest = Rest()
     rest.recorded_from(Counts(0, 0))
     for since, until in [(1_000, 5_000), (6_000, 14_000)]:
@@ -84,7 +84,7 @@ def test_what_may_be_improved_is_looked_at_again_ever_more_rarely() -> None:
     assert not over(rest, 1 << 50, 0)
 
 
-def test_a_new_plan_forgets_how_long_the_last_pause_was_to_be() -> None:
+def test_new_plan_resets_the_length_of_the_pause() -> None:
     rest = Rest()
     rest.since_failure(Counts(1_000_000, 1_000_000))
     rest.recorded_from(Counts(1_000_001, 1_000_001))
@@ -92,21 +92,21 @@ def test_a_new_plan_forgets_how_long_the_last_pause_was_to_be() -> None:
     assert over(rest, 1_101_000, 1_001_000)
 
 
-def test_without_an_arena_it_ends_at_once() -> None:
+def test_pause_without_an_arena_ends_at_once() -> None:
     rest = Rest()
     rest.since_settled(Counts(1_000, 0))
     assert over(rest, 1_000, 0, replaying=False)
 
 
-def test_a_pause_after_nothing_is_short() -> None:
+def test_pause_after_a_failure_without_events_is_short() -> None:
     rest = Rest()
     rest.since_failure(Counts(0, 0))
     assert not over(rest, 0, 0)
     assert over(rest, 256, 1)
 
 
-def test_plans_dropped_in_a_pause_make_it_no_longer() -> None:
-    """What was recorded in vain, and what nothing followed, were one failure."""
+def test_plans_dropped_in_a_pause_do_not_prolong_the_pause() -> None:
+    """The recording in vain and the plan without hits were one failure."""
     rest = Rest()
     rest.recorded_from(Counts(0, 0))
     rest.since_vain(Counts(1000, 100), replaying=True)

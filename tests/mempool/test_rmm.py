@@ -1,4 +1,4 @@
-"""RMM's resource on a fake driver: streams, errors, what it leaves behind, and memory shared with others."""
+"""RMM's resource on a fake driver: streams, errors, state after closing, and memory shared with others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PER_THREAD = 2
 
 
 class Handle:
-    """A stream of somebody else's, as RMM takes them."""
+    """A foreign stream handle, in the form that RMM accepts."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -49,7 +49,7 @@ def pool(fake: FakeCuda) -> Iterator[mempool.rmm.RmmPool]:
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    """Resources are kept for ever; those of a test only as long as it lasts."""
+    """Forget RMM resources after each test; otherwise they are kept for ever."""
     yield
     mempool.rmm._kept.clear()
     gc.collect()
@@ -59,7 +59,7 @@ def current() -> Any:
     return rmm.mr.get_per_device_resource(0)
 
 
-def test_installing_makes_it_the_devices_resource_and_closing_gives_the_former_back(fake: FakeCuda) -> None:
+def test_install_sets_the_device_resource_and_close_restores_the_former(fake: FakeCuda) -> None:
     before = current()
     with mempool.rmm.install(driver=fake.driver, background=False) as pool:
         assert isinstance(current(), rmm.mr.CallbackMemoryResource)
@@ -67,7 +67,7 @@ def test_installing_makes_it_the_devices_resource_and_closing_gives_the_former_b
     assert current() is before
 
 
-def test_a_resource_that_was_set_meanwhile_stays(fake: FakeCuda) -> None:
+def test_close_keeps_a_resource_set_by_the_program(fake: FakeCuda) -> None:
     before = current()
     pool = mempool.rmm.install(driver=fake.driver, background=False)
     mine = rmm.mr.CudaMemoryResource()
@@ -96,7 +96,9 @@ def test_each_device_has_a_pool_of_its_own(fake: FakeCuda) -> None:
     assert [rmm.mr.get_per_device_resource(index) for index in (0, 1)] == before
 
 
-def test_what_is_freed_is_the_next_ones_of_its_stream(fake: FakeCuda, pool: mempool.rmm.RmmPool) -> None:
+def test_freed_memory_serves_the_next_request_of_its_stream(
+    fake: FakeCuda, pool: mempool.rmm.RmmPool
+) -> None:
     stream = Stream(Handle(fake.stream()))
     where = current().allocate(MIB, stream)
     assert where % 256 == 0
@@ -108,7 +110,7 @@ def test_what_is_freed_is_the_next_ones_of_its_stream(fake: FakeCuda, pool: memp
     assert pool.client.stats()["blocks"]["current"] == 0
 
 
-def test_what_another_stream_frees_waits_for_it(fake: FakeCuda, pool: mempool.rmm.RmmPool) -> None:
+def test_memory_freed_by_another_stream_waits_for_the_free(fake: FakeCuda, pool: mempool.rmm.RmmPool) -> None:
     own, other = fake.stream(), fake.stream()
     where = current().allocate(MIB, Stream(Handle(own)))
     fake.write(other, where, 4096, 1)
@@ -122,17 +124,17 @@ def test_what_another_stream_frees_waits_for_it(fake: FakeCuda, pool: mempool.rm
     current().deallocate(again, MIB, Stream(Handle(own)))
 
 
-def test_the_two_names_of_the_default_stream_are_one(pool: mempool.rmm.RmmPool) -> None:
+def test_both_handles_of_the_default_stream_share_memory(pool: mempool.rmm.RmmPool) -> None:
     where = current().allocate(MIB, DEFAULT_STREAM)
     current().deallocate(where, MIB, LEGACY_DEFAULT_STREAM)
     assert current().allocate(MIB, LEGACY_DEFAULT_STREAM) == where
     current().deallocate(where, MIB, DEFAULT_STREAM)
 
 
-def test_the_default_stream_of_a_thread_is_another_one_in_each(
+def test_per_thread_default_streams_share_memory_only_after_a_device_wait(
     fake: FakeCuda, pool: mempool.rmm.RmmPool
 ) -> None:
-    """Its memory serves the same thread again at once, and another one only after a wait for the device."""
+    """The same thread reuses memory at once, another thread only after a wait for the device."""
     fake.set_capacity(20 * MIB)  # of one segment
     for _ in range(20):
         where = current().allocate(8 * MIB, PER_THREAD_DEFAULT_STREAM)
@@ -155,7 +157,7 @@ def test_the_default_stream_of_a_thread_is_another_one_in_each(
     assert fake.calls("cuCtxSynchronize") > 0
 
 
-def test_a_loop_on_the_default_stream_of_a_thread_is_replayed(pool: mempool.rmm.RmmPool) -> None:
+def test_loop_on_the_per_thread_default_stream_is_replayed(pool: mempool.rmm.RmmPool) -> None:
     for _ in range(12):
         pool.step()
         buffers = [(current().allocate(n * MIB, PER_THREAD_DEFAULT_STREAM), n * MIB) for n in (3, 1, 2)]
@@ -166,8 +168,8 @@ def test_a_loop_on_the_default_stream_of_a_thread_is_replayed(pool: mempool.rmm.
     assert (report["state"], report["misses"]) == ("replaying", 0)
 
 
-def test_two_threads_default_streams_are_ordered_each(fake: FakeCuda) -> None:
-    """What one thread's has waited for, the other's has not."""
+def test_per_thread_default_streams_are_ordered_separately(fake: FakeCuda) -> None:
+    """A wait by one thread does not order the stream of another thread."""
     with Pool(fake.device(), name="other", background=False) as other:
         busy = fake.stream()
         other.client.load(None, pattern([MIB, MIB], stream=busy))
@@ -193,7 +195,7 @@ def test_two_threads_default_streams_are_ordered_each(fake: FakeCuda) -> None:
             fake.finish(busy)
 
 
-def test_closed_pools_keep_nothing_that_is_free(fake: FakeCuda) -> None:
+def test_closed_pools_keep_no_free_memory(fake: FakeCuda) -> None:
     held = []
     for _ in range(4):
         with mempool.rmm.install(driver=fake.driver, background=False):
@@ -204,7 +206,7 @@ def test_closed_pools_keep_nothing_that_is_free(fake: FakeCuda) -> None:
 
 
 @pytest.mark.parametrize("way", ["bind", "share"])
-def test_a_plan_from_a_file_begins_when_somebody_decides_on_the_device(
+def test_plan_from_a_file_takes_effect_once_a_device_is_chosen(
     fake: FakeCuda, way: str, tmp_path: Path
 ) -> None:
     with Pool(fake.device(), wait_bytes="never", background=False) as trained:
@@ -233,7 +235,9 @@ def test_out_of_memory_is_a_memory_error_with_the_numbers(fake: FakeCuda, pool: 
     current().deallocate(where, MIB)
 
 
-def test_out_of_memory_stays_that_when_a_wait_is_refused(fake: FakeCuda, pool: mempool.rmm.RmmPool) -> None:
+def test_out_of_memory_remains_the_error_when_a_wait_is_refused(
+    fake: FakeCuda, pool: mempool.rmm.RmmPool
+) -> None:
     fake.set_capacity(64 * MIB)
     kept = current().allocate(MIB)
     fake.fail("cuCtxSynchronize", 719)
@@ -244,10 +248,10 @@ def test_out_of_memory_stays_that_when_a_wait_is_refused(fake: FakeCuda, pool: m
     current().deallocate(kept, MIB)
 
 
-def test_what_the_driver_refuses_for_another_reason_is_no_want_of_memory(
+def test_driver_errors_other_than_out_of_memory_are_runtime_errors(
     fake: FakeCuda, pool: mempool.rmm.RmmPool
 ) -> None:
-    """Who is told of that tries again, for ever."""
+    """A caller who gets an out-of-memory error tries again for ever."""
     fake.fail("cuMemAlloc_v2", 719)
     with pytest.raises(RuntimeError, match=r"cuMemAlloc_v2 .*CUDA_ERROR_LAUNCH_FAILED"):
         current().allocate(32 * MIB)
@@ -255,7 +259,7 @@ def test_what_the_driver_refuses_for_another_reason_is_no_want_of_memory(
     current().deallocate(current().allocate(32 * MIB), 32 * MIB)
 
 
-def test_what_a_captured_stream_asks_for_is_an_error_and_the_pool_goes_on(
+def test_allocation_on_a_captured_stream_is_an_error_and_the_pool_goes_on(
     fake: FakeCuda, pool: mempool.rmm.RmmPool
 ) -> None:
     captured = fake.stream()
@@ -276,7 +280,7 @@ def test_what_a_captured_stream_asks_for_is_an_error_and_the_pool_goes_on(
         (0, "growing", "has no growing memory"),
     ],
 )
-def test_what_is_not_there_is_said_before_the_first_buffer(
+def test_missing_devices_and_features_are_refused_at_install(
     fake: FakeCuda, index: Any, memory: str, problem: str
 ) -> None:
     fake.set_attribute(102, 0)  # growing memory
@@ -294,7 +298,7 @@ def test_buffers_outlive_the_pool(pool: mempool.rmm.RmmPool) -> None:
     assert pool.client.stats()["blocks"]["current"] == 0
 
 
-def test_an_adaptor_lies_above_it(fake: FakeCuda) -> None:
+def test_limiting_adaptor_works_above_the_pool(fake: FakeCuda) -> None:
     with CallbackPool(0, driver=fake.driver, name="upstream", background=False) as pool:
         limited = rmm.mr.LimitingResourceAdaptor(mempool.rmm.resource(pool), 2 * MIB)
         where = limited.allocate(MIB)
@@ -306,8 +310,8 @@ def test_an_adaptor_lies_above_it(fake: FakeCuda) -> None:
         mempool.rmm.resource(host)  # type: ignore[arg-type]
 
 
-def test_many_threads_never_wait_for_each_other_for_ever(pool: mempool.rmm.RmmPool) -> None:
-    """RMM calls without the interpreter's lock, and takes it for each call of ours."""
+def test_threads_do_not_deadlock_on_the_interpreter_lock(pool: mempool.rmm.RmmPool) -> None:
+    """RMM calls without the interpreter's lock, and takes the lock for each of our callbacks."""
 
     def work() -> None:
         for number in range(300):
@@ -324,8 +328,8 @@ def test_many_threads_never_wait_for_each_other_for_ever(pool: mempool.rmm.RmmPo
     assert pool.client.stats()["blocks"]["current"] == 0
 
 
-def test_a_buffer_may_outlive_the_interpreter(fake_library: Path) -> None:
-    """Its resource is freed with the last module, and calls us then."""
+def test_buffer_may_outlive_the_interpreter(fake_library: Path) -> None:
+    """The resource is freed with the last module, and calls us then."""
     code = f"""
         import mempool.rmm, rmm.mr
         pool = mempool.rmm.install(driver={str(fake_library)!r})
@@ -350,7 +354,7 @@ def test_a_buffer_may_outlive_the_interpreter(fake_library: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_loop_is_replayed(pool: mempool.rmm.RmmPool) -> None:
+def test_rmm_loop_is_replayed(pool: mempool.rmm.RmmPool) -> None:
     for _ in range(12):
         pool.step()
         kept = [(current().allocate(size), size) for size in range(4096, 40_000, 4096)]
@@ -363,7 +367,7 @@ def test_a_loop_is_replayed(pool: mempool.rmm.RmmPool) -> None:
 # --- with others on one memory
 
 
-def test_memory_goes_from_one_framework_to_the_other_and_back(fake: FakeCuda) -> None:
+def test_memory_moves_between_frameworks_and_back(fake: FakeCuda) -> None:
     with (
         CallbackPool(0, driver=fake.driver, name="other", background=False) as other,
         mempool.rmm.install(share=other, background=False) as pool,
@@ -378,8 +382,11 @@ def test_memory_goes_from_one_framework_to_the_other_and_back(fake: FakeCuda) ->
         assert pool.core.stats()["reserved"]["current"] == reserved
 
 
-def test_what_is_planned_for_both_waits_for_the_others_stream(fake: FakeCuda) -> None:
-    """Freed on one stream, wanted on another by another framework: an event, recorded at the free."""
+def test_planned_memory_shared_between_frameworks_waits_for_the_event_of_the_free(fake: FakeCuda) -> None:
+    """Memory freed on one stream is allocated on another by another framework.
+
+    That stream waits for an event recorded at the free.
+    """
     first, second = fake.stream(), fake.stream()
     with (
         CallbackPool(0, driver=fake.driver, name="other", wait_bytes=0, background=False) as other,
@@ -401,7 +408,7 @@ def test_what_is_planned_for_both_waits_for_the_others_stream(fake: FakeCuda) ->
         current().deallocate(where, MIB, Stream(Handle(second)))
 
 
-def test_where_streams_share_nothing_the_other_gets_memory_of_its_own(fake: FakeCuda) -> None:
+def test_frameworks_without_stream_sharing_get_separate_memory(fake: FakeCuda) -> None:
     first, second = fake.stream(), fake.stream()
     with (
         CallbackPool(0, driver=fake.driver, name="other", background=False) as other,
@@ -415,7 +422,7 @@ def test_where_streams_share_nothing_the_other_gets_memory_of_its_own(fake: Fake
         current().deallocate(mine, MIB, Stream(Handle(second)))
 
 
-def test_in_need_all_that_is_free_is_anybodys_after_a_wait_for_the_device(fake: FakeCuda) -> None:
+def test_out_of_memory_request_takes_all_free_memory_after_a_device_wait(fake: FakeCuda) -> None:
     fake.set_capacity(24 * MIB)
     first, second = fake.stream(), fake.stream()
     with (

@@ -1,4 +1,4 @@
-"""Several pools on one memory: what either frees serves both, and neither spoils the other's plan."""
+"""Several pools on one memory: memory freed by either serves both, and neither disturbs the other's plan."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def take_turns(one: Pool, other: Pool, count: int = 14) -> tuple[Watched, Watche
 # --- one memory
 
 
-def test_what_one_frees_serves_the_other(pools: tuple[Pool, Pool]) -> None:
+def test_memory_freed_by_a_pool_serves_the_other_pool(pools: tuple[Pool, Pool]) -> None:
     one, other = pools
     address = one.allocate(MIB)
     reserved = one.core.stats()["reserved"]["current"]
@@ -54,7 +54,7 @@ def test_what_one_frees_serves_the_other(pools: tuple[Pool, Pool]) -> None:
     other.free(address)
 
 
-def test_each_replays_its_plan_in_one_arena(pools: tuple[Pool, Pool]) -> None:
+def test_two_pools_replay_their_plans_in_a_shared_arena(pools: tuple[Pool, Pool]) -> None:
     one, other = pools
     take_turns(one, other)
     for pool in pools:
@@ -80,7 +80,7 @@ def test_counts_are_of_each_and_memory_is_of_both(pools: tuple[Pool, Pool]) -> N
         pool.free(address)
 
 
-def test_peaks_that_one_resets_are_the_others_as_before(pools: tuple[Pool, Pool]) -> None:
+def test_resetting_the_peaks_of_a_pool_leaves_the_peaks_of_the_other(pools: tuple[Pool, Pool]) -> None:
     one, other = pools
     one.free(one.allocate(MIB))
     one.trim()
@@ -90,7 +90,7 @@ def test_peaks_that_one_resets_are_the_others_as_before(pools: tuple[Pool, Pool]
     assert report["reserved_bytes"] < MIB <= report["reserved_peak_bytes"]
 
 
-def test_out_of_memory_tells_what_is_live_in_both() -> None:
+def test_out_of_memory_error_counts_the_live_bytes_of_both_pools() -> None:
     with (
         Pool(simulated(4 * MIB), background=False) as one,
         Pool(share=one, background=False) as other,
@@ -111,7 +111,7 @@ def alive(pool: Pool) -> tuple[int, int, int]:
     return tuple(stats[key]["current"] for key in ("blocks", "requested", "live"))
 
 
-def test_a_buffer_is_counted_by_who_made_it_whoever_frees_it(pools: tuple[Pool, Pool]) -> None:
+def test_buffer_is_counted_by_the_allocating_pool_whichever_pool_frees(pools: tuple[Pool, Pool]) -> None:
     one, other = pools
     kept = [(other, size, other.allocate(size)) for size in (100, 3 * MIB)]
     before = alive(other)
@@ -128,7 +128,7 @@ def test_a_buffer_is_counted_by_who_made_it_whoever_frees_it(pools: tuple[Pool, 
         one.free(kept[0][2])
 
 
-def test_who_makes_what_another_frees_gets_a_plan_and_follows_it(pools: tuple[Pool, Pool]) -> None:
+def test_pool_whose_buffers_another_pool_frees_gets_and_follows_a_plan(pools: tuple[Pool, Pool]) -> None:
     one, other = pools
 
     def iteration() -> None:
@@ -148,7 +148,7 @@ def test_who_makes_what_another_frees_gets_a_plan_and_follows_it(pools: tuple[Po
     assert alive(one) == alive(other) == (0, 0, 0)
 
 
-def test_what_was_made_before_others_came_is_counted_right() -> None:
+def test_buffers_allocated_before_sharing_began_are_counted_right() -> None:
     with Pool(simulated(), background=False) as one:
         one.client.load(None, pattern([MIB, 4096]))
         addresses = [one.allocate(size) for size in (MIB, 4096, 100, 2 * MIB)]
@@ -158,7 +158,7 @@ def test_what_was_made_before_others_came_is_counted_right() -> None:
             assert alive(one) == alive(other) == (0, 0, 0)
 
 
-def test_a_buffer_that_another_reallocates_is_the_others(pools: tuple[Pool, Pool]) -> None:
+def test_buffer_reallocated_by_another_pool_belongs_to_the_other_pool(pools: tuple[Pool, Pool]) -> None:
     one, other = pools
     for size in (2 * MIB, 3000, 100):
         address, foreign = other.client.reallocate(one.allocate(size), size + MIB)
@@ -169,7 +169,7 @@ def test_a_buffer_that_another_reallocates_is_the_others(pools: tuple[Pool, Pool
         assert alive(other) == (0, 0, 0)
 
 
-def test_what_is_left_of_a_client_that_is_gone_is_counted_by_nobody(pools: tuple[Pool, Pool]) -> None:
+def test_buffers_of_a_collected_client_are_counted_by_no_pool(pools: tuple[Pool, Pool]) -> None:
     one, _ = pools
     gc.freeze()  # what other tests have left need not be looked through each time
     try:
@@ -200,12 +200,12 @@ def test_what_is_left_of_a_client_that_is_gone_is_counted_by_nobody(pools: tuple
     ],
     ids=str,
 )
-def test_what_the_memory_is_like_is_decided_by_the_first(options: dict[str, Any], why: str) -> None:
+def test_memory_options_are_decided_by_the_first_pool(options: dict[str, Any], why: str) -> None:
     with Pool(simulated(), background=False) as one, pytest.raises(UsageError, match=why):
         Pool(share=one, background=False, **options)
 
 
-def test_the_same_again_is_no_difference() -> None:
+def test_equal_options_do_not_conflict_with_the_first_pool() -> None:
     with Pool(max_reserved="1GiB", background=False) as one:
         with Pool("host", share=one, max_reserved="1GiB", small_bytes=512, background=False) as other:
             assert other.report().to_dict()["max_reserved_bytes"] == 1 << 30
@@ -213,7 +213,7 @@ def test_the_same_again_is_no_difference() -> None:
             assert other.report().to_dict()["max_reserved_bytes"] == 1 << 30
 
 
-def test_a_pool_whose_streams_share_nothing_shares_with_all_and_nobody_changes_that() -> None:
+def test_pool_without_stream_sharing_passes_its_setting_on_to_every_sharing_pool() -> None:
     with Pool(simulated(), wait_bytes="never", background=False) as one:
         with Pool(share=one, background=False) as other:
             assert not other.shares_streams
@@ -222,7 +222,7 @@ def test_a_pool_whose_streams_share_nothing_shares_with_all_and_nobody_changes_t
             Pool(share=one, wait_bytes=0, background=False)
 
 
-def test_a_closed_pool_and_what_is_none_are_refused() -> None:
+def test_sharing_with_a_closed_pool_or_a_non_pool_is_refused() -> None:
     with Pool(background=False) as closed:
         pass
     with pytest.raises(UsageError, match="is closed"):
@@ -237,7 +237,7 @@ def test_a_closed_pool_and_what_is_none_are_refused() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_closing_one_leaves_the_other_at_work(pools: tuple[Pool, Pool], first: int) -> None:
+def test_closing_a_pool_leaves_the_other_pool_replaying(pools: tuple[Pool, Pool], first: int) -> None:
     memory, others = take_turns(*pools)
     closed, goes_on = (memory, others) if first == 0 else (others, memory)
     kept = closed.allocate(MIB)
@@ -250,7 +250,7 @@ def test_closing_one_leaves_the_other_at_work(pools: tuple[Pool, Pool], first: i
     closed.free(kept)
 
 
-def test_the_memory_lives_while_either_does() -> None:
+def test_memory_lives_while_either_pool_does() -> None:
     device = simulated()
     one = Pool(device, background=False)
     other = Pool(share=one, background=False)
@@ -266,8 +266,8 @@ def test_the_memory_lives_while_either_does() -> None:
     assert device.counts().live_reservations == 0
 
 
-def test_a_closed_one_keeps_no_arena_and_no_free_memory_for_its_plans(pools: tuple[Pool, Pool]) -> None:
-    """Its planner no longer looks after them."""
+def test_closed_pool_keeps_no_arena_and_no_free_memory_for_its_plans(pools: tuple[Pool, Pool]) -> None:
+    """The planner of a closed pool no longer looks after any plan."""
     one, other = pools
     take_turns(one, other)
     assert one.planned is not None
@@ -282,8 +282,8 @@ def test_a_closed_one_keeps_no_arena_and_no_free_memory_for_its_plans(pools: tup
 # --- neither spoils the other's plan
 
 
-def test_free_memory_is_kept_as_the_one_wishes_that_wishes_for_most(pools: tuple[Pool, Pool]) -> None:
-    """A small plan of one would have the other's memory taken from the device each time."""
+def test_retained_limit_is_the_largest_of_all_pools(pools: tuple[Pool, Pool]) -> None:
+    """Otherwise a small plan of one pool would return the memory of the other to the device each time."""
     one, other = pools
     one.client.set_retained_limit(64 * MIB)
     other.client.set_retained_limit(0)
@@ -293,7 +293,7 @@ def test_free_memory_is_kept_as_the_one_wishes_that_wishes_for_most(pools: tuple
     assert one.core.stats()["segment_free_bytes"] >= 32 * MIB
 
 
-def test_a_closed_one_wishes_for_nothing(pools: tuple[Pool, Pool]) -> None:
+def test_closed_pool_has_no_retained_limit(pools: tuple[Pool, Pool]) -> None:
     one, other = pools
     one.client.set_retained_limit(0)
     other.client.set_retained_limit(64 * MIB)
@@ -302,7 +302,7 @@ def test_a_closed_one_wishes_for_nothing(pools: tuple[Pool, Pool]) -> None:
     assert one.core.stats()["segment_free_bytes"] == 0
 
 
-def test_what_one_allocates_keeps_out_of_the_holes_that_the_other_is_about_to_use() -> None:
+def test_allocations_of_a_pool_avoid_arena_holes_about_to_be_used_by_the_other() -> None:
     with Pool(simulated(), background=False) as one, Pool(share=one, background=False) as other:
         sizes = [64 << 10] * 4
         one.client.load(None, pattern(sizes))
@@ -315,7 +315,7 @@ def test_what_one_allocates_keeps_out_of_the_holes_that_the_other_is_about_to_us
         other.free(kept)
 
 
-def test_between_its_iterations_they_are_the_others_too() -> None:
+def test_idle_arena_of_a_pool_serves_the_other_pool_between_iterations() -> None:
     with Pool(simulated(), background=False) as one, Pool(share=one, background=False) as other:
         sizes = [64 << 10] * 4
         one.client.load(None, pattern(sizes))
@@ -327,7 +327,7 @@ def test_between_its_iterations_they_are_the_others_too() -> None:
         other.free(address)
 
 
-def test_an_idle_one_that_gives_back_leaves_the_arena_to_the_other_that_is_at_work(
+def test_trim_by_an_idle_pool_leaves_the_arena_to_the_active_pool(
     pools: tuple[Pool, Pool],
 ) -> None:
     one, other = pools
@@ -347,7 +347,7 @@ def test_an_idle_one_that_gives_back_leaves_the_arena_to_the_other_that_is_at_wo
     assert one.core.stats()["arena_bytes"] == 0
 
 
-def test_one_that_gives_the_arena_back_by_force_costs_the_other_no_misses(pools: tuple[Pool, Pool]) -> None:
+def test_forced_release_of_the_arena_costs_the_other_pool_no_misses(pools: tuple[Pool, Pool]) -> None:
     one, other = pools
     memory, _ = take_turns(one, other)
     before = one.report().to_dict()["misses_total"]
@@ -360,8 +360,10 @@ def test_one_that_gives_the_arena_back_by_force_costs_the_other_no_misses(pools:
     assert one.report().to_dict()["misses_total"] == before
 
 
-def test_what_a_slow_one_uses_in_each_iteration_is_not_idle_to_a_fast_one(pools: tuple[Pool, Pool]) -> None:
-    """Idle memory goes back after two iterations: of whom?"""
+def test_memory_used_in_each_iteration_of_a_slow_pool_is_not_idle_to_a_fast_pool(
+    pools: tuple[Pool, Pool],
+) -> None:
+    """Idle memory is returned after two iterations: of the slow pool here."""
     one, other = pools
     for pool in pools:
         pool.client.set_retained_limit(1 << 40)
@@ -378,8 +380,8 @@ def test_what_a_slow_one_uses_in_each_iteration_is_not_idle_to_a_fast_one(pools:
     assert one.core.stats()["device_calls"] == calls
 
 
-def test_idle_memory_goes_back_by_the_clock_once_for_all() -> None:
-    """However many planners look at the clock, what was used a moment ago stays."""
+def test_idle_memory_is_returned_by_a_clock_common_to_all_pools() -> None:
+    """However many planners look at the clock, memory used a moment ago stays."""
     with contextlib.ExitStack() as all_of:
         one = all_of.enter_context(Pool(simulated(), background=False))
         others = [all_of.enter_context(Pool(share=one, background=False)) for _ in range(4)]
@@ -389,7 +391,7 @@ def test_idle_memory_goes_back_by_the_clock_once_for_all() -> None:
         assert one.core.stats()["segment_free_bytes"] >= 2 * MIB
 
 
-def test_a_plan_from_a_file_begins_when_another_decides_on_the_device(fake: Any) -> None:
+def test_plan_from_a_file_takes_effect_once_another_pool_chooses_the_device(fake: Any) -> None:
     device = fake.device(None)
     with Pool(device, background=False) as one, Pool(share=one, background=False) as other:
         other.client.load(None, pattern([4096, 8192]))
@@ -416,7 +418,7 @@ def test_arrays_of_a_former_pool_are_counted_by_the_next_on_the_same_memory() ->
             assert 0 <= pool.report().to_dict()["requested_bytes"] <= requested - (1 << 20)
 
 
-def test_a_former_pool_is_forgotten_though_others_on_its_memory_are_at_work() -> None:
+def test_former_pool_is_forgotten_while_other_pools_use_its_memory() -> None:
     with Pool(name="all", background=False) as memory:
         kept = memory.allocate(MIB)
         held = _core.numpy_hook().held()
@@ -428,7 +430,7 @@ def test_a_former_pool_is_forgotten_though_others_on_its_memory_are_at_work() ->
         memory.free(kept)
 
 
-def test_of_pools_one_after_the_other_only_the_last_is_held_for_living_arrays() -> None:
+def test_only_the_last_of_successive_pools_is_held_for_living_arrays() -> None:
     with Pool(name="all", background=False) as memory:
         held = _core.numpy_hook().held()
         array = np.empty(0)
@@ -440,8 +442,11 @@ def test_of_pools_one_after_the_other_only_the_last_is_held_for_living_arrays() 
         assert int(array.sum()) == 1 << 20
 
 
-def test_a_request_that_was_under_way_when_pools_changed_hands_costs_no_array_its_memory() -> None:
-    """It is in the former's books, its free in the next one's: those are then no proof that all is over."""
+def test_request_in_flight_while_pools_change_hands_keeps_the_memory_of_arrays() -> None:
+    """The former pool counts the request and the next pool the free.
+
+    Equal counts do not prove that nothing lives.
+    """
     memory = Pool(name="all", background=False)
     with mempool.numpy.install(share=memory, background=False) as former:
         array = np.full(1 << 20, 7, np.uint8)
@@ -458,7 +463,7 @@ def test_a_request_that_was_under_way_when_pools_changed_hands_costs_no_array_it
     del array
 
 
-def test_an_array_may_outlive_all_pools_on_its_memory() -> None:
+def test_array_may_outlive_all_pools_on_its_memory() -> None:
     memory = Pool(background=False)
     with mempool.numpy.install(share=memory, background=False):
         array = np.full(1 << 20, 7, np.uint8)

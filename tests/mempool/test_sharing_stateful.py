@@ -1,4 +1,4 @@
-"""Several clients on one memory against a naive model: whatever each does, no two live buffers overlap."""
+"""Several clients on one memory against a naive model: no two live buffers overlap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ which = st.integers(0, 2)
 
 
 class Clients(RuleBasedStateMachine):
-    """Programs in turns, with plans of their own in one arena; the books of each are exact and add up."""
+    """Clients in turns, with plans of their own in one arena; each client's counters are exact and add up."""
 
     @initialize(page=st.sampled_from([0, 4096, 1 << 16]), capacity=st.sampled_from([8 << 20, CAPACITY]))
     def make(self, page: int, capacity: int) -> None:
@@ -67,7 +67,7 @@ class Clients(RuleBasedStateMachine):
 
     @rule(order=st.lists(which, min_size=1, max_size=40), keep=st.integers(0, 3), data=st.data())
     def follow_in_turns(self, order: list[int], keep: int, data: st.DataObject) -> None:
-        """Each goes through one of its plans, interleaved with the others; most of it is freed again."""
+        """Let each client follow a plan, interleaved with the others. Most buffers are freed again."""
         chosen = {
             whose: iter(data.draw(st.sampled_from(plans))) for whose, plans in self.plans.items() if plans
         }
@@ -121,7 +121,7 @@ class Clients(RuleBasedStateMachine):
 
     @rule(whose=which)
     def another_one(self, whose: int) -> None:
-        """A client goes when nothing of its is alive, and a new one comes."""
+        """Replace a client without live buffers by a new client."""
         if not any(owner == whose for owner, _ in self.live.values()):
             self.clients[whose] = _core.Client(self.pool, "fresh")
             self.plans[whose] = []

@@ -1,4 +1,4 @@
-"""Foreign packages of the same name are recognised before they are imported."""
+"""Foreign packages of the same name are recognised before their import."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import mempool
 from mempool import versions
 
 
-def test_sources_without_the_native_module_say_so(tmp_path: Path) -> None:
-    """As in a clone: the folder one works in hides what was installed from it."""
+def test_sources_without_the_native_module_explain_the_failure(tmp_path: Path) -> None:
+    """The current folder hides the installed package, for example in a clone."""
     ours = Path(mempool.__file__).parent
     shutil.copytree(ours, tmp_path / "mempool", ignore=shutil.ignore_patterns("_core*", "__pycache__"))
     # An editable install has a finder that knows where the native module is.
@@ -35,7 +35,7 @@ def test_sources_without_the_native_module_say_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["traces", "solvers"])
 @pytest.mark.parametrize("package", [True, False], ids=["package", "module"])
-def test_a_foreign_package_that_hides_ours_is_named(tmp_path: Path, name: str, package: bool) -> None:
+def test_foreign_package_hiding_ours_is_named(tmp_path: Path, name: str, package: bool) -> None:
     if package:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("")
@@ -57,7 +57,7 @@ def test_a_foreign_package_that_hides_ours_is_named(tmp_path: Path, name: str, p
     assert str(tmp_path) in last
 
 
-def test_an_untested_version_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untested_version_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "_warned", set())
     monkeypatch.setitem(versions.TESTED, "numpy", ((1, 0), (1, 1)))
     with pytest.warns(RuntimeWarning, match=r"tested with numpy 1.0 to 1.1, not with"):
@@ -65,8 +65,8 @@ def test_an_untested_version_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) 
     versions.warn_if_untested("numpy")
 
 
-def test_the_oldest_pytorch_is_the_same_everywhere() -> None:
-    """In what pip may install, what is warned about, and what the documentation says."""
+def test_oldest_pytorch_version_is_consistent() -> None:
+    """The version agrees in pyproject's requirements, in the warning's table, and in the documentation."""
     root, oldest = Path(__file__).parents[2], ".".join(map(str, versions.TESTED["torch"][0]))
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["torch"] == [f"torch>={oldest}"]

@@ -1,4 +1,4 @@
-"""Snapshots of the core: what they may not do to those who allocate meanwhile."""
+"""Snapshots of the core: limits on their effect on other allocating threads."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ with Pool(_core.SimulatedDevice(page=4096), background=False) as pool:
 """
 
 
-def test_what_answers_makes_no_objects_under_the_lock() -> None:
-    """The garbage collector may come with any object of Python, and frees buffers, which takes the lock."""
+def test_answers_make_no_objects_under_the_lock() -> None:
+    """Any new Python object may start the garbage collector, which frees buffers and takes the lock."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], timeout=60, capture_output=True, text=True, check=False
     )

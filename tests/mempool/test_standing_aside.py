@@ -1,4 +1,7 @@
-"""An iteration that outgrows its envelope at once goes without the plan, and has the arena's memory."""
+"""Plan bypass for an iteration that outgrows its envelope at once.
+
+The iteration gets the memory of the arena.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def arena(core: Core) -> int:
 
 
 @pytest.mark.parametrize("page", [0, 4096])
-def test_it_has_the_memory_of_the_arena_which_is_there_again_for_the_next(page: int) -> None:
+def test_outgrown_iteration_gets_the_arena_memory_and_the_next_has_an_arena_again(page: int) -> None:
     core = following(page=page)
     assert core.run(LARGER) == 0
     assert arena(core) == 0
@@ -66,8 +69,8 @@ def test_it_has_the_memory_of_the_arena_which_is_there_again_for_the_next(page: 
 
 @pytest.mark.parametrize("page", [0, 4096])
 @pytest.mark.parametrize("stays", [1, 5, 12])
-def test_what_the_last_one_left_there_goes_first(page: int, stays: int) -> None:
-    """As gradients do, when the first batch is there."""
+def test_arena_memory_is_returned_once_buffers_of_the_last_iteration_are_freed(page: int, stays: int) -> None:
+    """Gradients, for example, are freed after the first batch is allocated."""
     core = following(page=page)
     gradients = [core.allocate(size) for size in SIZES[:stays]]
     core.step()
@@ -84,7 +87,7 @@ def test_what_the_last_one_left_there_goes_first(page: int, stays: int) -> None:
     assert core.run(SIZES) == len(SIZES)
 
 
-def test_where_there_are_pages_only_what_stays_for_good_keeps_its_own() -> None:
+def test_arena_with_pages_keeps_pages_of_pinned_buffers_only() -> None:
     core = following(page=4096)
     core.allocate(SIZES[0])
     core.step()
@@ -94,7 +97,7 @@ def test_where_there_are_pages_only_what_stays_for_good_keeps_its_own() -> None:
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_what_stays_where_there_are_none_ends_it_and_the_plan_is_followed_again(stays: bool) -> None:
+def test_pinned_buffer_in_an_arena_without_pages_ends_the_bypass(stays: bool) -> None:
     core = Core(page=0)
     sizes = [*SIZES[:SEVERAL], *(1000 + 8 * k for k in range(2 * PATIENCE)), 10**10]
     core.client.install(pattern(sizes, least=[size - 4 for size in sizes]))
@@ -111,8 +114,8 @@ def test_what_stays_where_there_are_none_ends_it_and_the_plan_is_followed_again(
     assert hits == (len(sizes) - SEVERAL - PATIENCE + 1 if stays else 0)
 
 
-def test_nor_is_much_taken_beside_it_for_long() -> None:
-    """What lives on in it may be of this iteration, such as a batch of a size that never varies."""
+def test_bypass_takes_little_memory_beside_a_permanently_occupied_arena() -> None:
+    """The buffer alive in the arena may belong to this iteration, such as a batch of constant size."""
     core = following(page=0)
     before = arena(core)
     core.allocate(SIZES[0])
@@ -124,8 +127,8 @@ def test_nor_is_much_taken_beside_it_for_long() -> None:
 
 
 @pytest.mark.parametrize("position", [0, SEVERAL - 1, SEVERAL, SEVERAL + 1, EARLY - 1])
-def test_what_shows_too_late_is_served_beside(position: int) -> None:
-    """Where more of the iteration was as planned than was not."""
+def test_late_outgrowth_is_served_by_the_fallback_beside_the_arena(position: int) -> None:
+    """Late: more of the iteration matched the plan than did not."""
     core = following()
     before, last = arena(core), position + SEVERAL
     one_by_one(core, [*SMALLER[:position], *LARGER[position : last - 1]])
@@ -136,21 +139,21 @@ def test_what_shows_too_late_is_served_beside(position: int) -> None:
 
 @pytest.mark.parametrize("position", range(8))
 @pytest.mark.parametrize("count", range(1, SEVERAL))
-def test_a_few_buffers_may_be_beside_the_iteration(position: int, count: int) -> None:
-    """As tensors that are logged."""
+def test_few_extra_buffers_do_not_bypass_the_plan(position: int, count: int) -> None:
+    """Tensors that are logged, for example."""
     core = following()
     assert core.run([*SMALLER[:position], *[900_001] * count, *SMALLER[position:]]) == len(SIZES)
 
 
 @pytest.mark.parametrize("times", [1.01, 1.7, 7.9, 8.1, 20])
-def test_what_is_many_times_as_large_is_beside_it_however_much_there_is_of_it(times: float) -> None:
+def test_buffers_many_times_the_planned_size_do_not_bypass_the_plan_in_any_number(times: float) -> None:
     core = following()
     one_by_one(core, [int(times * size) for size in SIZES])
     assert (arena(core) > 0) == (times > 8)
 
 
 @pytest.mark.parametrize(("limit", "times"), [(1 << 40, 5), (600 * MIB, 16)])
-def test_it_is_done_ever_more_rarely_where_there_is_room_beside_the_arena(limit: int, times: int) -> None:
+def test_bypass_backs_off_where_memory_beside_the_arena_suffices(limit: int, times: int) -> None:
     core = following(limit=limit)
     assert 300 * MIB < arena(core) < 600 * MIB
     aside = 0
@@ -161,7 +164,7 @@ def test_it_is_done_ever_more_rarely_where_there_is_room_beside_the_arena(limit:
     assert aside == times
 
 
-def test_an_arena_that_waits_for_a_calm_moment_is_not_taken_for_a_plan_that_comes_meanwhile() -> None:
+def test_arena_deferred_to_the_low_water_mark_is_not_taken_for_a_new_plan() -> None:
     core = Core()
     core.client.install(pattern(SIZES, least=LEAST, calm=9))
     for _ in range(3):
@@ -177,7 +180,7 @@ def test_an_arena_that_waits_for_a_calm_moment_is_not_taken_for_a_plan_that_come
 
 
 @pytest.mark.parametrize("calm", [0, 9])
-def test_a_plan_that_comes_meanwhile_takes_none_either(calm: int) -> None:
+def test_plan_installed_during_the_bypass_takes_no_arena(calm: int) -> None:
     core = Core()
     core.client.install(pattern(SIZES, least=LEAST, calm=calm))
     for _ in range(3):
@@ -198,7 +201,7 @@ def test_a_plan_that_comes_meanwhile_takes_none_either(calm: int) -> None:
     assert core.run(LARGER) == len(LARGER)
 
 
-def test_one_that_outgrows_it_again_does_not_take_it_in_a_calm_moment() -> None:
+def test_iteration_outgrowing_the_plan_again_takes_no_arena_at_the_low_water_mark() -> None:
     fixed = [k % 3 == 0 and k >= 12 for k in range(len(SIZES))]  # as an optimizer's temporaries are
     least = [size if is_fixed else size - 6400 for size, is_fixed in zip(SIZES, fixed, strict=True)]
     larger = [size if is_fixed else size * 9 // 8 for size, is_fixed in zip(SIZES, fixed, strict=True)]
@@ -218,8 +221,8 @@ def test_one_that_outgrows_it_again_does_not_take_it_in_a_calm_moment() -> None:
 
 
 @pytest.mark.parametrize("taped", [False, True])
-def test_a_size_that_is_the_very_one_has_its_place(taped: bool) -> None:
-    """Sizes that halve: each is twice what is due where one was beside the iteration."""
+def test_exact_size_hits_its_slot_among_halving_sizes(taped: bool) -> None:
+    """Each size is twice the size due after one extra buffer."""
     sizes = [*(16 * MIB >> k for k in range(10)), *SIZES]
     core = Core()
     core.client.install(pattern(sizes))
@@ -233,7 +236,7 @@ def test_a_size_that_is_the_very_one_has_its_place(taped: bool) -> None:
 
 
 @pytest.mark.parametrize("recording", [False, True])
-def test_who_records_sees_the_same(recording: bool) -> None:
+def test_bypass_is_the_same_while_recording(recording: bool) -> None:
     core = following()
     core.client.set_recording(recording)
     core.step()
@@ -253,8 +256,8 @@ def test_within_a_budget_the_arena_stays() -> None:
     assert arena(core) == before
 
 
-def test_a_new_plan_is_given_the_benefit_of_the_doubt() -> None:
-    """How rarely it is done is a matter of the plan that is outgrown."""
+def test_new_plan_resets_the_bypass_backoff() -> None:
+    """The backoff belongs to the plan that is outgrown."""
     core = following()
     for plan in range(3):
         for number in range(8):
@@ -267,7 +270,7 @@ def test_a_new_plan_is_given_the_benefit_of_the_doubt() -> None:
         core.step()
 
 
-def test_who_forgets_all_plans_stands_aside_no_more() -> None:
+def test_dropping_all_plans_ends_the_bypass() -> None:
     core = following()
     one_by_one(core, LARGER[: 2 * SEVERAL])
     core.client.drop_patterns()
@@ -276,7 +279,7 @@ def test_who_forgets_all_plans_stands_aside_no_more() -> None:
     assert core.outcomes["unplanned"] == before + len(SMALLER)
 
 
-def test_other_clients_keep_what_they_have() -> None:
+def test_bypass_leaves_the_arena_when_other_clients_share_the_memory() -> None:
     core = following()
     other = _core.Client(core.pool, "other")
     before = arena(core)
@@ -285,7 +288,7 @@ def test_other_clients_keep_what_they_have() -> None:
     del other
 
 
-def test_who_counts_on_one_size_only_misses_that_once() -> None:
+def test_plan_of_constant_sizes_misses_an_outgrown_buffer_only() -> None:
     core = Core()
     core.client.install(pattern(SIZES))
     for _ in range(3):
@@ -296,8 +299,8 @@ def test_who_counts_on_one_size_only_misses_that_once() -> None:
     assert arena(core) > 0
 
 
-def test_late_ones_take_the_holes_though_these_are_shut() -> None:
-    """They were, since something that stays was in the plan's way."""
+def test_late_buffers_of_a_bypass_take_reserved_arena_holes() -> None:
+    """The holes were reserved because a pinned buffer was in the way of the plan."""
     core = following(page=0)
     stranger = core.allocate(SIZES[0])
     for _ in range(4):
@@ -317,14 +320,14 @@ def test_late_ones_take_the_holes_though_these_are_shut() -> None:
 
 
 def longer_and_longer(network: str) -> Trace:
-    """Lengths that grow through some of each period, as they come in any order."""
+    """A trace of lengths that grow during part of each period, as data arrive in any order."""
     shares = [0.2 + 0.8 * ((7 * number) % 13) / 12 for number in range(5 * 13)]
     return scaled(network, 2048 * MIB, shares, marks=True)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize(("allocator", "most"), [("planned_online", 1.3), ("planned_growing", 1.15)])
-def test_lengths_that_grow_never_need_an_arena_and_as_much_beside_it(
+def test_growing_lengths_never_need_an_arena_and_as_much_memory_beside(
     network: str, allocator: str, most: float
 ) -> None:
     trace = longer_and_longer(network)
@@ -332,7 +335,7 @@ def test_lengths_that_grow_never_need_an_arena_and_as_much_beside_it(
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_where_there_is_hardly_more_memory_than_the_longest_needs_all_of_it_fits(network: str) -> None:
+def test_growing_lengths_fit_a_limit_ten_percent_above_the_peak_load(network: str) -> None:
     trace = longer_and_longer(network)
     limit = int(1.1 * trace.load().max())
     device = _core.ReplayDevice(limit, growing=True)
@@ -346,7 +349,7 @@ def test_where_there_is_hardly_more_memory_than_the_longest_needs_all_of_it_fits
 
 
 @pytest.mark.parametrize("expected", [True, False])
-def test_what_repeats_before_the_first_mark_gets_no_plan_where_marks_are_expected(expected: bool) -> None:
+def test_repetition_before_the_first_mark_gets_no_plan_where_marks_are_expected(expected: bool) -> None:
     with Pool(simulated(), background=False) as pool:
         if expected:
             pool.expect_marks()
@@ -363,7 +366,7 @@ def test_what_repeats_before_the_first_mark_gets_no_plan_where_marks_are_expecte
         assert pool.plans > 0
 
 
-def test_where_none_comes_it_gets_one_in_the_end() -> None:
+def test_repetition_without_any_mark_gets_a_plan_in_the_end_where_marks_are_expected() -> None:
     with Pool(simulated(), background=False) as pool:
         pool.expect_marks()
         for number in range((1 << 16) // len(SIZES) + 40):

@@ -1,4 +1,4 @@
-"""Several streams, and graphs that are captured: host order is not device order."""
+"""Several streams, and captured graphs: host order is not device order."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def core() -> Core:
 
 
 class TestABufferThatAnotherStreamUses:
-    """Its memory is nobody's until that stream is through."""
+    """A buffer used by another stream: the memory is reused only after that stream has finished."""
 
     @pytest.mark.parametrize("size", [100, 60_000, BIG])
-    def test_waits_for_it(self, core: Core, size: int) -> None:
-        """Small, shared and large ones; the program's books close at once."""
+    def test_memory_waits_for_a_stream_using_the_buffer(self, core: Core, size: int) -> None:
+        """Small, shared and large buffers; the counters of the program close at once."""
         core.pool.set_retained_limit(1 << 40)
         first = core.allocate(size)
         assert core.client.use(first, 7)
@@ -43,7 +43,7 @@ class TestABufferThatAnotherStreamUses:
         assert core.pool.stats()["deferred"]["current"] == 0
         assert core.allocate(size) == first
 
-    def test_waits_in_the_arena(self, core: Core) -> None:
+    def test_planned_slot_in_use_by_another_stream_is_occupied(self, core: Core) -> None:
         """A planned place that is still in use is occupied."""
         core.client.load(None, pattern([BIG, BIG]))
         core.step()
@@ -56,8 +56,8 @@ class TestABufferThatAnotherStreamUses:
         core.step()
         assert core.allocate(BIG) == first
 
-    def test_waits_for_each_of_several_streams(self, core: Core) -> None:
-        """The last one decides."""
+    def test_memory_waits_for_each_of_several_using_streams(self, core: Core) -> None:
+        """The last stream decides."""
         core.pool.set_retained_limit(1 << 40)
         first = core.allocate(BIG)
         for stream in (7, 8, 7):
@@ -88,16 +88,16 @@ class TestABufferThatAnotherStreamUses:
         assert not core.client.use(first, 8)
         assert core.client.stats()["double_frees"] == 1
 
-    def test_its_own_stream_is_none(self, core: Core) -> None:
-        """Nor is a use of what is not ours."""
+    def test_use_by_the_own_stream_or_of_a_foreign_address_does_not_defer(self, core: Core) -> None:
+        """Neither a use by the own stream nor a use of a foreign address defers the free."""
         first = core.allocate(BIG, 3)
         assert not core.client.use(first, 3)
         assert not core.client.use(first + 64, 4)
         core.free(first, 3)
         assert core.pool.stats()["deferred"]["current"] == 0
 
-    def test_is_left_out_of_the_plan(self) -> None:
-        """Nobody knows when the stream is through; the rest hits."""
+    def test_buffer_used_by_another_stream_is_left_out_of_the_plan(self) -> None:
+        """The end of the stream's use is unknown; all other buffers hit."""
         device = simulated(page=0)
         with Pool(device, background=False) as pool:
 
@@ -116,8 +116,11 @@ class TestABufferThatAnotherStreamUses:
             assert outcomes["hit"] > 0
             assert outcomes["occupied"] == 0, steady
 
-    def test_is_in_the_trace(self) -> None:
-        """As a read by that stream, between its alloc and its free; of later buffers there, theirs."""
+    def test_use_by_another_stream_is_a_read_in_the_trace(self) -> None:
+        """The read lies between alloc and free.
+
+        Uses of later buffers at the address belong to those buffers.
+        """
         pool = _core.Pool(device=simulated(page=0))
         client = _core.Client(pool, "test")
         client.set_tape(True)
@@ -143,11 +146,16 @@ class TestABufferThatAnotherStreamUses:
 
 
 class TestABufferThatAnotherStreamFrees:
-    """It is its own stream's again when that one has come past the free; neither waits for the other."""
+    """A buffer freed by another stream.
+
+    The own stream gets the memory back after the free has passed. Neither stream waits.
+    """
 
     @pytest.mark.parametrize("used_too", [False, True])
     @pytest.mark.parametrize("size", [100, 60_000, BIG])
-    def test_waits_for_that_one(self, core: Core, size: int, used_too: bool) -> None:
+    def test_memory_returns_to_its_stream_after_the_freeing_stream_has_passed(
+        self, core: Core, size: int, used_too: bool
+    ) -> None:
         core.pool.set_retained_limit(1 << 40)
         first = core.allocate(size, 1)
         if used_too:
@@ -163,8 +171,8 @@ class TestABufferThatAnotherStreamFrees:
         assert core.allocate(size, 1) == first
 
     @pytest.mark.parametrize("size", [100, 60_000, BIG])
-    def test_does_not_pile_up(self, core: Core, size: int) -> None:
-        """Nor where the other one has memory of its own here."""
+    def test_memory_freed_by_another_stream_does_not_pile_up(self, core: Core, size: int) -> None:
+        """Even when the freeing stream has memory of its own."""
         core.pool.set_retained_limit(1 << 40)
         own = core.allocate(size, 5)
         for _ in range(200):
@@ -175,7 +183,7 @@ class TestABufferThatAnotherStreamFrees:
         assert core.pool.stats()["reserved"]["peak"] <= max(4 * size, 4 << 20)
         assert core.device.counts().synchronizes == 0
 
-    def test_is_gone_with_it_where_the_host_has_to_wait_for_memory(self) -> None:
+    def test_allocation_out_of_memory_waits_for_memory_freed_by_another_stream(self) -> None:
         core = Core(page=0, capacity=3 * BIG, shared=BIG)
         for _ in range(20):
             core.free(core.allocate(BIG, 1), 5)
@@ -183,10 +191,10 @@ class TestABufferThatAnotherStreamFrees:
 
 
 class TestACapturedGraph:
-    """Its memory is its own for as long as it can be replayed."""
+    """A captured graph: no other allocation gets the graph's memory while a replay is possible."""
 
-    def test_keeps_its_memory_until_it_is_released(self, core: Core) -> None:
-        """Freed inside or after the capture, nobody else gets it."""
+    def test_graph_keeps_its_memory_until_released(self, core: Core) -> None:
+        """Memory freed inside or after the capture goes to no other stream."""
         core.pool.set_retained_limit(1 << 40)
         core.pool.begin_graph((0, 1), [5])
         inside = [core.allocate(size, 5) for size in (100, 60_000, BIG)]
@@ -207,8 +215,11 @@ class TestACapturedGraph:
             core.free(address, 5 if address != outside else 0)
         core.give_everything_back()
 
-    def test_uses_its_own_memory_again(self, core: Core) -> None:
-        """Within one capture, and in a later one of the same pool; once for each begin it is released."""
+    def test_captures_of_a_graph_pool_reuse_its_memory(self, core: Core) -> None:
+        """Reuse within one capture and in a later capture of the same graph pool.
+
+        Each begin needs a release.
+        """
         for _ in range(2):
             core.pool.begin_graph((0, 1), [5])
             addresses = {core.run([BIG], 5): 0 for _ in range(3)}
@@ -220,8 +231,8 @@ class TestACapturedGraph:
         core.pool.release_graph((0, 1))
         assert core.pool.stats()["graph_pools"] == 0
 
-    def test_outlived_by_a_buffer_it_stays_until_that_is_freed(self, core: Core) -> None:
-        """The graph's result is a tensor like any other."""
+    def test_released_graph_keeps_memory_of_a_living_result(self, core: Core) -> None:
+        """The result of the graph is a tensor like any other."""
         core.pool.begin_graph((0, 1), [5])
         result = core.allocate(BIG, 5)
         core.pool.end_graph((0, 1))
@@ -230,8 +241,8 @@ class TestACapturedGraph:
         core.free(result, 5)
         core.give_everything_back()
 
-    def test_keeps_what_is_free_of_it_where_more_is_held_than_the_budget(self, core: Core) -> None:
-        """Replays use it again, and a free of its result gives none of it back."""
+    def test_graph_keeps_its_free_memory_above_the_budget(self, core: Core) -> None:
+        """Replays use the memory again, and a free of the result returns nothing."""
         core.pool.begin_graph((0, 1), [5])
         result = core.allocate(BIG, 5)
         core.free(core.allocate(2 * BIG, 5), 5)
@@ -243,8 +254,8 @@ class TestACapturedGraph:
         core.pool.release_graph((0, 1))
         core.give_everything_back()
 
-    def test_takes_nothing_from_the_plan(self, core: Core) -> None:
-        """What is allocated while one is captured is outside, and the iteration goes on behind it."""
+    def test_allocations_during_a_capture_are_outside_the_plan(self, core: Core) -> None:
+        """The iteration continues after the capture."""
         core.client.load(None, pattern([BIG, BIG]))
         core.step()
         first = core.allocate(BIG)
@@ -257,8 +268,11 @@ class TestACapturedGraph:
         assert core.outcomes["outside"] == 1
         core.free(inside)
 
-    def test_is_not_spoilt_by_memory_that_runs_out(self) -> None:
-        """Nothing goes back, and nobody waits for the device; afterwards both."""
+    def test_out_of_memory_during_a_capture_makes_no_forbidden_calls(self) -> None:
+        """No memory is returned and nobody waits for the device during the capture.
+
+        Afterwards both happen.
+        """
         core = Core(page=0, capacity=4 * BIG)
         core.pool.set_retained_limit(1 << 40)
         core.free(core.allocate(2 * BIG))
@@ -270,8 +284,8 @@ class TestACapturedGraph:
         core.pool.end_graph((0, 1))
         core.allocate(3 * BIG)
 
-    def test_is_not_joined_by_a_small_request(self, core: Core) -> None:
-        """A page that the captured stream used is nobody else's: to wait for that stream is forbidden."""
+    def test_small_request_does_not_join_a_page_of_the_captured_stream(self, core: Core) -> None:
+        """No other stream may use such a page: a wait for the captured stream is forbidden."""
         core.free(core.allocate(100, 5), 5)
         core.allocate(100, 2)  # keeps the region
         core.pool.trim()
@@ -281,8 +295,8 @@ class TestACapturedGraph:
         assert core.device.counts().errors == 0
 
     @pytest.mark.parametrize("change", ["release", "drop", "move", "resize"])
-    def test_is_not_spoilt_by_the_arena(self, change: str) -> None:
-        """It is not given back, made smaller or taken by another stream, nor is a segment resized."""
+    def test_arena_and_segments_do_not_change_during_a_capture(self, change: str) -> None:
+        """The arena is not released, shrunk or taken by another stream, and no segment is resized."""
         core = Core(page=4096)
         core.client.load(None, pattern([BIG, BIG, BIG]))
         core.step()
@@ -306,7 +320,7 @@ class TestACapturedGraph:
 
 
 class Streams(RuleBasedStateMachine):
-    """No memory is handed out that a stream may still be at work on, and no capture is spoilt."""
+    """Streams: no memory still in use by a stream is handed out, and no capture is invalidated."""
 
     @initialize(
         page=st.sampled_from([0, 0, 4096]),
@@ -376,7 +390,7 @@ class Streams(RuleBasedStateMachine):
 
     @rule(stream=st.sampled_from([1, 5, 7, 8]))
     def finish(self, stream: int) -> None:
-        """All that was freed before this, but what was while a graph is captured: that has no events yet."""
+        """Finish all earlier frees, except those during a capture, which have no events yet."""
         self.device.finish(stream)
         for _, _, streams, _ in self.busy[: self.with_events]:
             streams.discard(stream)
@@ -394,7 +408,7 @@ class Streams(RuleBasedStateMachine):
 
     @property
     def with_events(self) -> int:
-        """How many of those freed were freed outside a capture."""
+        """Return the number of freed buffers that were freed outside a capture."""
         return len(self.busy) if self.begun is None else self.freed_at_begin
 
     @precondition(lambda self: self.begun is not None)
@@ -428,7 +442,7 @@ class Streams(RuleBasedStateMachine):
 
     @invariant()
     def a_snapshot_agrees(self) -> None:
-        """With the books, with what lives where, and with which graph it is of."""
+        """A snapshot agrees with the counters, the addresses of live buffers and the owning graphs."""
         packed_segments, packed_blocks, _ = _core.snapshot(self.pool, None)
         segments = np.frombuffer(packed_segments, list(_core.SEGMENT_FIELDS))
         blocks = np.frombuffer(packed_blocks, list(_core.BLOCK_FIELDS))

@@ -1,4 +1,4 @@
-"""Streams and threads that come and go: what they leave free serves others, and no table grows."""
+"""Streams and threads that end: their free memory serves others, and no table grows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def resident() -> int:
 
 
 @pytest.mark.parametrize("memory", ["plain", "growing"])
-def test_what_they_leave_free_serves_the_next(fake: FakeCuda, memory: str) -> None:
+def test_free_memory_of_ended_streams_serves_the_next(fake: FakeCuda, memory: str) -> None:
     with Pool(fake.device(memory=memory), mode="record", background=False) as pool:
         for _ in range(50):
             stream = fake.stream()
@@ -37,7 +37,7 @@ def test_what_they_leave_free_serves_the_next(fake: FakeCuda, memory: str) -> No
         assert held(pool) <= 512 * MIB  # twice what was ever in use
 
 
-def test_before_that_the_device_is_waited_for(fake: FakeCuda) -> None:
+def test_device_is_waited_for_before_reuse_across_streams(fake: FakeCuda) -> None:
     with Pool(fake.device(), mode="record", background=False) as pool:
         streams = [fake.stream() for _ in range(4)]
         for stream in streams:
@@ -49,8 +49,8 @@ def test_before_that_the_device_is_waited_for(fake: FakeCuda) -> None:
 
 
 @pytest.mark.parametrize("streams", [2, 5])
-def test_streams_that_stay_are_soon_left_alone(fake: FakeCuda, streams: int) -> None:
-    """They take turns, and each keeps what it frees."""
+def test_permanent_streams_soon_keep_their_own_memory(fake: FakeCuda, streams: int) -> None:
+    """The streams take turns, and each reuses its freed memory."""
     with Pool(fake.device(), mode="record", background=False) as pool:
         handles = [fake.stream() for _ in range(streams)]
 
@@ -72,7 +72,7 @@ def test_pages_of_small_buffers_serve_the_next() -> None:
         assert held(pool) <= 4 * MIB
 
 
-def test_tables_do_not_grow_and_a_plan_of_those_that_stay_holds() -> None:
+def test_tables_do_not_grow_and_the_plan_of_permanent_streams_holds() -> None:
     with Pool(simulated(), background=False) as pool:
         pool.client.load(None, pattern([MIB, 4096]))
         before = 0
@@ -94,7 +94,7 @@ def test_tables_do_not_grow_and_a_plan_of_those_that_stay_holds() -> None:
         assert resident() - before < 8 * MIB
 
 
-def test_threads_that_ended_leave_their_place_to_others() -> None:
+def test_ended_threads_leave_their_table_entries_to_others() -> None:
     with Pool(simulated(), background=False) as pool:
 
         def work(stream: int) -> None:
@@ -108,8 +108,8 @@ def test_threads_that_ended_leave_their_place_to_others() -> None:
         assert pool.client.state()["sequences"] < 300
 
 
-def test_what_a_thread_remembers_of_its_stream_is_checked_when_that_place_is_anothers() -> None:
-    """Its next buffer there is of its own stream, though the place was given to another one."""
+def test_cached_sequence_of_a_thread_is_checked_after_reuse_of_its_entry() -> None:
+    """The thread's next buffer belongs to the thread's stream, though the entry has another stream."""
     with Pool(simulated(), mode="record", background=False) as pool:
         go, gone = threading.Event(), threading.Event()
         kept: list[int] = []

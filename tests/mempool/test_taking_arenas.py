@@ -1,4 +1,4 @@
-"""The arena is taken when least is alive, so that there is room for both, and nothing in a former one."""
+"""Arena acquisition at the low-water mark, where most memory is free and a former arena is empty."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ GIB = 1 << 30
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize(("growing", "room"), [(False, 1.3), (True, 1.05)])
-def test_a_plan_takes_effect_where_there_is_hardly_more_memory_than_is_needed(
+def test_plan_takes_effect_with_hardly_more_memory_than_the_peak_load(
     network: str, growing: bool, room: float
 ) -> None:
-    """Gradients are alive at each mark, too many to have the arena beside them."""
+    """Gradients are alive at each mark, too many to take the arena beside them."""
     trace = scaled(network, 2 * GIB, [1.0] * 40, marks=True)
     limit = int(room * trace.load().max())
     device = _core.ReplayDevice(limit, growing=growing)
@@ -47,7 +47,7 @@ def test_a_plan_takes_effect_where_there_is_hardly_more_memory_than_is_needed(
 
 
 def with_calm(core: Core, calm: int) -> int:
-    """Goes through an iteration after a mark; before how many allocations there was an arena."""
+    """Run an iteration after a mark; return the number of allocations before the arena was taken."""
     core.client.install(pattern(SIZES, calm=calm))
     core.step()
     for number, size in enumerate(SIZES):
@@ -58,7 +58,7 @@ def with_calm(core: Core, calm: int) -> int:
 
 
 @pytest.mark.parametrize("calm", [0, 1, 7, 19])
-def test_it_is_taken_there(calm: int) -> None:
+def test_arena_is_taken_at_the_low_water_mark(calm: int) -> None:
     core = Core()
     core.step()
     assert with_calm(core, calm) == (calm + 1 if calm else 0)
@@ -68,7 +68,7 @@ def test_it_is_taken_there(calm: int) -> None:
     assert core.run(SIZES) == len(SIZES)
 
 
-def test_from_then_on_what_comes_has_its_place() -> None:
+def test_allocations_after_the_low_water_mark_hit() -> None:
     core = Core()
     core.client.install(pattern(SIZES, calm=7))
     core.step()
@@ -76,7 +76,7 @@ def test_from_then_on_what_comes_has_its_place() -> None:
     assert core.run(SIZES[:0]) == 0
 
 
-def test_an_iteration_that_never_comes_there_does_not_wait_for_ever() -> None:
+def test_arena_is_taken_at_the_next_mark_if_the_low_water_mark_is_not_reached() -> None:
     core = Core()
     core.client.install(pattern(SIZES, calm=15))
     core.step()
@@ -88,7 +88,10 @@ def test_an_iteration_that_never_comes_there_does_not_wait_for_ever() -> None:
 
 
 def gradients(core: Core, sizes: Sequence[int], steps: int) -> list[int]:
-    """Iterations whose last three buffers go at the beginning of the next; the arena's size after each."""
+    """Run iterations whose last three buffers are freed early in the next.
+
+    Return the arena's size after each.
+    """
     arenas, kept = list[int](), list(core.live)
     for _ in range(steps):
         core.step()
@@ -102,8 +105,11 @@ def gradients(core: Core, sizes: Sequence[int], steps: int) -> list[int]:
 
 
 @pytest.mark.parametrize("calm", [0, 1])
-def test_one_that_cannot_grow_is_replaced_though_something_is_alive_at_each_mark(calm: int) -> None:
-    """At a calm moment nothing is alive in it; where there is none, what was alive is served elsewhere."""
+def test_fixed_arena_is_replaced_despite_live_buffers_at_each_mark(calm: int) -> None:
+    """No buffer lives in the arena at a low-water mark.
+
+    Without such a mark, surviving buffers are served elsewhere.
+    """
     core = Core(page=0)
     core.client.install(pattern(SIZES, calm=calm))
     before = gradients(core, SIZES, 3)[-1]
@@ -116,7 +122,7 @@ def test_one_that_cannot_grow_is_replaced_though_something_is_alive_at_each_mark
     assert core.hits == hits + 2 * len(larger)
 
 
-def test_what_stays_for_good_is_not_waited_for_in_vain_again_and_again() -> None:
+def test_pinned_buffer_is_not_waited_for_in_vain_again_and_again() -> None:
     core = Core(page=0)
     core.client.install(pattern(SIZES))
     core.step()
@@ -143,7 +149,10 @@ KIND, LARGER = [10_240] * 4, [10_240] * 4 + [40_960] * 4
 
 
 def late(core: Core, kept: list[int], steps: int) -> list[int]:
-    """Iterations of four buffers, whose last lives on until three of the next are there: misses of each."""
+    """Run iterations of four buffers, the last of which lives until the next has three.
+
+    Return the misses of each.
+    """
     missed = []
     for _ in range(steps):
         core.step()
@@ -159,8 +168,8 @@ def late(core: Core, kept: list[int], steps: int) -> list[int]:
 
 
 @pytest.mark.parametrize("more", [0, 4096, 8192, 10_240, 12_288, 30_720])
-def test_where_a_larger_one_cannot_be_had_no_place_stays_empty_for_it(more: int) -> None:
-    """Memory is enough for it, and not for what would have to lie beside it meanwhile; or for both."""
+def test_no_slot_stays_empty_for_a_larger_arena_out_of_reach(more: int) -> None:
+    """Memory suffices for the larger arena alone, or also for the buffers beside the arena meanwhile."""
     core, kept = Core(page=0, large=4096, shared=4096, limit=sum(LARGER) + more), list[int]()
     core.step()
     core.client.install(pattern(KIND))
@@ -171,7 +180,7 @@ def test_where_a_larger_one_cannot_be_had_no_place_stays_empty_for_it(more: int)
 
 
 @pytest.mark.parametrize("how", ["dropped", "smaller"])
-def test_nor_where_nobody_wants_a_larger_one_any_more(how: str) -> None:
+def test_no_slot_stays_empty_for_a_larger_arena_no_longer_wanted(how: str) -> None:
     core, kept = Core(page=0), list[int]()
     core.step()
     core.client.install(pattern(KIND))
@@ -201,7 +210,7 @@ def test_nor_where_nobody_wants_a_larger_one_any_more(how: str) -> None:
     lives=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 100)), min_size=2, max_size=20),
     persistent=st.sets(st.integers(0, 19)),
 )
-def test_calm_is_the_allocation_before_which_least_is_alive(
+def test_low_water_mark_is_the_allocation_before_which_least_is_alive(
     lives: list[tuple[int, int]], persistent: set[int]
 ) -> None:
     n = len(lives)
@@ -228,8 +237,8 @@ def test_calm_is_the_allocation_before_which_least_is_alive(
         assert alive[0] - min(alive) <= planned.plan.arena_bytes / 64
 
 
-def test_of_several_sequences_it_counts_the_first_ones() -> None:
-    """An autograd thread's allocations are another sequence's."""
+def test_low_water_mark_counts_allocations_of_the_first_sequence() -> None:
+    """An autograd thread's allocations belong to another sequence."""
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         kept: list[int] = []
@@ -245,7 +254,7 @@ def test_of_several_sequences_it_counts_the_first_ones() -> None:
         assert pool.planned.calm() == 0  # freed before the first allocation: as good as the mark
 
 
-def test_it_is_found_in_a_recorded_network() -> None:
+def test_low_water_mark_is_found_in_a_recorded_network() -> None:
     trace = scaled("resnet", GIB, [1.0] * 4, marks=True)
     planned = make_plan(find_patterns(trace)[0], alignment=512, patient=False)
     assert planned is not None

@@ -1,4 +1,4 @@
-"""The tape: every event once and in order, in bounded memory for as long as there is room on the disk."""
+"""Trace tape: every event once and in order, in bounded memory as long as the disk has room."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from mempool.tape import Tape
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 10_000])
-def test_what_is_in_the_file_is_the_same_as_what_would_be_in_memory(tmp_path: Path, piece: int) -> None:
-    """Taken now and then, as whoever writes it down does; twins of one program."""
+def test_tape_on_disk_equals_the_tape_in_memory(tmp_path: Path, piece: int) -> None:
+    """Two equal programs; both tapes are taken now and then, as a trace writer does."""
     cores = [Core(), Core()]
     cores[0].client.set_tape(True)
     cores[1].client.set_tape(True, folder=str(tmp_path), piece=piece)
@@ -49,7 +49,7 @@ def test_what_is_in_the_file_is_the_same_as_what_would_be_in_memory(tmp_path: Pa
     assert cores[1].client.state()["tape_lost"] == 0
 
 
-def test_where_no_file_can_be_made_it_stays_in_memory(tmp_path: Path) -> None:
+def test_tape_stays_in_memory_where_no_file_can_be_made(tmp_path: Path) -> None:
     core = Core()
     core.client.set_tape(True, folder=str(tmp_path / "nowhere"), piece=10)
     for _ in range(100):
@@ -58,8 +58,8 @@ def test_where_no_file_can_be_made_it_stays_in_memory(tmp_path: Path) -> None:
     assert core.client.state()["tape_lost"] == 0
 
 
-def test_the_disk_gets_its_room_back(tmp_path: Path) -> None:
-    """While the recording goes on, once all is taken; and all of it when it ends."""
+def test_disk_space_is_returned(tmp_path: Path) -> None:
+    """While the recording goes on, once all records are taken; and all space at the end."""
     core = Core()
     core.client.set_tape(True, folder=str(tmp_path), piece=10)
 
@@ -83,8 +83,8 @@ def test_the_disk_gets_its_room_back(tmp_path: Path) -> None:
     assert in_files() == []
 
 
-def test_what_a_full_disk_does_not_take_is_counted(tmp_path: Path) -> None:
-    """A limit on the size of files does as a full disk; the recording then ends without a file."""
+def test_events_lost_to_a_full_disk_are_counted(tmp_path: Path) -> None:
+    """A limit on the file size stands in for a full disk; the recording then ends without a file."""
     program = f"""if True:
         import logging, resource, signal, numpy as np, mempool.numpy
         logging.disable()
@@ -103,8 +103,8 @@ def test_what_a_full_disk_does_not_take_is_counted(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_while_the_recording_is_being_closed_is_told(tmp_path: Path) -> None:
-    """The thread that writes has met it, and whoever closes waits for that thread."""
+def test_failure_while_closing_the_recording_is_raised(tmp_path: Path) -> None:
+    """The writing thread has failed, and the closing thread waits for the writing thread."""
     core = Core()
     tape = Tape(core.client, str(tmp_path / "t.trace"), 64, "test")
     writing = threading.Event()
@@ -123,8 +123,8 @@ def test_a_failure_while_the_recording_is_being_closed_is_told(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_program_that_only_allocates_is_recorded_in_bounded_memory(tmp_path: Path) -> None:
-    """Nobody writes the trace meanwhile: what waits to be written is in the file."""
+def test_program_with_allocations_only_is_recorded_in_bounded_memory(tmp_path: Path) -> None:
+    """Nobody writes the trace meanwhile: waiting records are in the file."""
     program = """if True:
         import os, sys, numpy as np
         from mempool import _core
@@ -146,7 +146,7 @@ def test_a_program_that_only_allocates_is_recorded_in_bounded_memory(tmp_path: P
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_leaves_its_parents_file_alone(tmp_path: Path) -> None:
+def test_forked_child_leaves_its_parents_file_alone(tmp_path: Path) -> None:
     core = Core()
     core.client.set_tape(True, folder=str(tmp_path), piece=10)
     for _ in range(50):

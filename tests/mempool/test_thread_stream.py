@@ -1,4 +1,4 @@
-"""The per-thread default stream: one handle, and another stream in each thread."""
+"""Per-thread default stream: one handle, and another stream in each thread."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 def elsewhere(work: Callable[[], T]) -> T:
-    """In a thread that ends."""
+    """Run in a thread that ends."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(work).result()
 
 
-def test_each_thread_has_one_number_below_zero_for_ever() -> None:
+def test_each_thread_has_a_permanent_negative_stream_number() -> None:
     mine = _core.thread_stream()
     others = [elsewhere(_core.thread_stream) for _ in range(20)]
     assert _core.thread_stream() == mine
@@ -33,8 +33,8 @@ def test_each_thread_has_one_number_below_zero_for_ever() -> None:
     assert max(mine, *others) < 0
 
 
-def test_a_threads_own_is_the_drivers_handle(fake: FakeCuda) -> None:
-    """Recorded and waited for on the device, without blocking anybody."""
+def test_default_stream_of_the_own_thread_is_the_drivers_handle(fake: FakeCuda) -> None:
+    """Events are recorded and waited for on the device, without blocking the host."""
     calls, mine = _core.DeviceCalls(fake.device()), _core.thread_stream()
     address = calls.reserve(MIB)
     fake.write(PER_THREAD, address, 8, 1)
@@ -52,8 +52,8 @@ def test_a_threads_own_is_the_drivers_handle(fake: FakeCuda) -> None:
     calls.release(address, MIB)
 
 
-def test_who_comes_after_another_threads_waits_for_the_device(fake: FakeCuda) -> None:
-    """An event recorded there from here would stand for this thread's own stream, where nothing is queued."""
+def test_reuse_after_another_threads_default_stream_waits_for_the_device(fake: FakeCuda) -> None:
+    """An event recorded here would stand for this thread's own stream, where nothing is queued."""
     calls = _core.DeviceCalls(fake.device())
     address = calls.reserve(MIB)
 
@@ -86,8 +86,8 @@ def test_another_threads_cannot_be_made_to_wait_so_the_caller_does(fake: FakeCud
     calls.release(address, MIB)
 
 
-def test_whether_another_threads_is_captured_is_not_known(fake: FakeCuda) -> None:
-    """It is not taken for the one of the thread that asks."""
+def test_capture_state_of_another_threads_default_stream_is_unknown(fake: FakeCuda) -> None:
+    """The stream is not taken for the asking thread's own."""
     calls = _core.DeviceCalls(fake.device())
     context = calls.reserve(512)  # makes one
     mine = _core.thread_stream()
@@ -103,8 +103,8 @@ def test_whether_another_threads_is_captured_is_not_known(fake: FakeCuda) -> Non
 
 
 @pytest.mark.parametrize("share_streams", [True, False])
-def test_memory_goes_from_thread_to_thread_only_after_its_work(fake: FakeCuda, share_streams: bool) -> None:
-    """The device has room for one buffer: what one thread has freed is another's when all work is done."""
+def test_memory_moves_between_threads_only_after_its_work(fake: FakeCuda, share_streams: bool) -> None:
+    """The device has room for one buffer: memory freed by a thread serves another when all work is done."""
     fake.set_capacity(20 * MIB)
     pool = _core.Pool(device=fake.device(), share_streams=share_streams)
     client = _core.Client(pool, "test")

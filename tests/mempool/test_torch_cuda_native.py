@@ -25,7 +25,7 @@ FULL_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
 
 
 def harness(folder: Path, sanitizer: str, *, mutations: bool = False, soon: bool = True) -> tuple[Path, Path]:
-    """The program, and the driver that it opens."""
+    """Build the program and the driver for it."""
     if not build.has_sanitizer(sanitizer):
         pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")
     program = build.build("torch_cuda", folder, sanitizer=sanitizer, mutations=mutations, soon=soon)
@@ -45,8 +45,8 @@ def stress(
 
 
 @pytest.mark.parametrize("sanitizer", ["address", pytest.param("thread", marks=pytest.mark.full)])
-def test_tensors_streams_and_graphs_on_threads_keep_every_promise(folder: Path, sanitizer: str) -> None:
-    """No memory is reused before its streams are through, and no graph is broken or loses its memory."""
+def test_tensors_streams_and_graphs_on_threads_keep_every_invariant(folder: Path, sanitizer: str) -> None:
+    """No memory is reused before all using streams have finished, and no graph is broken or loses memory."""
     program = harness(folder, sanitizer)
     seen = dict.fromkeys(("refused", "foreign", "captures", "launches", "clients", "hits"), 0)
     # Three seeds at least; what they come to meet is up to the threads' schedule.
@@ -64,20 +64,18 @@ def test_tensors_streams_and_graphs_on_threads_keep_every_promise(folder: Path, 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("sanitizer", ["none", "address", "thread"])
-def test_many_of_them_on_threads_keep_every_promise(folder: Path, sanitizer: str) -> None:
+def test_many_seeds_on_threads_keep_every_invariant(folder: Path, sanitizer: str) -> None:
     program = harness(folder, sanitizer, soon=False)
     seeds_until_time_is_up(lambda seed: stress(program, seed, 8), FULL_SECONDS)
 
 
 @pytest.mark.mutation
 @pytest.mark.timeout(0)
-def test_the_harness_notices_each_guard_that_is_taken_out(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_harness_notices_each_removed_guard(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = harness(folder, "none", mutations=True)
 
     def runs(guard: str | None) -> list[subprocess.CompletedProcess[str]]:
-        """Some are met by few seeds, and which is up to the threads' schedule."""
+        """Run seeds until a failure: few seeds meet some guards, and the threads' schedule decides."""
         done: list[subprocess.CompletedProcess[str]] = []
         while len(done) < (4 if guard is None else 40) and not (done and done[-1].returncode):
             done.append(stress(program, len(done), 6, removed=guard))
@@ -86,8 +84,11 @@ def test_the_harness_notices_each_guard_that_is_taken_out(
     notices_each(guards.CUDA, runs, capsys)
 
 
-def test_captures_with_bodies_and_captures_that_fail(folder: Path) -> None:
-    """The first are not broken by what PyTorch says in the middle, the second do not hold memory for ever."""
+def test_captures_with_bodies_and_failing_captures(folder: Path) -> None:
+    """PyTorch's calls within a capture do not break a capture with bodies.
+
+    Failing captures do not hold memory for ever.
+    """
     program = build.build("torch_captures", folder, sanitizer="address")
     driver = build.build_library("fake_cuda", folder, sanitizer="address")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The arena gives back what only plans need that nobody has followed for long."""
+"""Unused plans: the arena returns memory that only long-unused plans need."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ LARGE, SMALL = 1 << 16, 1 << 12  # scales of the program's buffers
 
 
 def rounds(pool: Pool, count: int, scale: int, memory: programs.Watched, *, marks: bool) -> None:
-    """So many seconds, as the planner's thread counts them, of iterations."""
+    """Run iterations for the given seconds of the planner's clock."""
     for _ in range(count):
         run(pool, lambda _: programs.layers(memory, scale=scale), 3, marks=marks)
         pool.client.rest_unused()
 
 
 @pytest.mark.parametrize("marks", [True, False])
-def test_what_only_an_unused_plan_needs_goes_back(*, marks: bool) -> None:
+def test_memory_needed_by_an_unused_plan_only_is_returned(*, marks: bool) -> None:
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         rounds(pool, 4, LARGE, memory, marks=marks)
@@ -33,7 +33,7 @@ def test_what_only_an_unused_plan_needs_goes_back(*, marks: bool) -> None:
 
 
 @pytest.mark.parametrize("page", [4096, 0])
-def test_a_plan_that_is_followed_again_has_its_arena_from_the_second_iteration_on(page: int) -> None:
+def test_resumed_plan_has_its_arena_from_the_second_iteration_on(page: int) -> None:
     with Pool(simulated(page=page), background=False) as pool:
         memory = programs.Watched(pool)
         rounds(pool, 4, LARGE, memory, marks=True)
@@ -48,8 +48,8 @@ def test_a_plan_that_is_followed_again_has_its_arena_from_the_second_iteration_o
         assert pool.plans == plans
 
 
-def test_between_two_looks_a_plan_may_rest_for_long_iterations() -> None:
-    """Only what nobody follows is unused, however long one iteration takes."""
+def test_long_iteration_between_two_looks_does_not_make_its_plan_unused() -> None:
+    """Only a plan without a follower is unused, however long an iteration takes."""
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         rounds(pool, 4, LARGE, memory, marks=True)
@@ -59,7 +59,7 @@ def test_between_two_looks_a_plan_may_rest_for_long_iterations() -> None:
         assert pool.report().to_dict()["arena_bytes"] == large
 
 
-def test_the_plan_of_one_that_is_idle_beside_another_rests_until_it_goes_on() -> None:
+def test_plan_of_an_idle_pool_rests_beside_a_busy_pool_until_resumed() -> None:
     with (
         Pool(simulated(), background=False) as idle,
         Pool(share=idle, background=False) as busy,
@@ -80,7 +80,7 @@ def test_the_plan_of_one_that_is_idle_beside_another_rests_until_it_goes_on() ->
         assert idle.report().to_dict()["misses_total"] == before["misses_total"]
 
 
-def test_in_the_middle_of_an_iteration_a_plan_does_not_rest() -> None:
+def test_plan_does_not_rest_within_an_iteration() -> None:
     with (
         Pool(simulated(), background=False) as waits,
         Pool(share=waits, background=False) as busy,
@@ -97,8 +97,8 @@ def test_in_the_middle_of_an_iteration_a_plan_does_not_rest() -> None:
         large.free(first)
 
 
-def test_an_arena_that_cannot_grow_in_place_stays() -> None:
-    """Somebody's buffer may always be in it when the larger plan comes back."""
+def test_arena_without_growth_in_place_stays() -> None:
+    """Some buffer may always be in the arena when the larger plan is resumed."""
     with Pool(simulated(page=0), background=False) as pool:
         memory = programs.Watched(pool)
         rounds(pool, 4, LARGE, memory, marks=True)
@@ -107,8 +107,8 @@ def test_an_arena_that_cannot_grow_in_place_stays() -> None:
         assert pool.report().to_dict()["arena_bytes"] == large
 
 
-def test_what_is_followed_now_and_then_does_not_rest() -> None:
-    """As an evaluation, never at work when somebody looks."""
+def test_plan_followed_now_and_then_does_not_rest() -> None:
+    """An evaluation, for example, never at work at a look."""
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         rounds(pool, 4, LARGE, memory, marks=True)

@@ -1,4 +1,4 @@
-"""What ends a planner's wait, and what does not: it takes a turn of the interpreter's lock each time."""
+"""Conditions that end a planner's wait; each end of a wait takes a turn of the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = 100.0
 
 
 class Waiting:
-    """A thread that waits as a planner does, for what it is told."""
+    """A thread that waits like a planner for given conditions."""
 
     def __init__(self, client: _core.Client, seconds: float = LONG, **wait: float) -> None:
         self._heard: list[tuple[bool, float]] = []
@@ -30,12 +30,12 @@ class Waiting:
         self._thread.start()
 
     def is_over(self, seconds: float = 0.7) -> bool:
-        """Whether it ends by then; a healthy one would in a third of the time."""
+        """Return whether the wait ends within the time; a healthy wait ends in a third of the time."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def news(self) -> bool:
-        """What it heard, once it has."""
+        """Return the result of the wait once over."""
         assert self.is_over(LONG / 2), "it waited for its whole time"
         return self._heard[0][0]
 
@@ -54,8 +54,8 @@ def never_the_same(pool: Pool, count: int, seed: int = 0) -> None:
 
 
 @pytest.mark.parametrize("what", ["wake", "work"])
-def test_it_hears_at_once(what: str) -> None:
-    """However long it would wait: nobody looks in between whether there is something to do."""
+def test_work_and_wake_up_end_the_wait_at_once(what: str) -> None:
+    """However long the time limit: no polling looks for work in between."""
     with recording() as pool:
         waiting = Waiting(pool.client)
         for _ in range(40 if what == "work" else 0):
@@ -66,7 +66,7 @@ def test_it_hears_at_once(what: str) -> None:
 
 
 def test_looks_in_vain_end_no_wait() -> None:
-    """Until something repeats; a look with nothing to spend on it does."""
+    """A repetition ends the wait, and so does an unpaid look."""
     with recording() as pool:
         waiting = Waiting(pool.client, looks=LONG)
         never_the_same(pool, 3000)
@@ -82,8 +82,8 @@ def test_looks_in_vain_end_no_wait() -> None:
         assert unpaid.news()
 
 
-def test_a_ring_that_has_wrapped_ends_the_wait() -> None:
-    """Somebody has to decide whether to go on paying for it."""
+def test_wrapped_ring_ends_the_wait() -> None:
+    """The planner has to decide whether the recording is still worth the cost."""
     core = _core.Pool(device=simulated(), recorded_events=1000)
     client = _core.Client(core, "test")
     client.set_recording(True)
@@ -98,7 +98,7 @@ def test_a_ring_that_has_wrapped_ends_the_wait() -> None:
     assert client.state()["events_dropped"]
 
 
-def test_it_ends_at_so_many_allocations() -> None:
+def test_wait_ends_at_a_number_of_allocations() -> None:
     with recording() as pool:
         waiting = Waiting(pool.client, looks=LONG, allocations=1000)
         never_the_same(pool, 999)
@@ -107,7 +107,7 @@ def test_it_ends_at_so_many_allocations() -> None:
         assert not waiting.news()
 
 
-def test_it_ends_when_the_program_has_left_its_plan_while_nothing_is_recorded() -> None:
+def test_wait_ends_when_the_program_left_its_plan_while_not_recording() -> None:
     with recording() as pool:
         memory = programs.Watched(pool)
         run(pool, lambda _: programs.layers(memory), 10, marks=True)
@@ -121,7 +121,7 @@ def test_it_ends_when_the_program_has_left_its_plan_while_nothing_is_recorded() 
         assert not waiting.news()
 
 
-def test_it_ends_at_so_many_misses_while_nothing_is_recorded() -> None:
+def test_wait_ends_at_a_number_of_misses_while_not_recording() -> None:
     with recording() as pool:
         waiting = Waiting(pool.client, looks=LONG, misses=1000)
         never_the_same(pool, 1200)
@@ -130,7 +130,7 @@ def test_it_ends_at_so_many_misses_while_nothing_is_recorded() -> None:
         assert not waiting.news()
 
 
-def test_it_ends_when_something_stays_in_the_way() -> None:
+def test_wait_ends_when_a_pinned_buffer_blocks_the_plan() -> None:
     with recording() as pool:
         memory = programs.Watched(pool)
         run(pool, lambda _: programs.layers(memory), 10, marks=True)
@@ -146,7 +146,7 @@ def test_it_ends_when_something_stays_in_the_way() -> None:
         memory.free(kept)
 
 
-def test_it_ends_when_the_arena_was_refused() -> None:
+def test_wait_ends_when_the_arena_was_refused() -> None:
     with Pool(simulated(capacity=4 << 20), background=False) as pool:
         memory = programs.Watched(pool)
         run(pool, lambda _: programs.layers(memory, scale=1 << 15), 10, marks=True)
@@ -164,7 +164,7 @@ def test_it_ends_when_the_arena_was_refused() -> None:
         memory.free(hog)
 
 
-def test_idle_memory_goes_back_meanwhile() -> None:
+def test_idle_memory_is_returned_during_a_wait() -> None:
     with recording() as pool:
         pool.free(pool.allocate(64 << 20))
         reserved = pool.core.stats()["reserved"]["current"]

@@ -22,7 +22,7 @@ NAME, GROWING = NAMES = ("planned_online", "planned_growing")
 
 
 def repeated(iterations: int, *, marks: bool) -> Trace:
-    """Of some 300 allocations each, with persistent buffers that come first."""
+    """Return a trace of iterations of some 300 allocations each, after persistent buffers."""
     trace = generate(300, seed=1, iterations=iterations)
     names = ("step", *trace.names[1:]) if marks else trace.names
     return Trace.of(
@@ -32,8 +32,8 @@ def repeated(iterations: int, *, marks: bool) -> Trace:
 
 @pytest.mark.parametrize("most", [1 << 28, 1 << 31, 1 << 35])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_where_sizes_vary_no_more_is_held_than_by_pytorch(network: str, most: int) -> None:
-    """No plan has a place for them, and what each leaves fits no other; pages fit any."""
+def test_varying_sizes_hold_no_more_than_pytorch(network: str, most: int) -> None:
+    """No plan has slots for the sizes, and each leaves a hole that fits no other size; pages fit any."""
     trace = varied(network, most, 40)
     pytorch, expandable = (
         simulate(trace, name).peak_reserved_bytes for name in ("pytorch", "pytorch_expandable")
@@ -43,8 +43,11 @@ def test_where_sizes_vary_no_more_is_held_than_by_pytorch(network: str, most: in
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_where_iterations_are_marked_one_plan_serves_all_sizes(network: str) -> None:
-    """Not one beside the arena for what outgrows it; and little is held beside it in the end."""
+def test_single_plan_serves_all_sizes_of_marked_iterations(network: str) -> None:
+    """No second plan lies beside the arena for outgrown iterations.
+
+    Little memory is held beside the arena in the end.
+    """
     trace = varied(network, 1 << 31, 120, marks=True)
     (ends,), peak = np.nonzero(trace.kind == Kind.MARK), int(trace.load().max())
     pytorch = simulate(trace, "pytorch").peak_reserved_bytes
@@ -55,7 +58,10 @@ def test_where_iterations_are_marked_one_plan_serves_all_sizes(network: str) -> 
 
 
 def phases(program: str, iterations: int) -> Trace:
-    """In any order: many small buffers or a large one; or ten and seven large ones beside what stays."""
+    """Return a trace of phases in any order.
+
+    They are many small buffers or a large one, or ten and seven large beside a lasting one.
+    """
     rng, rows, buffers = random.Random(program), list[tuple[int, int, int]](), itertools.count()
 
     def alloc(size: int) -> int:
@@ -81,14 +87,14 @@ def phases(program: str, iterations: int) -> Trace:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("program", ["small and large", "between others"])
-def test_memory_that_goes_back_is_not_taken_again_for_ever(program: str, name: str) -> None:
-    """Each time the device would be waited for."""
+def test_returned_memory_is_not_taken_again_for_ever(program: str, name: str) -> None:
+    """Each return would wait for the device."""
     calls = [simulate(phases(program, count), name).driver_calls for count in (30, 60)]
     assert calls[1] - calls[0] <= 30
 
 
-def test_of_pages_no_more_goes_back_than_is_missing() -> None:
-    """Twelve behind what stays, where ten were: two of the ten before it go."""
+def test_only_missing_pages_are_returned() -> None:
+    """Twelve GiB behind a lasting buffer, in place of ten: two of the ten before the buffer are returned."""
     one = 1 << 30
     ten, stays, behind = (Kind.ALLOC, 10 * one, 0), (Kind.ALLOC, 2 * MIB, 0), (Kind.ALLOC, 12 * one, 0)
     trace = trace_of([ten, stays, ten, (Kind.FREE, 0, 0), (Kind.FREE, 1, 0), behind])
@@ -98,14 +104,14 @@ def test_of_pages_no_more_goes_back_than_is_missing() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(trace=event_traces(), limit=st.sampled_from([None, 0, 2, 24, 64, 400]), name=st.sampled_from(NAMES))
-def test_the_pool_keeps_what_every_allocator_keeps(trace: Trace, limit: int | None, name: str) -> None:
-    """Nothing overlaps, all lies within what is held, and no more is held than there is."""
+def test_pool_keeps_the_invariants_of_every_allocator(trace: Trace, limit: int | None, name: str) -> None:
+    """Buffers are disjoint and within reserved memory, and reserved memory stays within the limit."""
     limit_bytes = None if limit is None else limit * MIB
     check_simulation(simulate(trace, name, limit_bytes=limit_bytes), limit_bytes)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_long_traces_hold_too(name: str) -> None:
+def test_long_traces_keep_the_invariants(name: str) -> None:
     """The same where nothing repeats and memory is short."""
     trace = random_trace(3, 1500)
     check_simulation(simulate(trace, name))
@@ -117,7 +123,7 @@ def test_long_traces_hold_too(name: str) -> None:
 
 @pytest.mark.parametrize("marks", [False, True])
 def test_iterations_are_planned(marks: bool) -> None:
-    """At last each allocation has the address of one iteration before, and nothing new is taken."""
+    """Each allocation finally has the address of the previous iteration. No memory is reserved anew."""
     trace = repeated(16, marks=marks)
     simulation = simulate(trace, NAME)
     check_simulation(simulation)
@@ -135,8 +141,8 @@ def test_iterations_are_planned(marks: bool) -> None:
     assert load <= simulation.reserved[-1] < 1.3 * load
 
 
-def test_marks_of_the_trace_are_the_pools() -> None:
-    """Who is told where iterations end takes the arena, the largest segment, an iteration earlier."""
+def test_marks_of_the_trace_reach_the_pool() -> None:
+    """A pool with marks takes the arena, the largest segment, an iteration earlier."""
     taken = []
     for marks in (True, False):
         segments = simulate(repeated(8, marks=marks), NAME).segments
@@ -144,8 +150,8 @@ def test_marks_of_the_trace_are_the_pools() -> None:
     assert taken[0] < taken[1]
 
 
-def test_the_same_twice() -> None:
-    """No clock has a say in it."""
+def test_simulation_is_deterministic() -> None:
+    """The clock has no influence."""
     trace = repeated(10, marks=False)
     one, two = (simulate(trace, NAME) for _ in range(2))
     assert (one.address == two.address).all()
@@ -153,15 +159,21 @@ def test_the_same_twice() -> None:
     assert one.driver_calls == two.driver_calls
 
 
-def test_an_arena_that_cannot_be_had_is_done_without() -> None:
-    """With no more than the trace needs the pool goes on as it began, and serves what it can."""
+def test_pool_does_without_an_unavailable_arena() -> None:
+    """A pool with no more memory than the trace needs goes on without a plan.
+
+    All fitting requests are served.
+    """
     trace = repeated(10, marks=True)
     limit_bytes = int(trace.load().max() * 1.02)
     check_simulation(simulate(trace, NAME, limit_bytes=limit_bytes), limit_bytes)
 
 
-def test_uses_by_other_streams_are_told() -> None:
-    """What another stream reads is not planned, as nobody knows when that is through: there is no arena."""
+def test_uses_by_other_streams_reach_the_pool() -> None:
+    """A buffer read by another stream is not planned, as the end of the read is unknown.
+
+    No arena is taken.
+    """
     kinds = [int(Kind.ALLOC), int(Kind.READ), int(Kind.FREE)] * 40
     buffers, sizes = np.repeat(np.arange(40), 3), np.tile([MIB, 0, 0], 40)
     own, other = (
@@ -180,15 +192,15 @@ def test_no_environment_has_a_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (simulate(trace, NAME).address == plain.address).all()
 
 
-def test_ours_comes_after_the_others() -> None:
-    """All of them are there, in one order."""
+def test_our_allocators_follow_the_simulated_allocators() -> None:
+    """All allocators are listed, in one order."""
     assert list(ALLOCATORS) == [*simulators.ALLOCATORS, *NAMES]
     assert simulate(trace_of([(0, 1, 0)]), "best_fit").allocator == "best_fit"
 
 
 @pytest.mark.parametrize(("setting", "value"), [("small_bytes", 1025), ("wait_bytes", -1)])
 def test_settings_out_of_range_are_named(setting: str, value: int) -> None:
-    """With the values that are possible."""
+    """The error lists the valid values."""
     with pytest.raises(ValueError, match=f"{setting}={value} is not a whole number"):
         simulate(trace_of([(0, 1, 0)]), NAME, **{setting: value})
 
@@ -197,8 +209,8 @@ def test_settings_out_of_range_are_named(setting: str, value: int) -> None:
     "wrong",
     [{"birth": [0, 2]}, {"birth": [0, -1]}, {"size": [-1, 0]}, {"stream": [0]}, {"mark": [-1]}],
 )
-def test_columns_that_cannot_be_are_refused(wrong: dict[str, list[int]]) -> None:
-    """The core reads no further than the columns reach, whoever calls it."""
+def test_invalid_columns_are_refused(wrong: dict[str, list[int]]) -> None:
+    """The core reads no further than the columns reach, whoever calls."""
     columns = {"kind": [0, 1], "birth": [0, 0], "size": [8, 0], "stream": [0, 0], "mark": [-1, -1], **wrong}
     kinds = {"kind": np.uint8, "mark": np.int8}
     device = _core.ReplayDevice(1 << 40)

@@ -59,7 +59,7 @@ def test_worlds_keep_every_promise(folder: Path, sanitizer: str, count: int, mod
 
 @pytest.mark.parametrize("mode", soak.MODES)
 @pytest.mark.parametrize("others", [(), pytest.param(("none",), marks=pytest.mark.full)], ids=["", "all"])
-def test_a_seed_makes_the_same_world_in_every_build(folder: Path, mode: str, others: tuple[str, ...]) -> None:
+def test_seed_makes_the_same_world_in_every_build(folder: Path, mode: str, others: tuple[str, ...]) -> None:
     def did(sanitizer: str) -> dict[str, Any]:
         return {k: v for k, v in soak.worlds(world(folder, sanitizer), 7, 5, mode).items() if k != "seconds"}
 
@@ -68,7 +68,7 @@ def test_a_seed_makes_the_same_world_in_every_build(folder: Path, mode: str, oth
 
 
 @pytest.mark.parametrize(("guard", "seed", "mode", "steps"), FOUND)
-def test_what_a_world_has_found_stays_mended(
+def test_faults_found_by_worlds_stay_fixed(
     folder: Path, guard: str, seed: int, mode: str, steps: int
 ) -> None:
     program = world(folder, "address")
@@ -77,7 +77,7 @@ def test_what_a_world_has_found_stays_mended(
         soak.worlds(program, seed, 1, mode, steps=steps, MEMPOOL_REMOVED_GUARD=guard)
 
 
-def test_a_failure_is_shrunk_to_the_few_steps_that_matter(folder: Path) -> None:
+def test_failure_is_shrunk_to_its_essential_steps(folder: Path) -> None:
     program = world(folder, "address")
     told = soak.shrunk(program, 65, "whole", steps=2000, MEMPOOL_REMOVED_GUARD="resize_shared")
     assert int(re.search(r"fails in (\d+) steps", told)[1]) < 25  # type: ignore[index]
@@ -86,8 +86,8 @@ def test_a_failure_is_shrunk_to_the_few_steps_that_matter(folder: Path) -> None:
     assert "does not fail" in soak.shrunk(program, 65, "whole", steps=2000)
 
 
-def test_every_guard_of_the_core_is_missed_by_some_test() -> None:
-    """By name, in one of the lists of those that are removed one by one."""
+def test_every_guard_of_the_core_is_covered_by_some_harness() -> None:
+    """Each guard is in one of the lists of guards removed one by one."""
     texts = (path.read_text() for path in build.CORE.glob("*.[ch]pp"))
     named = {name for text in texts for name in re.findall(r'MEMPOOL_GUARDED\("(\w+)"\)', text)}
     found = {guard for guard, *_ in FOUND}
@@ -96,7 +96,7 @@ def test_every_guard_of_the_core_is_missed_by_some_test() -> None:
 
 @pytest.mark.mutation
 @pytest.mark.timeout(0)
-def test_worlds_notice_each_guard_that_is_taken_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_worlds_notice_each_removed_guard(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = world(folder)
     rows, survived = [], []
     for guard, modes in guards.WORLD.items():

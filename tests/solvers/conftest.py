@@ -49,7 +49,7 @@ st.register_type_strategy(Buffers, small_buffers())
 
 @pytest.fixture
 def bench() -> Path:
-    """Folder of the public instances, where they are."""
+    """Folder of the public instances, if present."""
     if not BENCH.is_dir():
         pytest.skip("the public instances are not beside this repository")
     return BENCH

@@ -1,4 +1,4 @@
-"""Several arenas: each buffer lies within one, and there is a plan exactly where brute force finds one."""
+"""Several arenas: each buffer lies within one, and the solver finds a plan exactly where brute force does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CAPACITIES = st.lists(st.integers(1, 14), min_size=2, max_size=3).map(tuple)
 
 
 def fits(buffers: Buffers, capacities: tuple[int, ...]) -> bool:
-    """By trying every offset in every arena for every instance."""
+    """Return whether the buffers fit, by trying every offset in every arena for every instance."""
     jobs = timed(buffers)
 
     def place(k: int, placed: list[tuple[set[int], int, int, int]]) -> bool:
@@ -56,7 +56,7 @@ def fits(buffers: Buffers, capacities: tuple[int, ...]) -> bool:
 
 
 def few(buffers: Buffers) -> Buffers:
-    """Some of them, of one group."""
+    """Select a few buffers, all of the same group."""
     some = buffers.select(np.arange(min(len(buffers), 4 if buffers.max_instances == 1 else 2)))
     return dataclasses.replace(some, group=np.zeros(len(some), np.int64))
 
@@ -69,10 +69,10 @@ def few(buffers: Buffers) -> Buffers:
 @example(buffers=Buffers.of([0, 0], [1, 1], [3, 3], alignment=32), capacities=(3, 4))
 @example(buffers=Buffers.of([0], [1], [3], alignment=32, offset=8), capacities=(3, 4))
 @example(buffers=Buffers.of([0], [1], [4], offset=1), capacities=(5, 5))
-def test_there_is_a_plan_exactly_where_brute_force_finds_one(
+def test_solver_finds_a_plan_exactly_where_brute_force_does(
     monkeypatch: pytest.MonkeyPatch, filling: bool, buffers: Buffers, capacities: tuple[int, ...]
 ) -> None:
-    """Also where all is left to the search between walls."""
+    """Also where the search between walls does all the work."""
     if not filling:
         monkeypatch.setattr(arenas, "_FILLS", 0)
     buffers = few(buffers)
@@ -120,25 +120,25 @@ def test_every_plan_lies_within_the_arenas(
     assert (plan.stopped_by == "bound") == (plan.status is Status.OPTIMAL)
 
 
-def test_the_first_arena_is_filled_first() -> None:
+def test_first_arena_is_filled_first() -> None:
     plan = solve(Buffers.of([0, 0, 4], [3, 2, 6], [5, 4, 5]), capacity=(5, 100))
     assert plan.in_arenas()[0].ravel().tolist() == [0, 1, 0]
     assert (plan.arena_bytes, plan.status) == (9, Status.OPTIMAL)
 
 
-def test_what_fits_in_one_arena_only_gets_it_though_it_comes_last() -> None:
+def test_buffer_fitting_a_single_arena_gets_its_place_though_last_in_order() -> None:
     plan = solve(Buffers.of([0, 0, 0], [9, 9, 2], [2, 2, 8]), capacity=(8, 4), stop=Stop(nodes=1))
     assert plan.in_arenas()[0].ravel().tolist() == [1, 1, 0]
 
 
-def test_what_is_left_out_is_no_ground_for_others() -> None:
+def test_left_out_buffer_does_not_support_others() -> None:
     columns = ([2, 1], [0, 2, 0], [1, 3, 4], [9, 8], [1, 1], [-1, -1])  # the first has a gap
     jobs = _core.Jobs(*map(np.array, columns))
     order = np.arange(2, dtype=np.int32)
     assert _core.below(jobs, order, 8, 17, 0.0, 0, _core.Cancel()).tolist() == [-1, 0]
 
 
-def test_groups_use_what_others_leave_of_each_arena() -> None:
+def test_groups_share_the_remainder_of_each_arena() -> None:
     buffers = Buffers.of([0, 0, 0, 0], [1, 1, 1, 1], [5, 4, 3, 2], group=[0, 0, 1, 1])
     plan = solve(buffers, capacity=(8, 6))
     check(plan, buffers)
@@ -157,13 +157,13 @@ def test_groups_use_what_others_leave_of_each_arena() -> None:
         ([4, 3, 3], (5, 5), "a search found none"),
     ],
 )
-def test_what_cannot_be_is_proven(size: list[int], capacities: tuple[int, ...], says: str) -> None:
+def test_infeasible_capacities_are_proven(size: list[int], capacities: tuple[int, ...], says: str) -> None:
     plan = solve(Buffers.of([0, 0, 0], [2, 2, 2], size), capacity=capacities)
     assert (plan.status, plan.reason) == (Status.INFEASIBLE, says)
     assert plan.stopped_by == ("proof" if says == "a search found none" else "bound")
 
 
-def test_what_is_not_found_is_unknown() -> None:
+def test_plan_not_found_has_status_unknown() -> None:
     rng = np.random.default_rng(1)
     start = rng.integers(0, 300, 400)
     buffers = Buffers.of(start, start + rng.integers(1, 60, 400), rng.integers(1, 999, 400))
@@ -190,7 +190,7 @@ def test_many_buffers_fit_where_a_little_is_to_spare(parts: tuple[float, ...], p
     assert len(np.unique(plan.in_arenas()[0])) == len(parts)
 
 
-def test_what_is_left_for_the_last_arena_is_searched_for() -> None:
+def test_buffers_left_for_the_last_arena_are_placed_by_search() -> None:
     for seed in range(4):
         rng = np.random.default_rng(seed)
         start = rng.integers(0, 2000, 2000)
@@ -201,14 +201,14 @@ def test_what_is_left_for_the_last_arena_is_searched_for() -> None:
         check(plan, buffers)
 
 
-def test_an_interrupt_is_heard_before_the_first_arena_is_full() -> None:
+def test_interrupt_is_polled_before_the_first_arena_is_full() -> None:
     buffers = many(30_000)
     plan = solve(buffers, capacity=(peak_load(buffers), 512), stop=Stop(interrupt=lambda: True))
     assert (plan.status, plan.stopped_by) == (Status.UNKNOWN, "interrupt")
     assert plan.nodes <= 500 * len(buffers)
 
 
-def test_what_is_kept_stays_and_more_finds_room() -> None:
+def test_kept_offsets_stay_and_more_buffers_find_room() -> None:
     first = Buffers.of([0, 0, 0], [9, 9, 9], [6, 3, 5])
     plan = solve(first, capacity=(9, 12))
     kept = plan.keep(first)
@@ -225,13 +225,13 @@ def test_what_is_kept_stays_and_more_finds_room() -> None:
 
 
 @pytest.mark.parametrize("offset", [5, 9, 15, 16 + 7, 16 + 12, 32, 320])
-def test_what_is_fixed_outside_all_arenas_cannot_be(offset: int) -> None:
+def test_fixed_offset_outside_all_arenas_is_infeasible(offset: int) -> None:
     plan = solve(Buffers.of([0], [1], [6], offset=offset, ids=["a"]), capacity=(9, 12))
     assert plan.status is Status.INFEASIBLE
     assert plan.reason == "the fixed offset of buffer 0 (a) is not within one arena"
 
 
-def test_what_takes_no_memory_may_be_fixed_anywhere() -> None:
+def test_buffers_without_memory_may_be_fixed_anywhere() -> None:
     buffers = Buffers.of([0, 3], [1, 3], [0, 6], offset=[1000, 31])
     plan = solve(buffers, capacity=(9, 12))
     check(plan, buffers)
@@ -249,12 +249,12 @@ def test_what_takes_no_memory_may_be_fixed_anywhere() -> None:
         ((1 << 59, 1), "more than there are addresses"),
     ],
 )
-def test_capacities_that_cannot_be_are_refused(capacity: Any, says: str) -> None:
+def test_invalid_capacities_are_refused(capacity: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         solve(Buffers.of([0], [1], [1]), capacity=capacity)
 
 
-def test_one_capacity_in_a_list_is_one_arena() -> None:
+def test_single_capacity_in_a_list_is_a_single_arena() -> None:
     buffers = Buffers.of([0], [1], [5])
     each: list[Any] = [[5], np.int64(5)]
     for capacity in each:
@@ -265,7 +265,7 @@ def test_one_capacity_in_a_list_is_one_arena() -> None:
     assert solve(buffers, capacity=[4]).status is Status.INFEASIBLE
 
 
-def test_what_others_do_knows_one_arena() -> None:
+def test_solvers_for_a_single_arena_refuse_several() -> None:
     with pytest.raises(ValueError, match="solver 'first_fit' has one arena; for several there are auto"):
         solve(Buffers.of([0], [1], [1]), capacity=(1, 1), solver="first_fit")
 
@@ -286,7 +286,7 @@ def lying(offset: list[int], **claims: Any) -> Plan:
     return dataclasses.replace(plan, offset=np.array(offset)[:, None], **claims)
 
 
-def test_the_judge_accepts_what_lies_within() -> None:
+def test_checker_accepts_plans_within_the_arenas() -> None:
     check(lying([0, 16, 20]), TWO)
     check(lying([0, 16, 5], status="feasible", arena_bytes=14, lower_bound_bytes=13), TWO)
 
@@ -308,17 +308,19 @@ def test_the_judge_accepts_what_lies_within() -> None:
         ),
     ],
 )
-def test_the_judge_refuses_what_does_not(offset: list[int], claims: dict[str, Any], says: str) -> None:
+def test_checker_refuses_plans_outside_the_arenas(
+    offset: list[int], claims: dict[str, Any], says: str
+) -> None:
     with pytest.raises(PlanError, match=says):
         check(lying(offset, **claims), TWO)
 
 
-def test_a_plan_for_arenas_that_cannot_be_is_refused() -> None:
+def test_plan_with_an_empty_arena_is_refused() -> None:
     with pytest.raises(PlanError, match="an arena of 0 bytes"):
         dataclasses.replace(solve(TWO), arenas=(5, 0))
 
 
-def test_streams_share_arenas_where_that_is_needed() -> None:
+def test_streams_share_arenas_where_separate_arenas_do_not_fit() -> None:
     buffers = Buffers.of([0, 4, 0], [4, 8, 8], [8, 8, 4], stream=[0, 1, 1])
     capacity = (8, 4)
     plan = solve_streams(buffers, wait_bytes=0, capacity=capacity)
@@ -335,7 +337,7 @@ def test_streams_share_arenas_where_that_is_needed() -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(buffers=st.from_type(Buffers), capacities=CAPACITIES)
-def test_a_plan_comes_back_from_its_file(
+def test_plan_with_arenas_round_trips_through_its_file(
     tmp_path: Path, buffers: Buffers, capacities: tuple[int, ...]
 ) -> None:
     plan = solve(buffers, capacity=capacities, stop=FAST, solver="greedy")

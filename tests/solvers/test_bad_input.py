@@ -1,4 +1,4 @@
-"""Whatever is asked of any solver: a right answer or a clear error, and an end when it is told to stop."""
+"""Any input to any solver: a right answer or a clear error, and an end on request."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ SMALL = {
 
 @EVERY_SOLVER
 @pytest.mark.parametrize("name", TOO_MUCH)
-def test_bytes_that_64_bits_cannot_add_up_are_refused(solver: str, name: str) -> None:
+def test_byte_sums_beyond_64_bits_are_refused(solver: str, name: str) -> None:
     with pytest.raises(ValueError, match=r"add up to more than 2\*\*62 bytes"):
         solve(TOO_MUCH[name], solver=solver)
 
 
 @EVERY_SOLVER
 @pytest.mark.parametrize("name", ALMOST)
-def test_what_64_bits_can_just_hold_is_planned(solver: str, name: str) -> None:
+def test_byte_sums_just_within_64_bits_are_planned(solver: str, name: str) -> None:
     buffers, arena = ALMOST[name]
     plan = solve(buffers, solver=solver)
     check(plan, buffers)
@@ -88,7 +88,7 @@ def test_no_capacity_below_the_largest_buffer_is_enough(solver: str, capacity: i
 @pytest.mark.parametrize("n", [100_000, pytest.param(1_000_000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kind", ["all together", "one after the other", "a hundred at a time"])
 @pytest.mark.parametrize("solver", NEAR_LINEAR)
-def test_identical_buffers_need_one_order(solver: str, kind: str, n: int) -> None:
+def test_identical_buffers_need_a_single_order(solver: str, kind: str, n: int) -> None:
     at = np.arange(n)
     start, length, alive = {
         "all together": (at * 0, 5, n),
@@ -110,7 +110,7 @@ def test_identical_buffers_are_planned(solver: str) -> None:
 
 
 def holds(plan: Plan, buffers: Buffers) -> None:
-    """A plan that was stopped holds, or there is none and it says so."""
+    """Assert that a stopped plan is valid, or that no plan was found and the plan says so."""
     if plan.offset is None:
         assert plan.status is Status.UNKNOWN
         assert plan.reason == "stopped before there was a plan"
@@ -121,7 +121,7 @@ def holds(plan: Plan, buffers: Buffers) -> None:
 @EVERY_SOLVER
 @pytest.mark.parametrize("n", [300, 30_000])
 @pytest.mark.parametrize("first", [1, 2, 5])
-def test_an_interrupt_is_asked_for_no_more_when_it_has_stopped(solver: str, first: int, n: int) -> None:
+def test_interrupt_is_not_polled_after_stopping_the_solver(solver: str, first: int, n: int) -> None:
     asked = 0
 
     def interrupt() -> bool:
@@ -139,15 +139,15 @@ def test_an_interrupt_is_asked_for_no_more_when_it_has_stopped(solver: str, firs
 
 @EVERY_SOLVER
 @pytest.mark.parametrize("stop", [Stop(seconds=0), Stop(seconds=0, nodes=10**12), Stop(seconds=1e-9)])
-def test_no_time_is_enough_for_one_order_at_most(solver: str, stop: Stop) -> None:
+def test_zero_time_ends_after_at_most_a_single_order(solver: str, stop: Stop) -> None:
     buffers = flat(3000, 0)
     plan = solve(buffers, solver=solver, stop=stop)
     holds(plan, buffers)
     assert plan.stopped_by == "time"
 
 
-def test_a_limit_ends_the_making_of_an_exact_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is looked at every few hundred jobs, and no search begins."""
+def test_limit_ends_the_construction_of_an_exact_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is polled every few hundred jobs, and no search begins."""
     cp_model = pytest.importorskip("ortools.sat.python.cp_model")
     made = list[str]()
     original = cp_model.CpModel.new_fixed_size_interval_var
@@ -165,7 +165,7 @@ def test_a_limit_ends_the_making_of_an_exact_model(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("limit", ["seconds", "nodes", "target_bytes"])
-def test_limits_that_are_none_are_refused(limit: str) -> None:
+def test_invalid_limits_are_refused(limit: str) -> None:
     with pytest.raises(ValueError, match=f"{limit}=-1 is no limit"):
         Stop(**{limit: -1})
     with pytest.raises(ValueError, match="seconds=nan is no limit"):
@@ -173,9 +173,10 @@ def test_limits_that_are_none_are_refused(limit: str) -> None:
 
 
 def solve_and_press_ctrl_c(after: float, solve_it: Callable[[], Plan]) -> Plan:
-    """Solve, and send this process SIGINT after so many seconds.
+    """Solve, and send this process SIGINT after the given seconds.
 
-    Without garbage collection: Hypothesis listens to it, and Python loses what a listener raises.
+    Garbage collection is off. Hypothesis hooks into collections, and Python loses exceptions raised in such
+    hooks.
     """
     timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
     gc.disable()
@@ -195,7 +196,7 @@ def test_ctrl_c_ends_a_search_with_the_best_plan(solver: str) -> None:
     assert plan.stopped_by == "interrupt"
 
 
-def test_ctrl_c_ends_the_exact_solver_and_its_thread() -> None:
+def test_keyboard_interrupt_ends_the_exact_solver_and_its_thread() -> None:
     pytest.importorskip("ortools.sat.python.cp_model")
     buffers = aligned(29, 350)
     plan = solve_and_press_ctrl_c(0.3, lambda: solve(buffers, solver="exact", stop=Stop(nodes=2**60)))
@@ -205,7 +206,7 @@ def test_ctrl_c_ends_the_exact_solver_and_its_thread() -> None:
 
 
 @pytest.mark.parametrize("solver", ["first_fit", "best_fit"])
-def test_ctrl_c_before_a_pass_has_ended_goes_to_the_caller(solver: str) -> None:
+def test_keyboard_interrupt_within_a_pass_reaches_the_caller(solver: str) -> None:
     n = 200_000  # all at the same offset, and each pass compares them pair by pair
     buffers = Buffers.of(np.arange(n), np.arange(n) + 1, 512)
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""What others do is done as they do it: the same offsets as short models in Python."""
+"""Published baselines: offsets equal to short models in Python."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def times(buffers: Buffers, i: int) -> set[int]:
 
 
 def gaps_in(occupied: Ranges, alignment: int) -> tuple[Ranges, int]:
-    """What is free between the ranges, from an aligned address on, lowest first; and where to put on top."""
+    """Return the gaps between the ranges from an aligned address on, lowest first, and the address on top."""
     free, at = list[tuple[int, int]](), 0
     for low, high in sorted(occupied):
         free.append((at, low))
@@ -63,7 +63,7 @@ def smallest(occupied: Ranges, size: int, alignment: int) -> int:
 
 
 def smallest_between(occupied: Ranges, size: int, alignment: int) -> int:
-    """Below all of them only where they touch one another."""
+    """Return the smallest gap; the gap below all ranges counts only where the ranges touch."""
     free, top = gaps_in(occupied, alignment)
     holes = [(low, high) for low, high in free[1:] if high > low]
     fits = [(high - low, low) for low, high in holes or free[:1] if high - low >= size]
@@ -94,7 +94,7 @@ def always_first(buffers: Buffers, i: int) -> Any:
     ],
 )
 @given(buffers=on_a_line())
-def test_each_is_put_where_the_rule_says_among_those_before_it(
+def test_each_buffer_lies_at_the_offset_of_the_baselines_rule(
     name: str, order: Callable[[Buffers, int], Any], rule: Callable[..., int], buffers: Buffers
 ) -> None:
     plan = solve(buffers, solver=name)
@@ -111,7 +111,7 @@ def test_each_is_put_where_the_rule_says_among_those_before_it(
 
 
 @given(on_a_line(plain=True))
-def test_in_time_is_what_an_allocator_does_that_is_told_of_each_free_as_it_comes(buffers: Buffers) -> None:
+def test_best_fit_in_time_equals_an_online_allocator(buffers: Buffers) -> None:
     plan = solve(buffers, solver="best_fit_in_time")
     assert plan.offset is not None
     blocks: dict[int, tuple[int, int]] = {}
@@ -126,7 +126,7 @@ def test_in_time_is_what_an_allocator_does_that_is_told_of_each_free_as_it_comes
 
 @pytest.mark.parametrize("key", ["lifetime", "size", "area"])
 @given(buffers=on_a_line(plain=True))
-def test_the_lowest_valley_gets_the_first_that_lies_within(key: str, buffers: Buffers) -> None:
+def test_lowest_valley_gets_the_first_buffer_within(key: str, buffers: Buffers) -> None:
     plan = solve(buffers, solver=f"skyline_{key}")
     assert plan.offset is not None
     start, length = buffers.start, buffers.end - buffers.start
@@ -153,8 +153,8 @@ def test_the_lowest_valley_gets_the_first_that_lies_within(key: str, buffers: Bu
         height |= dict.fromkeys(range(start[chosen], buffers.end[chosen]), at + int(buffers.size[chosen]))
 
 
-def test_where_they_differ() -> None:
-    """TensorFlow Lite's in what is alive throughout, SINGA's in the gap below all others."""
+def test_baselines_differ_in_known_cases() -> None:
+    """TensorFlow Lite's for buffers alive throughout, SINGA's for the gap below all others."""
     buffers = Buffers.of([0, 0, 1, 3], [4, 1, 3, 4], [1, 4, 5, 3])
     placed = {name: solve(buffers, solver=name).offset for name in ("best_fit", "greedy_by_size")}
     assert placed["best_fit"] is not None
@@ -170,6 +170,6 @@ def test_where_they_differ() -> None:
             assert plan.offset[-1, 0] == offset
 
 
-def test_each_has_a_name_of_its_own_beside_the_solvers() -> None:
+def test_baselines_have_names_of_their_own_beside_the_solvers() -> None:
     assert set(SOLVERS) == {"auto", "search", "greedy", "exact", *BASELINES}
     assert len(SOLVERS) == 4 + len(BASELINES)

@@ -25,7 +25,7 @@ def load_by_counting(buffers: Buffers) -> dict[int, int]:
 
 
 @given(st.from_type(Buffers))
-def test_the_curve_is_the_sum_of_everything_alive_at_each_time(buffers: Buffers) -> None:
+def test_load_curve_is_the_sum_of_live_buffers_at_each_time(buffers: Buffers) -> None:
     times, loads = load_curve(buffers)
     counted = load_by_counting(buffers)
     assert (np.diff(times) > 0).all()
@@ -36,7 +36,7 @@ def test_the_curve_is_the_sum_of_everything_alive_at_each_time(buffers: Buffers)
 
 
 @given(st.from_type(Buffers))
-def test_the_lower_bound_is_at_least_the_peak_load(buffers: Buffers) -> None:
+def test_lower_bound_is_at_least_the_peak_load(buffers: Buffers) -> None:
     assert lower_bound(buffers) >= peak_load(buffers)
 
 
@@ -57,7 +57,7 @@ def test_groups_and_fixed_offsets_bound_the_arena() -> None:
     assert lower_bound(Buffers.of([0, 1], [1, 2], [5, 6], offset=[-1, 100])) == 106
 
 
-def test_sizes_that_overflow_are_refused() -> None:
+def test_overflowing_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="more than 2\\*\\*62 bytes"):
         peak_load(Buffers.of([0, 0, 0], [1, 1, 1], 2**61))
     with pytest.raises(ValueError, match="more than 2\\*\\*62 bytes"):

@@ -1,4 +1,4 @@
-"""The search in the valleys: right whatever rules are on, and quick where the load can be reached."""
+"""The search in valleys: correct with any rules, and quick where the load can be reached."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def one_piece(draw: st.DrawFn) -> Buffers:
 
 
 def fits(buffers: Buffers, capacity: int) -> bool:
-    """By trying every offset of every buffer, those with a fixed one first."""
+    """Return whether the buffers fit, by trying every offset of every buffer, fixed offsets first."""
     rows = sorted(range(len(buffers)), key=lambda i: -int(buffers.offset[i]))
 
     def place(k: int, placed: list[tuple[int, int]]) -> bool:
@@ -84,7 +84,7 @@ def plan_of(buffers: Buffers, done: Branching, capacity: int) -> Plan:
 
 @settings(deadline=None, max_examples=60)
 @given(one_piece(), st.integers(0, 4), st.integers(0, 3))
-def test_with_any_rules_there_is_a_plan_where_brute_force_finds_one(
+def test_search_with_any_rules_finds_a_plan_where_brute_force_does(
     buffers: Buffers, above: int, seed: int
 ) -> None:
     capacity = peak_load(buffers) + above
@@ -100,7 +100,7 @@ def test_with_any_rules_there_is_a_plan_where_brute_force_finds_one(
 
 @settings(deadline=None, max_examples=30)
 @given(one_piece(), st.integers(0, 3))
-def test_what_was_proven_infeasible_is_a_bound_and_the_plan_is_optimal(buffers: Buffers, seed: int) -> None:
+def test_proven_bound_makes_the_plan_optimal(buffers: Buffers, seed: int) -> None:
     plan = solve(buffers, seed=seed)
     if plan.offset is None:
         assert "fixed offset" in plan.reason
@@ -111,7 +111,7 @@ def test_what_was_proven_infeasible_is_a_bound_and_the_plan_is_optimal(buffers: 
     assert plan.arena_bytes == 0 or not fits(buffers, plan.arena_bytes - 1)
 
 
-def test_a_capacity_that_is_proven_too_small_is_infeasible() -> None:
+def test_capacity_proven_too_small_is_infeasible() -> None:
     buffers = crossing()
     best = solve(buffers)
     check(best, buffers)
@@ -143,7 +143,7 @@ def test_public_instances_are_packed_within_their_capacity(bench: Path, name: st
 
 
 @pytest.mark.parametrize("name", ["A", "B", "C", "E", "F"])
-def test_public_instances_reach_their_load_without_being_told_a_capacity(bench: Path, name: str) -> None:
+def test_public_instances_reach_their_load_without_a_capacity(bench: Path, name: str) -> None:
     buffers = load_instance(bench, name)
     plan = solve(buffers)
     check(plan, buffers)
@@ -171,7 +171,7 @@ def test_how_the_budget_is_sliced_changes_nothing() -> None:
 
 
 def dissected(n: int, height: int = 4096, seed: int = 3) -> Buffers:
-    """An arena without waste: what is freed is cut anew among those that come after it."""
+    """An arena without waste: each freed range is divided anew among the next buffers."""
     random = np.random.default_rng(seed)
     cuts = np.sort(random.choice(np.arange(1, height), 15, replace=False)).tolist()
     alive = [(0, low, high) for low, high in itertools.pairwise([0, *cuts, height])]
@@ -190,7 +190,7 @@ def dissected(n: int, height: int = 4096, seed: int = 3) -> Buffers:
     return Buffers.of(start, end, size)
 
 
-def test_an_arena_without_waste_is_found_again() -> None:
+def test_arena_without_waste_is_found_again() -> None:
     for seed in range(5):
         buffers = dissected(200, seed=seed)
         assert peak_load(buffers) == 4096
@@ -209,7 +209,7 @@ def test_aligned_buffers_are_packed_without_more_waste_than_their_padding() -> N
     assert plan.status is Status.OPTIMAL
 
 
-def test_buffers_keep_their_places_and_the_rest_is_packed_around_them() -> None:
+def test_search_packs_around_buffers_with_fixed_offsets() -> None:
     buffers = dissected(150)
     first = search(buffers, 4096)
     assert first.advance(UNLIMITED)
@@ -260,7 +260,7 @@ def test_many_buffers_are_begun_soon_and_an_interrupt_is_obeyed() -> None:
     assert time.process_time() - began < 10  # a tenth of a second where nothing else runs
 
 
-def test_of_equal_buffers_it_does_not_matter_which_is_where() -> None:
+def test_equal_buffers_are_not_permuted() -> None:
     n = 5_000
     same = Buffers.of(np.zeros(n, np.int64), np.ones(n, np.int64), np.full(n, 64))
     done = search(same, 64 * n)

@@ -1,4 +1,4 @@
-"""The checker accepts what a count of every byte at every time accepts, and nothing else."""
+"""Checker of plans: equal to a count of every byte at every time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from traces.buffers import Buffers
 
 
 def plan_at(offset: Any, buffers: Buffers, **claims: Any) -> Plan:
-    """A plan with these offsets, made by nobody."""
+    """Return a plan with the given offsets, without a solver."""
     at = np.atleast_2d(np.asarray(offset, np.int64).T).T
     rows = ~buffers.persistent
     arena = int((at[rows] + buffers.size[rows, None]).max(initial=0))
@@ -25,7 +25,7 @@ def plan_at(offset: Any, buffers: Buffers, **claims: Any) -> Plan:
 
 
 def cells(plan: Plan, buffers: Buffers, turns: int) -> list[tuple[int, int]]:
-    """Every (time, address) that any instance uses within some iterations, with repetitions."""
+    """Return every (time, address) that any instance uses within some iterations, with repetitions."""
     assert plan.offset is not None
     taken = []
     for i in np.flatnonzero(~buffers.persistent):
@@ -59,7 +59,7 @@ def holds(plan: Plan, buffers: Buffers) -> bool:
 
 @st.composite
 def guesses(draw: st.DrawFn) -> tuple[Plan, Buffers]:
-    """Buffers and any offsets at all, aligned and fixed as they should be."""
+    """Buffers with arbitrary offsets, aligned and fixed as required."""
     buffers = draw(st.from_type(Buffers))
     columns = 1 if buffers.period is None else draw(st.integers(1, 3))
     step = draw(st.sampled_from([1, 5, 9]))
@@ -71,7 +71,7 @@ def guesses(draw: st.DrawFn) -> tuple[Plan, Buffers]:
 
 
 @given(guesses())
-def test_it_accepts_exactly_the_plans_in_which_no_byte_is_used_twice(case: tuple[Plan, Buffers]) -> None:
+def test_checker_accepts_exactly_the_plans_without_a_byte_used_twice(case: tuple[Plan, Buffers]) -> None:
     plan, buffers = case
     if holds(plan, buffers):
         check(plan, buffers)
@@ -81,9 +81,7 @@ def test_it_accepts_exactly_the_plans_in_which_no_byte_is_used_twice(case: tuple
 
 
 @given(st.from_type(Buffers), st.data())
-def test_it_notices_any_one_offset_that_is_moved_onto_another_buffer(
-    buffers: Buffers, data: st.DataObject
-) -> None:
+def test_checker_notices_any_offset_moved_onto_another_buffer(buffers: Buffers, data: st.DataObject) -> None:
     plan = solve(buffers, stop=Stop(nodes=0), solver="greedy")
     if plan.offset is None or not len(buffers):
         return
@@ -128,9 +126,7 @@ TWO = Buffers.of([0, 1], [2, 3], [4, 4], alignment=4, ids=["a", "b"])
         ([[0, 0], [4, 4]], {}, "2 offsets for each"),
     ],
 )
-def test_each_kind_of_fault_has_a_message_of_its_own(
-    offset: list[int], claims: dict[str, Any], message: str
-) -> None:
+def test_each_fault_has_a_message_of_its_own(offset: list[int], claims: dict[str, Any], message: str) -> None:
     check(plan_at([0, 4], TWO), TWO)
     size = np.pad(TWO.size, (0, max(len(offset) - 2, 0)))
     arena = int((np.atleast_2d(np.asarray(offset).T).T + size[:, None]).max())
@@ -139,7 +135,7 @@ def test_each_kind_of_fault_has_a_message_of_its_own(
         check(dataclasses.replace(plan, **({"arena_bytes": arena} | claims)), TWO)
 
 
-def test_a_buffer_off_its_fixed_offset_is_refused() -> None:
+def test_buffer_off_its_fixed_offset_is_refused() -> None:
     buffers = Buffers.of([0, 1], [2, 3], 4, offset=[-1, 8])
     check(plan_at([0, 8], buffers), buffers)
     with pytest.raises(PlanError, match="buffer 1 at 12 is not at its fixed offset"):
@@ -153,8 +149,8 @@ def test_groups_share_no_address_though_their_lifetimes_are_apart() -> None:
         check(plan_at([0, 3, 7], buffers), buffers)
 
 
-def test_one_slot_is_not_enough_for_a_buffer_freed_after_its_successor_is_made() -> None:
-    """In ``x = f(x)`` the old value is freed once the new one exists."""
+def test_a_single_slot_is_refused_for_a_buffer_freed_after_its_successor_is_made() -> None:
+    """The old value of ``x = f(x)`` is freed once the new value exists."""
     buffers = Buffers.of([2], [13], 8, period=10)
     check(plan_at([[0, 8]], buffers), buffers)
     with pytest.raises(PlanError, match=r"buffer 0 .* buffer 0"):
@@ -163,7 +159,7 @@ def test_one_slot_is_not_enough_for_a_buffer_freed_after_its_successor_is_made()
         check(plan_at([[0, 7]], buffers), buffers)
 
 
-def test_a_wrong_column_count_shows_only_when_both_are_repeated_to_their_common_multiple() -> None:
+def test_wrong_column_count_shows_only_at_the_common_multiple_of_both_counts() -> None:
     buffers = Buffers.of([0], [25], 1, period=10)
     check(plan_at([[0, 1, 2]], buffers), buffers)
     check(plan_at([[0, 1, 2, 3]], buffers), buffers)
@@ -173,7 +169,7 @@ def test_a_wrong_column_count_shows_only_when_both_are_repeated_to_their_common_
         check(plan_at([[0, 1, 2, 0]], buffers), buffers)
 
 
-def test_times_at_the_ends_of_64_bits_are_no_way_around_it() -> None:
+def test_times_at_the_ends_of_64_bits_do_not_evade_the_checker() -> None:
     far = 2**62
     line = Buffers.of([0, 0, far - 1], [far, far, far], 4)
     with pytest.raises(PlanError, match=r"buffer 0 .* buffer 1 "):

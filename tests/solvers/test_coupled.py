@@ -1,4 +1,4 @@
-"""What couples kinds of iterations is placed first, then each kind's own buffers beside that."""
+"""Coupled packing: buffers that couple variants are placed first, then each variant's own buffers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def solved(buffers: Buffers) -> Plan:
 
 
 def judged(joint: Joint, offset: NDArray[np.int64]) -> Plan:
-    """Accepted by a judge that knows neither kinds nor what couples them."""
+    """Assert that a checker without variants or couplings accepts the offsets, and return the plan."""
     rows = (offset >= 0) & (joint.buffers.end > joint.buffers.start)
     arena = int((offset + joint.buffers.size)[rows].max(initial=0))
     plan = Plan(offset[:, None], arena, 0, Status.FEASIBLE, "search", 0, 0.0, "finished")
@@ -44,7 +44,7 @@ def judged(joint: Joint, offset: NDArray[np.int64]) -> Plan:
     seed=st.integers(0, 10**6), count=st.integers(2, 4), deep=st.booleans(), alike=st.integers(0, 3),
     ranges=st.lists(st.integers(0, 30), max_size=3, unique=True),
 )  # fmt: skip
-def test_nothing_overlaps_and_what_is_taken_stays_free(
+def test_coupled_offsets_are_disjoint_and_avoid_taken_ranges(
     seed: int, count: int, deep: bool, alike: int, ranges: list[int]
 ) -> None:
     kinds = kinds_of(seed, count, deep=deep, alike=alike, calm=True)
@@ -65,8 +65,8 @@ def test_nothing_overlaps_and_what_is_taken_stays_free(
     assert replayed(kinds, plans, order) <= plan.arena_bytes
 
 
-def test_it_comes_lower_than_all_at_once_where_few_couple_many() -> None:
-    """With as many nodes for each problem."""
+def test_coupled_packing_beats_packing_all_at_once_where_few_buffers_couple() -> None:
+    """Each problem has the same number of nodes."""
     parts = at_once = 0
     for seed in range(12):
         joint = Joint(kinds_of(seed, 3, deep=False, calm=True, long=60))
@@ -77,13 +77,13 @@ def test_it_comes_lower_than_all_at_once_where_few_couple_many() -> None:
     assert parts < at_once
 
 
-def test_where_most_couple_it_gives_up() -> None:
+def test_coupled_packing_gives_up_where_most_buffers_couple() -> None:
     crowded = Joint(kinds_of(5, 3, deep=False, alike=6))
     assert crowded.couples.mean() > MOST_COUPLING
     assert pack_coupled(crowded, solved) is None
 
 
-def test_an_interrupted_search_gives_nothing() -> None:
+def test_interrupted_search_returns_no_offsets() -> None:
     def none(buffers: Buffers) -> Plan:
         return Plan(None, 0, 0, Status.UNKNOWN, "search", 0, 0.0, "interrupt")
 

@@ -1,4 +1,4 @@
-"""What the native passes before packing make of buffers, against the same in a few lines of Python."""
+"""Native passes before packing, against the same passes in a few lines of Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def on_line(buffers: Buffers, cut: int) -> dict[int, list[tuple[int, int]]]:
-    """The times of each buffer, in order, on the line that begins at ``cut``."""
+    """Return the times of each buffer, in order, on the line that begins at ``cut``."""
     pieces, line = pieces_of(buffers), dict[int, list[tuple[int, int]]]()
     for row, start, end in zip(*(x.tolist() for x in (pieces.owner, pieces.start, pieces.end)), strict=True):
         parts = [(start, end)]
@@ -32,10 +32,8 @@ def on_line(buffers: Buffers, cut: int) -> dict[int, list[tuple[int, int]]]:
 
 @pytest.mark.parametrize("many", [0, 1000])
 @given(st.data())
-def test_jobs_are_the_pieces_of_each_buffer_from_where_fewest_bytes_are_alive(
-    many: int, data: st.DataObject
-) -> None:
-    """In the order of their buffers, and very many of them in that of their first pieces."""
+def test_jobs_are_the_pieces_of_each_buffer_from_the_lowest_load_on(many: int, data: st.DataObject) -> None:
+    """Very many jobs are in the order of their buffers, fewer in the order of their first pieces."""
     buffers = data.draw(st.from_type(Buffers))
     buffers = buffers.unrolled(buffers.max_instances)
     times, loads = load_curve(buffers)
@@ -54,8 +52,8 @@ def test_jobs_are_the_pieces_of_each_buffer_from_where_fewest_bytes_are_alive(
 
 
 @given(st.from_type(Buffers), st.integers(1, 10**9))
-def test_the_extremes_of_the_load_are_those_of_its_curve(buffers: Buffers, unit: int) -> None:
-    """Where moments are near to each other and where they are far apart."""
+def test_extremes_of_the_load_equal_the_extremes_of_the_load_curve(buffers: Buffers, unit: int) -> None:
+    """For dense and for sparse moments."""
     wide = Buffers.of(
         buffers.start * unit,
         buffers.end * unit,
@@ -113,7 +111,7 @@ def test_bad_columns_are_refused() -> None:
 @pytest.mark.parametrize(
     "table", [np.zeros((2, 2), np.int32), np.zeros((2, 2), np.int64, "F"), np.zeros((2, 4), np.int64)[:, ::2]]
 )
-def test_a_table_that_would_have_to_be_copied_is_refused(table: NDArray[np.int64]) -> None:
+def test_table_in_need_of_a_copy_is_refused(table: NDArray[np.int64]) -> None:
     """The offsets would be written into the copy."""
     with pytest.raises(TypeError, match="incompatible function arguments"):
         _core.put(table, np.arange(2), np.arange(1), np.ones(1, np.int64))
@@ -127,6 +125,6 @@ def test_no_jobs_have_no_offsets() -> None:
 
 @pytest.mark.parametrize("alignment", [1, 2**62])
 def test_absurdly_many_bytes_are_refused(alignment: int) -> None:
-    """Also where a size and an alignment together are more than 64 bits hold."""
+    """The sum of a size and an alignment beyond 64 bits is refused too."""
     with pytest.raises(ValueError, match=r"2\*\*62"):
         pieces_of(Buffers.of([0, 0], [1, 1], 2**62, alignment=alignment))

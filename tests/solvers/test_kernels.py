@@ -15,7 +15,7 @@ def test_random_jobs_are_packed_rightly_by_every_kernel(folder: Path) -> None:
     Seeded("packing", folder).holds(130)
 
 
-def test_the_harness_notices_a_wrong_offset(folder: Path) -> None:
+def test_harness_notices_a_wrong_offset(folder: Path) -> None:
     Seeded("packing", folder).notices(2, "skyline: two jobs overlap")
 
 

@@ -1,4 +1,4 @@
-"""Offsets for iterations of several kinds, any of which may follow any other."""
+"""Joint offsets for several variants of an iteration, any of which may follow any other."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def planned(kinds: Sequence[Kind]) -> tuple[Joint, Plan, list[Plan]]:
     deep=st.booleans(),
     alike=st.integers(0, 6),
 )
-def test_in_any_succession_nothing_overlaps(seed: int, count: int, deep: bool, alike: int) -> None:
+def test_joint_offsets_never_overlap_in_any_succession(seed: int, count: int, deep: bool, alike: int) -> None:
     kinds = kinds_of(seed, count, deep=deep, alike=alike)
     _, plan, plans = planned(kinds)
     check_kinds(kinds, plans)
@@ -49,8 +49,8 @@ def test_in_any_succession_nothing_overlaps(seed: int, count: int, deep: bool, a
 
 
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 4))
-def test_the_load_is_that_of_some_succession(seed: int, count: int) -> None:
-    """So an arena as large as it is no larger than any plan's must be."""
+def test_joint_load_is_reached_by_some_succession(seed: int, count: int) -> None:
+    """Therefore an arena of that size is as small as any plan's."""
     kinds = kinds_of(seed, count, deep=False)
     joint, _, plans = planned(kinds)
     chance = random.Random(seed)
@@ -59,7 +59,7 @@ def test_the_load_is_that_of_some_succession(seed: int, count: int) -> None:
     assert max(replayed(kinds, plans, order) for order in orders) == peak_load(joint.buffers)
 
 
-def test_what_begins_alike_lies_alike() -> None:
+def test_variants_with_a_common_prefix_share_its_offsets() -> None:
     kinds = kinds_of(3, 3, deep=False, alike=5)
     joint, _, plans = planned(kinds)
     short = min(5, *(len(kind) for kind in kinds))
@@ -75,8 +75,10 @@ def test_what_begins_alike_lies_alike() -> None:
 
 
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 4), deep=st.booleans(), alike=st.integers(1, 6))
-def test_so_does_what_may_be_alike_as_sizes_vary(seed: int, count: int, deep: bool, alike: int) -> None:
-    """Who follows one of two kinds cannot tell, until a size comes that is only the other one's."""
+def test_variants_with_a_possibly_common_prefix_share_its_offsets(
+    seed: int, count: int, deep: bool, alike: int
+) -> None:
+    """The follower cannot tell two variants apart until a size belongs to only one of them."""
     varied = []
     for number, kind in enumerate(kinds_of(seed, count, deep=deep, alike=alike)):
         size = kind.buffers.size + 64 * number
@@ -95,7 +97,7 @@ def test_so_does_what_may_be_alike_as_sizes_vary(seed: int, count: int, deep: bo
         assert np.array_equal(one.offset[:short], first[:short])
 
 
-def test_sizes_that_are_never_the_same_tell_kinds_apart() -> None:
+def test_disjoint_size_ranges_distinguish_variants() -> None:
     n, none = 2, np.zeros((2, 2), np.int64)
     one, other = (
         Kind(
@@ -110,8 +112,8 @@ def test_sizes_that_are_never_the_same_tell_kinds_apart() -> None:
     assert len(Joint([one, alike]).buffers) == 2
 
 
-def test_the_judge_finds_what_overlaps_in_some_succession() -> None:
-    """Each of these plans is right for a kind that follows itself."""
+def test_checker_finds_an_overlap_in_any_succession() -> None:
+    """Each of these plans is right for a variant that follows itself."""
     n, none = 3, np.zeros((3, 2), np.int64)
     buffers = Buffers.of(np.arange(n), [1, 2, 4], 64, alignment=64, period=n)
     late = none.copy()

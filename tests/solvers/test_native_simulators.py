@@ -15,7 +15,7 @@ def test_random_events_leave_every_allocator_in_order(folder: Path) -> None:
     Seeded("simulators", folder).holds(150)
 
 
-def test_the_harness_notices_a_wrong_address(folder: Path) -> None:
+def test_harness_notices_a_wrong_address(folder: Path) -> None:
     Seeded("simulators", folder).notices(0, "fit: two blocks overlap")
 
 

@@ -1,4 +1,7 @@
-"""What is alive at the peak first, then what is near it on either side, then the rest."""
+"""Peak-outward packing.
+
+Buffers alive at the peak come first, then their neighbours on either side, then the rest.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 @st.composite
 def stackable(draw: st.DrawFn) -> Buffers:
-    """Few buffers whose sizes are multiples of their alignment."""
+    """A few buffers whose sizes are multiples of their alignment."""
     times = draw(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), min_size=1, max_size=40))
     sizes = draw(st.lists(st.integers(1, 9), min_size=len(times), max_size=len(times)))
     alignment = draw(st.sampled_from([1, 2, 8]))
@@ -35,7 +38,7 @@ def stackable(draw: st.DrawFn) -> Buffers:
 
 @given(st.data())
 @settings(max_examples=300)
-def test_what_is_found_is_a_plan_near_the_peak_within_the_goal(data: st.DataObject) -> None:
+def test_peak_outward_offsets_are_a_valid_plan_within_the_goal_at_the_peak(data: st.DataObject) -> None:
     buffers = data.draw(stackable())
     bound = jobs_of(buffers).lower_bound
     goal = bound + data.draw(st.integers(0, 20))
@@ -49,8 +52,8 @@ def test_what_is_found_is_a_plan_near_the_peak_within_the_goal(data: st.DataObje
     assert tops[alive[peak]].max() <= goal
 
 
-def test_what_is_far_from_the_peak_never_makes_it_begin_anew() -> None:
-    """Some of it is above the goal at first, and no longer after stretches of time have been filled anew."""
+def test_buffers_far_from_the_peak_never_restart_the_packing() -> None:
+    """Some lie above the goal at first, and no longer after window repair."""
     above = 0
     for seed in range(10):
         buffers = flat(5_000, seed, mean_live=100)
@@ -71,15 +74,15 @@ def test_what_is_far_from_the_peak_never_makes_it_begin_anew() -> None:
 
 @given(st.data())
 @settings(max_examples=300)
-def test_the_peak_first_and_either_side_in_order_make_a_plan(data: st.DataObject) -> None:
+def test_peak_first_and_either_side_in_order_make_a_plan(data: st.DataObject) -> None:
     buffers = data.draw(stackable())
     jobs = jobs_of(buffers)
     offsets = of_buffers(jobs, _core.peak_first(jobs.native(), _core.Cancel()))
     checked(buffers, offsets, int(buffers.size.sum()))
 
 
-def test_the_peak_first_wastes_little_where_the_load_falls_from_one_peak() -> None:
-    """A fourth of what earlier starts first wastes, if that, in the mean."""
+def test_peak_first_wastes_little_where_the_load_falls_from_a_single_peak() -> None:
+    """The waste is at most a fourth of the waste of earliest start first, on average."""
     waste = much = 0
     for seed in range(8):
         jobs = jobs_of(scattered(20_000, seed))
@@ -94,14 +97,14 @@ def arena_over(jobs: Jobs, offsets: NDArray[np.int64]) -> int:
     return int((offsets + jobs.size).max()) - jobs.lower_bound
 
 
-def test_the_peak_first_can_be_told_to_give_up() -> None:
+def test_cancelled_peak_first_packing_returns_no_offsets() -> None:
     cancel = _core.Cancel()
     cancel.cancel()
     assert len(_core.peak_first(jobs_of(scattered(100, 0)).native(), cancel)) == 0
 
 
 @pytest.mark.parametrize("n", [1_000, 10_000])
-def test_most_scattered_lifetimes_are_at_the_load_after_one_pass(n: int) -> None:
+def test_most_scattered_lifetimes_reach_the_load_in_a_single_pass(n: int) -> None:
     seeds, found = range(10_000 // n + 9), 0
     for seed in seeds:
         buffers = scattered(n, seed)
@@ -127,10 +130,10 @@ def test_most_scattered_lifetimes_are_at_the_load_after_one_pass(n: int) -> None
     ],
     ids=["a slit", "another slit", "hangs", "hangs too"],
 )
-def test_what_was_rejected_comes_back_and_nothing_rises_over_what_hangs(
+def test_backtracking_reaches_the_load_without_rising_over_hanging_buffers(
     seed: int, small: list[tuple[int, int, int]]
 ) -> None:
-    """Few, for which the load can be reached, and is only after steps have been taken back."""
+    """Few buffers for which the load can be reached, and only by backtracking."""
     start, end, size = np.array(small).T
     buffers = Buffers.of(start, end, size)
     jobs = jobs_of(buffers)
@@ -139,7 +142,7 @@ def test_what_was_rejected_comes_back_and_nothing_rises_over_what_hangs(
     checked(buffers, work.offsets, jobs.lower_bound)
 
 
-def test_a_stack_that_leans_to_the_harder_side_is_good_where_an_even_one_is_not() -> None:
+def test_stack_leaning_to_the_harder_side_succeeds_where_an_even_stack_fails() -> None:
     """With the first try alone these are 11."""
     found = 0
     for seed in range(20):
@@ -154,7 +157,7 @@ def test_a_stack_that_leans_to_the_harder_side_is_good_where_an_even_one_is_not(
     assert found > 14
 
 
-def test_below_the_load_there_is_nothing() -> None:
+def test_packing_below_the_load_is_given_up_at_once() -> None:
     jobs = jobs_of(scattered(100, 0))
     work = _core.Outward(jobs.native(), jobs.lower_bound - 1, 0)
     assert work.given_up
@@ -170,7 +173,7 @@ def test_before_all_is_placed_nothing_has_an_offset() -> None:
     assert work.arena == jobs.size.max() - 1
 
 
-def test_after_many_failures_it_is_given_up() -> None:
+def test_packing_is_given_up_after_many_failures() -> None:
     jobs = jobs_of(flat(5_000, 0, mean_live=1_500))
     work = _core.Outward(jobs.native(), jobs.lower_bound, 0)
     assert not work.given_up
@@ -178,7 +181,7 @@ def test_after_many_failures_it_is_given_up() -> None:
     assert work.given_up
 
 
-def test_what_is_filled_with_the_last_look_of_a_budget_is_found() -> None:
+def test_offsets_completed_by_the_last_unit_of_a_budget_are_found() -> None:
     jobs = jobs_of(scattered(1_000, 0))
     whole, work = (_core.Outward(jobs.native(), jobs.lower_bound, 0) for _ in range(2))
     assert whole.advance(10**9)
@@ -187,7 +190,7 @@ def test_what_is_filled_with_the_last_look_of_a_budget_is_found() -> None:
     assert (work.offsets == whole.offsets).all()
 
 
-def test_what_it_takes_to_begin_is_counted() -> None:
+def test_work_units_of_the_beginning_are_counted() -> None:
     jobs = jobs_of(scattered(1_000, 0))
     work = _core.Outward(jobs.native(), jobs.lower_bound, 0)
     stacked = work.looks
@@ -196,7 +199,7 @@ def test_what_it_takes_to_begin_is_counted() -> None:
     assert work.looks >= stacked + 10 * len(jobs)
 
 
-def test_a_goal_between_two_alignments_keeps_both_sides_aligned() -> None:
+def test_goal_between_two_alignments_keeps_both_sides_aligned() -> None:
     buffers = scattered(1_000, 4)
     aligned = Buffers.of(buffers.start, buffers.end, -(-buffers.size // 64) * 64, alignment=64)
     goal = jobs_of(aligned).lower_bound + 63
@@ -206,7 +209,7 @@ def test_a_goal_between_two_alignments_keeps_both_sides_aligned() -> None:
     checked(aligned, offsets, goal)
 
 
-def test_the_same_seed_gives_the_same_offsets() -> None:
+def test_same_seed_gives_the_same_offsets() -> None:
     buffers = scattered(1_000, 4)
     bound = jobs_of(buffers).lower_bound
     first, second = (offsets_within(buffers, bound, 7) for _ in range(2))
@@ -215,7 +218,7 @@ def test_the_same_seed_gives_the_same_offsets() -> None:
     assert first.tolist() == second.tolist()
 
 
-def test_a_part_of_the_budget_at_a_time_comes_to_the_same() -> None:
+def test_budget_in_parts_gives_the_same_offsets() -> None:
     jobs = jobs_of(scattered(1_000, 4))
     whole, parts = (_core.Outward(jobs.native(), jobs.lower_bound, 0) for _ in range(2))
     assert whole.advance(3_000 * len(jobs))
@@ -234,7 +237,7 @@ def test_a_part_of_the_budget_at_a_time_comes_to_the_same() -> None:
     ],
     ids=["pinned", "padded", "round the circle"],
 )
-def test_what_it_does_not_take_is_refused_and_left_to_the_others(buffers: Buffers) -> None:
+def test_unsupported_buffers_are_refused_and_left_to_other_kernels(buffers: Buffers) -> None:
     jobs = jobs_of(buffers)
     assert not greedy.can_halve(jobs)
     with pytest.raises(ValueError, match=r"gaps|fixed offsets, or sizes that are not aligned"):
@@ -246,12 +249,12 @@ def test_what_it_does_not_take_is_refused_and_left_to_the_others(buffers: Buffer
     assert plan.offset is not None
 
 
-def test_of_no_jobs_there_is_no_peak() -> None:
+def test_packing_without_jobs_is_refused() -> None:
     with pytest.raises(ValueError, match="there are none"):
         _core.Outward(jobs_of(Buffers.of([], [], [])).native(), 1, 0)
 
 
-def test_the_jobs_live_as_long_as_what_packs_them() -> None:
+def test_kernel_keeps_its_jobs_alive() -> None:
     native = jobs_of(scattered(100, 0)).native()
     before = sys.getrefcount(native)
     work = _core.Outward(native, 1, 0)

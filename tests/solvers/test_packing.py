@@ -1,4 +1,4 @@
-"""The packing kernels by themselves: what they place is a plan, and what they bound is a bound."""
+"""Packing kernels on their own: every placement is a valid plan, every bound a lower bound."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 
 def plan_of(buffers: Buffers, offsets: NDArray[np.int64]) -> Plan:
-    """As a plan of buffers that all take memory, with one job each."""
+    """Build a plan of buffers of positive size, with one job for each buffer."""
     arena = int((offsets + buffers.size).max(initial=0))
     return Plan(offsets[:, None], arena, 0, Status.FEASIBLE, "", 0, 0.0, "", buffers.period)
 
 
 @st.composite
 def taking(draw: st.DrawFn, most: int = 12, *, circle: bool = True) -> Buffers:
-    """Buffers that take memory, with one address each: on a line or a circle, aligned or not, no gaps."""
+    """Buffers of positive size with one address each: on a line or a circle, aligned or not, without gaps."""
     n = draw(st.integers(1, most))
     period = draw(st.none() | st.integers(2, 12)) if circle else None
 
@@ -65,7 +65,7 @@ def taking(draw: st.DrawFn, most: int = 12, *, circle: bool = True) -> Buffers:
 
 @settings(deadline=None)
 @given(taking(), st.integers(-3, 10))
-def test_filling_by_what_is_alive_makes_a_plan_whatever_the_goal(buffers: Buffers, above: int) -> None:
+def test_max_load_first_filling_makes_a_valid_plan_for_any_goal(buffers: Buffers, above: int) -> None:
     jobs = jobs_of(buffers)
     goal = jobs.lower_bound + above
     order = np.arange(len(jobs), dtype=np.int32)
@@ -73,8 +73,8 @@ def test_filling_by_what_is_alive_makes_a_plan_whatever_the_goal(buffers: Buffer
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_filling_by_what_is_alive_comes_nearer_to_the_load_than_any_order(seed: int) -> None:
-    """On flat random work: what the choice is made for."""
+def test_max_load_first_filling_beats_every_skyline_order_on_flat_work(seed: int) -> None:
+    """The instances are flat random work, where the rule matters most."""
     jobs = jobs_of(instances.flat(5_000, seed, mean_live=500))
     order = np.arange(len(jobs), dtype=np.int32)
     cancel = _core.Cancel()
@@ -90,10 +90,10 @@ def test_filling_by_what_is_alive_comes_nearer_to_the_load_than_any_order(seed: 
 
 @settings(deadline=None)
 @given(taking(30), st.integers(0, 2**32), st.integers(-3, 10))
-def test_stretches_of_a_plan_filled_anew_make_a_plan_that_is_no_higher(
+def test_window_repair_makes_a_valid_plan_of_at_most_the_former_height(
     buffers: Buffers, seed: int, above: int
 ) -> None:
-    """On circles too, where what crosses the cut stays; the same with the same seed."""
+    """Circles included, where buffers across the cut stay; the same seed gives the same plan."""
     jobs = jobs_of(buffers)
     offsets = _core.skyline(jobs.native(), np.arange(len(jobs), dtype=np.int32), _core.Cancel())
     works = [_core.Stretches(jobs.native(), offsets, seed) for _ in range(2)]
@@ -107,8 +107,8 @@ def test_stretches_of_a_plan_filled_anew_make_a_plan_that_is_no_higher(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_stretches_come_nearer_to_the_load_than_what_is_alive(seed: int) -> None:
-    """On flat random work, beside what stays at either end: what going back is made for."""
+def test_window_repair_comes_at_least_as_near_to_the_load_as_max_load_first_filling(seed: int) -> None:
+    """Flat random work, with buffers that stay at either end: the case for backtracking."""
     buffers = instances.flat(10_000, seed)
     jobs = jobs_of(buffers)
     order, cancel = jobs.native().earliest_first, _core.Cancel()
@@ -120,10 +120,10 @@ def test_stretches_come_nearer_to_the_load_than_what_is_alive(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(5, 9))
-def test_many_buffers_are_packed_no_higher_than_in_any_order(
+def test_greedy_valleys_are_no_higher_than_any_skyline_order_for_many_buffers(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where stretches of time are of little use."""
+    """Tight instances, where window repair is of little use."""
     monkeypatch.setattr(greedy, "_FEW", 100)
     jobs = jobs_of(instances.tight(150, seed))
     task = Task(jobs, Watch(Stop(nodes=2_000_000)))
@@ -134,7 +134,7 @@ def test_many_buffers_are_packed_no_higher_than_in_any_order(
 
 
 @pytest.mark.parametrize("kernel", ["skyline", "fullest"])
-def test_a_kernel_that_is_told_gives_up(kernel: str) -> None:
+def test_cancelled_kernel_returns_no_offsets(kernel: str) -> None:
     jobs = jobs_of(instances.flat(100, 0))
     order = np.arange(len(jobs), dtype=np.int32)
     cancel = _core.Cancel()
@@ -152,8 +152,8 @@ def with_gaps(n: int, seed: int) -> Buffers:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_has_gaps_is_placed_by_first_fit_though_what_has_ended_is_forgotten(seed: int) -> None:
-    """In order of the starts, in which it is forgotten, and in another."""
+def test_skyline_of_gapped_buffers_equals_first_fit(seed: int) -> None:
+    """Orders: by start, in which ended buffers are forgotten, and the reverse."""
     jobs = jobs_of(with_gaps(500, seed)).native()
     backwards = jobs.earliest_first[::-1].copy()
     for order in (jobs.earliest_first, backwards):
@@ -163,7 +163,7 @@ def test_what_has_gaps_is_placed_by_first_fit_though_what_has_ended_is_forgotten
         np.testing.assert_array_equal(_core.skyline(jobs, order, _core.Cancel()), packer.offsets)
 
 
-def test_placing_what_has_gaps_gives_up_when_told() -> None:
+def test_cancelled_skyline_of_gapped_buffers_returns_no_offsets() -> None:
     jobs, cancel = jobs_of(with_gaps(100, 0)).native(), _core.Cancel()
     cancel.cancel()
     assert len(_core.skyline(jobs, jobs.earliest_first, cancel)) == 0
@@ -171,8 +171,8 @@ def test_placing_what_has_gaps_gives_up_when_told() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(taking(30, circle=False), st.integers(0, 3))
-def test_a_repaired_plan_is_a_plan_and_lower(buffers: Buffers, seed: int) -> None:
-    """From one that stacks everything."""
+def test_each_repair_is_a_valid_and_lower_plan(buffers: Buffers, seed: int) -> None:
+    """The repair begins with a stack of all buffers."""
     jobs = jobs_of(buffers)
     tops = np.cumsum(buffers.size + buffers.alignment)
     begin = (tops - buffers.size) // buffers.alignment * buffers.alignment
@@ -188,8 +188,8 @@ def test_a_repaired_plan_is_a_plan_and_lower(buffers: Buffers, seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_repair_alone_comes_near_the_load(seed: int) -> None:
-    """From a stack of all buffers, the lowest of which stays where it is."""
+def test_repair_alone_comes_within_five_percent_of_the_load(seed: int) -> None:
+    """The repair begins with a stack of all buffers, the lowest of which has a fixed offset."""
     offset = np.full(200, -1)
     offset[0] = 0
     buffers = dataclasses.replace(hard(), offset=offset)
@@ -202,7 +202,7 @@ def test_repair_alone_comes_near_the_load(seed: int) -> None:
     assert repair.arena <= 1.05 * jobs.lower_bound
 
 
-def test_what_has_a_fixed_offset_is_not_repaired() -> None:
+def test_repair_keeps_fixed_offsets() -> None:
     buffers = Buffers.of([0, 0, 5], [9, 9, 9], [4, 4, 4], offset=[8, -1, -1])
     repair = _core.Repair(jobs_of(buffers).native(), np.array([8, 4, 16]), 0)
     while repair.looks < 1_000_000 and repair.arena > 12:
@@ -211,8 +211,11 @@ def test_what_has_a_fixed_offset_is_not_repaired() -> None:
     assert (repair.arena, repair.offsets[0]) == (12, 8)
 
 
-def test_the_ground_under_a_repair_may_be_more_than_can_be_counted() -> None:
-    """Each stretch of it counts as a job. What stands on it cannot stand lower, so that it is searched."""
+def test_repair_searches_above_a_ground_of_uncountable_height() -> None:
+    """Each stretch of the ground counts as a job.
+
+    The buffers on the ground cannot stand lower, so the repair searches.
+    """
     n, high, top = 160, 2**56, crossing()
     each, uneven = np.arange(n), 2**50 + 1 + np.arange(n) % 2
     best = solve(top).offset
@@ -230,7 +233,7 @@ def test_the_ground_under_a_repair_may_be_more_than_can_be_counted() -> None:
 
 
 def least_stack(buffers: Buffers) -> int:
-    """Of buffers that all meet: the lowest top of all orders, each as low as it goes."""
+    """Return the lowest top of all stacking orders of buffers that all meet, each as low as possible."""
     best = 2**62
     fixed = [(int(a), int(a + s)) for a, s in zip(buffers.offset, buffers.size, strict=True) if a >= 0]
     free = np.flatnonzero(buffers.offset < 0)
@@ -248,7 +251,7 @@ def least_stack(buffers: Buffers) -> int:
 
 @settings(deadline=None)
 @given(taking(6, circle=False), st.booleans())
-def test_the_bound_of_a_stack_is_that_of_the_best_order(buffers: Buffers, pinned: bool) -> None:
+def test_stack_bound_equals_the_top_of_the_best_order(buffers: Buffers, pinned: bool) -> None:
     n = len(buffers)
     offset = np.full(n, -1)
     if pinned:
@@ -268,7 +271,7 @@ def test_no_plan_is_below_the_bound_of_stacks(buffers: Buffers) -> None:
     assert bound >= peak_load(buffers)
 
 
-def test_three_arcs_round_a_circle_stand_in_one_stack() -> None:
+def test_three_arcs_around_a_circle_are_stacked_and_proved_optimal() -> None:
     buffers = Buffers.of([0, 4, 8], [5, 9, 13], [4, 4, 4], period=12)
     assert lower_bound(buffers) == 8
     plan = solve(buffers)
@@ -283,7 +286,9 @@ def test_three_arcs_round_a_circle_stand_in_one_stack() -> None:
 
 @settings(deadline=None)
 @given(taking(8, circle=False), st.integers(0, 60))
-def test_a_smallest_arena_is_one_that_can_be_attained(buffers: Buffers, arena: int) -> None:
+def test_attainable_arena_is_a_fixed_point_at_the_sum_of_size_and_aligned_offset(
+    buffers: Buffers, arena: int
+) -> None:
     jobs = jobs_of(buffers)
     plan = solve(buffers, columns=1)
     if plan.status is Status.OPTIMAL:
@@ -297,7 +302,7 @@ def test_a_smallest_arena_is_one_that_can_be_attained(buffers: Buffers, arena: i
 
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> Task:
-    """A task of which all work is done aside; it has offsets."""
+    """A task whose work all runs on the worker thread, and which has offsets."""
     monkeypatch.setattr(aside, "_SOON", 0)
     task = Task(jobs_of(instances.flat(50, 0)), Watch(Stop()))
     task.offer(np.arange(50) << 40, 50 << 40)
@@ -305,7 +310,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> Task:
 
 
 def waiting(begun: threading.Event) -> Callable[[_core.Cancel], None]:
-    """Work that ends only when it is told."""
+    """Work that ends only when cancelled."""
 
     def work(cancel: _core.Cancel) -> None:
         begun.set()
@@ -317,13 +322,13 @@ def waiting(begun: threading.Event) -> Callable[[_core.Cancel], None]:
     return work
 
 
-def test_what_is_done_aside_returns_or_raises(many: Task) -> None:
+def test_worker_thread_returns_the_result_or_raises_the_error(many: Task) -> None:
     assert aside.aside(many, lambda _: threading.current_thread().name) == "packing"
     with pytest.raises(ZeroDivisionError):
         aside.aside(many, lambda _: 1 // 0)
 
 
-def test_a_limit_ends_what_is_done_aside(many: Task) -> None:
+def test_limit_ends_the_work_on_the_worker_thread(many: Task) -> None:
     begun = threading.Event()
     many.watch.stop = Stop(interrupt=begun.is_set)
     assert aside.aside(many, waiting(begun)) is None
@@ -333,7 +338,7 @@ def test_a_limit_ends_what_is_done_aside(many: Task) -> None:
             thread.join()
 
 
-def test_ctrl_c_ends_what_is_done_aside(many: Task) -> None:
+def test_keyboard_interrupt_ends_the_work_on_the_worker_thread(many: Task) -> None:
     begun = threading.Event()
 
     def interrupt() -> bool:
@@ -361,15 +366,15 @@ def packing_threads() -> int:
 
 
 def none_is_left() -> None:
-    """None of them works any more; the last moments of a thread are its own."""
+    """Assert that no packing thread is working any more; a thread may need a moment to finish."""
     for thread in threading.enumerate():
         if thread.name.startswith("packing"):
             thread.join(60)
     assert packing_threads() == 0
 
 
-def test_several_threads_search_and_end() -> None:
-    """Where one alone goes on for long."""
+def test_several_threads_search_and_all_end() -> None:
+    """The instance keeps a single thread busy for long."""
     buffers, seen = padded(instances.flat(10_000, 0)), list[int]()
 
     def enough() -> bool:
@@ -383,8 +388,10 @@ def test_several_threads_search_and_end() -> None:
     none_is_left()
 
 
-def test_of_many_buffers_the_others_begin_with_the_sides_of_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them; the rest repair and search."""
+def test_a_single_helper_fills_the_sides_of_the_peak_and_the_rest_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Many buffers and three helpers; the other two repair and search."""
     begun, fill, search = list[str](), branching.fill_sides, branching.repair_and_search
 
     def watched(name: str, work: Work) -> Work:
@@ -409,10 +416,10 @@ def test_of_many_buffers_the_others_begin_with_the_sides_of_the_peak(monkeypatch
     [padded(instances.flat(10_000, 0)), *(instances.flat(n, 0) for n in (10_000, 60_000))],
     ids=["after the first turn", "before it", "beside stretches"],
 )
-def test_a_crew_ends_also_where_its_beginning_is_interrupted(
+def test_interrupted_start_of_the_crew_ends_the_started_threads(
     buffers: Buffers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With those that had begun; nobody waits for one that had not."""
+    """The threads that have started end; nobody waits for a thread that has not."""
     start = threading.Thread.start
 
     def interrupted(thread: threading.Thread) -> None:
@@ -429,7 +436,7 @@ def test_a_crew_ends_also_where_its_beginning_is_interrupted(
 
 
 class Slow:
-    """Work on very many jobs whose smallest part goes on until it is let go."""
+    """Work on very many jobs whose smallest unit continues until the event ``let_go`` is set."""
 
     arena, offsets = 2**62, np.zeros(0, np.int64)
 
@@ -445,8 +452,8 @@ class Slow:
         return True
 
 
-def test_a_search_among_very_many_jobs_is_not_waited_for_when_a_limit_is_reached() -> None:
-    """Nor asked for what it has found, which it may be changing."""
+def test_limit_does_not_wait_for_a_search_among_very_many_jobs() -> None:
+    """Nor is the search asked for offsets, which may be changing."""
     buffers = instances.flat(aside._SOON + 1, 0)
     work = Slow()
     task = Task(jobs_of(buffers), Watch(Stop(interrupt=work.begun.is_set)))
@@ -464,8 +471,8 @@ def test_a_search_among_very_many_jobs_is_not_waited_for_when_a_limit_is_reached
 
 
 @pytest.mark.parametrize("search", ["turns", "repairing", "greedy"])
-def test_a_search_that_begins_at_the_target_ends_there(search: str) -> None:
-    """It would look for nothing, and spend none of the nodes that end it."""
+def test_search_beginning_at_the_target_ends_at_once(search: str) -> None:
+    """Otherwise the search would spend none of the nodes that end a search."""
     jobs = jobs_of(instances.flat(300, 0, mean_live=100))
     order = np.argsort(jobs.start, kind="stable").astype(np.int32)
     begin = _core.Search(jobs.native(), order, 0)
@@ -482,7 +489,7 @@ def test_a_search_that_begins_at_the_target_ends_there(search: str) -> None:
     assert task.stopped_by in ("target", "bound")
 
 
-def test_the_sides_of_few_jobs_are_left_to_the_other_searches_after_some_rounds() -> None:
+def test_sides_of_few_jobs_are_left_to_the_other_searches_after_some_rounds() -> None:
     task = Task(jobs_of(instances.flat(300, 0, mean_live=100)), Watch(Stop()))
     task.offer(np.cumsum(task.jobs.size) - task.jobs.size, int(task.jobs.size.sum()))
     turns = branching._Turns(task, lambda: np.zeros(0, np.int32))
@@ -498,8 +505,8 @@ def test_the_sides_of_few_jobs_are_left_to_the_other_searches_after_some_rounds(
     assert work.looks > before
 
 
-def test_what_the_crew_finds_is_the_tasks() -> None:
-    """Nobody else searches here."""
+def test_crew_results_become_the_offsets_of_the_task() -> None:
+    """The main thread does not search here."""
     buffers = hard()
     task = Task(jobs_of(buffers), Watch(Stop()))
     first = np.cumsum(buffers.size) - buffers.size
@@ -516,8 +523,8 @@ def test_what_the_crew_finds_is_the_tasks() -> None:
     check(plan_of(buffers, task.offsets), buffers)
 
 
-def test_a_crew_fills_the_sides_of_the_peak_and_then_repairs() -> None:
-    """The second has a target that no plan has, so that the sides are given up."""
+def test_crew_fills_the_sides_of_the_peak_and_then_repairs() -> None:
+    """The second instance has an unreachable target, so that the sides are given up."""
     for buffers, enough in ((instances.scattered(1_000, 4), 1.0), (instances.flat(3_000, 0), 0.5)):
         task = Task(jobs_of(buffers), Watch(Stop()))
         task.offer(np.cumsum(buffers.size) - buffers.size, int(buffers.size.sum()))
@@ -534,8 +541,10 @@ def test_a_crew_fills_the_sides_of_the_peak_and_then_repairs() -> None:
         check(plan_of(buffers, task.offsets), buffers)
 
 
-def test_where_pairs_decide_the_others_search_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Across the cut of a circle; where the search in valleys takes all, that does."""
+def test_helpers_search_by_pairs_where_pairs_decide_and_in_valleys_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pairs decide across the cut of a circle; the search in valleys is chosen for many buffers."""
     many = padded(instances.flat(2_000, 0, mean_live=300))
     for buffers, chosen in ((GENERATORS["circular"](19, 315), "pairs"), (many, "valleys")):
         begun = list[str]()
@@ -548,7 +557,7 @@ def test_where_pairs_decide_the_others_search_pair_by_pair(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("work", [repair_and_search, repair_and_pair])
-def test_what_the_crew_refutes_raises_the_bound(work: Work) -> None:
+def test_refutation_by_the_crew_raises_the_lower_bound(work: Work) -> None:
     task = Task(jobs_of(crossing()), Watch(Stop()))
     task.offer(np.array([0, 3, 8, 10, 13, 16, 18]), 22)
     crew = Crew(task, [work])
@@ -560,7 +569,7 @@ def test_what_the_crew_refutes_raises_the_bound(work: Work) -> None:
     assert (task.arena, task.lower_bound, task.stopped_by) == (9, 9, "proof")
 
 
-def test_with_a_budget_of_nodes_one_thread_makes_the_same_plan_again() -> None:
+def test_node_budget_on_a_single_thread_makes_the_same_plan_again() -> None:
     buffers, stop = hard(), Stop(nodes=2_000_000)
     one, other = solve(buffers, stop=stop), solve(buffers, stop=stop)
     assert one.offset is not None
@@ -572,7 +581,7 @@ def test_with_a_budget_of_nodes_one_thread_makes_the_same_plan_again() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(taking(8), taking(4, circle=False))
-def test_a_plan_grows_without_moving_what_it_has(old: Buffers, more: Buffers) -> None:
+def test_grown_plan_keeps_the_former_offsets(old: Buffers, more: Buffers) -> None:
     plan = solve(old, columns=1, stop=Stop(nodes=100_000))
     columns = {
         name: np.concatenate([getattr(plan.keep(old), name), getattr(more, name)])
@@ -595,7 +604,7 @@ def test_a_plan_grows_without_moving_what_it_has(old: Buffers, more: Buffers) ->
     assert (larger.offset[: len(old)] == plan.offset).all()
 
 
-def test_what_cannot_be_kept_is_told() -> None:
+def test_plans_without_fixed_single_offsets_cannot_be_kept() -> None:
     buffers = Buffers.of([0, 1], [3, 4], [1, 1], period=2)
     several = solve(buffers)
     assert several.columns > 1

@@ -1,4 +1,7 @@
-"""The search for who is below: right whatever rules are on, on circles, with gaps, aligned and fixed."""
+"""Pair search for the lower of two buffers.
+
+Correct with any rules, on circles, with gaps, alignment and fixed offsets.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def small_jobs(draw: st.DrawFn) -> Jobs:
 
 
 def meeting(jobs: Jobs) -> list[list[int]]:
-    """Of each job, the others that it meets in time."""
+    """Return for each job the other jobs that overlap in time."""
     lives = [
         list(zip(jobs.start[k : k + n].tolist(), jobs.end[k : k + n].tolist(), strict=True))
         for k, n in zip(jobs.first.tolist(), jobs.pieces.tolist(), strict=True)
@@ -73,7 +76,7 @@ def holds(jobs: Jobs, offsets: Sequence[int], capacity: int) -> bool:
 
 
 def least_arena(jobs: Jobs, most: int) -> int:
-    """By trying every offset of every job, fixed ones first; more than ``most`` if there is none."""
+    """Return the least arena by trying every offset of every job, fixed first; more than ``most`` if none."""
     order = sorted(range(len(jobs)), key=lambda j: -int(jobs.fixed[j]))
     size, with_, at = jobs.size.tolist(), meeting(jobs), dict[int, int]()
     best = most + 1
@@ -102,7 +105,7 @@ def pairs(jobs: Jobs, capacity: int, seed: int = 0, rules: int = EVERY_RULE) -> 
 
 @settings(deadline=None, max_examples=40)
 @given(small_jobs(), st.integers(-2, 4), st.integers(0, 3))
-def test_with_any_rules_there_is_a_plan_where_brute_force_finds_one(
+def test_pair_search_with_any_rules_finds_a_plan_where_brute_force_does(
     jobs: Jobs, above: int, seed: int
 ) -> None:
     least = least_arena(jobs, most=60)
@@ -118,7 +121,7 @@ def test_with_any_rules_there_is_a_plan_where_brute_force_finds_one(
 
 @settings(deadline=None, max_examples=30)
 @given(st.from_type(Buffers), st.integers(0, 3))
-def test_plans_of_every_kind_of_buffers_hold(buffers: Buffers, seed: int) -> None:
+def test_pair_search_plans_are_valid_for_every_class_of_buffers(buffers: Buffers, seed: int) -> None:
     jobs = jobs_of(buffers.unrolled(buffers.max_instances))
     done = pairs(jobs, 100, seed)
     assert done.advance(UNLIMITED)
@@ -129,7 +132,7 @@ def test_plans_of_every_kind_of_buffers_hold(buffers: Buffers, seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_it_agrees_with_the_exact_model_on_circles(seed: int) -> None:
+def test_pair_search_agrees_with_the_exact_model_on_circles(seed: int) -> None:
     pytest.importorskip("ortools")
     buffers = circular(6, seed)
     plan = solve(buffers, solver="exact", columns=buffers.max_instances, stop=Stop(nodes=2**34))
@@ -142,8 +145,8 @@ def test_it_agrees_with_the_exact_model_on_circles(seed: int) -> None:
     assert below.infeasible
 
 
-def test_a_load_that_cannot_be_reached_is_refuted_also_with_gaps() -> None:
-    """Three arcs of which any two meet, none of them at one time."""
+def test_unreachable_load_is_refuted_also_with_gaps() -> None:
+    """Three arcs, any two of which meet, but never all three at one time."""
     ring = Buffers.of([0, 2, 4], [3, 5, 7], [5, 5, 5], period=6)
     plan = solve(ring)
     check(plan, ring)
@@ -196,8 +199,8 @@ def test_sums_near_the_limit_of_64_bits_are_right_or_refused() -> None:
         pairs(jobs_of(Buffers.of([0] * 1025, [1] * 1025, 1)), 2000)
 
 
-def test_small_jobs_that_would_chase_each_other_round_a_ring_end_soon() -> None:
-    """Four arcs that meet in a ring, beside one of 2^59 bytes: rising byte by byte would never end."""
+def test_small_jobs_chasing_each_other_around_a_ring_end_soon() -> None:
+    """Four arcs that meet in a ring, beside a buffer of 2^59 bytes: rising byte by byte would never end."""
     ring = Buffers.of([0, 2, 4, 6, 0], [3, 5, 7, 9, 8], [1, 1, 1, 1, 2**59], period=8)
     for capacity, seed in itertools.product((2**59 + 2, 2**59 + 1), range(5)):
         done = pairs(jobs_of(ring), capacity, seed, 0)

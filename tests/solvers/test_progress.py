@@ -1,4 +1,4 @@
-"""What is told of a search while it runs is true of all attempts so far, and not told too often."""
+"""Progress reports of a search: true for all attempts so far, and not too frequent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rotating() -> Buffers:
-    """Buffers of several lengths and odd sizes that outlive the iteration: several numbers of columns."""
+    """Buffers of several lengths and odd sizes that outlive the iteration: several column counts."""
     random = np.random.default_rng(2)
     start = np.sort(random.integers(0, 40, 40))
     return Buffers.of(start, start + random.integers(10, 60, 40), random.integers(1, 50, 40), period=40)
@@ -45,7 +45,7 @@ def check_told(told: list[Progress], plan: Plan) -> None:
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_every_solver_tells_in_the_callers_thread(solver: str) -> None:
+def test_every_solver_reports_progress_in_the_callers_thread(solver: str) -> None:
     told, threads = list[Progress](), set[int]()
 
     def tell(progress: Progress) -> None:
@@ -59,7 +59,7 @@ def test_every_solver_tells_in_the_callers_thread(solver: str) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_it_is_told_where_there_is_nothing_better() -> None:
+def test_progress_is_reported_without_improvements() -> None:
     told, better = list[Progress](), list[Plan]()
     stop = Stop(nodes=60_000_000)
     plan = solve(hard(), solver="greedy", stop=stop, on_progress=told.append, on_improvement=better.append)
@@ -73,7 +73,7 @@ def test_it_is_told_where_there_is_nothing_better() -> None:
     assert len({progress.nodes for progress in told}) > len(better)
 
 
-def test_it_is_told_at_most_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_at_most_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("solvers.task.time.perf_counter", lambda: now)
     told = list[float]()
@@ -99,7 +99,7 @@ def test_numbers_of_columns_are_added_up() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_what_is_proven_of_one_number_of_columns_is_no_bound_of_others() -> None:
+def test_bound_proven_for_a_column_count_is_not_reported_for_all() -> None:
     random, told = np.random.default_rng(11), list[Progress]()
     start = random.integers(0, 8, 6)
     end, size = start + random.integers(1, 20, 6), random.integers(1, 20, 6)
@@ -111,7 +111,7 @@ def test_what_is_proven_of_one_number_of_columns_is_no_bound_of_others() -> None
 
 
 @pytest.mark.usefixtures("often")
-def test_of_several_groups_there_is_an_arena_when_there_is_one_for_all() -> None:
+def test_arena_of_several_groups_is_reported_once_all_have_plans() -> None:
     buffers, told = hard(group=np.arange(120) % 3), list[Progress]()
     plan = solve(buffers, solver="greedy", stop=FEW, on_progress=told.append)
     check_told(told, plan)
@@ -136,7 +136,7 @@ def test_attempts_with_streams_apart_and_together_are_added_up(price: int) -> No
 
 
 @pytest.mark.usefixtures("often")
-def test_a_bound_that_a_search_has_raised_is_told() -> None:
+def test_bound_raised_by_a_search_is_reported() -> None:
     told = list[Progress]()
     buffers = crossing()
     plan = solve(buffers, on_progress=told.append)
@@ -147,7 +147,7 @@ def test_a_bound_that_a_search_has_raised_is_told() -> None:
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("price", [0, NEVER])
-def test_a_raised_bound_is_told_where_it_holds_for_all_attempts(price: int) -> None:
+def test_raised_bound_is_reported_where_valid_for_all_attempts(price: int) -> None:
     told = list[Progress]()
     buffers = crossing(stream=[0, 0, 0, 0, 0, 0, 1])
     plan = solve_streams(buffers, wait_bytes=price, stop=FEW, on_progress=told.append)
@@ -160,7 +160,7 @@ def test_a_raised_bound_is_told_where_it_holds_for_all_attempts(price: int) -> N
 
 
 @pytest.mark.usefixtures("often")
-def test_who_listens_gets_the_same_plan() -> None:
+def test_progress_reports_do_not_change_the_plan() -> None:
     alone, heard = (solve(hard(), stop=FEW, on_progress=tell) for tell in (None, lambda _: None))
     assert alone.offset is not None
     assert heard.offset is not None
@@ -169,7 +169,7 @@ def test_who_listens_gets_the_same_plan() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_ctrl_c_while_it_is_told_returns_the_best_plan() -> None:
+def test_keyboard_interrupt_during_a_report_returns_the_best_plan() -> None:
     def interrupt(progress: Progress) -> None:
         if progress.arena_bytes is not None:
             raise KeyboardInterrupt

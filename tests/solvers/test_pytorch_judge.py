@@ -1,4 +1,4 @@
-"""Simulations of PyTorch's allocator beside what it did in truth."""
+"""Simulations of PyTorch's allocator compared with recordings of the real allocator."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_real_snapshots_are_reproduced(name: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(trace=event_traces(), limit=st.sampled_from([40, 64, 400, 1 << 30]))
-def test_a_recording_of_the_simulator_is_reproduced(trace: Trace, limit: int) -> None:
-    """With what it gave back when memory ran out."""
+def test_recording_of_the_simulator_is_reproduced(trace: Trace, limit: int) -> None:
+    """Including the segments released when memory ran out."""
     truth = simulate(trace, "pytorch", limit_bytes=limit * MIB)
     assume(len(truth.segments))
     judged = judge(recording_of(truth, shift=SHIFT))
@@ -57,8 +57,8 @@ def test_a_recording_of_the_simulator_is_reproduced(trace: Trace, limit: int) ->
 
 @settings(max_examples=150, deadline=None)
 @given(trace=event_traces(), part=st.floats(0, 1))
-def test_the_first_state_is_found_from_the_middle_on(trace: Trace, part: float) -> None:
-    """Of small requests all is known: wherever the recording begins, the rest is reproduced."""
+def test_initial_state_of_small_requests_is_inferred_from_any_event_on(trace: Trace, part: float) -> None:
+    """Small requests determine the state: wherever the recording begins, the rest is reproduced."""
     small = Trace.of(trace.kind, trace.buffer, np.minimum(trace.size, 70_000), stream=trace.stream)
     truth = simulate(small, "pytorch")
     assume(len(truth.segments))
@@ -68,8 +68,11 @@ def test_the_first_state_is_found_from_the_middle_on(trace: Trace, part: float) 
 
 @settings(max_examples=100, deadline=None)
 @given(trace=event_traces(), part=st.floats(0, 1))
-def test_any_first_state_is_one(trace: Trace, part: float) -> None:
-    """Of large requests not all is known, but buffers stay apart, and those that were there stay."""
+def test_inferred_initial_state_of_large_requests_is_consistent(trace: Trace, part: float) -> None:
+    """Large requests do not determine the state, but buffers stay disjoint.
+
+    Initial buffers keep their addresses.
+    """
     truth = simulate(trace, "pytorch")
     assume(len(truth.segments))
     recording = recording_of(truth, int(part * len(trace)), SHIFT)
@@ -87,7 +90,7 @@ def test_any_first_state_is_one(trace: Trace, part: float) -> None:
             alive.add(row)
 
 
-def test_where_a_free_block_begins_is_told_by_what_is_not_put_there() -> None:
+def test_start_of_a_free_block_is_inferred_from_requests_placed_elsewhere() -> None:
     """Behind a buffer of 4 MiB in a block of 4.5 are 3 MiB free, not 3.5: 3.25 MiB go elsewhere."""
     half, quarter = MIB // 2, MIB // 4
     steps = [(0, 4 * MIB + half, 0), (0, 3 * MIB, 0), (0, 12 * MIB + half, 0)]  # all of a segment
@@ -99,23 +102,26 @@ def test_where_a_free_block_begins_is_told_by_what_is_not_put_there() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_crowded_large_pool_is_found_from_the_middle_on(seed: int) -> None:
-    """Whatever is free in it, all is reproduced to the address."""
+def test_crowded_large_pool_is_inferred_from_the_middle_on(seed: int) -> None:
+    """Whichever blocks are free, every address is reproduced."""
     trace = random_trace(seed, 2500, largest=5 * MIB)
     large = Trace.of(trace.kind, trace.buffer, trace.size + (trace.kind == Kind.ALLOC) * MIB)
     assert judge(recording_of(simulate(large, "pytorch"), 900, SHIFT)).exact
 
 
-def test_a_rest_that_is_not_split_off_belongs_to_its_buffer() -> None:
-    """A buffer that was there, of 11.5 MiB in a segment of 12, leaves nothing for another."""
+def test_unsplit_remainder_belongs_to_its_buffer() -> None:
+    """An initial buffer of 11.5 MiB in a segment of 12 leaves nothing for another buffer."""
     truth = simulate(trace_of([(0, 11 * MIB + MIB // 2, 0), (0, MIB // 2, 0), (1, 0, 0)]), "pytorch")
     judged = judge(recording_of(truth, 1, SHIFT))
     assert judged.exact
     assert judged.simulation.live[0] == 12 * MIB
 
 
-def test_where_a_free_block_begins_is_told_by_who_comes_next() -> None:
-    """Behind a buffer with a rest of its own a later one lies further up than its size would have it."""
+def test_start_of_a_free_block_is_inferred_from_the_next_buffer() -> None:
+    """A later buffer lies higher up than the size of the buffer below explains.
+
+    The buffer below has an unsplit remainder.
+    """
     steps = [(0, 4 * MIB, 0), (0, 4 * MIB, 0), (0, 2 * MIB, 0)]  # side by side in a segment of 20 MiB
     steps += [(1, 0, 0), (0, 3 * MIB + MIB // 2, 0)]  # the first place again: the rest is not split off
     steps += [(1, 0, 0), (0, 2 * MIB, 0)]  # the second place, of which 2 MiB stay free
@@ -126,8 +132,8 @@ def test_where_a_free_block_begins_is_told_by_who_comes_next() -> None:
     assert judged.simulation.live[judged.begin - 1] == 6 * MIB
 
 
-def test_who_comes_after_its_end_tells_nothing_of_a_buffer() -> None:
-    """What lies a bit further up once a buffer is freed is no sign that its block was larger."""
+def test_later_buffers_at_a_freed_address_do_not_enlarge_its_block() -> None:
+    """The later buffer lies slightly higher up, and proves nothing about the freed block."""
     steps = [(0, 4 * MIB, 0), (1, 0, 0), (0, 4 * MIB + MIB // 2, 0), (0, 2 * MIB, 0)]
     truth = simulate(trace_of(steps), "pytorch")
     judged = judge(recording_of(truth, 1, SHIFT))
@@ -135,8 +141,8 @@ def test_who_comes_after_its_end_tells_nothing_of_a_buffer() -> None:
     assert judged.simulation.live[judged.begin - 1] == 4 * MIB
 
 
-def test_other_rules_are_told_apart() -> None:
-    """A recording under max_split_size_mb is not what the default would have made, and is judged so."""
+def test_recording_under_other_rules_is_judged_inexact() -> None:
+    """A recording under max_split_size_mb differs from the default's simulation, and is judged so."""
     trace = random_trace(4, 1500, largest=60 * MIB)
     recording = recording_of(simulate(trace, "pytorch", max_split_size_mb=24), shift=SHIFT)
     assert judge(recording, conf="max_split_size_mb:24").exact
@@ -146,8 +152,8 @@ def test_other_rules_are_told_apart() -> None:
     assert judged.reserved_alike < judged.events
 
 
-def test_a_recording_tells_its_settings() -> None:
-    """They need not be given again: of the environment's text, or as the allocator had them in the end."""
+def test_recorded_settings_are_used_by_the_judge() -> None:
+    """Settings need not be given again: from the environment's text, or in the allocator's final form."""
     trace = random_trace(4, 1500, largest=60 * MIB)
     chosen = {"max_split_size_mb": 24, "roundup_power2_divisions": (0,) * 5 + (4,) * 11}
     recording = recording_of(simulate(trace, "pytorch", **chosen), shift=SHIFT)  # type: ignore[arg-type]
@@ -163,8 +169,8 @@ def test_a_recording_tells_its_settings() -> None:
 @pytest.mark.parametrize(
     "value", ["", "-1", str(2**64 - 1), "[]", "{}", "[" * 100_000, '{"1": null}', "1e400", "null"]
 )
-def test_settings_that_make_no_sense_are_passed_over(value: str) -> None:
-    """A recording without any that can be read is judged by the defaults."""
+def test_unreadable_settings_are_ignored(value: str) -> None:
+    """A recording without readable settings is judged by the defaults."""
     recording = recording_of(simulate(random_trace(4, 200), "pytorch"), shift=SHIFT)
     names = ("max_split_size", "roundup_power2_divisions", "PYTORCH_CUDA_ALLOC_CONF")
     metadata = {**recording.metadata, **{f"setting.{name}": value for name in names}}
@@ -205,14 +211,14 @@ def test_any_recording_is_judged_or_refused(data: st.DataObject) -> None:
         ({"kind": [5, 5], "address": [4096, 1 << 20], "size": 0}, "memory that no device has"),
     ],
 )
-def test_segments_that_cannot_be_are_errors(columns: dict[str, object], what: str) -> None:
-    """Naming the row."""
+def test_impossible_segments_are_errors(columns: dict[str, object], what: str) -> None:
+    """The error names the row."""
     with pytest.raises(TraceError, match=what):
         judge(Trace.of(buffer=-1, **columns))  # type: ignore[arg-type]
 
 
-def test_contradictory_first_states_are_taken_for_what_they_can_be() -> None:
-    """Buffers outside of all segments, or of one address, are left out."""
+def test_contradictory_initial_states_are_accepted_as_far_as_possible() -> None:
+    """Buffers outside all segments, or at the same address, are left out."""
     trace = Trace.of(
         [Kind.RESERVE] + [Kind.ALLOC] * 5,
         [-1, 0, 1, 2, 3, 4],
@@ -225,8 +231,8 @@ def test_contradictory_first_states_are_taken_for_what_they_can_be() -> None:
     assert judged.simulation.live[-1] == 1024 + 512
 
 
-def test_buffers_that_were_there_without_a_segment() -> None:
-    """Are left out, with their frees."""
+def test_initial_buffers_without_a_segment_are_left_out() -> None:
+    """Their frees are left out too."""
     trace = Trace.of(
         [Kind.ALLOC, Kind.RESERVE, Kind.ALLOC, Kind.FREE],
         [0, -1, 1, 0],
@@ -239,7 +245,7 @@ def test_buffers_that_were_there_without_a_segment() -> None:
     assert judged.simulation.live.tolist() == [0, 0, 512, 512]
 
 
-def test_what_cannot_be_judged() -> None:
+def test_unjudgeable_traces_are_refused() -> None:
     """A trace without reservations, of two devices, or of expandable segments."""
     with pytest.raises(ValueError, match="what its allocator reserved"):
         judge(trace_of([(0, 1, 0)]))

@@ -1,4 +1,4 @@
-"""The simulated PyTorch allocator does what a slow model of its rules does; its settings are PyTorch's."""
+"""The simulated PyTorch allocator against a slow model of the rules, and the parsing of settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEVICE = 1 << 50
 
 
 def run_model(trace: Trace, model: Model) -> tuple[list[int], list[int], list[int]]:
-    """Address of each event, live and reserved bytes after it."""
+    """Return the address of each event, and live and reserved bytes after the event."""
     addresses, live, reserved = [], [], []
     placed: dict[int, int] = {}
     for row in range(len(trace)):
@@ -77,7 +77,7 @@ def model_of(limit: int, *, expandable: bool, **chosen: Any) -> Model:
     limit=st.sampled_from([22, 42, 64, 100, 400, 700, 1 << 30]),
     chosen=model_settings(),
 )
-def test_the_simulator_agrees_with_the_model(
+def test_simulator_agrees_with_the_model(
     allocator: str, trace: Trace, limit: int, chosen: dict[str, Any]
 ) -> None:
     """Every address, and live and reserved bytes after every event, with any settings and limit."""
@@ -93,7 +93,7 @@ def test_the_simulator_agrees_with_the_model(
 @pytest.mark.parametrize("allocator", ["pytorch", "pytorch_expandable"])
 @pytest.mark.parametrize("chosen", [{}, {"max_split_size_mb": 20, "garbage_collection_threshold": 0.6}])
 def test_long_traces_agree_with_the_model(allocator: str, chosen: dict[str, Any]) -> None:
-    """With hundreds of buffers alive, and memory that runs out at times."""
+    """With hundreds of buffers alive, and out of memory at times."""
     trace = random_trace(5, 1200, largest=40 * MIB)
     limit = int(trace.load().max()) * 11 // 10 // MIB * MIB
     simulation = simulate(trace, allocator, limit_bytes=limit, **chosen)
@@ -123,22 +123,22 @@ def test_segments_are_as_documented(size: int, live: int, segment: int) -> None:
 
 
 def test_requests_are_rounded_to_divisions_of_powers_of_two() -> None:
-    """1200 between 1024 and 2048 in four divisions is 1280, as PyTorch's documentation has it."""
+    """1200 between 1024 and 2048 in four divisions is 1280, as in PyTorch's documentation."""
     rules = PyTorch(roundup_power2_divisions=4).rules()
     assert rules.rounded(1200 * MIB) == 1280 * MIB
     assert rules.rounded(1200) == 1536, "up to 512 bytes a division requests are rounded as ever"
     assert rules.rounded(1024 * MIB) == 1024 * MIB
 
 
-def test_a_stream_does_not_get_anothers_memory() -> None:
-    """Each has segments of its own, whether memory of the other is free or not."""
+def test_streams_have_separate_segments() -> None:
+    """Even when memory of the other stream is free."""
     simulation = simulate(trace_of([(0, 512, 0), (1, 0, 0), (0, 512, 1), (0, 512, 0)]), "pytorch")
     assert len(simulation.segments) == 2
     assert simulation.address[0] == simulation.address[3] != simulation.address[2]
 
 
-def test_cached_segments_are_given_back_before_memory_runs_out() -> None:
-    """A retry after what is free as a whole went back to the device."""
+def test_cached_segments_are_returned_before_out_of_memory() -> None:
+    """A retry follows after wholly free segments are returned to the device."""
     steps = [(0, 30 * MIB, 0), (1, 0, 0), (0, 40 * MIB, 0)]
     simulation = simulate(trace_of(steps), "pytorch", limit_bytes=50 * MIB)
     assert simulation.failed_at is None
@@ -154,8 +154,8 @@ def test_expandable_segments_count_pages() -> None:
     assert simulation.driver_calls == 3 + 3 + 3
 
 
-def test_the_collector_needs_a_limit() -> None:
-    """Without one there is nothing that the threshold is a part of."""
+def test_garbage_collection_threshold_needs_a_limit() -> None:
+    """Without a limit the threshold is a fraction of nothing."""
     trace = random_trace(3, 600, largest=40 * MIB)
     plain, collected = (simulate(trace, "pytorch", garbage_collection_threshold=t) for t in (0.0, 0.1))
     assert (plain.address == collected.address).all()
@@ -181,8 +181,8 @@ def test_the_collector_needs_a_limit() -> None:
         ("pinned_use_background_threads:True,expandable_segments:False", "max_split_size_mb", None),
     ],
 )
-def test_settings_are_read_as_pytorch_reads_them(conf: str, name: str, value: object) -> None:
-    """From the text of the environment's variable."""
+def test_settings_are_parsed_like_pytorch(conf: str, name: str, value: object) -> None:
+    """The text is that of the environment variable."""
     assert simulate(trace_of([]), "pytorch", conf=conf).parameters[name] == value
 
 
@@ -206,14 +206,14 @@ def test_settings_are_read_as_pytorch_reads_them(conf: str, name: str, value: ob
         ("expandable_segments:True", "the allocator pytorch_expandable"),
     ],
 )
-def test_settings_that_are_none_are_named(conf: str, what: str) -> None:
-    """With their key and value."""
+def test_invalid_settings_are_named(conf: str, what: str) -> None:
+    """The error has their key and value."""
     with pytest.raises(ValueError, match=what.replace("[", r"\[")):
         simulate(trace_of([]), "pytorch", conf=conf)
 
 
-def test_the_right_allocator_for_expandable_segments() -> None:
-    """The text may say what the name says, not the contrary."""
+def test_expandable_segments_setting_must_agree_with_the_allocator() -> None:
+    """The text may repeat the allocator's choice, not contradict it."""
     simulate(trace_of([]), "pytorch_expandable", conf="expandable_segments:True")
     with pytest.raises(ValueError, match=r"expandable_segments:False is the allocator pytorch$"):
         simulate(trace_of([]), "pytorch_expandable", conf="expandable_segments:False")
@@ -229,14 +229,14 @@ def test_sizes_are_whole_numbers(name: str, value: object) -> None:
         PyTorch(**{name: value})  # type: ignore[arg-type]
 
 
-def test_sixteen_numbers_of_divisions() -> None:
+def test_division_lists_need_sixteen_numbers() -> None:
     """One for each power of two from 1 MiB on."""
     with pytest.raises(ValueError, match="has 3 numbers, not 16"):
         PyTorch(roundup_power2_divisions=(1, 2, 4))
 
 
-def test_a_device_without_a_limit_has_expandable_segments_too() -> None:
-    """Of many streams, each with addresses of its own."""
+def test_expandable_segments_work_without_a_device_limit() -> None:
+    """Many streams are simulated, each with separate addresses."""
     trace = trace_of([(0, 3 * MIB, stream) for stream in range(200)])
     simulation = simulate(trace, "pytorch_expandable")
     assert simulation.failed_at is None

@@ -1,4 +1,4 @@
-"""What the recorded allocator did is read off the trace itself."""
+"""Simulations read off a trace: the recorded allocator's own behaviour."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
 
 
 def as_recorded(simulation: Simulation) -> tuple[Trace, NDArray[np.int64]]:
-    """The trace that a recorder of the allocator would have written, and where its events are in it."""
+    """Return the trace written by a recorder of the allocator, and the rows of the simulation's events."""
     trace, segments = simulation.trace, simulation.segments
     rows = [
         (int(trace.kind[k]), int(trace.buffer[k]), int(trace.size[k]), int(simulation.address[k]), k, 1)
@@ -41,8 +41,8 @@ def as_recorded(simulation: Simulation) -> tuple[Trace, NDArray[np.int64]]:
 
 @settings(max_examples=60, deadline=None)
 @given(trace=event_traces())
-def test_a_recording_of_an_allocator_says_what_the_allocator_did(trace: Trace) -> None:
-    """Addresses, bytes in use and held, segments: as the allocator had them, here first fit."""
+def test_recorded_simulation_reproduces_the_allocator(trace: Trace) -> None:
+    """Addresses, live and reserved bytes, and segments equal the allocator's, here first fit."""
     made = simulate(trace, "first_fit")
     written, own = as_recorded(made)
     found = recorded(written)
@@ -57,8 +57,8 @@ def test_a_recording_of_an_allocator_says_what_the_allocator_did(trace: Trace) -
     assert found.driver_calls == made.driver_calls
 
 
-def test_a_segment_released_in_its_middle_leaves_both_ends() -> None:
-    """As an expandable one does: the rest stays held, and stays one range where it touches."""
+def test_segment_released_in_its_middle_keeps_both_ends() -> None:
+    """An expandable segment, for example: the rest stays reserved, and adjacent parts stay one range."""
     kind = [Kind.RESERVE, Kind.RESERVE, Kind.RELEASE]
     trace = Trace.of(kind, -1, [1024, 512, 1024], address=[0, 1024, 256], metadata={"expandable": "1"})
     found = recorded(trace)
@@ -74,8 +74,8 @@ def test_a_segment_released_in_its_middle_leaves_both_ends() -> None:
     ]
 
 
-def test_segments_are_what_was_reserved_and_not_released() -> None:
-    """A part that is given back ends; the rest goes on; what was never taken does not matter."""
+def test_segments_are_reserved_and_unreleased_ranges() -> None:
+    """A released part ends; the rest goes on; a release without a reservation is ignored."""
     take, give = Kind.RESERVE, Kind.RELEASE
     trace = Trace.of(
         [take, take, give, give, give, Kind.MARK],
@@ -88,14 +88,14 @@ def test_segments_are_what_was_reserved_and_not_released() -> None:
     assert sorted(rows) == [[1000, 40, 0, 6], [1040, 20, 0, 2], [1060, 40, 0, 6], [5000, 50, 1, 3]]
 
 
-def test_without_segments_or_addresses_nothing_is_known() -> None:
-    """A trace of sizes alone does not say what its allocator reserved."""
+def test_trace_without_segments_or_addresses_has_no_recorded_simulation() -> None:
+    """A trace of sizes alone lacks the reserved bytes of the allocator."""
     assert recorded(Trace.of([Kind.ALLOC], [0], [8], address=[0])) is None
     assert recorded(Trace.of([Kind.RESERVE, Kind.ALLOC], [-1, 0], [512, 8], address=[0, -1])) is None
 
 
-def test_a_buffer_outside_of_what_was_held_makes_nothing_of_it_known() -> None:
-    """Segments of a recording whose beginning or end is lost say nothing of its memory."""
+def test_buffer_outside_reserved_memory_invalidates_the_recorded_simulation() -> None:
+    """Segments of a recording without beginning or end tell nothing about the memory."""
     kind = [Kind.RESERVE, Kind.RESERVE, Kind.ALLOC, Kind.ALLOC]
     for address, known in ((600, True), (1000, False), (1100, False), (2100, False)):
         trace = Trace.of(kind, [-1, -1, 0, 1], [1024, 512, 8, 200], address=[0, 1536, 0, address])
@@ -109,8 +109,8 @@ def test_a_buffer_outside_of_what_was_held_makes_nothing_of_it_known() -> None:
     "name",
     ["small", pytest.param("transformer_ctx128_fullstep", marks=pytest.mark.full)],
 )
-def test_a_real_recording_keeps_what_holds_for_all_allocators(name: str) -> None:
-    """PyTorch's own buffers neither overlap nor leave its segments."""
+def test_real_recording_keeps_the_invariants_of_all_allocators(name: str) -> None:
+    """PyTorch's own buffers neither overlap nor leave their segments."""
     found = recorded(read_snapshot(SHARED / f"{name}.pickle"))
     assert found is not None
     check_simulation(found)

@@ -1,4 +1,4 @@
-"""A rewritten graph computes what the graph computes, and without what was put in it is that graph."""
+"""Rewritten graphs compute the same as the original, and are the original once the insertions are erased."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_erasing_gives_the_graph_back(case: tuple[Graph, Rewriting]) -> None:
 
 @settings(max_examples=50)
 @given(decided())
-def test_a_view_has_the_memory_of_what_its_operation_reads(case: tuple[Graph, Rewriting]) -> None:
+def test_views_have_the_memory_of_a_value_read_by_their_operation(case: tuple[Graph, Rewriting]) -> None:
     new = rewrite(*case)
     for view in np.flatnonzero(new.base != np.arange(len(new.base))).tolist():
         assert new.base[view] in new.base[new.read_by(int(new.producer[view]))]
@@ -48,7 +48,7 @@ def test_a_view_has_the_memory_of_what_its_operation_reads(case: tuple[Graph, Re
 
 @settings(max_examples=50)
 @given(decided())
-def test_a_copy_out_and_its_copies_back(case: tuple[Graph, Rewriting]) -> None:
+def test_each_swap_has_a_copy_out_and_its_copies_in(case: tuple[Graph, Rewriting]) -> None:
     graph, rewriting = case
     new = rewrite(graph, rewriting)
     outs = np.flatnonzero(new.role == Role.SWAP_OUT)
@@ -60,7 +60,7 @@ def test_a_copy_out_and_its_copies_back(case: tuple[Graph, Rewriting]) -> None:
 
 @settings(max_examples=50)
 @given(decided())
-def test_consumers_read_what_came_back_and_others_what_was_there(case: tuple[Graph, Rewriting]) -> None:
+def test_consumers_read_their_copy_in_and_others_the_original(case: tuple[Graph, Rewriting]) -> None:
     graph, rewriting = case
     new = rewrite(graph, rewriting)
     where = {name: op for op, name in enumerate(new.names)}
@@ -76,7 +76,7 @@ def test_consumers_read_what_came_back_and_others_what_was_there(case: tuple[Gra
 
 @settings(max_examples=50)
 @given(decided())
-def test_what_is_recomputed_is_not_kept_for_the_backward_pass(case: tuple[Graph, Rewriting]) -> None:
+def test_recomputed_values_are_not_kept_for_the_backward_pass(case: tuple[Graph, Rewriting]) -> None:
     graph, rewriting = case
     new = rewrite(graph, rewriting)
     values = np.flatnonzero(
@@ -110,7 +110,7 @@ def test_triggers_releases_and_modes_are_orders(case: tuple[Graph, Rewriting]) -
             assert all((out, op) in pairs for op in late if op > out)
 
 
-def test_what_makes_a_view_again_waits_for_copies_out_of_what_else_it_reads() -> None:
+def test_remade_view_waits_for_copies_out_of_its_other_inputs() -> None:
     graph = graph_of(
         size=[4, 4, 0, 4],
         producer=[-1, -1, 0, 1],
@@ -124,18 +124,18 @@ def test_what_makes_a_view_again_waits_for_copies_out_of_what_else_it_reads() ->
     assert ("out.0", "in.1.0.op0") in names
 
 
-def test_without_decisions_the_graph_is_itself() -> None:
+def test_rewrite_without_decisions_returns_the_graph() -> None:
     graph = chain(4)
     assert rewrite(graph, Rewriting()) is graph
 
 
-def test_a_chain_of_recomputation_starts_at_what_is_kept() -> None:
+def test_recompute_chain_starts_at_a_kept_value() -> None:
     graph = chain(4)
     new = rewrite(graph, Rewriting(recomputed=(1, 2, 3)))
     assert new.names[4:] == ("again.op0", "again.op1", "again.op2", "op4", "op5", "op6", "op7")
 
 
-def test_a_view_is_made_again_from_what_came_back() -> None:
+def test_view_is_remade_from_its_copy_in() -> None:
     graph = graph_of(
         size=[4, 4, 0, 4, 4],
         producer=[-1, 0, 1, 2, 3],
@@ -148,7 +148,7 @@ def test_a_view_is_made_again_from_what_came_back() -> None:
     assert new.names[new.producer[new.base[new.read_by(6)[0]]]] == "in.1.0"
 
 
-def test_a_view_that_cannot_be_made_again_keeps_its_memory_here() -> None:
+def test_view_of_an_unrepeatable_operation_keeps_its_memory() -> None:
     graph = graph_of(
         size=[4, 4, 0, 4], producer=[-1, 0, 1, 2], base=[0, 1, 1, 3], reads=[[0], [1], [2]],
         backward=[False, False, True], repeatable=[True, False, True],
@@ -157,7 +157,7 @@ def test_a_view_that_cannot_be_made_again_keeps_its_memory_here() -> None:
         rewrite(graph, Rewriting((Swap(1, (SwapIn((2,)),)),)))
 
 
-def test_what_runs_again_makes_all_that_it_makes() -> None:
+def test_repeated_operation_makes_all_of_its_values() -> None:
     graph = graph_of(
         size=[4, 4, 4, 4, 4],
         producer=[-1, 0, 0, 1, 2],
@@ -198,12 +198,12 @@ def _bad(**columns: object) -> Graph:
         (_bad(control=[[0, 1]]), Rewriting(recomputed=(1,)), "op0 must run before op1"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_refused(graph: Graph, rewriting: Rewriting, what: str) -> None:
+def test_impossible_rewritings_are_refused(graph: Graph, rewriting: Rewriting, what: str) -> None:
     with pytest.raises(PlanError, match=what):
         rewrite(graph, rewriting)
 
 
-def test_a_rewritten_graph_is_not_rewritten_again() -> None:
+def test_rewritten_graph_is_not_rewritten_again() -> None:
     new = rewrite(chain(4), Rewriting((Swap(1, (SwapIn((6,)),)),)))
     with pytest.raises(PlanError, match="rewritten again"):
         rewrite(new, Rewriting(recomputed=(2,)))
@@ -211,8 +211,11 @@ def test_a_rewritten_graph_is_not_rewritten_again() -> None:
 
 @settings(max_examples=50)
 @given(decided())
-def test_by_pass_nothing_but_what_is_away_spans_both_passes(case: tuple[Graph, Rewriting]) -> None:
-    """What is decided stays so, copies begin in the pass of their readers, again it is the same."""
+def test_only_swapped_values_span_both_passes_after_division_by_pass(case: tuple[Graph, Rewriting]) -> None:
+    """The swapped values stay the same, copies begin in the pass of their readers.
+
+    A second division changes nothing.
+    """
     graph, rewriting = case
     assume(not (np.diff(graph.backward.astype(int)) < 0).any())
     divided = by_pass(graph, rewriting)

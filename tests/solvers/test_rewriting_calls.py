@@ -1,4 +1,4 @@
-"""What copies take of the program counts, and what costs less to move than to make again moves."""
+"""Cost of copies to the program, and the choice between copies and recompute by that cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINK = Link(1.0, 1.0, 2.0, 2.0)
 
 
 @given(st.integers(0, 100), st.integers(0, 100))
-def test_a_copy_is_the_links_or_the_programs_own(own_bytes: int, size: int) -> None:
+def test_copy_uses_the_link_or_program_calls_by_its_size(own_bytes: int, size: int) -> None:
     calls = Calls(5.0, own_bytes, 3.0, 0.5)
     link, sizes = calls.beside(LINK), np.array([size])
     own = 0 < size <= own_bytes
@@ -28,7 +28,7 @@ def test_a_copy_is_the_links_or_the_programs_own(own_bytes: int, size: int) -> N
         assert calls.of(sizes) == (3.0 + 0.5 * size if own else 5.0)
 
 
-def test_copies_take_of_the_program_and_operations_what_they_took() -> None:
+def test_copies_cost_program_time_and_operations_keep_theirs() -> None:
     graph, calls = chain(3, size=8), Calls(5.0, 8, 3.0, 0.5)
     made = calls.within(rewrite(graph, Rewriting((Swap(1, (SwapIn((4,), -1),), after=0, release=2),))))
     copies = np.isin(made.role, (Role.SWAP_OUT, Role.SWAP_IN))
@@ -39,10 +39,10 @@ def test_copies_take_of_the_program_and_operations_what_they_took() -> None:
     assert timed.seconds == pytest.approx(graph.seconds.sum() + 14.0)
 
 
-def test_what_moves_quicker_than_it_is_made_again_moves_and_the_rest_is_made_again() -> None:
-    """Large values between small ones, of which each copy takes longer than making them again.
+def test_values_quicker_to_copy_than_to_recompute_are_swapped() -> None:
+    """Large values between small ones, whose copies each take longer than a recompute.
 
-    No price a byte tells them apart: of a byte, making the small ones again takes longer.
+    No price a byte separates them: per byte, recomputing the small values takes longer.
     """
     depth, big, small = 64, 1 << 20, 1 << 16
     graph = chain(depth)

@@ -1,4 +1,4 @@
-"""What is kept, swapped and made again: it holds the limit, contents stay, larger limits are never slower."""
+"""Decisions to keep, swap or recompute: the limit holds, contents stay, larger limits are never slower."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from solvers.swap import Link
 
 @settings(max_examples=10)
 @given(graphs(most_ops=20), links())
-def test_what_it_says_is_what_happens_at_any_limit(graph, link):
+def test_decision_predicts_peak_and_seconds_at_any_limit(graph, link):
     least, _ = least_bytes(graph, link, outside_bytes=3)
     peak = simulate(graph, link, outside_bytes=3).peak_bytes
     assert least <= peak
@@ -41,7 +41,7 @@ def test_what_it_says_is_what_happens_at_any_limit(graph, link):
     assert before == pytest.approx(graph.seconds.sum())  # nothing moves where nothing needs to
 
 
-def test_a_limit_that_nothing_holds_is_refused_with_the_least_and_who_needs_it():
+def test_infeasible_limit_is_refused_with_the_least_bytes_and_the_operation():
     graph, link = chain(8), Link.of_rate(1e9)
     least, op = least_bytes(graph, link, outside_bytes=100)
     assert decide(graph, least, link, outside_bytes=100).peak_bytes == least
@@ -50,7 +50,7 @@ def test_a_limit_that_nothing_holds_is_refused_with_the_least_and_who_needs_it()
             decide(graph, limit, link, outside_bytes=100)
 
 
-def test_everything_is_away_while_it_is_not_in_use():
+def test_swapping_everything_keeps_values_away_between_uses():
     graph, link = chain(8), Link.of_rate(1e9)
     made = Chooser(graph, link).everything()
     assert {swap.value for swap in made.rewriting.swaps} == set(range(1, 7))  # 7 is read at once
@@ -60,14 +60,14 @@ def test_everything_is_away_while_it_is_not_in_use():
         Chooser(graph, link, host_limit=made.host_bytes - 1).everything()
 
 
-def test_without_a_host_what_can_be_is_made_again():
+def test_decision_without_host_memory_recomputes():
     graph, link = chain(12), Link.of_rate(1e9)
     made = decide(graph, simulate(graph, link).peak_bytes * 3 // 4, link, host_limit=0)
     assert made.host_bytes == made.moved_bytes == 0
     assert made.rewriting.recomputed
 
 
-def test_the_host_holds_no_more_than_it_may():
+def test_host_limit_is_kept():
     graph, link = chain(12), Link.of_rate(1e9)
     peak = simulate(graph, link).peak_bytes
     free = decide(graph, peak - (4 << 20), link, repeatable=np.zeros(len(graph.size), bool))
@@ -80,7 +80,7 @@ def test_the_host_holds_no_more_than_it_may():
 
 
 @pytest.mark.parametrize(("seed", "host_limit"), [(1, 2), (2, 2), (4, 2), (4, 5)])
-def test_with_a_small_host_any_more_holds_and_a_refusal_names_a_host_that_is_enough(seed, host_limit):
+def test_refusal_with_a_small_host_names_a_sufficient_host_limit(seed, host_limit):
     graph, link = small_net(seed), Link.of_rate(1e9)
     least, peak = least_bytes(graph, link)[0], simulate(graph, link).peak_bytes
     held = []
@@ -101,7 +101,7 @@ def test_with_a_small_host_any_more_holds_and_a_refusal_names_a_host_that_is_eno
     assert held[-1]
 
 
-def test_what_is_cheap_is_made_again_and_what_is_dear_moves():
+def test_cheap_values_are_recomputed_and_expensive_values_swapped():
     graph, slow, fast = chain(12), Link.of_rate(1e3), Link.of_rate(1e9)
     dear = graph.with_columns(seconds=np.full(len(graph), 100.0))
     limit = simulate(graph, slow).peak_bytes * 3 // 4
@@ -110,7 +110,7 @@ def test_what_is_cheap_is_made_again_and_what_is_dear_moves():
     assert not decide(dear, limit, fast).rewriting.recomputed
 
 
-def test_nothing_random_and_nothing_that_is_left_out_is_touched():
+def test_random_values_and_excluded_values_are_left_alone():
     graph, link = chain(12), Link.of_rate(1e9)
     limit = simulate(graph, link).peak_bytes * 3 // 4
     once = graph.with_columns(repeatable=np.zeros(len(graph), bool))
@@ -123,11 +123,11 @@ def test_nothing_random_and_nothing_that_is_left_out_is_touched():
     assert min(touched) > 6
 
 
-def test_a_graph_of_nothing_fits():
+def test_empty_graph_fits_any_limit():
     assert decide(chain(0), 1 << 30, Link.of_rate(1e9)).rewriting == Rewriting()
 
 
-def test_nothing_published_is_faster_and_what_is_waited_for_holds_the_limit():
+def test_published_methods_are_no_faster_within_the_limit():
     beaten = 0
     for seed in range(12):
         graph, random = small_net(seed), np.random.default_rng(seed)
@@ -163,7 +163,7 @@ def test_waiting_for_copies_out_is_put_off_as_far_as_the_limit_allows():
     assert near.stall_seconds > 0
 
 
-def test_a_graph_at_many_limits_is_never_slower_at_a_higher_one():
+def test_higher_limits_on_a_curve_are_never_slower():
     for seed in range(3):
         graph, link = small_net(seed), Link.of_rate(2.0, 0.125)
         least, _ = least_bytes(graph, link)
@@ -177,7 +177,7 @@ def _swapped(graph: Graph, value: int, after: int, release: int) -> Swap:
     return Swap(value, (SwapIn(readers),), after, release)
 
 
-def test_a_copy_begins_while_its_value_is_still_read():
+def test_copy_out_begins_while_its_value_is_still_read():
     graph = graph_of(
         [0, 8, 1, 1, 1, 1],
         [-1, 0, 1, 2, 3, 4],
@@ -190,7 +190,7 @@ def test_a_copy_begins_while_its_value_is_still_read():
     assert [swap.release for swap in soon.swaps] == [3]
 
 
-def test_a_copy_that_another_holds_up_begins_no_later_than_it_did():
+def test_copy_out_delayed_by_another_begins_no_later_than_before():
     graph = chain(8, size=1)
     graph = graph.with_columns(size=np.where(np.arange(len(graph.size)) == 1, 100, 1))
     late = Rewriting((_swapped(graph, 1, 4, 6), _swapped(graph, 2, 2, 3)))
@@ -199,8 +199,8 @@ def test_a_copy_that_another_holds_up_begins_no_later_than_it_did():
     rewrite(graph, soon)
 
 
-def test_what_a_copy_takes_of_the_program_is_counted_and_avoided() -> None:
-    """Over a link that takes no time all leaves, unless asking for it takes longer than making it again."""
+def test_call_cost_of_copies_is_counted_and_avoided() -> None:
+    """With a free link all values are swapped, unless the call costs more than the recompute."""
     graph, free = chain(12), Link(0.0, 0.0, 0.0, 0.0)
     limit = 8 << 20
     quick, slow = (Chooser(graph, free, calls=Calls(call)).decide(limit) for call in (0.0, 5.0))

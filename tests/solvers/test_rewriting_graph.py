@@ -1,4 +1,4 @@
-"""A graph refuses columns that contradict each other, and tells who reads what."""
+"""Graphs refuse contradictory columns, and know the readers of each value."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_readers_are_the_reads_turned_round() -> None:
         ({"content": [1, 2, 2, 3, 4, 5, 6, 7, 8]}, "copy of a copy"),
     ],
 )
-def test_columns_that_contradict_each_other_are_refused(columns: dict[str, object], what: str) -> None:
+def test_contradictory_columns_are_refused(columns: dict[str, object], what: str) -> None:
     with pytest.raises(PlanError, match=what):
         chain(4).with_columns(**columns)
 
 
-def test_what_is_read_is_made_before() -> None:
+def test_value_read_before_its_producer_is_refused() -> None:
     graph = chain(4)
     late = graph.producer.copy()
     late[1] = 7

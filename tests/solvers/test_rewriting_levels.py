@@ -1,4 +1,4 @@
-"""The categorised topological ordering against its definition, and what serialising a level does to it."""
+"""Categorised topological ordering against the definition, and the effect of serialising a level."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _by_definition(graph: Graph) -> list[int]:
-    """Sets by their definition: what has all its inputs in earlier sets is in the next one."""
+    """Return the sets by definition: an operation with all inputs in earlier sets is in the next set."""
     needs: list[set[int]] = [set(graph.producer[graph.read_by(op)].tolist()) for op in range(len(graph))]
     for earlier, later in graph.control.tolist():
         needs[later].add(earlier)
@@ -34,7 +34,7 @@ def _by_definition(graph: Graph) -> list[int]:
 
 @settings(max_examples=60)
 @given(graphs())
-def test_levels_are_what_the_definition_says(graph: Graph) -> None:
+def test_levels_equal_their_definition(graph: Graph) -> None:
     levels = levels_of(graph)
     assert levels.level.tolist() == _by_definition(graph)
     assert [sorted({int(levels.level[op]) for op in one}) for one in levels.sets()] == [
@@ -45,7 +45,7 @@ def test_levels_are_what_the_definition_says(graph: Graph) -> None:
 
 @settings(max_examples=60)
 @given(graphs(), st.data())
-def test_on_the_longest_path_there_is_an_operation_of_every_level(graph: Graph, data: st.DataObject) -> None:
+def test_longest_path_has_an_operation_of_every_level(graph: Graph, data: st.DataObject) -> None:
     levels = levels_of(graph)
     op = data.draw(st.integers(0, len(graph) - 1))
     reach = {op}
@@ -69,7 +69,7 @@ def test_edges_go_to_higher_levels(graph: Graph) -> None:
 
 @settings(max_examples=60)
 @given(graphs(), st.integers(0, 12))
-def test_a_serialised_level_runs_one_after_the_other(graph: Graph, most: int) -> None:
+def test_serialised_level_runs_in_sequence(graph: Graph, most: int) -> None:
     before = levels_of(graph)
     new = serialised(graph, before, most)
     after = levels_of(new)
@@ -89,6 +89,6 @@ def test_distances_of_a_chain_grow_with_the_depth() -> None:
     assert distances(graph, levels)[[4, 5, 7, 9]].tolist() == [1, 3, 5, 7]
 
 
-def test_what_reads_nothing_is_at_level_0() -> None:
+def test_operation_without_inputs_is_at_level_0() -> None:
     graph = graph_of(size=[1, 1, 1], producer=[0, 1, 2], reads=[[], [], [0]], control=[[1, 2]])
     assert levels_of(graph).level.tolist() == [0, 0, 1]

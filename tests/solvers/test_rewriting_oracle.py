@@ -1,4 +1,4 @@
-"""Decisions against the shortest step there is, on small graphs."""
+"""Decisions against the shortest possible step, on small graphs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def _near(gaps: list[float]) -> None:
     assert np.mean(gaps) < 0.01
 
 
-def test_what_is_chosen_is_near_the_shortest_step_there_is():
+def test_decisions_are_near_the_shortest_possible_step():
     _near(_gaps(range(8)))
 
 
 @pytest.mark.full
-def test_what_is_chosen_is_near_the_shortest_step_there_is_on_many_graphs():
+def test_decisions_are_near_the_shortest_possible_step_on_many_graphs():
     _near(_gaps(range(8, 120)))
 
 
@@ -50,6 +50,6 @@ def test_below_the_least_limit_the_oracle_finds_nothing_either():
         assert least_seconds(graph, link, least - 1) is None
 
 
-def test_the_oracle_refuses_what_is_too_large_for_it():
+def test_oracle_refuses_too_large_graphs():
     with pytest.raises(ValueError, match="up to 10"):
         least_seconds(chain(11), Link.of_rate(1.0), 1)

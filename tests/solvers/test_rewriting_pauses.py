@@ -1,4 +1,7 @@
-"""A pause between the passes: what is decided with it holds without, and what is there then is told."""
+"""Pauses between the passes.
+
+Decisions made for a pause hold without, and live bytes in the pause are reported.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ from solvers.swap.link import Link
 
 @settings(max_examples=25)
 @given(graphs(most_ops=20), links(), st.integers(0, 100))
-def test_decisions_with_a_pause_hold_without_it(graph, link, more):
-    """The same bytes during every other operation, none of them put elsewhere."""
+def test_decisions_with_a_pause_hold_without_the_pause(graph, link, more):
+    """The same bytes during every other operation, and no other offset."""
     assume(graph.backward.any() and not graph.backward[0])
     with_pause = paused(graph, Pause(more))
     chooser = Chooser(with_pause, link)
@@ -40,7 +43,7 @@ def test_decisions_with_a_pause_hold_without_it(graph, link, more):
 
 
 @given(st.data())
-def test_a_pause_changes_nothing_else(data):
+def test_pause_changes_only_the_added_operations(data):
     graph = data.draw(graphs(most_ops=20))
     assume(graph.backward.any() and not graph.backward[0])
     at, with_pause = int(graph.backward.argmax()), paused(graph, Pause(7))
@@ -54,7 +57,7 @@ def test_a_pause_changes_nothing_else(data):
 
 
 @given(st.data())
-def test_between_the_passes_is_what_the_second_reads_of_the_first(data):
+def test_bytes_between_the_passes_are_forward_values_read_by_the_backward_pass(data):
     graph = data.draw(graphs(most_ops=20))
     assume(graph.backward.any() and not graph.backward[0])
     made = rewrite(graph, by_pass(graph, data.draw(rewritings(graph))))
@@ -66,7 +69,7 @@ def test_between_the_passes_is_what_the_second_reads_of_the_first(data):
     assert between(made) == sum(int(made.size[base]) for base in there)
 
 
-def test_what_leaves_arrives_and_is_given_is_there_while_it_is_needed():
+def test_leaving_arriving_and_given_values_count_only_while_needed():
     """The batch, five layers and their gradients, of which the third value leaves and is read by nobody."""
     graph = chain(5, size=10)
     link = Link.of_rate(1.0)
@@ -90,8 +93,8 @@ def test_what_leaves_arrives_and_is_given_is_there_while_it_is_needed():
     assert simulate_around(late, Pause(arriving=(1,)), link).load.tolist() == [5, 10]
 
 
-def test_what_is_there_between_the_passes():
-    """Of a chain the batch and what four layers made; not what leaves or is made again."""
+def test_bytes_between_the_passes_exclude_swapped_and_recomputed_values():
+    """A chain with the batch and the values of four layers."""
     graph = chain(5, size=10)
     assert between(graph) == 50
     swaps = tuple(Swap(value, (SwapIn((9 - value,)),)) for value in (2, 3))

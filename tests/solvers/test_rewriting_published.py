@@ -1,4 +1,4 @@
-"""The published simulator against a slow one with counts of readers, and what the tuner promises."""
+"""The published simulator against a slow simulator that counts readers, and the tuner's guarantees."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from solvers.rewriting.rules import Rules, candidates, copies, rewriting_of
 
 @settings(max_examples=100)
 @given(ruled())
-def test_the_simulator_is_the_slow_one(case: tuple[Graph, Rules]) -> None:
+def test_published_simulator_equals_a_slow_simulator(case: tuple[Graph, Rules]) -> None:
     graph, rules = case
     levels = levels_of(graph)
     edges = candidates(graph, levels)
@@ -33,7 +33,7 @@ def test_the_simulator_is_the_slow_one(case: tuple[Graph, Rules]) -> None:
 
 @settings(max_examples=40)
 @given(graphs(), st.floats(0.2, 1.2), st.integers(0, 3))
-def test_what_the_tuner_finds_fits_in_few_simulations(graph: Graph, part: float, mode: int) -> None:
+def test_tuned_rules_fit_the_budget_within_few_simulations(graph: Graph, part: float, mode: int) -> None:
     levels = levels_of(graph)
     edges = candidates(graph, levels)
     plain = simulate(graph, levels, edges, copies(graph, levels, edges, Rules(len(levels))), Sync.NONE)
@@ -52,7 +52,7 @@ def test_what_the_tuner_finds_fits_in_few_simulations(graph: Graph, part: float,
 
 
 @pytest.mark.parametrize("part", [0.9, 0.6, 0.3])
-def test_a_deep_chain_fits_into_part_of_its_memory(part: float) -> None:
+def test_deep_chain_fits_into_part_of_its_memory(part: float) -> None:
     graph = chain(200)
     plain = 202 << 20
     found = tune(graph, plain * part)
@@ -61,12 +61,12 @@ def test_a_deep_chain_fits_into_part_of_its_memory(part: float) -> None:
     assert 1 < found.rules.threshold < 400
 
 
-def test_what_lasts_and_lies_beside_is_not_for_the_simulator() -> None:
+def test_budget_excludes_lasting_values_and_memory_beside() -> None:
     graph = chain(4, size=100)
     assert budget_of(graph, 1000, beside_bytes=100) == pytest.approx(720)
 
 
-def test_a_value_that_leaves_stays_for_one_operation_more() -> None:
+def test_swapped_value_stays_for_another_operation() -> None:
     graph = chain(3, size=1).with_columns(lasting=np.zeros(7, bool))
     levels = levels_of(graph)
     edges = candidates(graph, levels)
@@ -74,7 +74,7 @@ def test_a_value_that_leaves_stays_for_one_operation_more() -> None:
     assert simulate(graph, levels, edges, swapped, Sync.NONE).peak_bytes == 4
 
 
-def test_what_the_host_has_takes_nothing_of_the_device() -> None:
+def test_value_on_the_host_takes_no_device_memory() -> None:
     graph = chain(3, size=1).with_columns(lasting=np.zeros(7, bool))
     levels = levels_of(graph)
 
@@ -85,8 +85,8 @@ def test_what_the_host_has_takes_nothing_of_the_device() -> None:
     assert peak(graph.with_columns(host=np.arange(7) == 1)) == peak(graph) - 1
 
 
-def test_the_host_gives_back_what_has_come_back() -> None:
-    """One value is away, is read, and is gone before another leaves."""
+def test_host_memory_is_returned_after_the_copy_in() -> None:
+    """One value is swapped out, read, and freed before another leaves."""
     reads = [[0], [1], [2], [1, 3], [4], [5], [6], [5, 7]]
     graph = graph_of(size=[1] * 9, producer=[-1, *range(8)], reads=reads)
     levels = levels_of(graph)
@@ -96,6 +96,6 @@ def test_the_host_gives_back_what_has_come_back() -> None:
     assert simulate(graph, levels, edges, swapped, Sync.NONE).host_bytes == 1
 
 
-def test_none_share_a_copy_where_no_group_passes() -> None:
+def test_readers_share_no_copy_where_no_group_size_passes() -> None:
     assert _some_group(lambda _: False, 9) == 0
     assert _some_group(lambda group: group <= 4, 9) in range(1, 5)

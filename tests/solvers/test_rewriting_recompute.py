@@ -1,4 +1,4 @@
-"""What is made again at a price: the cheapest set there is; attention's intermediates are among it."""
+"""Recompute at a price: the cheapest set of values; attention's intermediates are in the set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING = Link.of_rate(1.0)  # a link so slow that nothing moves
 
 
 def _cost(graph: Graph, chosen: tuple[int, ...], price: np.ndarray) -> float:
-    """Seconds of what runs again, and the prices of what else is read after the forward pass."""
+    """Return the seconds of repeated operations plus the prices of other values read by the backward pass."""
     made = rewrite(graph, Rewriting(recomputed=chosen))
     again = made.role == Role.RECOMPUTED
     late = made.backward[made.reader]
@@ -49,7 +49,7 @@ def test_no_set_costs_less(seed):
     assert seconds == pytest.approx(again.seconds[again.role == Role.RECOMPUTED].sum())
 
 
-def test_what_may_not_run_again_is_kept_with_all_that_hangs_on_it():
+def test_unrepeatable_values_are_kept_with_their_dependents():
     graph = chain(6)
     dear = np.full(len(graph.size), 100.0)
     random = graph.with_columns(repeatable=np.arange(len(graph)) != 2)  # makes value 3
@@ -60,7 +60,7 @@ def test_what_may_not_run_again_is_kept_with_all_that_hangs_on_it():
     assert 3 not in Cuts(ordered, np.ones(len(graph.size), bool)).at(dear)[0]
 
 
-def test_a_view_that_cannot_be_made_again_holds_its_base():
+def test_unrepeatable_view_keeps_its_base():
     graph = graph_of(
         size=[8, 8, 0, 8],
         producer=[-1, 0, 1, 2],
@@ -75,7 +75,7 @@ def test_a_view_that_cannot_be_made_again_holds_its_base():
     assert Cuts(free, np.ones(4, bool)).at(np.full(4, 100.0))[0] == (1,)
 
 
-def test_the_intermediates_of_additive_attention_are_made_again():
+def test_intermediates_of_additive_attention_are_recomputed():
     """Meng et al. (2017): memory grows as T x B x H instead of T x T x B x H."""
     plain, least = {}, {}
     for steps in (16, 32):

@@ -1,4 +1,4 @@
-"""The published rules against their definitions, on random graphs."""
+"""Published rules against their definitions, on random graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from solvers.rewriting.rules import Rules, candidates, copies, matching, publish
 
 @settings(max_examples=60)
 @given(ruled())
-def test_rules_keep_contents_and_can_be_erased(case: tuple[Graph, Rules]) -> None:
+def test_rewritings_by_the_rules_keep_contents_and_can_be_erased(case: tuple[Graph, Rules]) -> None:
     graph, rules = case
     new = rewrite(graph, published(graph, levels_of(graph), rules))
     was, now = contents_by_running(graph), contents_by_running(new)
@@ -28,7 +28,7 @@ def test_rules_keep_contents_and_can_be_erased(case: tuple[Graph, Rules]) -> Non
 
 @settings(max_examples=60)
 @given(ruled())
-def test_an_edge_is_cut_if_it_is_long_and_one_value_leaves_once(case: tuple[Graph, Rules]) -> None:
+def test_edge_is_cut_exactly_if_long_and_its_value_leaves_once(case: tuple[Graph, Rules]) -> None:
     graph, rules = case
     levels = levels_of(graph)
     decided = published(graph, levels, rules)
@@ -66,7 +66,7 @@ def test_neighbours_share_a_copy(case: tuple[Graph, Rules]) -> None:
 
 @settings(max_examples=60)
 @given(ruled())
-def test_a_trigger_reaches_the_reader_and_stands_above_the_maker(case: tuple[Graph, Rules]) -> None:
+def test_trigger_reaches_the_reader_and_stands_above_the_producer(case: tuple[Graph, Rules]) -> None:
     graph, rules = case
     levels = levels_of(graph)
     level = levels.level
@@ -81,7 +81,7 @@ def test_a_trigger_reaches_the_reader_and_stands_above_the_maker(case: tuple[Gra
             assert level[back.trigger] == level[first] - rules.ahead - 1
 
 
-def test_sequential_copies_begin_where_the_one_before_is_read() -> None:
+def test_sequential_copies_begin_where_the_former_copy_is_read() -> None:
     graph = chain(6)
     levels = levels_of(graph)
     ins = sorted(
@@ -94,7 +94,7 @@ def test_sequential_copies_begin_where_the_one_before_is_read() -> None:
 
 @settings(max_examples=60)
 @given(graphs(), st.integers(0, 10))
-def test_decisions_about_a_serialised_graph_are_decisions_about_the_graph(graph: Graph, most: int) -> None:
+def test_decisions_about_a_serialised_graph_hold_for_the_graph(graph: Graph, most: int) -> None:
     new = serialised(graph, levels_of(graph), most)
     decided = published(new, levels_of(new), Rules(1, 1, 0))
     assert erase(rewrite(graph, decided)).same_as(graph)
@@ -103,7 +103,7 @@ def test_decisions_about_a_serialised_graph_are_decisions_about_the_graph(graph:
 
 @settings(max_examples=60)
 @given(graphs(), st.sampled_from(["aten.mm", "encoder", "encoder.?", "head*", "*"]))
-def test_what_is_excluded_is_neither_end_of_a_swap(graph: Graph, pattern: str) -> None:
+def test_excluded_operations_are_neither_end_of_a_swap(graph: Graph, pattern: str) -> None:
     levels = levels_of(graph)
     hit = matching(graph, [pattern])
     for edges, allowed in (
@@ -115,7 +115,7 @@ def test_what_is_excluded_is_neither_end_of_a_swap(graph: Graph, pattern: str) -
             assert all(allowed[op] for back in swap.ins for op in back.consumers)
 
 
-def test_patterns_name_kinds_and_modules_with_what_is_in_them() -> None:
+def test_name_filters_match_operators_and_modules_with_their_submodules() -> None:
     graph = chain(2).with_columns(modules=("a", "a.b", "ab"), module=[0, 1, 2, -1])
     assert matching(graph, ["a"]).tolist() == [True, True, False, False]
     assert matching(graph, ["a?"]).tolist() == [False, False, True, False]
@@ -125,7 +125,7 @@ def test_patterns_name_kinds_and_modules_with_what_is_in_them() -> None:
 
 @settings(max_examples=40)
 @given(graphs(), st.integers(0, 3))
-def test_at_most_so_many_values_leave_those_made_first(graph: Graph, most: int) -> None:
+def test_limit_on_swapped_values_takes_the_values_made_first(graph: Graph, most: int) -> None:
     levels = levels_of(graph)
 
     def leave(rules: Rules) -> list[int]:
@@ -141,7 +141,7 @@ def test_no_graph_no_copies() -> None:
     assert len(copies(graph, levels, candidates(graph, levels), Rules(0)).first) == 0
 
 
-def test_readers_of_one_level_have_a_copy_each_where_none_share() -> None:
+def test_readers_of_a_level_have_separate_copies_without_sharing() -> None:
     reads = [[0], [1], [2], [1, 3], [1, 3]]
     graph = graph_of(size=[1] * 6, producer=[-1, 0, 1, 2, 3, 4], reads=reads)
     levels = levels_of(graph)
@@ -151,7 +151,7 @@ def test_readers_of_one_level_have_a_copy_each_where_none_share() -> None:
     assert [back.consumers for back in swap.ins] == [(3, 4)]
 
 
-def test_a_reader_through_a_view_that_cannot_be_made_again_is_not_cut() -> None:
+def test_reader_through_an_unrepeatable_view_is_not_cut() -> None:
     reads = [[0], [1], [2], [2, 3], [1, 4]]
     again = np.array([True, False, True, True, True])
     graph = graph_of(
@@ -164,7 +164,7 @@ def test_a_reader_through_a_view_that_cannot_be_made_again_is_not_cut() -> None:
 
 
 def _sequential(reads: list[list[int]], size: int) -> list[tuple[int, int]]:
-    """Readers of copies and triggers of the sequential strategy; value i + 1 is what operation i makes."""
+    """Return readers of copies and triggers of the sequential strategy; operation i makes value i + 1."""
     graph = graph_of(size=[1] * size, producer=[-1, *range(size - 1)], reads=reads)
     levels = levels_of(graph)
     return sorted(
@@ -174,29 +174,29 @@ def _sequential(reads: list[list[int]], size: int) -> list[tuple[int, int]]:
     )
 
 
-def test_the_first_sequential_copy_begins_three_levels_ahead() -> None:
+def test_first_sequential_copy_begins_three_levels_ahead() -> None:
     reads = [[0], [1], [2], [3], [4], [5], [6], [1, 7]]
     assert _sequential(reads, 9) == [(7, 4)]
 
 
-def test_sequential_copies_for_one_level_begin_a_level_before_it() -> None:
+def test_sequential_copies_for_a_level_begin_a_level_earlier() -> None:
     reads = [[0], [1], [2], [3], [4], [5], [6], [1, 7], [2, 7]]
     assert _sequential(reads, 10) == [(7, 4), (8, 6)]
 
 
-def test_what_is_in_the_hosts_memory_is_no_candidate() -> None:
+def test_value_in_host_memory_is_no_candidate() -> None:
     graph = chain(4)
     host = np.arange(9) == 2
     assert set(np.flatnonzero(swappable(graph) & ~swappable(graph.with_columns(host=host)))) == {2}
 
 
-def test_the_mode_goes_with_the_decisions() -> None:
+def test_sync_mode_is_part_of_the_decisions() -> None:
     graph = chain(4)
     assert [published(graph, levels_of(graph), Rules(sync=mode)).sync for mode in Sync] == list(Sync)
 
 
-def test_values_made_first_are_those_of_low_levels() -> None:
-    """Whatever their numbers: here a branch stands behind the operations that it could run beside."""
+def test_values_made_first_have_the_lowest_levels() -> None:
+    """Numbers do not matter: here a branch has higher numbers than the operations it could run beside."""
     reads = [[0], [1], [2], [0], [3, 4], [5], [6], [7, 4, 3]]
     graph = graph_of(size=[1] * 9, producer=[-1, *range(8)], reads=reads)
     levels = levels_of(graph)

@@ -1,4 +1,4 @@
-"""Of a value that is away, no kernel reads two copies; nothing else changes."""
+"""Shared copies: no kernel reads two copies of a swapped value, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from solvers.rewriting.shared import shared
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Graph, Rewriting, list[frozenset[int]]]:
-    """Decisions about a graph, and kernels of neighbours or of any runs, some of which no run is in."""
+    """Decisions about a graph, with kernels of neighbours or of any operations.
+
+    Some operations are in no kernel.
+    """
     graph = draw(graphs())
     rewriting = draw(rewritings(graph))
     runs = Runs(graph, rewriting)
@@ -38,7 +41,7 @@ def test_every_reader_sees_the_same_contents(case: tuple[Graph, Rewriting, list[
 
 @settings(max_examples=100)
 @given(cases())
-def test_kernels_read_one_copy_and_others_what_they_read(
+def test_each_kernel_reads_a_single_copy_and_others_are_unchanged(
     case: tuple[Graph, Rewriting, list[frozenset[int]]],
 ) -> None:
     graph, rewriting, together = case
@@ -63,7 +66,7 @@ def test_kernels_read_one_copy_and_others_what_they_read(
             assert len(linked[0]) == len(parts)
 
 
-def test_two_copies_for_one_kernel_become_the_first() -> None:
+def test_two_copies_for_a_kernel_become_the_first() -> None:
     graph = graph_of([1, 8, 1, 1, 1], [-1, 0, 1, 2, 3], [[0], [1], [2, 1], [3, 1]])
     away = Rewriting((Swap(1, (SwapIn((2,), 1), SwapIn((3,), 2))),))
     assert shared(graph, away, [frozenset({1, 2}), frozenset({3})]) == away

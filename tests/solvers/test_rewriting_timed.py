@@ -19,7 +19,7 @@ from solvers.swap import Link, Schedule, replay
 
 
 @given(st.data(), graphs(), links())
-def test_it_agrees_with_a_slow_model(data, graph, link):
+def test_simulation_agrees_with_a_slow_model(data, graph, link):
     made = rewrite(graph, data.draw(rewritings(graph)))
     timed = simulate(made, link, outside_bytes=7)
     assert (timed.load - 7).tolist() == slow_loads(made, host=False)
@@ -31,7 +31,10 @@ def test_it_agrees_with_a_slow_model(data, graph, link):
 
 
 def _dropped_later(schedule: Schedule) -> Schedule:
-    """Moves as a rewriting can make them: one copy out of a buffer, after which it goes when it was read."""
+    """Return the moves in a form possible for a rewriting.
+
+    One copy out, and a release after the last read.
+    """
     order = np.lexsort([schedule.last, schedule.buffer])
     s = schedule.select(order)
     copied = np.concatenate([[True], s.buffer[1:] != s.buffer[:-1]])[: len(s)]
@@ -40,7 +43,10 @@ def _dropped_later(schedule: Schedule) -> Schedule:
 
 
 def _free_views(graph: Graph) -> Graph:
-    """The same, views made in no time: schedules do not know that each copy back makes them again."""
+    """Return the graph with views of zero duration.
+
+    Schedules do not know that each copy back remakes the views.
+    """
     views = np.flatnonzero(graph.base != np.arange(len(graph.size)))
     free = np.isin(np.arange(len(graph)), graph.producer[views])
     return graph.with_columns(
@@ -49,7 +55,7 @@ def _free_views(graph: Graph) -> Graph:
 
 
 @given(st.data(), graphs().map(_free_views), links())
-def test_it_agrees_with_the_judge_of_schedules(data, graph, link):
+def test_simulation_agrees_with_the_replay_of_schedules(data, graph, link):
     plan = planned(graph, candidates(graph), outside=5)
     schedule = _dropped_later(data.draw(schedules(plan.step)))
     # Who is first of those that are asked for at one operation is told by names there, by rows here.
@@ -66,6 +72,6 @@ def test_it_agrees_with_the_judge_of_schedules(data, graph, link):
     assert timed.returned_bytes == replayed.returned_bytes
 
 
-def test_a_graph_of_nothing_takes_nothing():
+def test_empty_graph_takes_no_time():
     timed = simulate(chain(0), Link.of_rate(1e9))
     assert (timed.seconds, timed.stall_seconds, timed.peak_bytes) == (0.0, 0.0, 0)

@@ -1,4 +1,4 @@
-"""Several numbers of columns share one limit, and what is claimed holds for all of them."""
+"""Rotation of column counts: several counts share one limit, and a combined claim holds for all of them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ needs = st.lists(st.integers(0, 3000), min_size=1, max_size=4)
 
 
 @given(needs=needs, budget=st.integers(0, 5000), rounds=st.booleans())
-def test_all_together_spend_no_more_than_there_is(needs: list[int], budget: int, rounds: bool) -> None:
+def test_attempts_together_stay_within_the_budget(needs: list[int], budget: int, rounds: bool) -> None:
     total = Total()
     attempts = Attempts(range(len(needs)), Stop(nodes=budget), total, rounds=rounds)
 
@@ -64,8 +64,8 @@ def test_all_together_spend_no_more_than_there_is(needs: list[int], budget: int,
 
 
 @pytest.mark.parametrize("slow", range(4))
-def test_what_is_soon_done_leaves_its_share_to_what_is_not(slow: int) -> None:
-    """Wherever in the row the slow one is: less than a sixteenth is lost to its first attempt."""
+def test_quick_attempts_leave_their_share_to_a_slow_attempt(slow: int) -> None:
+    """Wherever the slow attempt is in the row, less than a sixteenth is lost to the first round."""
     total, most = Total(), list[int]()
 
     def work(columns: int, part: Stop) -> Plan:
@@ -96,7 +96,7 @@ def test_seconds_are_shared_as_nodes_are(monkeypatch: pytest.MonkeyPatch) -> Non
     assert now == pytest.approx(8.0)
 
 
-def test_what_was_proven_is_not_tried_again() -> None:
+def test_proven_column_counts_are_not_tried_again() -> None:
     seen = run(
         Attempts(range(3), Stop(nodes=100), total := Total(), rounds=True),
         total,
@@ -105,7 +105,7 @@ def test_what_was_proven_is_not_tried_again() -> None:
     assert [columns for columns, _ in seen] == [0, 1, 2, 1]
 
 
-def test_a_smaller_arena_of_an_earlier_attempt_is_kept() -> None:
+def test_smaller_arena_of_an_earlier_attempt_is_kept() -> None:
     attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
     attempts.add(2, plan(8, 5, stopped_by="nodes"))
     attempts.add(2, plan(9, 5, stopped_by="nodes"))
@@ -116,7 +116,7 @@ def test_a_smaller_arena_of_an_earlier_attempt_is_kept() -> None:
     assert attempts.together(5).status is Status.FEASIBLE
 
 
-def test_a_later_proof_of_the_same_arena_counts() -> None:
+def test_later_proof_of_the_same_arena_counts() -> None:
     attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
     attempts.add(2, plan(8, 5, stopped_by="nodes"))
     attempts.add(3, plan(10, 10))
@@ -126,7 +126,7 @@ def test_a_later_proof_of_the_same_arena_counts() -> None:
     assert (together.lower_bound_bytes, together.stopped_by) == (8, "proof")
 
 
-def test_what_is_proven_of_one_says_nothing_of_those_not_tried() -> None:
+def test_proof_for_a_column_count_proves_nothing_for_untried_counts() -> None:
     attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
     attempts.add(2, plan(8, 8))
     together = attempts.together(5)
@@ -134,7 +134,7 @@ def test_what_is_proven_of_one_says_nothing_of_those_not_tried() -> None:
     assert (together.lower_bound_bytes, together.stopped_by) == (5, "finished")
 
 
-def test_none_with_one_number_of_columns_does_not_mean_that_there_is_none() -> None:
+def test_infeasibility_for_a_column_count_is_not_overall_infeasibility() -> None:
     attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
     attempts.add(2, plan(0, 5, status=Status.INFEASIBLE, stopped_by="proof"))
     attempts.add(3, plan(0, 5, status=Status.UNKNOWN, stopped_by="nodes"))
@@ -143,8 +143,8 @@ def test_none_with_one_number_of_columns_does_not_mean_that_there_is_none() -> N
     assert attempts.together(5).status is Status.INFEASIBLE
 
 
-def test_none_with_those_that_were_tried_does_not_mean_that_there_is_none() -> None:
-    """So it is after Ctrl-C; what a bound says holds for the others, too."""
+def test_infeasibility_of_tried_column_counts_is_not_overall_infeasibility() -> None:
+    """After Ctrl-C for example; a bound holds for the untried counts, too."""
     attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
     attempts.add(2, plan(0, 5, status=Status.INFEASIBLE, stopped_by="proof"))
     together = attempts.together(4, "interrupt")
@@ -154,8 +154,8 @@ def test_none_with_those_that_were_tried_does_not_mean_that_there_is_none() -> N
     assert attempts.together(5).status is Status.INFEASIBLE
 
 
-def test_what_a_limit_has_left_open_with_another_number_of_columns_is_said() -> None:
-    """What the clock stopped cannot be made again, whatever is proven of the best."""
+def test_limit_leaving_a_column_count_open_is_reported() -> None:
+    """A plan stopped by the clock cannot be repeated, whatever is proven of the best."""
     for limit in ("nodes", "time", "interrupt"):
         attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
         attempts.add(2, plan(8, 8, stopped_by="proof"))
@@ -164,8 +164,8 @@ def test_what_a_limit_has_left_open_with_another_number_of_columns_is_said() -> 
         assert (together.status, together.stopped_by) == (Status.FEASIBLE, limit)
 
 
-def test_a_plan_is_told_of_where_another_number_of_columns_had_none() -> None:
-    """With three columns, which are tried first, they need more than the capacity."""
+def test_improvement_is_reported_after_a_column_count_without_a_plan() -> None:
+    """With three columns, which are tried first, the buffers need more than the capacity."""
     buffers = Buffers.of([0, 0], [3, 3], 4, period=2)
     assert columns_to_try(buffers)[:2] == [3, 2]
     assert solve(buffers, columns=3).arena_bytes > 16
@@ -190,8 +190,8 @@ def test_nodes_of_all_numbers_of_columns_are_counted() -> None:
     assert together.nodes == total.nodes >= 1000 * len(tried)
 
 
-def test_a_number_of_columns_that_takes_long_is_proven() -> None:
-    """Four columns take 0.7 of the budget; two and three are done with at once, and had half of it."""
+def test_slow_column_count_is_proven() -> None:
+    """Four columns take 0.7 of the budget; two and three finish at once, and had half of the budget."""
     buffers = GENERATORS["circular"](19, 315)
     budget = 1_000_000_000
     proven = solve(buffers, seed=4, stop=Stop(nodes=budget))
@@ -200,7 +200,7 @@ def test_a_number_of_columns_that_takes_long_is_proven() -> None:
     assert budget // 2 < proven.nodes <= budget
 
 
-def test_the_first_glance_at_each_number_of_columns_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_of_the_first_attempt_per_column_count_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     buffers, search, asked = GENERATORS["circular"](19, 315), solve.__globals__["search"], list[int | None]()
 
     def glance(task: Task) -> None:

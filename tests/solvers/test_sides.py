@@ -1,4 +1,4 @@
-"""From the peak to either side: when its turn comes, for which arenas, and what becomes of what it finds."""
+"""Peak-outward sides in the portfolio: when the search runs, for which arenas, and the use of the offsets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from traces.buffers import Buffers
 
 
-def test_where_little_is_alive_at_the_peak_what_is_alive_comes_before(
+def test_low_load_at_the_peak_tries_peak_outward_search_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     advanced, fullest, order = list[int](), _core.fullest, list[str]()
@@ -58,7 +58,7 @@ def test_where_little_is_alive_at_the_peak_what_is_alive_comes_before(
     assert sum(advanced) == greedy.LOOKS_OF_SIDES * 1_000
 
 
-def test_of_many_it_comes_where_stretches_did_not_come_to_the_bound_soon(
+def test_peak_outward_search_follows_slow_window_repair_for_many_buffers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     order = list[str]()
@@ -93,8 +93,10 @@ def test_of_many_it_comes_where_stretches_did_not_come_to_the_bound_soon(
     assert order == ["Outward", "Stretches"]
 
 
-def test_with_two_threads_it_works_beside_the_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it finds is the plan, though the stretches find nothing."""
+def test_peak_outward_search_runs_beside_window_repair_with_two_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The offsets found become the plan, though the repair finds nothing."""
 
     class Idle:
         arena = 2**62
@@ -115,10 +117,10 @@ def test_with_two_threads_it_works_beside_the_stretches(monkeypatch: pytest.Monk
     assert task.offsets is not None
 
 
-def test_what_it_finds_beside_work_that_takes_long_is_the_plan_at_once(
+def test_peak_outward_offsets_become_the_plan_beside_long_work_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So it is not lost either when a limit is reached in the middle of that."""
+    """So a limit reached during the long work does not lose the offsets."""
     go_on = threading.Event()
 
     def fullest(*_: Any) -> None:
@@ -138,15 +140,15 @@ def test_what_it_finds_beside_work_that_takes_long_is_the_plan_at_once(
 
 
 def soon(buffers: Buffers) -> bool:
-    """Whether it is found, whatever the seed, and by no order."""
+    """Return whether peak-outward search reaches the load with any seed, and no order does."""
     jobs = jobs_of(buffers)
     if solve(buffers, solver="skyline_area").arena_bytes == jobs.lower_bound:
         return False
     return all(offsets_within(buffers, jobs.lower_bound, seed) is not None for seed in range(3))
 
 
-def test_once_a_round_has_been_given_up_it_is_left_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From then on it would spend nothing, so nobody would ever come to the end of a budget."""
+def test_given_up_peak_outward_round_leaves_the_budget_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the search would spend nothing, and the budget would never end."""
     advanced, asked = list[int](), list[tuple[int, int]]()
 
     class GivenUp:
@@ -171,10 +173,10 @@ def test_once_a_round_has_been_given_up_it_is_left_to_the_others(monkeypatch: py
     assert plan.nodes > 30_000
 
 
-def test_an_arena_that_is_given_up_is_followed_by_one_halfway_to_the_best(
+def test_given_up_arena_is_followed_by_bisection_towards_the_best(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And what is found by one halfway to the target."""
+    """A found arena is followed by bisection towards the target."""
     asked, fits = list[tuple[int, int]](), 1_600
 
     class Deciding:
@@ -205,7 +207,7 @@ def test_an_arena_that_is_given_up_is_followed_by_one_halfway_to_the_best(
 
 
 class Outward:
-    """Too high far from the peak, whatever is asked for."""
+    """A stand-in whose offsets are too high far from the peak, for any goal."""
 
     goals: list[int]
 
@@ -244,10 +246,10 @@ class Stretches:
     ],
     ids=["to the target", "until nothing becomes lower"],
 )
-def test_stretches_far_from_the_peak_are_filled_anew(
+def test_window_repair_refines_buffers_far_from_the_peak(
     least: int, goals: list[int], found: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is above the goal is offered only where it is lower than the best."""
+    """Offsets above the goal are offered only below the best arena."""
     Outward.goals, Stretches.least = [], least
     monkeypatch.setattr(sides._core, "Outward", Outward)
     monkeypatch.setattr(sides._core, "Stretches", Stretches)
@@ -263,15 +265,15 @@ def test_stretches_far_from_the_peak_are_filled_anew(
     assert offered == found
 
 
-def test_what_comes_no_lower_is_not_offered() -> None:
-    """Others may have found better meanwhile."""
+def test_offsets_no_lower_than_the_best_are_not_offered() -> None:
+    """Other threads may have found a better plan meanwhile."""
     jobs = jobs_of(scattered(1_000, 4))
     work = Sides(jobs.native(), 0)
     while work.offsets is None:
         assert not work.advance(10**6, jobs.lower_bound, jobs.lower_bound)
 
 
-def test_where_the_bound_is_not_reached_lower_plans_are_found_one_after_the_other() -> None:
+def test_lower_plans_are_found_in_turn_where_the_bound_is_not_reached() -> None:
     buffers = flat(2_000, 0, mean_live=300)
     jobs = jobs_of(buffers)
     work, arenas = Sides(jobs.native(), 0), [int(1.2 * jobs.lower_bound)]
@@ -287,8 +289,8 @@ def test_where_the_bound_is_not_reached_lower_plans_are_found_one_after_the_othe
 
 
 @pytest.mark.parametrize("where", ["begin", "advance"])
-def test_a_limit_is_obeyed_in_the_middle_of_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many, it works on a thread of its own, which is left to itself."""
+def test_limit_is_obeyed_within_peak_outward_search(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for many buffers runs on a separate thread, which is left alone."""
     begun, go_on = threading.Event(), threading.Event()
 
     class Stuck:

@@ -16,8 +16,11 @@ from traces.trace import Kind, Trace
 A, F = int(Kind.ALLOC), int(Kind.FREE)
 
 
-def test_what_no_online_allocator_can() -> None:
-    """Small ones among large ones: who knows which stay puts them where no large one must be."""
+def test_planned_allocator_beats_online_allocators() -> None:
+    """Small buffers among large ones.
+
+    A plan knows which stay, and puts them where no large buffer must be.
+    """
     steps = [step for _ in range(8) for step in ((A, MIB, 0), (A, 512, 0))]
     steps += [(F, k, 0) for k in range(8)] + [(A, 8 * MIB, 0)]  # what is left is every second: the small ones
     planned, online = (simulate(trace_of(steps), name) for name in ("planned", "best_fit"))
@@ -27,8 +30,8 @@ def test_what_no_online_allocator_can() -> None:
     assert (planned.reserved == planned.peak_reserved_bytes).all()
 
 
-def test_it_is_the_plan() -> None:
-    """Addresses are offsets of `solve`, and sizes are rounded to the alignment."""
+def test_planned_allocator_uses_the_offsets_of_solve() -> None:
+    """Sizes are rounded to the alignment."""
     trace = random_trace(5, 600)
     simulation = simulate(trace, "planned", alignment_bytes=256, nodes=1000)
     buffers = buffers_of(trace)
@@ -41,14 +44,14 @@ def test_it_is_the_plan() -> None:
     assert simulation.peak_reserved_bytes <= plan.arena_bytes * 1.05
 
 
-def test_streams_share_nothing() -> None:
-    """Two streams' buffers lie apart, though one is freed before the other comes."""
+def test_planned_streams_share_nothing() -> None:
+    """Two streams' buffers lie apart, though the first is freed before the second is allocated."""
     simulation = simulate(trace_of([(A, MIB, 0), (F, 0, 0), (A, MIB, 1)]), "planned")
     assert simulation.peak_reserved_bytes == 2 * MIB
 
 
-def test_who_has_no_room_whatever_the_plan() -> None:
-    """A request fails where more would be alive than the device has, and is as if it had never been."""
+def test_request_above_the_limit_with_any_plan_fails() -> None:
+    """A request fails if live bytes would exceed the device, and then leaves no trace."""
     steps = [(A, 3 * MIB, 0), (A, 2 * MIB, 0), (A, MIB, 0), (F, 0, 0), (A, 2 * MIB, 0)]
     simulation = simulate(trace_of(steps), "planned", limit_bytes=4 * MIB)
     check_simulation(simulation, 4 * MIB)
@@ -56,8 +59,8 @@ def test_who_has_no_room_whatever_the_plan() -> None:
     assert (simulation.address[[0, 2, 4]] >= 0).all()
 
 
-def test_a_plan_beyond_the_device_is_cut_off() -> None:
-    """Where the plan needs more than what is alive, as with two streams, the arena ends with the device."""
+def test_plan_beyond_the_device_is_cut_off() -> None:
+    """A plan that needs more than the live bytes, as with two streams, ends with the device."""
     steps = [(A, 2 * MIB, 0), (F, 0, 0), (A, 2 * MIB, 1), (F, 0, 0), (A, MIB, 0)]
     simulation = simulate(trace_of(steps), "planned", limit_bytes=3 * MIB)
     check_simulation(simulation, 3 * MIB)
@@ -65,8 +68,8 @@ def test_a_plan_beyond_the_device_is_cut_off() -> None:
     assert simulation.peak_reserved_bytes == 3 * MIB
 
 
-def test_sizes_that_no_plan_adds_up() -> None:
-    """More bytes than int64 holds are alive: that is told, and with a limit they just fail."""
+def test_byte_sums_beyond_int64_are_refused() -> None:
+    """More live bytes than int64 holds are an error, and with a limit the requests just fail."""
     count = 300
     trace = Trace.of(np.zeros(count, np.uint8), np.arange(count), 1 << 56)
     with pytest.raises(TraceError, match=r"2\*\*62"):

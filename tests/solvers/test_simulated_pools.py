@@ -1,4 +1,4 @@
-"""Pools in native code do what their sources say: the same, event by event, as slow models of them."""
+"""Simulated pools in native code against slow models of their sources, event by event."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ cases = pytest.mark.parametrize(
 
 
 def agree(trace: Trace, allocator: str, parameters: dict[str, Any], make: Make, limit: int) -> int | None:
-    """Both do the same at each event; the first alloc that failed, or None."""
+    """Assert that pool and model agree at each event; return the first failed alloc, or None."""
     driver = Driver(limit)
     address, live, reserved, failed_at = play(trace, driver, make(driver))
     simulation = simulate(trace, allocator, limit_bytes=limit, **parameters)
@@ -93,18 +93,18 @@ def agree(trace: Trace, allocator: str, parameters: dict[str, Any], make: Make, 
 @cases
 @settings(max_examples=60, deadline=None)
 @given(trace=event_traces(), limit=st.sampled_from([1 << 50, 64 * MIB, 41 * MIB, 24 * MIB, 3 * MIB, 512, 0]))
-def test_as_the_source_says(
+def test_native_pool_equals_the_model(
     allocator: str, parameters: dict[str, Any], make: Make, trace: Trace, limit: int
 ) -> None:
-    """Addresses, live and reserved bytes, segments and the first failure are those of a naive model."""
+    """Addresses, live and reserved bytes, segments and the first failure agree."""
     agree(trace, allocator, parameters, make, limit)
 
 
 @cases
-def test_as_the_source_says_where_memory_is_short(
+def test_native_pool_equals_the_model_where_memory_is_short(
     allocator: str, parameters: dict[str, Any], make: Make
 ) -> None:
-    """The same over long traces, most of which fail somewhere: what is done against that is done alike."""
+    """Long traces, most of which fail somewhere: both take the same steps against the failure."""
     failed = 0
     for seed in range(12):
         trace = random_trace(seed, 500, largest=6 * MIB)
@@ -115,8 +115,8 @@ def test_as_the_source_says_where_memory_is_short(
     assert failed
 
 
-def test_cupy_as_cupy_itself(tmp_path: Path) -> None:
-    """CuPy's own pool, on a driver that is none, agrees with the model at each of many random events."""
+def test_cupys_own_pool_equals_the_model(tmp_path: Path) -> None:
+    """CuPy's own pool, on a stand-in driver, agrees with the model at each of many random events."""
     if importlib.util.find_spec("cupy_backends") is None:
         pytest.skip("CuPy is not installed")
     judge = Path(__file__).parents[1] / "support" / "cupy_judge.py"

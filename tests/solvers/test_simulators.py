@@ -1,4 +1,4 @@
-"""Every simulated allocator, whatever it does, keeps buffers apart and within what it holds."""
+"""Invariants of every simulated allocator: buffers are disjoint and within reserved memory."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ every = pytest.mark.parametrize("allocator", ALLOCATORS)
 @every
 @settings(max_examples=60, deadline=None)
 @given(trace=event_traces())
-def test_nothing_overlaps_and_all_lies_within_what_is_held(allocator: str, trace: Trace) -> None:
-    """Without a limit each buffer gets memory of its own, and requested <= live <= reserved at all times."""
+def test_buffers_are_disjoint_and_within_reserved_memory(allocator: str, trace: Trace) -> None:
+    """Without a limit each buffer gets separate memory, and requested <= live <= reserved at all times."""
     check_simulation(simulate(trace, allocator))
 
 
 @every
 @settings(max_examples=60, deadline=None)
 @given(trace=event_traces(), limit=st.sampled_from([0, 512, 2, 20, 24, 41, 64, 400]))
-def test_a_limit_is_kept(allocator: str, trace: Trace, limit: int) -> None:
-    """With a limit no more is ever held, what fails is told, and the rest goes on in order."""
+def test_limit_is_kept(allocator: str, trace: Trace, limit: int) -> None:
+    """Reserved memory never exceeds the limit, failures are reported, and the rest is served in order."""
     limit_bytes = limit * MIB if limit < 512 else limit
     check_simulation(simulate(trace, allocator, limit_bytes=limit_bytes), limit_bytes)
 
 
 @every
-def test_long_traces_hold_too(allocator: str) -> None:
-    """With some hundreds of buffers alive, with and without a limit."""
+def test_long_traces_keep_the_invariants(allocator: str) -> None:
+    """Some hundreds of buffers are alive, with and without a limit."""
     trace = random_trace(1, 1500)
     simulation = simulate(trace, allocator)
     check_simulation(simulation)
@@ -48,7 +48,7 @@ def test_long_traces_hold_too(allocator: str) -> None:
 
 
 @every
-def test_the_same_twice(allocator: str) -> None:
+def test_simulation_is_deterministic(allocator: str) -> None:
     """Two simulations of one trace agree in every column."""
     trace = random_trace(2, 3000)
     one, two = (simulate(trace, allocator) for _ in range(2))
@@ -59,8 +59,8 @@ def test_the_same_twice(allocator: str) -> None:
 
 
 @every
-def test_all_is_freed_at_the_end(allocator: str) -> None:
-    """When everything is freed nothing is live, and all that was asked for fitted at once."""
+def test_no_bytes_are_live_after_all_frees(allocator: str) -> None:
+    """All requested bytes fitted at once before."""
     sizes = [3 * MIB, 1, 512, 30 * MIB, 0, 700]
     steps = [(int(Kind.ALLOC), size, k % 2) for k, size in enumerate(sizes)]
     steps += [(int(Kind.FREE), 0, 0)] * len(sizes)
@@ -71,30 +71,30 @@ def test_all_is_freed_at_the_end(allocator: str) -> None:
 
 
 @every
-def test_an_empty_trace(allocator: str) -> None:
-    """Nothing happens to nothing."""
+def test_empty_trace_has_an_empty_simulation(allocator: str) -> None:
+    """No events are simulated."""
     simulation = simulate(Trace.of([], []), allocator, limit_bytes=1 << 30)
     assert (simulation.peak_live_bytes, simulation.failed_at, len(simulation.address)) == (0, None, 0)
     assert simulation.fragmentation == 0
 
 
 @every
-def test_nothing_of_nothing_is_lost(allocator: str) -> None:
-    """Zero bytes take no memory, or what is held is lost by a share that the parts add up to."""
+def test_fragmentation_of_zero_byte_requests_is_zero_or_whole(allocator: str) -> None:
+    """Zero bytes take no memory, or all reserved memory is fragmentation."""
     simulation = simulate(Trace.of([0, 0], [0, 1], [0, 0]), allocator)
     assert simulation.fragmentation == (1 if simulation.peak_reserved_bytes else 0)
 
 
 @every
-def test_what_no_device_has_fails(allocator: str) -> None:
-    """Sizes near the largest that a trace may have neither overflow nor fit."""
+def test_sizes_beyond_any_device_fail(allocator: str) -> None:
+    """Sizes near the largest of a trace neither overflow nor fit."""
     trace = Trace.of([0, 0, 1, 1], [0, 1, 0, 1], [1 << 62, 1 << 57, 0, 0])
     simulation = simulate(trace, allocator)
     assert simulation.failed_at == 0
     assert (simulation.live == 0).all()
 
 
-def test_fragmentation_counts_what_was_asked_for() -> None:
+def test_fragmentation_counts_requested_bytes() -> None:
     """1 - peak requested / peak reserved."""
     simulation = simulate(trace_of([(0, MIB, 0), (0, MIB // 2, 0)]), "first_fit")
     assert simulation.peak_reserved_bytes == 2 * MIB
@@ -104,14 +104,14 @@ def test_fragmentation_counts_what_was_asked_for() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(trace=event_traces())
-def test_the_largest_free_range_is_that_of_a_map(trace: Trace) -> None:
-    """As counted in units of 512 bytes that nothing covers."""
+def test_largest_free_range_equals_a_painted_map(trace: Trace) -> None:
+    """The map counts units of 512 bytes without a buffer."""
     simulation = simulate(trace, "first_fit")
     assert simulation.largest_free_bytes == largest_free_of(simulation)
 
 
 def largest_free_of(simulation: Simulation) -> int:
-    """By painting 512-byte units of the one region of `first_fit`."""
+    """Return the largest free range by painting 512-byte units of the one region of `first_fit`."""
     if not len(simulation.live):
         return 0
     event, segments = 0, simulation.segments
@@ -151,7 +151,9 @@ def largest_free_of(simulation: Simulation) -> int:
         ),
     ],
 )
-def test_what_is_wrong_is_named(allocator: str, more: dict[str, int], what: str) -> None:
+def test_unknown_allocators_and_invalid_settings_are_named(
+    allocator: str, more: dict[str, int], what: str
+) -> None:
     """An allocator or a setting that does not exist, or is out of range."""
     with pytest.raises(ValueError, match=what):
         simulate(trace_of([(0, 1, 0)]), allocator, **more)
@@ -159,8 +161,8 @@ def test_what_is_wrong_is_named(allocator: str, more: dict[str, int], what: str)
 
 @pytest.mark.parametrize("allocator", sorted(ALLOCATORS))
 @pytest.mark.parametrize("bad", [True, "x", 1.5, None, -1, 2**70])
-def test_a_setting_of_another_type_is_refused(allocator: str, bad: object) -> None:
-    """Each of them, by a ValueError that names it; but for what its field may be."""
+def test_setting_of_another_type_is_refused(allocator: str, bad: object) -> None:
+    """Each setting raises a ValueError with the setting's name, except for types that the field allows."""
     for field in dataclasses.fields(ALLOCATORS[allocator]):
         if (bad is None and "None" in field.type) or (bad is True and field.type == "bool"):
             continue
@@ -170,20 +172,20 @@ def test_a_setting_of_another_type_is_refused(allocator: str, bad: object) -> No
             simulate(trace_of([(0, 1, 0)]), allocator, **{field.name: bad})
 
 
-def test_one_device_at_a_time() -> None:
-    """Addresses of two devices are no one's."""
+def test_several_devices_are_refused() -> None:
+    """Addresses of two devices belong to no common space."""
     with pytest.raises(ValueError, match="several devices"):
         simulate(Trace.of([0, 0], [0, 1], 1, device=[0, 1]), "best_fit")
 
 
-def test_a_trace_that_contradicts_itself() -> None:
-    """Is told as everywhere."""
+def test_contradictory_trace_is_refused() -> None:
+    """The error is the trace's own."""
     with pytest.raises(TraceError, match="before its alloc"):
         simulate(Trace.of([1], [0]), "best_fit")
 
 
 def test_native_events_are_checked() -> None:
-    """Whoever calls the native side by itself cannot free twice, nor what is no alloc."""
+    """Direct callers of the native side cannot free twice, nor free a row that is no alloc."""
     device = _core.SimulatedDevice(1 << 30)
     fit = _core.SimulatedFit(device, best=True, alignment=512, growth=512)
     none = np.empty(0, np.int64)

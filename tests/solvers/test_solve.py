@@ -1,4 +1,4 @@
-"""Whatever the buffers, the solver and the limits: what comes out holds, and says truly how good it is."""
+"""Any buffers, solver and limits: the plan is valid, and the stated quality true."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAST = Stop(nodes=20_000)
 
 
 def smallest_arena(buffers: Buffers, most: int) -> int | None:
-    """By trying every offset of every instance; None when nothing up to ``most`` is enough."""
+    """Return the smallest arena by trying every offset of every instance; None above ``most``."""
     jobs = timed(buffers)
 
     def place(k: int, placed: list[tuple[set[int], int, int]], arena: int) -> bool:
@@ -47,7 +47,7 @@ def smallest_arena(buffers: Buffers, most: int) -> int | None:
 
 @pytest.mark.parametrize("solver", ["greedy", "search", *BASELINES])
 @given(buffers=st.from_type(Buffers), seed=st.integers(0, 3))
-def test_every_plan_passes_the_check_and_is_as_good_as_it_says(
+def test_every_plan_passes_the_check_and_states_its_quality_truly(
     solver: str, buffers: Buffers, seed: int
 ) -> None:
     plan = solve(buffers, solver=solver, seed=seed, stop=FAST)
@@ -69,7 +69,7 @@ ROTATED = Buffers.of([1, 4], [22, 24], [5, 5], alignment=[4, 1], gaps=[(1, 6, 24
 @settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.from_type(Buffers))
 @example(ROTATED)
-def test_the_exact_solver_and_auto_find_what_brute_force_finds(buffers: Buffers) -> None:
+def test_exact_solver_and_auto_equal_brute_force(buffers: Buffers) -> None:
     few = buffers.select(np.arange(min(len(buffers), 4 if buffers.max_instances == 1 else 2)))
     one_group = dataclasses.replace(few, group=np.zeros(len(few), np.int64))
     plan = solve(one_group, solver="exact")
@@ -90,7 +90,7 @@ def test_the_exact_solver_and_auto_find_what_brute_force_finds(buffers: Buffers)
 
 
 @given(st.from_type(Buffers))
-def test_offsets_for_the_circle_hold_on_an_unrolled_line_and_the_peak_load_is_the_same(
+def test_offsets_for_the_circle_hold_on_an_unrolled_line_of_the_same_peak_load(
     buffers: Buffers,
 ) -> None:
     plan = solve(buffers, stop=FAST, solver="greedy")
@@ -105,7 +105,7 @@ def test_offsets_for_the_circle_hold_on_an_unrolled_line_and_the_peak_load_is_th
 
 
 @given(st.from_type(Buffers), st.integers(0, 40))
-def test_a_capacity_is_kept_or_there_is_no_plan(buffers: Buffers, capacity: int) -> None:
+def test_capacity_is_kept_or_no_plan_is_returned(buffers: Buffers, capacity: int) -> None:
     plan = solve(buffers, capacity=capacity, stop=FAST, solver="greedy")
     if plan.offset is None:
         assert plan.status in (Status.INFEASIBLE, Status.UNKNOWN)
@@ -118,7 +118,7 @@ def test_a_capacity_is_kept_or_there_is_no_plan(buffers: Buffers, capacity: int)
         assert plan.arena_bytes <= capacity
 
 
-def test_a_capacity_below_the_bound_is_infeasible_and_one_not_reached_is_unknown() -> None:
+def test_capacity_below_the_bound_is_infeasible_and_an_unreached_capacity_unknown() -> None:
     buffers = hard()
     assert solve(buffers, capacity=lower_bound(buffers) - 1).status is Status.INFEASIBLE
     missed = solve(buffers, capacity=lower_bound(buffers), solver="first_fit")
@@ -127,7 +127,10 @@ def test_a_capacity_below_the_bound_is_infeasible_and_one_not_reached_is_unknown
 
 
 def training(n: int, *, circle: bool, seed: int = 0) -> Buffers:
-    """Activations freed in reverse order, short temporaries, gradients that live into the next iteration."""
+    """Buffers of a training step.
+
+    Activations are freed in reverse order, temporaries are short, gradients live into the next iteration.
+    """
     random = np.random.default_rng(seed)
     period, kept, wrapped = 2 * n, n // 4, n // 8
     forward = np.sort(random.choice(n, kept, replace=False))
@@ -158,7 +161,7 @@ def test_training_shaped_buffers_are_packed_within_a_thousandth_of_the_peak_load
     assert plan.fragmentation(buffers) < 1e-3
 
 
-def test_the_same_seed_and_nodes_give_the_same_plan() -> None:
+def test_same_seed_and_nodes_give_the_same_plan() -> None:
     buffers = hard()
     stop = Stop(nodes=3_000_000)
     first, second = (solve(buffers, seed=7, stop=stop, solver="greedy") for _ in range(2))
@@ -174,8 +177,8 @@ def test_the_same_seed_and_nodes_give_the_same_plan() -> None:
 
 @pytest.mark.parametrize("solver", ["greedy", "search"])
 @pytest.mark.parametrize("seed", [-1, 2**64 + 1])
-def test_any_number_is_a_seed(solver: str, seed: int) -> None:
-    """Also one that the kernels do not hold, where all of them have their turn."""
+def test_any_integer_is_a_seed(solver: str, seed: int) -> None:
+    """Also integers too wide for the kernels, with a solver that uses all kernels."""
     check(solve(hard(), seed=seed, stop=Stop(nodes=3_000_000), solver=solver), hard())
 
 
@@ -187,7 +190,7 @@ def test_more_nodes_never_give_a_larger_arena() -> None:
     assert arenas[0] > arenas[-1]
 
 
-def test_every_improvement_is_a_plan_that_holds_and_is_better() -> None:
+def test_every_improvement_is_a_valid_and_smaller_plan() -> None:
     buffers, seen = hard(), list[Plan]()
     plan = solve(buffers, stop=Stop(nodes=10**7), on_improvement=seen.append)
     assert len(seen) > 1
@@ -198,8 +201,8 @@ def test_every_improvement_is_a_plan_that_holds_and_is_better() -> None:
     assert plan.arena_bytes == arenas[-1]
 
 
-def test_the_clock_stops_it_early_enough_to_put_the_plan_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The more buffers the earlier."""
+def test_time_limit_leaves_time_to_assemble_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The more buffers, the earlier the solver stops."""
     buffers = hard()
     monkeypatch.setattr(sys.modules["solvers.solve"], "_SECONDS_A_BUFFER", 60 / (len(buffers) - 1))
     plan = solve(buffers, stop=Stop(seconds=60))
@@ -209,7 +212,7 @@ def test_the_clock_stops_it_early_enough_to_put_the_plan_together(monkeypatch: p
     assert solve(buffers.select(np.arange(20)), stop=Stop(seconds=60)).stopped_by != "time"
 
 
-def test_the_clock_the_target_and_the_interrupt_stop_it_and_it_says_so() -> None:
+def test_clock_target_and_interrupt_stop_the_solver_and_are_named() -> None:
     buffers = hard()
     assert solve(buffers, stop=Stop(seconds=0.0)).stopped_by == "time"
     began = time.perf_counter()
@@ -234,7 +237,7 @@ def test_ctrl_c_returns_the_best_plan_so_far() -> None:
     assert plan.status is Status.FEASIBLE
 
 
-def test_ctrl_c_before_there_is_a_plan_goes_on_to_the_caller() -> None:
+def test_keyboard_interrupt_before_the_first_plan_reaches_the_caller() -> None:
     def interrupt() -> bool:
         raise KeyboardInterrupt
 
@@ -288,7 +291,7 @@ def test_several_groups_are_stacked_and_each_is_packed() -> None:
     check(solve(fixed, stop=FAST), fixed)
 
 
-def test_fixed_offsets_that_contradict_each_other_are_named() -> None:
+def test_contradictory_fixed_offsets_are_named() -> None:
     overlap = solve(Buffers.of([0, 1], [2, 3], 4, offset=[0, 3], ids=["a", "b"]))
     assert overlap.status is Status.INFEASIBLE
     assert overlap.reason == "the fixed offsets of buffer 0 (a) and buffer 1 (b) overlap"
@@ -300,7 +303,7 @@ def test_fixed_offsets_that_contradict_each_other_are_named() -> None:
     assert itself.reason == "the fixed offsets of buffer 0 and buffer 0 overlap"
 
 
-def test_a_buffer_freed_after_its_successor_is_made_gets_two_slots_in_rotation() -> None:
+def test_buffer_freed_after_its_successor_is_made_gets_two_slots_in_rotation() -> None:
     plan = solve(Buffers.of([2], [13], 8, period=10))
     assert plan.offset is not None
     assert sorted(plan.offset[0]) == [0, 8]
@@ -317,7 +320,7 @@ def test_nothing_to_place_is_an_empty_arena() -> None:
     assert plan.status is Status.OPTIMAL
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
+def test_unknown_solver_and_too_long_lifetimes_are_refused() -> None:
     with pytest.raises(ValueError, match="no solver 'magic'; there are auto, search, greedy"):
         solve(hard(), solver="magic")
     with pytest.raises(ValueError, match="lives 100 periods, more than 64"):
@@ -333,8 +336,8 @@ def test_public_instances_are_packed_within_a_quarter_of_the_bound(bench: Path, 
     assert plan.gap < 0.25
 
 
-def test_buffers_that_move_up_into_each_others_places_need_one_place_more_than_there_are() -> None:
-    """Three buffers replaced one after the other: two columns need six places, four need four."""
+def test_rotating_buffers_need_as_many_columns_as_buffers_alive() -> None:
+    """Three buffers replaced one after the other: two columns need six slots, four need four."""
     start = np.arange(3)
     buffers = Buffers.of(start, start + 4, 100, period=3)
     assert solve(buffers, columns=2, stop=FAST).arena_bytes == 600
@@ -350,10 +353,13 @@ def test_fewer_columns_than_instances_are_refused() -> None:
         solve(buffers, columns=2)
 
 
-def test_what_comes_quickly_to_the_bound_spares_the_proof_of_other_numbers_of_columns(
+def test_reaching_the_bound_quickly_skips_proofs_for_other_column_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Four buffers that each outlive the iteration: the number tried first took a proof of ten seconds."""
+    """Four buffers that each outlive the iteration.
+
+    The first number of columns took a proof of ten seconds.
+    """
     proofs: list[int] = []
     monkeypatch.setattr(registry.exact, "prove", lambda task, _: proofs.append(task.arena))
     start, size = np.arange(4), np.array([320_000, 320_000, 160_000, 480_000])
@@ -363,8 +369,8 @@ def test_what_comes_quickly_to_the_bound_spares_the_proof_of_other_numbers_of_co
     assert plan.arena_bytes == lower_bound(buffers)
 
 
-def test_a_plan_that_was_told_of_cannot_be_made_to_change_the_last_one() -> None:
-    """They share their offsets."""
+def test_reported_plans_share_read_only_offsets() -> None:
+    """A change of a reported plan would change the last plan."""
     told = list[Plan]()
 
     def change(plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""Plans come back from a file as they were, and no file brings more than one clear error."""
+"""Plan files: round trip, and at most one clear error for any damaged file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stored(folder: Path) -> Path:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(buffers=st.from_type(Buffers), named=st.booleans())
-def test_a_plan_and_its_buffers_come_back_as_they_were(tmp_path: Path, buffers: Buffers, named: bool) -> None:
+def test_plan_and_its_buffers_round_trip(tmp_path: Path, buffers: Buffers, named: bool) -> None:
     if named:
         buffers = dataclasses.replace(buffers, ids=tuple(f"b{i}" for i in range(len(buffers))))
     plan = solve(buffers, stop=Stop(nodes=0), solver="greedy")
@@ -70,7 +70,7 @@ def test_arrays_of_any_length_come_back_with_their_type(tmp_path: Path) -> None:
         write_plan(solve(TWO), TWO, tmp_path / "p", extra_columns={"x": np.array(["a"])})
 
 
-def test_the_file_is_a_plain_table_for_any_parquet_tool(tmp_path: Path) -> None:
+def test_file_is_a_plain_table_for_any_parquet_tool(tmp_path: Path) -> None:
     assert sniff(stored(tmp_path)) == "plan"
     table = pq.read_table(stored(tmp_path)).to_pydict()
     assert table["id"] == ["a", "b"]
@@ -78,7 +78,7 @@ def test_the_file_is_a_plain_table_for_any_parquet_tool(tmp_path: Path) -> None:
     assert [len(offsets) for offsets in table["offset"]] == [2, 2]
 
 
-def test_a_file_cut_anywhere_is_one_error_that_names_it(tmp_path: Path) -> None:
+def test_file_cut_anywhere_is_a_single_error_with_its_name(tmp_path: Path) -> None:
     data = stored(tmp_path).read_bytes()
     path = tmp_path / "cut.parquet"
     for length in range(0, len(data), 97):
@@ -89,7 +89,7 @@ def test_a_file_cut_anywhere_is_one_error_that_names_it(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=5))
-def test_a_file_with_wrong_bytes_is_a_plan_or_one_error(
+def test_file_with_wrong_bytes_is_a_plan_or_a_single_error(
     tmp_path: Path, bytes_: list[tuple[int, int]]
 ) -> None:
     data = bytearray(stored(tmp_path).read_bytes())
@@ -117,7 +117,7 @@ def changed(folder: Path, metadata: dict[str, str] | None = None, **columns: Any
     return path
 
 
-def test_a_file_from_before_nodes_were_written_is_read(tmp_path: Path) -> None:
+def test_file_from_before_the_column_of_nodes_is_read(tmp_path: Path) -> None:
     table = pq.read_table(stored(tmp_path))
     said = {key: value for key, value in table.schema.metadata.items() if key != b"plan.nodes"}
     assert len(said) == len(table.schema.metadata) - 1
@@ -138,7 +138,7 @@ def test_a_file_from_before_nodes_were_written_is_read(tmp_path: Path) -> None:
         ("9" * 20 + " 1", "more than there are addresses"),
     ],
 )
-def test_several_arenas_that_cannot_be_are_one_error(tmp_path: Path, arenas: str, says: str) -> None:
+def test_invalid_arenas_are_a_single_error(tmp_path: Path, arenas: str, says: str) -> None:
     path = changed(tmp_path, {"mempool.version": "2", "plan.arenas": arenas})
     with pytest.raises(PlanError, match=says) as caught:
         check(*read_plan(path)[:2])
@@ -174,7 +174,7 @@ def test_arenas_are_read_from_files_of_version_2_only(tmp_path: Path) -> None:
         ({"id": pa.array(["a", "a"])}, "duplicate id 'a'"),
     ],
 )
-def test_each_contradiction_is_one_error_that_names_the_file(
+def test_each_contradiction_is_a_single_error_with_the_file_name(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     path = changed(tmp_path, **change)
@@ -184,13 +184,13 @@ def test_each_contradiction_is_one_error_that_names_the_file(
     assert "\n" not in str(caught.value)
 
 
-def test_a_damaged_array_is_one_error_that_names_the_file(tmp_path: Path) -> None:
+def test_damaged_array_is_a_single_error_with_the_file_name(tmp_path: Path) -> None:
     for text in ("object:AAAA", "int64:AAAA", "int64:!", "int64"):
         with pytest.raises(PlanError, match=r"changed.parquet.*'array.x' is not an array"):
             read_plan_columns(changed(tmp_path, metadata={"array.x": text}))
 
 
-def test_a_plan_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = stored(tmp_path)
     before = path.read_bytes()
     with pytest.raises(PlanError):

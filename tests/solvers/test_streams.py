@@ -1,4 +1,4 @@
-"""Which streams share addresses, and what the waits for that cost."""
+"""Streams that share addresses, and the cost of the waits for sharing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEW = Stop(nodes=20_000)
 
 @st.composite
 def several_streams(draw: st.DrawFn, most: int = 14) -> Buffers:
-    """Buffers of one iteration on up to three streams, some of which outlive it."""
+    """Buffers of one iteration on up to three streams, some of which outlive the iteration."""
     n = draw(st.integers(2, most))
     life = draw(st.lists(st.integers(1, 2 * n), min_size=n, max_size=n))
     size = draw(st.lists(st.integers(1, 40), min_size=n, max_size=n))
@@ -32,13 +32,13 @@ def several_streams(draw: st.DrawFn, most: int = 14) -> Buffers:
 
 
 def alternating(turns: int = 4, size: int = 1 << 20) -> Buffers:
-    """Two streams in turn: what one uses is over when the other begins."""
+    """Two streams in turn: the buffers of one have ended when the other begins."""
     start = np.arange(2 * turns)
     return Buffers.of(start, start + 1, np.full(2 * turns, size), stream=start % 2, period=2 * turns)
 
 
 def waits_by_bytes(plan: Plan, buffers: Buffers) -> float:
-    """The same count, byte by byte and without clocks: each byte knows who freed it when."""
+    """Count waits byte by byte and without clocks: each byte knows the stream and time of the last free."""
     assert plan.offset is not None
     assert buffers.period is not None
     period, unit = buffers.period, 64
@@ -68,7 +68,7 @@ def waits_by_bytes(plan: Plan, buffers: Buffers) -> float:
 
 
 @given(several_streams(), st.sampled_from([0, 64, 512, 1 << 40]))
-def test_waits_are_those_that_a_naive_replay_counts(buffers: Buffers, price: int) -> None:
+def test_wait_count_equals_a_naive_replay(buffers: Buffers, price: int) -> None:
     plan = solve_streams(buffers, wait_bytes=price, stop=FEW, solver="greedy")
     check(plan, buffers)
     assert waits(plan, buffers) == waits_by_bytes(plan, buffers)
@@ -88,7 +88,7 @@ def test_no_plan_costs_more_than_keeping_all_streams_apart(buffers: Buffers, pri
     assert plan.status is not Status.OPTIMAL or plan.arena_bytes == plan.lower_bound_bytes
 
 
-def test_streams_share_for_what_it_is_worth() -> None:
+def test_streams_share_addresses_where_the_saving_exceeds_the_wait_price() -> None:
     buffers = alternating()
     dear = solve_streams(buffers, wait_bytes=1 << 20, stop=FEW)
     cheap = solve_streams(buffers, wait_bytes=1 << 16, stop=FEW)
@@ -98,8 +98,8 @@ def test_streams_share_for_what_it_is_worth() -> None:
     assert cheap.status is Status.OPTIMAL
 
 
-def test_of_three_streams_only_those_share_that_gain() -> None:
-    """The third one's buffers are always alive, so sharing with it saves nothing."""
+def test_only_two_of_three_streams_share_where_the_third_gains_nothing() -> None:
+    """The third stream's buffers are always alive, so sharing with that stream saves nothing."""
     two = alternating()
     table: dict[str, Any] = {
         "start": np.append(two.start, 0),
@@ -113,7 +113,7 @@ def test_of_three_streams_only_those_share_that_gain() -> None:
     assert waits(plan, buffers) == 8
 
 
-def test_where_only_sharing_fits_the_waits_are_paid() -> None:
+def test_streams_share_with_waits_where_nothing_else_fits() -> None:
     buffers = alternating()
     plan = solve_streams(buffers, wait_bytes=1 << 40, capacity=1 << 20, stop=FEW)
     assert plan.arena_bytes == 1 << 20
@@ -123,7 +123,7 @@ def test_where_only_sharing_fits_the_waits_are_paid() -> None:
 
 
 def triangle(streams: int = 3) -> Buffers:
-    """At each time one stream of several has nothing, each in its turn: any two peak together."""
+    """Three streams, one of which is empty at each time, in turn: any two peak together."""
     start, end, stream = zip(
         *[(t, t + 1, s) for t in range(streams) for s in range(streams) if s != t], strict=True
     )
@@ -131,7 +131,7 @@ def triangle(streams: int = 3) -> Buffers:
     return Buffers.of(np.array(start), np.array(end), size, stream=np.array(stream), period=streams)
 
 
-def test_streams_of_which_only_all_together_save_anything_are_together() -> None:
+def test_three_streams_share_where_no_two_alone_would_save() -> None:
     plan = solve_streams(triangle(), wait_bytes=0, stop=FEW)
     assert (plan.arena_bytes, plan.status) == (2 << 20, Status.OPTIMAL)
     plan = solve_streams(triangle(), wait_bytes=1 << 40, capacity=2 << 20, stop=FEW)
@@ -147,7 +147,7 @@ def test_never_is_never() -> None:
 
 
 @pytest.mark.parametrize("streams", [2, 8, 40])
-def test_few_plans_are_made_however_many_streams_there_are(
+def test_number_of_solves_is_bounded_for_any_number_of_streams(
     streams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
@@ -172,7 +172,7 @@ def test_few_plans_are_made_however_many_streams_there_are(
 
 
 @pytest.mark.parametrize("way", ["interrupt", "Ctrl-C"])
-def test_who_is_interrupted_keeps_the_best_plan(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruption_keeps_the_best_plan(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def interrupted(*args: Any, **how: Any) -> Plan:
@@ -188,7 +188,7 @@ def test_who_is_interrupted_keeps_the_best_plan(way: str, monkeypatch: pytest.Mo
     check(plan, alternating())
 
 
-def test_long_lives_are_counted_in_little_memory() -> None:
+def test_waits_of_long_lifetimes_are_counted_in_little_memory() -> None:
     """One buffer of 60 periods beside thousands of others, most of which share nothing."""
     n = 2000
     start = np.arange(n)
@@ -204,14 +204,14 @@ def test_long_lives_are_counted_in_little_memory() -> None:
     assert waits(plan, buffers) == 2
 
 
-def test_a_single_stream_is_planned_as_ever() -> None:
+def test_single_stream_shares_addresses_without_waits() -> None:
     buffers = dataclasses.replace(alternating(), stream=np.zeros(8, np.int64))
     plan = solve_streams(buffers, wait_bytes=0, stop=FEW)
     assert (plan.arena_bytes, waits(plan, buffers)) == (1 << 20, 0)
 
 
 @pytest.mark.parametrize("stream", [0, [0, 0, 0, 0, 0, 0, 1]])
-def test_what_is_proven_where_all_share_holds_for_the_plan(stream: int | list[int]) -> None:
+def test_proof_for_full_sharing_holds_for_the_plan(stream: int | list[int]) -> None:
     buffers = crossing(stream=stream)
     assert lower_bound(buffers) == 8
     plan = solve_streams(buffers, wait_bytes=0, stop=FEW)
@@ -239,6 +239,6 @@ def test_at_the_target_nothing_else_is_tried(enough: dict[str, Any], monkeypatch
     assert (plan.arena_bytes, len(made)) == (1 << 20, 2)
 
 
-def test_a_price_is_not_negative() -> None:
+def test_negative_price_is_refused() -> None:
     with pytest.raises(ValueError, match="-1 bytes"):
         solve_streams(alternating(), wait_bytes=-1)

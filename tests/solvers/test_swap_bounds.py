@@ -21,7 +21,7 @@ SHARES = st.floats(0, 1)
 
 
 def limit_of(step: Step, share: float) -> int:
-    """A limit so far from the least that can be held to the peak."""
+    """Return the limit at a fraction between the least feasible limit and the peak."""
     a = absences_of(step)
     floor = int((step.load - step.spread(a.last + 1, a.use, a.size)).max())
     return floor + int(share * (step.peak_bytes - floor))
@@ -73,7 +73,7 @@ def test_no_bound_exceeds_the_best_of_all_schedules(
 
 
 @given(steps(most_ops=7, most_buffers=4), links(), st.integers(0, 2**32))
-def test_exhaustive_outcomes_are_those_of_the_judge(step: Step, link: Link, seed: int) -> None:
+def test_exhaustive_outcomes_equal_the_replay(step: Step, link: Link, seed: int) -> None:
     outcomes = outcomes_of(step, link)
     assume(outcomes is not None)
     assert outcomes is not None
@@ -91,8 +91,8 @@ def test_bounds_keep_their_order_on_ten_thousand_drawn_cases() -> None:
         compare(case, random, whole=number % 20 == 0)
 
 
-def test_a_buffer_that_nothing_writes_is_never_copied_out() -> None:
-    """The copy on the host is that of an earlier turn, also where the buffer has a single absence."""
+def test_buffer_without_writes_is_never_copied_out() -> None:
+    """The host copy is from an earlier turn, even for a buffer with a single absence."""
     buffers = [(8, [(0, False)]), (8, [(1, True)]), (4, [(0, False), (3, False)])]
     step = step_from([1.0] * 6, buffers, circular=True, persistent={0, 2})
     link = Link(0.0, 100.0, 0.0, 0.0)

@@ -16,7 +16,7 @@ from solvers.swap.combined import search_weights
 
 
 class Study:
-    """Draws weights, as a sampler that learns nothing does."""
+    """A study that draws weights, like a sampler without learning."""
 
     def __init__(self) -> None:
         self.random, self.told = np.random.default_rng(0), list[float]()
@@ -48,7 +48,7 @@ def hump() -> Step:
 LINK = Link(0.0, 1e-6, 0.0, 1e-6)
 
 
-def test_what_is_asked_for_is_an_order_of_the_same_rows_each_time(study: Study) -> None:
+def test_search_tries_orders_of_the_same_rows(study: Study) -> None:
     orders = {"one": np.array([7, 3, 5], np.int32), "two": np.array([3, 5, 7], np.int32)}
     asked = list[list[int]]()
 
@@ -63,7 +63,7 @@ def test_what_is_asked_for_is_an_order_of_the_same_rows_each_time(study: Study) 
     assert np.isfinite(study.told).all()
 
 
-def test_combinations_are_never_worse_and_nothing_is_asked_without_them(study: Study) -> None:
+def test_combined_scores_are_never_worse_and_unused_without_trials(study: Study) -> None:
     step = hump()
     for share in (0.4, 0.5, 0.7):
         limit = int(share * step.peak_bytes)
@@ -76,14 +76,14 @@ def test_combinations_are_never_worse_and_nothing_is_asked_without_them(study: S
         assert both.peak_bytes <= limit
 
 
-def test_without_the_library_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_optuna_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     step = hump()
     with pytest.raises(PlanError, match=r"pip install 'mempool\[bayes\]'"):
         SwapPlanner(step, LINK, trials=1).hold(step.peak_bytes // 2)
 
 
-def test_the_library_itself_finds_the_same_twice() -> None:
+def test_optuna_finds_the_same_schedule_twice() -> None:
     pytest.importorskip("optuna", reason="Optuna is not installed")
     step = hump()
     first, second = (SwapPlanner(step, LINK, tries=0, trials=15).hold(step.peak_bytes // 2) for _ in "ab")

@@ -1,4 +1,4 @@
-"""Schedules that cost no more and leave fewer gaps."""
+"""Schedules of the same cost with fewer gaps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def arena_of(step: Step, schedule: Schedule) -> int:
 
 @given(st.data())
 @settings(deadline=None, max_examples=60)
-def test_what_is_tightened_is_away_for_longer_and_nothing_else(data: st.DataObject) -> None:
+def test_tightened_moves_are_away_for_longer_and_otherwise_equal(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     schedule = data.draw(schedules(step))
     wait = replay(step, link, schedule).wait
@@ -35,7 +35,9 @@ def test_what_is_tightened_is_away_for_longer_and_nothing_else(data: st.DataObje
 
 @given(st.data())
 @SOME
-def test_what_is_packed_waits_no_longer_holds_the_limit_and_takes_no_more(data: st.DataObject) -> None:
+def test_packed_schedule_stalls_no_longer_holds_the_limit_and_needs_no_larger_arena(
+    data: st.DataObject,
+) -> None:
     step, link = data.draw(steps()), data.draw(links())
     planner = SwapPlanner(step, link, least_bytes=0, tries=2)
     swap = planner.hold((planner.floor()[0] + step.peak_bytes) // 2)
@@ -46,8 +48,8 @@ def test_what_is_packed_waits_no_longer_holds_the_limit_and_takes_no_more(data: 
     assert arena_of(step, made.schedule) <= arena_of(step, swap.schedule)
 
 
-def test_nothing_lies_on_the_device_for_longer_than_its_copies_need() -> None:
-    """Operations and copies take a second; a quarter of one is to spare."""
+def test_tightened_buffer_is_on_the_device_no_longer_than_its_copies_need() -> None:
+    """Operations and copies take a second; a quarter of a second is the margin."""
     step = step_from([1.0] * 16, [(4, [(0, True), (12, False)])])
     link = Link(0.0, 0.25, 0.0, 0.25)
     for margin, gone, back in ((1.25, 3, 10), (1.0, 3, 10), (0.99, 2, 11), (3.0, 5, 8), (9.0, 6, 7)):
@@ -55,7 +57,7 @@ def test_nothing_lies_on_the_device_for_longer_than_its_copies_need() -> None:
         assert (made.release.tolist(), made.fetch.tolist()) == ([gone], [back])
 
 
-def test_no_more_is_placed_than_until_one_is_good_enough() -> None:
+def test_placement_stops_at_the_first_good_schedule() -> None:
     step = step_from([1.0] * 16, [(4, [(i, True), (15 - i, False)]) for i in range(8)])
     planner = SwapPlanner(step, Link(0.0, 0.5, 0.0, 0.5), least_bytes=0)
     swap = planner.hold(planner.floor()[0] + 4)

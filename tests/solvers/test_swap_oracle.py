@@ -1,4 +1,4 @@
-"""How far the planner is from the least stall there is."""
+"""Distance of the planner from the least possible stall."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def training(random: np.random.Generator) -> Step:
 
 
 def cases(seeds: range) -> Iterator[tuple[int, float, float]]:
-    """Of each seed the stalls of the planner and of the oracle."""
+    """Yield for each seed the stalls of the planner and of the oracle."""
     for seed in seeds:
         random = np.random.default_rng(seed)
         step = training(random)
@@ -48,8 +48,8 @@ def cases(seeds: range) -> Iterator[tuple[int, float, float]]:
         yield seed, held.stall_seconds, stall
 
 
-def test_the_planner_is_within_five_percent_of_the_oracle_on_few() -> None:
-    """Among them those that took longest to be found."""
+def test_planner_is_within_five_percent_of_the_oracle_on_few() -> None:
+    """The seeds include those with the longest search."""
     for seeds in (range(3), range(187, 188), range(367, 368)):
         for seed, ours, least in cases(seeds):
             assert ours <= 1.05 * least + 1e-9, seed
@@ -57,12 +57,12 @@ def test_the_planner_is_within_five_percent_of_the_oracle_on_few() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_the_planner_is_within_five_percent_of_the_oracle() -> None:
+def test_planner_is_within_five_percent_of_the_oracle() -> None:
     for seed, ours, least in cases(range(400)):
         assert ours <= 1.05 * least + 1e-9, seed
 
 
-def test_the_oracle_knows_lines_only() -> None:
+def test_oracle_refuses_circular_steps() -> None:
     step = step_from([1.0, 1.0], [(1, [(0, True), (1, True)])], circular=True)
     with pytest.raises(ValueError, match="line"):
         least_stall(step, Link(0, 0, 0, 0), 1)

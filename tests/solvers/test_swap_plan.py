@@ -1,4 +1,4 @@
-"""Plans of swaps: what they must keep, and what they must not be worse than."""
+"""Swap plans: the constraints they keep, and the bounds they meet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def planner(step: Step, link: Link) -> SwapPlanner:
 
 @given(st.data())
 @SOME
-def test_a_plan_holds_its_limit_and_waits_no_less_than_the_link_makes_it(data: st.DataObject) -> None:
+def test_plan_holds_its_limit_and_stalls_at_least_as_long_as_the_link_bound(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     made = planner(step, link)
     limit = data.draw(st.integers(made.floor()[0], max(step.peak_bytes, made.floor()[0])))
@@ -43,7 +43,7 @@ def test_a_plan_holds_its_limit_and_waits_no_less_than_the_link_makes_it(data: s
 
 @given(st.data())
 @SOME
-def test_what_waits_for_nothing_reaches_no_less_than_the_link_bound(data: st.DataObject) -> None:
+def test_stall_free_plan_reaches_at_least_the_link_bound(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     free = planner(step, link).without_stall()
     assert free.stall_seconds == 0
@@ -53,7 +53,7 @@ def test_what_waits_for_nothing_reaches_no_less_than_the_link_bound(data: st.Dat
 
 @given(st.data())
 @SOME
-def test_a_higher_limit_never_waits_longer(data: st.DataObject) -> None:
+def test_higher_limit_never_stalls_longer(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     made = planner(step, link)
     floor = made.floor()[0]
@@ -114,8 +114,11 @@ def test_no_schedule_beats_the_link_bound(data: st.DataObject, seed: int) -> Non
             assert bound.peak_bytes() <= found.peak_bytes
 
 
-def test_the_link_bound_takes_what_is_only_read_for_ever_among_many_buffers() -> None:
-    """Its copy on the host is as old as the step: no absence of the buffer is the first of a chain."""
+def test_link_bound_treats_read_only_buffers_as_copied_for_ever() -> None:
+    """The host copy of a read-only buffer is as old as the step.
+
+    No absence of the buffer is the first of a chain.
+    """
     once = [(1, [(op, False)]) for op in (0, 1, 1, 1)]
     step = step_from([0.5] * 4, [*once, (1, [(0, False), (2, False)])], circular=True, persistent={4})
     link = Link(out_fixed=0, out_per_byte=1 / 16, in_fixed=0, in_per_byte=1 / 16, duplex=False)
@@ -125,8 +128,11 @@ def test_the_link_bound_takes_what_is_only_read_for_ever_among_many_buffers() ->
 
 
 @pytest.mark.parametrize("rate", [0.25, 0.375, 0.5])
-def test_what_is_waited_on_a_circle_counts_once_for_both_directions(rate: float) -> None:
-    """All but what operation 5 touches is away at it: out since any time of the turn, and back by any."""
+def test_stall_on_a_circular_step_counts_once_for_both_directions(rate: float) -> None:
+    """All buffers except those that operation 5 touches are away then.
+
+    They leave at any earlier time of the circle and return at any later time.
+    """
     buffers = [*((4, [(op, True)]) for op in range(10)), (200, [(5, True)])]
     step = step_from([1.0] * 10, buffers, circular=True, persistent=set(range(10)))
     link = Link(0.0, rate, 0.0, rate)
@@ -134,8 +140,8 @@ def test_what_is_waited_on_a_circle_counts_once_for_both_directions(rate: float)
         assert LinkBound(step, link).stall_seconds(limit) <= planner(step, link).hold(limit).stall_seconds
 
 
-def test_nothing_is_claimed_where_the_linear_solver_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of links so slow that its numbers run out."""
+def test_link_bound_claims_nothing_where_the_linear_solver_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links so slow that the solver's numbers run out, for example."""
     layers = 6
     buffers = [(1 << 20, [(layer, True), (2 * layers - 1 - layer, False)]) for layer in range(layers)]
     step, link = step_from([1e-3] * 2 * layers, buffers), Link.of_rate(1e9)
@@ -146,7 +152,7 @@ def test_nothing_is_claimed_where_the_linear_solver_says_nothing(monkeypatch: py
     assert 0 <= LinkBound(step, link).stall_seconds(limit) <= made.hold(limit).stall_seconds
 
 
-def test_a_linear_solver_that_errs_does_not_say_that_a_limit_cannot_be_held(
+def test_erring_linear_solver_does_not_make_a_limit_infeasible(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     step = hump(6, 1 << 20)
@@ -156,8 +162,8 @@ def test_a_linear_solver_that_errs_does_not_say_that_a_limit_cannot_be_held(
     assert LinkBound(step, link).stall_seconds(planner(step, link).floor()[0] - 1) == float("inf")
 
 
-def test_a_bound_knows_that_buffers_move_as_wholes() -> None:
-    """One buffer and a half must leave: two do. By parts, the link would be done with less."""
+def test_link_bound_moves_buffers_as_wholes() -> None:
+    """One buffer and a half must leave: two do. A bound by parts would need less of the link."""
     step = step_from([1.0] * 8, [(1000, [(i, True), (7 - i, False)]) for i in range(3)])
     link = Link(0.0, 4e-3, 0.0, 4e-3)
     least = planner(step, link).hold(1500).stall_seconds
@@ -167,8 +173,8 @@ def test_a_bound_knows_that_buffers_move_as_wholes() -> None:
     assert bound.stall_seconds(1500) <= least
 
 
-def test_a_flat_load_is_bounded_by_more_than_one_operation() -> None:
-    """Memory is short for long, and what is used next comes back before what leaves last is gone."""
+def test_flat_load_is_bounded_by_several_operations_together() -> None:
+    """Memory is short for long, and the next buffer returns before the last buffer has left."""
     buffers = [(4, [(op, True), (op + 4, False), (op + 8, False)]) for op in range(32)]
     step, link = step_from([1.0] * 40, buffers), Link(0.0, 0.5, 0.0, 0.5)
     made = planner(step, link)
@@ -179,7 +185,7 @@ def test_a_flat_load_is_bounded_by_more_than_one_operation() -> None:
 
 @given(st.data())
 @SOME
-def test_a_stretch_of_one_operation_never_lowers_the_bound_below_the_plan(data: st.DataObject) -> None:
+def test_stretch_of_a_single_operation_keeps_the_bound_valid_and_no_lower(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     step = step.without(step.untouched)  # which are away for nothing
     made = planner(step, link)
@@ -190,8 +196,11 @@ def test_a_stretch_of_one_operation_never_lowers_the_bound_below_the_plan(data: 
     assert told(alone=[op]) <= made.hold(limit).stall_seconds + 1e-6 * step.duration
 
 
-def test_an_operation_of_its_own_tells_what_its_stretch_hides() -> None:
-    """Within one stretch of the whole step all could leave before the peak and return after it."""
+def test_single_operation_stretch_raises_the_bound_of_a_coarse_stretch() -> None:
+    """All buffers could leave before the peak and return after the peak.
+
+    A stretch as long as the step hides the wait between.
+    """
     step, link = hump(6, 1000), Link(0.0, 4e-3, 0.0, 4e-3)
     made = planner(step, link)
     limit, peak = step.peak_bytes // 2, int(step.load.argmax())
@@ -199,7 +208,7 @@ def test_an_operation_of_its_own_tells_what_its_stretch_hides() -> None:
     assert told() < told(alone=[peak]) <= made.hold(limit).stall_seconds
 
 
-def test_a_step_is_bounded_with_its_worst_operation_alone_and_by_more_absences_where_it_is_cut_finer(
+def test_link_bound_isolates_the_worst_operation_and_refines_by_more_absences(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     step, link = hump(24, 1000), Link(0.0, 4e-3, 0.0, 4e-3)
@@ -233,7 +242,7 @@ def test_as_many_orders_are_tried_as_were_asked_for(monkeypatch: pytest.MonkeyPa
 
 @given(st.data())
 @SOME
-def test_the_same_is_planned_twice(data: st.DataObject) -> None:
+def test_planner_is_deterministic(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     limit = (planner(step, link).floor()[0] + step.peak_bytes) // 2
     first, second = (planner(step, link).hold(limit).schedule for _ in range(2))
@@ -247,7 +256,7 @@ def hump(layers: int = 8, size: int = 4) -> Step:
     return step_from([1.0] * k, [(size, [(i, True), (k - 1 - i, False)]) for i in range(layers)])
 
 
-def test_a_fast_link_leaves_the_working_set_only() -> None:
+def test_fast_link_leaves_the_working_set_only() -> None:
     made = planner(hump(), Link(0.0, 1e-6, 0.0, 1e-6))
     free = made.without_stall()
     # What an operation has just written and what it uses next are there, with one that leaves or comes.
@@ -255,8 +264,8 @@ def test_a_fast_link_leaves_the_working_set_only() -> None:
     assert made.floor()[0] == 2 * 4 or made.floor()[0] == 4
 
 
-def test_nothing_of_a_step_of_many_absences_is_left_out() -> None:
-    """Each is needed: of all but three layers' outputs nothing may be there."""
+def test_no_absence_of_a_long_step_is_left_out() -> None:
+    """Each absence is needed: all but three layers' outputs must be away."""
     layers = 2100
     made = SwapPlanner(hump(layers), Link(0.0, 1e-3, 0.0, 1e-3), tries=0)
     assert len(made.absences) == layers - 1
@@ -268,7 +277,7 @@ def test_nothing_of_a_step_of_many_absences_is_left_out() -> None:
     assert made.without_stall().peak_bytes <= limit
 
 
-def test_a_limit_below_the_working_set_is_refused_with_its_numbers() -> None:
+def test_limit_below_the_working_set_is_refused_with_its_numbers() -> None:
     step = step_from(
         [1.0] * 4, [(5, [(0, True), (1, False)]), (7, [(1, True), (3, False)]), (2, [(1, True)])]
     )
@@ -279,7 +288,7 @@ def test_a_limit_below_the_working_set_is_refused_with_its_numbers() -> None:
         made.hold(13)
 
 
-def test_a_step_may_be_so_much_slower() -> None:
+def test_plan_within_a_slowdown_keeps_the_slowdown() -> None:
     made = planner(hump(), Link(0.0, 0.5, 0.0, 0.5))
     free = made.without_stall()
     for slower in (0.1, 0.5, 2.0):
@@ -291,7 +300,7 @@ def test_a_step_may_be_so_much_slower() -> None:
 
 @given(st.data())
 @SOME
-def test_a_coarser_grid_is_never_less(data: st.DataObject) -> None:
+def test_coarse_grid_keeps_peak_load_and_duration(data: st.DataObject) -> None:
     step = data.draw(steps())
     absences = absences_of(step)
     grid = grid_of(step, absences, few=2)
@@ -304,7 +313,7 @@ def test_a_coarser_grid_is_never_less(data: st.DataObject) -> None:
 
 @given(st.data())
 @SOME
-def test_a_plan_on_a_coarse_grid_holds_its_limit_too(data: st.DataObject) -> None:
+def test_plan_on_a_coarse_grid_holds_its_limit(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     made = SwapPlanner(step, link, least_bytes=0, tries=2, few=2)
     limit = (made.floor()[0] + step.peak_bytes) // 2
@@ -317,7 +326,7 @@ def test_a_plan_on_a_coarse_grid_holds_its_limit_too(data: st.DataObject) -> Non
 
 @given(st.data())
 @SOME
-def test_the_nearest_to_any_limit_is_held_and_the_limit_itself_where_it_can_be(data: st.DataObject) -> None:
+def test_nearest_plan_holds_the_limit_or_the_floor(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     made = planner(step, link)
     limit = data.draw(st.integers(0, step.peak_bytes + 1))
@@ -328,7 +337,7 @@ def test_the_nearest_to_any_limit_is_held_and_the_limit_itself_where_it_can_be(d
 
 @given(st.data(), st.floats(0, 1.2))
 @SOME
-def test_no_plan_takes_more_of_the_host_than_it_may(data: st.DataObject, share: float) -> None:
+def test_no_plan_exceeds_the_host_limit(data: st.DataObject, share: float) -> None:
     step, link = data.draw(steps()), data.draw(links())
     wide = planner(step, link)
     limit = data.draw(st.integers(wide.floor()[0], max(step.peak_bytes, wide.floor()[0])))
@@ -344,8 +353,8 @@ def test_no_plan_takes_more_of_the_host_than_it_may(data: st.DataObject, share: 
         assert f"{most}" in str(error)  # noqa: PT017 - either is right
 
 
-def test_a_host_with_room_for_what_must_leave_is_enough() -> None:
-    """Copies made at once would be on the host long before memory is short."""
+def test_host_limit_equal_to_the_necessary_bytes_suffices() -> None:
+    """Early copies would occupy the host long before memory is short."""
     step, link = hump(32), Link(0.0, 0.01, 0.0, 0.01)
     for limit in (40, 64, 100):
         least = step.peak_bytes - limit

@@ -1,4 +1,4 @@
-"""What a schedule makes of the arena and of the host."""
+"""Buffers of a schedule in the arena and on the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def loads(buffers: object, k: int) -> list[int]:
 
 @given(st.data())
 @settings(deadline=None)
-def test_the_arena_holds_at_each_operation_what_the_judge_counts(data: st.DataObject) -> None:
+def test_arena_load_equals_the_replay_at_each_operation(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     schedule = data.draw(schedules(step))
     found = replay(step, link, schedule)

@@ -1,4 +1,4 @@
-"""The judge of swap schedules against a slow model, and what it does not let pass."""
+"""The checker of swap schedules against a slow model, and the refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FREE = Link(0.0, 0.0, 0.0, 0.0)
 
 
 @given(st.data())
-def test_loads_are_those_of_instances_counted_one_by_one(data: st.DataObject) -> None:
+def test_loads_equal_a_count_of_instances(data: st.DataObject) -> None:
     step = data.draw(steps())
     schedule = data.draw(schedules(step))
     assert replay(step, FREE, schedule).load.tolist() == slow_loads(step, schedule)
@@ -26,7 +26,7 @@ def test_loads_are_those_of_instances_counted_one_by_one(data: st.DataObject) ->
 
 @given(st.data())
 @settings(deadline=None, max_examples=50)
-def test_the_stall_is_that_of_copies_one_after_the_other(data: st.DataObject) -> None:
+def test_stall_equals_copies_made_in_sequence(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     schedule = data.draw(schedules(step))
     found = replay(step, link, schedule)
@@ -38,7 +38,7 @@ def test_the_stall_is_that_of_copies_one_after_the_other(data: st.DataObject) ->
 
 
 @given(st.data())
-def test_a_link_that_takes_no_time_stalls_nobody_and_a_slower_one_never_less(data: st.DataObject) -> None:
+def test_free_link_never_stalls_and_a_slower_link_never_stalls_less(data: st.DataObject) -> None:
     step, link = data.draw(steps(circles=False)), data.draw(links())
     schedule = data.draw(schedules(step))
     assert replay(step, FREE, schedule).stall_seconds == 0
@@ -72,19 +72,19 @@ def move(**changes: int | bool) -> Schedule:
         ({"copied": False}, "no copy of|has no copy"),
     ],
 )
-def test_a_move_that_no_program_could_make_is_refused(changes: dict[str, int], what: str) -> None:
+def test_impossible_move_is_refused(changes: dict[str, int], what: str) -> None:
     replay(chain(), FREE, move())
     with pytest.raises(PlanError, match=what):
         replay(chain(), FREE, move(**changes))
 
 
-def test_a_move_that_is_made_twice_is_refused() -> None:
+def test_duplicate_move_is_refused() -> None:
     twice = Schedule(*(np.repeat(getattr(move(), f.name), 2) for f in dataclasses.fields(Schedule)))
     with pytest.raises(PlanError, match="twice"):
         replay(chain(), FREE, twice)
 
 
-def test_what_was_only_read_since_its_copy_came_back_need_not_be_copied_again() -> None:
+def test_value_only_read_since_its_copy_need_not_be_copied_again() -> None:
     link = Link(1.0, 0.0, 0.0, 0.0)
     both = Schedule(*np.array([[0, 0], [0, 4], [0, 4], [2, 5], [3, 7], [4, 8]]), np.array([True, False]))
     found = replay(chain(), link, both)
@@ -98,7 +98,7 @@ def test_what_was_only_read_since_its_copy_came_back_need_not_be_copied_again() 
 
 
 def good_copies(step: Step, schedule: Schedule) -> list[bool]:
-    """Of each move whether the host has a copy when it begins, by walking back from one access to another."""
+    """Return for each move whether the host has a copy at the begin, by walking back over the accesses."""
     k, good = len(step), []
     ended = {(int(b), int(use) % k) for b, use in zip(schedule.buffer, schedule.use, strict=True)}
     for buffer, last in zip(schedule.buffer.tolist(), schedule.last.tolist(), strict=True):
@@ -116,7 +116,7 @@ def good_copies(step: Step, schedule: Schedule) -> list[bool]:
 
 @given(st.data())
 @settings(deadline=None, max_examples=40)
-def test_what_need_not_be_copied_is_what_a_walk_along_the_accesses_says(data: st.DataObject) -> None:
+def test_skippable_copies_equal_a_walk_along_the_accesses(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     schedule = data.draw(schedules(step))
     good = np.array(good_copies(step, schedule), np.bool_)
@@ -128,7 +128,7 @@ def test_what_need_not_be_copied_is_what_a_walk_along_the_accesses_says(data: st
             replay(step, link, dataclasses.replace(schedule, copied=copied))
 
 
-def test_one_engine_makes_all_copies_of_a_link_that_is_not_duplex() -> None:
+def test_a_single_engine_makes_all_copies_of_a_half_duplex_link() -> None:
     step = step_from([1.0] * 10, [(4, [(4, True), (9, False)]), (4, [(0, True), (6, False)])])
     both = Schedule(*np.array([[0, 1], [4, 0], [4, 0], [6, 2], [8, 5], [9, 6]]), np.array([True, True]))
     link = Link(0.0, 0.25, 0.0, 0.25)
@@ -137,7 +137,7 @@ def test_one_engine_makes_all_copies_of_a_link_that_is_not_duplex() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_link_is_told_by_name_or_numbers(name: str) -> None:
+def test_link_is_parsed_from_a_name_or_numbers(name: str) -> None:
     assert parse_link(name) == PRESETS[name]
     assert not parse_link(f"{name},half").duplex
     assert parse_link("1e-5,8e-11") == Link(1e-5, 8e-11, 1e-5, 8e-11)
@@ -148,7 +148,7 @@ def test_a_link_is_told_by_name_or_numbers(name: str) -> None:
     "text",
     ["", "pcie", "1", "a,b", "1,2,3", "-1,2", "1e999,1", "1e300,1", "1001,0", "0,0.01", "nan,1", "1,2,3,4,5"],
 )
-def test_a_link_that_is_none_is_refused(text: str) -> None:
+def test_invalid_link_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="link"):
         parse_link(text)
 
@@ -168,6 +168,6 @@ def test_a_link_that_is_none_is_refused(text: str) -> None:
         {"persistent": np.array([True, True])},
     ],
 )
-def test_a_step_that_cannot_be_is_refused(changes: dict[str, np.ndarray]) -> None:
+def test_invalid_step_is_refused(changes: dict[str, np.ndarray]) -> None:
     with pytest.raises(PlanError):
         dataclasses.replace(chain(), **changes)

@@ -1,4 +1,4 @@
-"""What nothing touches in an iteration is away all the time, and nothing is copied for it."""
+"""Resting buffers: untouched in an iteration, away all the time, and never copied."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOME = settings(deadline=None, max_examples=15)
 
 
 def with_untouched(step: Step, sizes: list[int]) -> Step:
-    """The step with so many more buffers that stay from turn to turn."""
+    """Return the step with the given further buffers, which stay from turn to turn."""
     n, more = len(step.size), len(sizes)
     return dataclasses.replace(
         step,
@@ -38,7 +38,7 @@ def with_untouched(step: Step, sizes: list[int]) -> Step:
 
 @given(st.data(), st.lists(st.integers(1, 9), max_size=3))
 @SOME
-def test_what_nothing_touches_costs_no_memory_and_no_time(data: st.DataObject, sizes: list[int]) -> None:
+def test_untouched_buffers_cost_no_device_memory_and_no_time(data: st.DataObject, sizes: list[int]) -> None:
     plain, link = data.draw(steps()), data.draw(links())
     assume(plain.circular)
     step = with_untouched(plain, sizes)
@@ -59,7 +59,7 @@ def test_what_nothing_touches_costs_no_memory_and_no_time(data: st.DataObject, s
 
 
 def idle() -> Step:
-    """Buffer 0 stays and is used once; 1 lives for two operations; 2 and 3 stay, and nothing touches them."""
+    """A step: buffer 0 stays and is used once; 1 lives for two operations; 2 and 3 stay untouched."""
     plain = step_from(
         [1.0] * 4, [(4, [(1, True)]), (2, [(0, True), (1, False)])], circular=True, persistent={0}
     )
@@ -69,7 +69,7 @@ def idle() -> Step:
 LINK = Link(0.0, 0.01, 0.0, 0.01)
 
 
-def test_it_leaves_only_where_memory_is_short_and_as_far_as_the_host_has_room() -> None:
+def test_untouched_buffers_leave_only_where_memory_is_short_and_the_host_has_room() -> None:
     step = idle()
     made = SwapPlanner(step, LINK, least_bytes=0)
     assert not len(made.hold(step.peak_bytes).schedule.resting)
@@ -85,13 +85,13 @@ def test_it_leaves_only_where_memory_is_short_and_as_far_as_the_host_has_room() 
 @pytest.mark.parametrize(
     ("rows", "why"), [([0], "is needed"), ([1], "is needed"), ([2, 2], "twice"), ([9], "does not have")]
 )
-def test_the_judge_lets_nothing_rest_that_is_needed(rows: list[int], why: str) -> None:
+def test_replay_refuses_to_rest_buffers_in_use(rows: list[int], why: str) -> None:
     step = idle()
     with pytest.raises(PlanError, match=why):
         replay(step, LINK, dataclasses.replace(Schedule.empty(), resting=np.array(rows)))
 
 
-def test_what_rests_is_in_the_file_of_moves(tmp_path: Path) -> None:
+def test_resting_buffers_are_in_the_file_of_moves(tmp_path: Path) -> None:
     step = idle()
     schedule = dataclasses.replace(one_move((0, 1, 1, 2, 4, 5)), resting=np.array([2, 3]))
     said = {

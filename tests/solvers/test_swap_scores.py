@@ -15,7 +15,7 @@ from solvers.swap.scores import Published, aoa, doa, spanning, swdoa_order, wdoa
 
 
 @given(st.data())
-def test_scores_are_those_of_their_definitions(data: st.DataObject) -> None:
+def test_scores_equal_their_definitions(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     a, k, limit = absences_of(step), len(step), data.draw(st.integers(0, 20))
     duration, area = doa(step, link, a), aoa(step, link, a)
@@ -31,7 +31,7 @@ def test_scores_are_those_of_their_definitions(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_swdoa_takes_off_what_it_has_chosen(data: st.DataObject) -> None:
+def test_swdoa_subtracts_chosen_absences_from_the_load(data: st.DataObject) -> None:
     step = data.draw(steps())
     a, k = absences_of(step), len(step)
     load, left = step.load.astype(float), set(range(len(a)))
@@ -46,7 +46,7 @@ def test_swdoa_takes_off_what_it_has_chosen(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_what_spans_an_operation_is_not_accessed_there(data: st.DataObject) -> None:
+def test_absences_spanning_an_operation_have_no_access_there(data: st.DataObject) -> None:
     step = data.draw(steps())
     a, k = absences_of(step), len(step)
     for op in range(k):
@@ -56,7 +56,7 @@ def test_what_spans_an_operation_is_not_accessed_there(data: st.DataObject) -> N
 
 @given(st.data())
 @settings(deadline=None, max_examples=50)
-def test_the_published_planner_makes_schedules_that_the_judge_accepts(data: st.DataObject) -> None:
+def test_published_planner_makes_schedules_accepted_by_the_replay(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     a = absences_of(step)
     order = np.argsort(-doa(step, link, a), kind="stable")
@@ -72,8 +72,8 @@ def test_the_published_planner_makes_schedules_that_the_judge_accepts(data: st.D
         assert replay(step, link, made).stall_seconds == 0
 
 
-def test_copies_back_of_moves_of_different_turns_come_by_use_counted_from_those_turns() -> None:
-    """At operation 7 the copy for operation 0 of the next turn comes before that for operation 8 of this."""
+def test_copies_back_of_different_turns_are_ordered_by_absolute_use() -> None:
+    """The copy for operation 0 of the next turn begins at operation 7, before the copy for operation 8."""
     buffers = [(4, [(0, False), (1, False)]), (1, [(8, False)])]
     step, link = step_from([0.5] * 9, buffers, circular=True, persistent={0, 1}), Link(0.0, 0.0, 0.0, 0.125)
     a = absences_of(step)

@@ -1,4 +1,4 @@
-"""From a trace with accesses to a step."""
+"""Steps of traces with accesses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from traces import Kind, Trace
 
 
 class Program:
-    """Iterations of some operations, each of which reads what was made before and makes a buffer."""
+    """A program of iterations whose operations each read earlier buffers and make a buffer."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, int, int]] = []
@@ -47,7 +47,7 @@ class Program:
 
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[Trace, int]:
-    """Alike iterations; what an operation made lives for a few more, into the next iteration, too."""
+    """Programs of equal iterations; buffers live for a few operations, even into the next iteration."""
     program, k = Program(), draw(st.integers(1, 6))
     weights = [program.alloc(draw(st.integers(1, 9))) for _ in range(draw(st.integers(0, 3)))]
     plan = [
@@ -69,7 +69,7 @@ def programs(draw: st.DrawFn) -> tuple[Trace, int]:
 
 
 @given(programs())
-def test_an_iteration_is_a_circle_with_the_load_of_the_steady_state(made: tuple[Trace, int]) -> None:
+def test_iteration_is_a_circle_with_the_load_of_the_steady_state(made: tuple[Trace, int]) -> None:
     trace, k = made
     step = step_of(trace)
     first, end = iteration_of(trace) or (0, 0)
@@ -83,7 +83,7 @@ def test_an_iteration_is_a_circle_with_the_load_of_the_steady_state(made: tuple[
 
 
 @given(programs())
-def test_a_whole_trace_is_a_line(made: tuple[Trace, int]) -> None:
+def test_whole_trace_is_a_line(made: tuple[Trace, int]) -> None:
     trace, k = made
     step = step_of(trace, whole=True)
     assert not step.circular
@@ -101,7 +101,7 @@ def test_times_of_events_split_no_operation(made: tuple[Trace, int]) -> None:
     assert step.peak_bytes == step_of(trace).peak_bytes
 
 
-def test_operations_of_one_name_that_allocate_nothing_are_one_where_nothing_tells_them_apart() -> None:
+def test_equal_neighbouring_operations_without_allocations_are_merged() -> None:
     program = Program()
     made = program.operation(0, 4, [])
     for _ in range(3):
@@ -114,7 +114,7 @@ def test_operations_of_one_name_that_allocate_nothing_are_one_where_nothing_tell
     assert len(step_of(program.trace(time="operation"))) == 5
 
 
-def test_sizes_are_those_that_the_allocator_takes() -> None:
+def test_sizes_are_rounded_to_the_allocators_alignment() -> None:
     program = Program()
     program.operation(0, 5, [])
     program.operation(1, 5, [])
@@ -130,7 +130,7 @@ def test_times_may_be_given() -> None:
     assert step_of(trace, seconds=lambda step: np.full(len(step), 2.0)).duration == 4.0
 
 
-def test_a_trace_that_tells_nothing_is_refused() -> None:
+def test_trace_without_accesses_or_time_is_refused() -> None:
     silent = Trace.of([Kind.ALLOC, Kind.FREE], [0, 0], [4, 0])
     with pytest.raises(PlanError, match="no reads and writes"):
         step_of(silent)
@@ -140,7 +140,7 @@ def test_a_trace_that_tells_nothing_is_refused() -> None:
         step_of(program.trace())
 
 
-def test_times_of_no_device_are_not_taken_for_one() -> None:
+def test_times_without_a_device_clock_are_replaced_by_a_bandwidth() -> None:
     program = Program()
     made = program.operation(0, 100, [])
     program.operation(1, 300, [made])

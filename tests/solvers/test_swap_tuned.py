@@ -15,7 +15,7 @@ SOME = settings(deadline=None, max_examples=30)
 
 @given(st.data())
 @SOME
-def test_a_later_copy_out_changes_no_load_and_takes_no_more_of_the_host(
+def test_later_copy_out_changes_no_load_and_takes_no_more_host_memory(
     data: st.DataObject,
 ) -> None:
     step, link = data.draw(steps()), data.draw(links())
@@ -29,7 +29,7 @@ def test_a_later_copy_out_changes_no_load_and_takes_no_more_of_the_host(
     assert (replay(step, link, made).host_load <= replay(step, link, at_once).host_load).all()
 
 
-def test_a_copy_out_that_has_time_is_made_last_and_costs_nothing() -> None:
+def test_copy_out_with_spare_time_is_delayed_at_no_cost() -> None:
     step, link = step_from([1.0] * 10, [(4, [(0, True), (9, False)])]), Link(0.0, 0.2, 0.0, 0.2)
     schedule = Schedule(*([one] for one in (0, 0, 0, 6, 7, 9, True)))
     later = copied_later(step, link, schedule, np.zeros(10))
@@ -39,7 +39,7 @@ def test_a_copy_out_that_has_time_is_made_last_and_costs_nothing() -> None:
 
 @given(st.data(), st.integers(0, 2**32))
 @SOME
-def test_a_sooner_copy_back_stays_within_the_limit(data: st.DataObject, seed: int) -> None:
+def test_earlier_copy_back_stays_within_the_limit(data: st.DataObject, seed: int) -> None:
     step, link = data.draw(steps()), data.draw(links())
     schedule = data.draw(schedules(step))
     before = replay(step, link, schedule)
@@ -52,7 +52,7 @@ def test_a_sooner_copy_back_stays_within_the_limit(data: st.DataObject, seed: in
     assert (sooner.fetch[waited == 0] == schedule.fetch[waited == 0]).all()
 
 
-def test_a_copy_back_that_was_waited_for_is_asked_for_so_much_sooner() -> None:
+def test_copy_back_is_requested_earlier_by_its_stall() -> None:
     step = step_from([1.0] * 10, [(4, [(0, True), (9, False)]), (4, [(1, True), (5, False)])])
     schedule = Schedule(*([one] for one in (0, 0, 0, 2, 9, 9, True)))
     assert fetched_earlier(step, schedule, np.array([2.5]), 8).fetch.tolist() == [6]

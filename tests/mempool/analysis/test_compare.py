@@ -1,4 +1,4 @@
-"""Rows of a comparison say what the simulations say."""
+"""Rows of a comparison, checked against the simulations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mempool.what_if import ALLOCATORS, simulate
 from traces import Kind, Trace
 
 
-def test_a_row_for_each_device_and_allocator() -> None:
+def test_comparison_has_a_row_for_each_device_and_allocator() -> None:
     one = random_trace(1, 600)
     two = Trace.of(
         np.tile(one.kind, 2),
@@ -30,7 +30,7 @@ def test_a_row_for_each_device_and_allocator() -> None:
     assert {row.fits for row in rows} == {None}
 
 
-def test_the_parts_of_fragmentation_add_up_and_all_is_in_order() -> None:
+def test_parts_of_fragmentation_add_up_and_rows_are_ordered() -> None:
     trace = random_trace(2, 800)
     rows = list(compare(trace))
     assert [row.allocator for row in rows] == list(ALLOCATORS)
@@ -40,7 +40,7 @@ def test_the_parts_of_fragmentation_add_up_and_all_is_in_order() -> None:
         assert row.largest_free_bytes <= row.peak_reserved_bytes
 
 
-def test_who_runs_out_says_when_on_what_and_what_it_would_have_needed() -> None:
+def test_failing_row_names_the_event_the_request_and_the_necessary_bytes() -> None:
     trace = Trace.of(
         [Kind.ALLOC] * 3, [0, 1, 2], [MIB, 2 * MIB, 4 * MIB], operation=[-1, 0, 1], names=["mm", "add"]
     )
@@ -52,7 +52,7 @@ def test_who_runs_out_says_when_on_what_and_what_it_would_have_needed() -> None:
     assert next(compare(trace, [Choice("first_fit")], limit_bytes=8 * MIB)).fits is True
 
 
-def test_what_was_recorded_runs_out_where_its_segments_pass_the_limit() -> None:
+def test_recorded_row_fails_where_its_segments_exceed_the_limit() -> None:
     kind = [Kind.RESERVE, Kind.ALLOC, Kind.RESERVE, Kind.ALLOC]
     trace = Trace.of(
         kind, [-1, 0, -1, 1], [512, 100, 1024, 600], address=[0, 0, 512, 512], metadata={"alignment": "512"}
@@ -64,7 +64,7 @@ def test_what_was_recorded_runs_out_where_its_segments_pass_the_limit() -> None:
     assert next(compare(trace, limit_bytes=1536)).fits is True
 
 
-def test_what_was_not_recorded_cannot_be_told() -> None:
+def test_unrecorded_reservation_is_reported_as_missing() -> None:
     unable, row = compare(random_trace(3, 10), [Choice(RECORDED), Choice("cupy")])
     assert isinstance(unable, Unable)
     assert "does not tell what its allocator reserved" in unable.error
@@ -72,7 +72,7 @@ def test_what_was_not_recorded_cannot_be_told() -> None:
     assert unable.to_dict().keys() == row.to_dict().keys()
 
 
-def test_the_event_that_fails_is_a_row_of_the_whole_trace() -> None:
+def test_failing_event_is_a_row_of_the_whole_trace() -> None:
     trace = Trace.of([Kind.ALLOC] * 4, [0, 1, 2, 3], MIB, device=[0, 1, 0, 1])
     rows = compare(trace, [Choice("first_fit")], limit_bytes=2 * MIB - 1)
     assert [row.failed_at.event for row in rows if isinstance(row, Row) and row.failed_at] == [0, 1]
@@ -102,6 +102,6 @@ def test_settings_are_numbers_sizes_or_words() -> None:
         ("best_fit:growth_bytes=much", "not a power of two"),
     ],
 )
-def test_settings_that_nobody_takes_are_refused_before_anything_is_read(text: str, reason: str) -> None:
+def test_unknown_settings_are_refused_before_any_file_is_read(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_choice(text)

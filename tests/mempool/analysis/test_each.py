@@ -1,4 +1,4 @@
-"""One task a file: each has its result or its own error, whoever does the work and whatever dies."""
+"""One task a file: each file yields a result or an error, whichever worker runs or dies."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def test_each_file_has_its_result_or_its_own_error() -> None:
     assert isinstance(found["bad"], ValueError)
 
 
-def test_only_the_file_that_a_process_dies_of_fails() -> None:
+def test_only_the_file_killing_a_process_fails() -> None:
     found = dict(each(["a", "kill", "abc", "bad"], size_or_death))
     assert isinstance(found.pop("kill"), BrokenProcessPool)
     assert isinstance(found.pop("bad"), ValueError)
     assert found == {"a": 1, "abc": 3}
 
 
-def test_ctrl_c_ends_what_has_begun(tmp_path: Path) -> None:
-    """It does not wait for tasks that may take long."""
+def test_keyboard_interrupt_ends_running_tasks(tmp_path: Path) -> None:
+    """Tasks that may take long are not waited for."""
     files = [str(tmp_path / "a"), str(tmp_path / "b")]
     code = f"""
 import sys
@@ -57,7 +57,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.filterwarnings("ignore")  # Dask's own, of its versions and of ports in use
-def test_a_dask_cluster_loses_a_worker_in_the_middle_and_no_result() -> None:
+def test_dask_cluster_losing_a_worker_loses_no_result() -> None:
     distributed = pytest.importorskip("distributed")
     files = ["x" * k for k in range(1, 13)]
     with (

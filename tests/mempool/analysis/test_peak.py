@@ -1,4 +1,4 @@
-"""Who is alive at the peak, held against a loop over the events."""
+"""Buffers alive at the peak, compared with a loop over the events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def traces(draw: st.DrawFn) -> Trace:
 
 
 @given(traces())
-def test_the_buffers_of_the_peak_are_those_that_a_loop_over_the_events_finds(trace: Trace) -> None:
+def test_buffers_at_the_peak_equal_a_loop_over_the_events(trace: Trace) -> None:
     alive: dict[int, int] = {}
     best: dict[int, int] = {}
     event = 0
@@ -68,7 +68,7 @@ def test_shares_add_up_to_the_peak_and_the_largest_comes_first(trace: Trace) -> 
 
 
 @given(traces())
-def test_absences_are_those_that_a_look_at_each_buffer_finds(trace: Trace) -> None:
+def test_absences_equal_a_search_per_buffer(trace: Trace) -> None:
     peak = at_peak(trace)
     found = absences(trace, peak)
     accesses = np.flatnonzero((trace.kind == R) | (trace.kind == W)).tolist()
@@ -84,7 +84,7 @@ def test_absences_are_those_that_a_look_at_each_buffer_finds(trace: Trace) -> No
         assert found.used_again[k] == bool(later)
 
 
-def test_roles_tell_what_stays_from_what_reaches_into_the_next_iteration() -> None:
+def test_roles_distinguish_persistent_and_wrap_around_buffers() -> None:
     kind = [A, A, A, F, A, A, F, F, A, A, F, F]
     buffer = [0, 1, 2, 2, 3, 4, 4, 1, 5, 6, 6, 3]
     trace = Trace.of(kind, buffer, [1, 2, 4, 0, 8, 16, 0, 0, 32, 64, 0, 0])
@@ -93,8 +93,8 @@ def test_roles_tell_what_stays_from_what_reaches_into_the_next_iteration() -> No
     assert role == {64: Role.PASSING, 32: Role.TO_THE_END, 8: Role.WRAP_AROUND, 1: Role.PERSISTENT}
 
 
-def test_what_is_never_freed_does_not_pass() -> None:
-    """After the last boundary, and where there is none."""
+def test_buffers_never_freed_are_not_passing() -> None:
+    """After the last boundary, and without any boundary."""
     trace = Trace.of([A, A, A, F], [0, 1, 2, 2], [1, 2, 4, 0])
     for begins in (None, np.array([], np.int64), np.array([0]), np.array([1])):
         peak = at_peak(trace, begins)
@@ -104,7 +104,7 @@ def test_what_is_never_freed_does_not_pass() -> None:
         assert role[1] == (Role.TO_THE_END if begins is None or 1 not in begins else Role.WRAP_AROUND)
 
 
-def test_what_is_held_long_comes_before_what_is_only_large() -> None:
+def test_buffer_held_long_ranks_above_a_larger_short_lived_buffer() -> None:
     trace = Trace.of([A, W, W, W, A, F, F], [0, 0, 0, 0, 1, 1, 0], [10, 0, 0, 0, 20, 0, 0])
     peak = at_peak(trace)
     assert peak.size.tolist() == [20, 10]

@@ -1,4 +1,4 @@
-"""What would help of a recording of PyTorch is tried out, and told only where it saves."""
+"""Remedies for a recording of PyTorch, each simulated, and reported only if the simulation saves memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SNAPSHOTS = Path(__file__).parents[3] / "../shared/bench/pytorch_snapshots"
 
 
 def snapshot(**metadata: str) -> Trace:
-    """Buffers of 8 MiB that leave gaps in segments of 20 MiB, as the simulated PyTorch reserves them."""
+    """A trace of 8 MiB buffers that leave gaps in segments of 20 MiB, as simulated for PyTorch."""
     kind, buffer, size = [A] * 16, list(range(16)), [8 * MIB] * 16
     kind += [F] * 8 + [A] * 4
     buffer += [*range(0, 16, 2), *range(16, 20)]
@@ -53,7 +53,7 @@ def saves(trace: Trace) -> dict[str, int]:
     return {remedy.how.split()[0]: remedy.saves_bytes for remedy in device.remedies}
 
 
-def test_each_saving_is_what_a_simulation_saves() -> None:
+def test_each_reported_saving_equals_a_simulated_saving() -> None:
     trace = snapshot()
     made = recorded(trace)
     assert made is not None
@@ -75,8 +75,11 @@ def test_each_saving_is_what_a_simulation_saves() -> None:
     assert (found.pool_bytes, found.plan_bytes) == (held - pool, held - less("planned"))
 
 
-def test_no_fault_of_the_simulation_is_a_merit_of_a_setting() -> None:
-    """More was recorded than the same settings take when they are simulated: the pool alone saves that."""
+def test_simulation_error_is_not_credited_to_a_setting() -> None:
+    """The recording reserved more than the same settings need in simulation.
+
+    Only the pool saves the difference.
+    """
     trace = snapshot()
     more = Trace.of(
         np.append(RESERVE, trace.kind), np.append(-1, trace.buffer), np.append(100 * MIB, trace.size),
@@ -89,7 +92,7 @@ def test_no_fault_of_the_simulation_is_a_merit_of_a_setting() -> None:
 
 @pytest.mark.parametrize("history", ["window", "absent"])
 def test_memory_reserved_before_the_recording_is_no_saving(history: str) -> None:
-    """It may have served a load that nobody knows; without events there is nothing to simulate either."""
+    """The memory may have served an unknown load; without events nothing can be simulated either."""
     more = dataclasses.replace(snapshot(), metadata=dict(snapshot().metadata) | {"history.0": history})
     held = Trace.of(
         np.append(RESERVE, more.kind), np.append(-1, more.buffer), np.append(100 * MIB, more.size),
@@ -100,15 +103,15 @@ def test_memory_reserved_before_the_recording_is_no_saving(history: str) -> None
 
 
 @pytest.mark.parametrize("metadata", [{"framework": "cupy"}, {"framework": "pytorch", "expandable": "1"}])
-def test_settings_are_told_only_of_an_allocator_that_has_them(metadata: dict[str, str]) -> None:
+def test_settings_are_proposed_only_for_their_allocator(metadata: dict[str, str]) -> None:
     trace = dataclasses.replace(snapshot(), metadata={"alignment": "512", **metadata})
     assert saves(trace).keys() <= {"run", "reserved"}
     found = tried(trace, recorded(trace), completeness(trace, 0))
     assert (found is None) == (metadata["framework"] == "cupy")
 
 
-def test_a_long_trace_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bytes beyond the peak load are told instead."""
+def test_long_trace_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes reserved beyond the peak load are reported instead."""
     trace = snapshot()
     monkeypatch.setattr(module, "MOST_EVENTS", len(trace) - 1)
     made = recorded(trace)
@@ -117,14 +120,14 @@ def test_a_long_trace_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert saves(trace) == {"reserved": made.peak_reserved_bytes - int(trace.load().max())}
 
 
-def test_settings_of_the_recording_stay() -> None:
-    """Where one is not taken with them, it is left out."""
+def test_settings_of_the_recording_are_kept() -> None:
+    """A proposal incompatible with them is left out."""
     trace = snapshot(**{"setting.PYTORCH_CUDA_ALLOC_CONF": "large_segment_size_mb:100"})
     assert not any(text.startswith("max_split_size_mb:64") for text in saves(trace))
 
 
 @pytest.mark.parametrize("name", ["transformer_ctx128_fullstep", "transformer_medium_128_training"])
-def test_remedies_of_a_real_window_save_what_simulations_of_the_window_save(name: str) -> None:
+def test_remedies_of_a_real_window_save_the_simulated_bytes(name: str) -> None:
     path = SNAPSHOTS / f"{name}.pickle"
     if not path.exists():
         pytest.skip(f"{path} is not here")

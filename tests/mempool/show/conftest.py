@@ -19,7 +19,7 @@ _READY = "window.mempoolShow !== undefined && mempoolShow.drawn !== undefined"
 
 @pytest.fixture(scope="module")  # no longer: its event loop runs in this thread, where others want theirs
 def chromium() -> Iterator[Any]:
-    """The browser; without a GPU it draws in software."""
+    """The browser; without a GPU the browser draws in software."""
     pytest.importorskip("bokeh")
     playwright = pytest.importorskip("playwright.sync_api")
     path = next(filter(None, map(shutil.which, _NAMES)), None)
@@ -33,15 +33,16 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def complaints() -> list[str]:
-    """Errors and warnings of pages, and what they alert; a test that provokes some takes them out."""
+    """Errors, warnings and alerts of pages; a test that provokes some removes them."""
     return []
 
 
 @pytest.fixture
 def visit(chromium: Any, tmp_path: Path, complaints: list[str]) -> Iterator[Callable[..., Any]]:
-    """Opens pages; at the end none of them asked the network for anything, and none complained.
+    """Open pages; assert at the end that none used the network or complained.
 
-    ``visit(html)`` is a page that has drawn; further arguments are those of Playwright's ``new_context``.
+    ``visit(html)`` returns a page that has drawn; further arguments are those of Playwright's
+    ``new_context``.
     """
     asked: list[str] = []
     with contextlib.ExitStack() as closing:

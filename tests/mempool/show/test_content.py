@@ -1,4 +1,4 @@
-"""The packed content: what is put in comes out, bounded, and no text of a trace is outside of it."""
+"""Packed content of a page: faithful and bounded, with all text of a trace inside."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NUMBERS = st.lists(st.integers(-1, 2**62), max_size=30)
 
 
 @given(NUMBERS, NUMBERS)
-def test_columns_come_back(plain: list[int], ascending: list[int]) -> None:
-    """Whatever their widths and lengths, as themselves and as differences."""
+def test_columns_round_trip(plain: list[int], ascending: list[int]) -> None:
+    """Columns of any widths and lengths, plain and as differences."""
     ascending.sort()
     packer = Packer()
     said = [packer.column(plain), packer.column(ascending, delta=True)]
@@ -31,7 +31,7 @@ def test_columns_come_back(plain: list[int], ascending: list[int]) -> None:
     assert [back.column(one).tolist() for one in back.said["columns"]] == [plain, ascending]
 
 
-def test_everything_of_a_small_trace_is_in_its_page() -> None:
+def test_small_trace_is_wholly_in_its_page() -> None:
     text, counts = content.content_of(scene_of(four_buffers(), title="t"))
     back = Packed(text)
     (timeline,), (view,) = back.said["timelines"], back.said["views"]
@@ -45,8 +45,8 @@ def test_everything_of_a_small_trace_is_in_its_page() -> None:
     assert timeline["load"]["peak"] == [4, 700 * 1024]
 
 
-def test_source_lines_are_there_only_when_asked_for() -> None:
-    """Neither as a tooltip's text nor among names that nothing uses."""
+def test_source_lines_are_included_only_on_request() -> None:
+    """Neither as a tooltip's text nor among unused names."""
     scene = scene_of(four_buffers())
     assert "one.py" not in str(Packed(content.content_of(scene)[0]).said)
     frame = Packed(content.content_of(scene, frames=True)[0]).said["timelines"][0]["frame"]
@@ -60,8 +60,8 @@ def many(count: int) -> Scene:
     return scene_of(buffers)
 
 
-def test_beyond_a_size_the_largest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those with most bytes times time, in their order; the load still counts all."""
+def test_largest_pieces_are_kept_beyond_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pieces with the most bytes times time are kept, in their order; the load still counts all."""
     monkeypatch.setattr(content, "MOST_NUMBERS", 400)
     scene = many(1000)
     text, counts = content.content_of(scene)
@@ -77,8 +77,8 @@ def test_beyond_a_size_the_largest_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
     assert back.column(view["rest"]["of"]).any()
 
 
-def test_a_page_is_never_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However little the columns can be squeezed, fewer pieces are kept until they fit."""
+def test_page_never_exceeds_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However poorly the columns compress, fewer pieces are kept until the page fits."""
     monkeypatch.setattr(content, "MOST_CHARACTERS", 250_000)
     text, counts = content.content_of(many(40_000))
     assert len(text) <= 250_000
@@ -91,8 +91,8 @@ def load(timeline: object) -> np.ndarray:
     return load_of(timeline)[1]  # type: ignore[arg-type]
 
 
-def test_the_picture_of_the_rest_is_as_full_as_the_rest() -> None:
-    """Its sum is that of bytes times time of what is not kept."""
+def test_picture_of_the_rest_has_the_area_of_the_rest() -> None:
+    """The picture's sum equals bytes times time of the omitted pieces."""
     rng = np.random.default_rng(2)
     start = np.append(0, rng.integers(0, 10**6, 1000))
     size = np.append(10**9, rng.integers(1, 10**6, 1000))
@@ -109,11 +109,11 @@ def test_the_picture_of_the_rest_is_as_full_as_the_rest() -> None:
     ("name", "shown"), [("plain", "plain"), ("a\x00b\u202ec\x1b", "a\ufffdb\ufffdc\ufffd")]
 )
 def test_names_are_cleaned(name: str, shown: str) -> None:
-    """Controls and marks that turn the direction of text are not."""
+    """Control characters and marks that change the direction of text are removed."""
     assert clean(name) == shown
 
 
-def test_a_huge_name_is_cut() -> None:
+def test_huge_name_is_truncated() -> None:
     assert len(clean("x" * 10**7)) == 300
 
 

@@ -1,4 +1,4 @@
-"""Refused requests, marks and ranges as a timeline has them, and the part of a history that is drawn."""
+"""Refused requests, marks and ranges of a timeline, and the drawn part of a history."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def marks(*rows: tuple[int, int]) -> Trace:
     return Trace.of([MARK] * len(rows), -1, category=category, operation=operation, names=NAMES)
 
 
-def test_ranges_nest() -> None:
+def test_nested_ranges_have_increasing_depth() -> None:
     notes = notes_of(marks((0, 2), (0, 3), (1, 3), (0, 3), (1, 3), (1, 2)), None)
     ranges = zip(notes.begin.tolist(), notes.end.tolist(), notes.depth.tolist(), strict=True)
     assert list(ranges) == [(0, 5, 0), (1, 2, 1), (3, 4, 1)]
@@ -32,8 +32,8 @@ def test_ranges_nest() -> None:
     assert len(notes.mark) == 0
 
 
-def test_ranges_that_are_cut_off_last_or_are_passed_over() -> None:
-    """A range may begin before the recording, or end after it."""
+def test_truncated_ranges_extend_to_the_ends_or_are_ignored() -> None:
+    """A range may begin before the recording, or end after the recording."""
     notes = notes_of(marks((1, 3), (0, 2), (0, 3)), None)
     assert (notes.begin.tolist(), notes.end.tolist(), notes.depth.tolist()) == ([1, 2], [3, 3], [0, 1])
 
@@ -44,7 +44,10 @@ def test_other_marks_are_moments() -> None:
 
 
 def ran_out(**more: Any) -> Trace:
-    """Two devices, on each one buffer and refused requests: 900 and 70 bytes on device 0, 800 on device 1."""
+    """A trace of two devices with a buffer each.
+
+    Refused requests have 900 and 70 bytes on device 0, 800 on device 1.
+    """
     columns: dict[str, Any] = {
         "kind": [A, A, REFUSED, REFUSED, REFUSED], "buffer": [0, 1, -1, -1, -1],
         "size": [100, 400, 900, 800, 70], "device": [0, 1, 0, 1, 0], "address": [0, 0, -1, -1, -1],
@@ -86,7 +89,7 @@ def test_deep_and_many_stacks_make_no_huge_page() -> None:
     assert max(Packed(text).column(stack["depth"])) == 300
 
 
-def test_many_notes_are_the_largest_ones() -> None:
+def test_excess_notes_are_reduced_to_the_largest() -> None:
     count = 20_000
     trace = Trace.of([REFUSED] * count, -1, np.arange(count))
     back = Packed(content.content_of(scene_of(trace))[0])
@@ -99,15 +102,18 @@ WINDOW = {"history.0": "window", "live_before.0": "300", "reserved_before.0": "1
 
 
 def cut(metadata: dict[str, str]) -> Trace:
-    """A segment and two buffers of 300 bytes from before; then one of 50 bytes, and the first is freed."""
+    """A trace with a segment and two buffers of 300 bytes from before.
+
+    A buffer of 50 bytes follows, and a free of the first.
+    """
     return Trace.of(
         [RESERVE, A, A, A, F], [-1, 0, 1, 2, 0], [1000, 100, 200, 50, 0], address=[0, 0, 100, 300, -1],
         metadata=metadata,
     )  # fmt: skip
 
 
-def test_memory_from_before_the_recording_is_there_at_its_beginning() -> None:
-    """No ramp is drawn: in which order it came is not known. A whole history begins with its first event."""
+def test_memory_from_before_the_recording_is_drawn_from_its_beginning() -> None:
+    """No ramp is drawn, since the order is unknown. A whole history begins with the first event."""
     scene = scene_of(cut(WINDOW))
     (timeline,), (view,) = scene.timelines, scene.views
     assert (timeline.start.tolist(), timeline.end.tolist()) == ([3, 3, 3], [4, 5, 5])
@@ -118,8 +124,8 @@ def test_memory_from_before_the_recording_is_there_at_its_beginning() -> None:
     assert (whole.start.tolist(), whole.since, whole.caveats) == ([1, 2, 3], 0, ())
 
 
-def test_without_a_history_only_the_end_is_drawn() -> None:
-    """What is alive at the end, at one moment and in its addresses; nothing is simulated."""
+def test_state_without_a_history_draws_the_end_only() -> None:
+    """Buffers alive at the end are drawn at one moment and in their addresses; nothing is simulated."""
     trace = cut(WINDOW | {"history.0": "absent"})[:4]
     scene = scene_of(trace)
     (timeline,), (view,) = scene.timelines, scene.views
@@ -132,7 +138,7 @@ def test_without_a_history_only_the_end_is_drawn() -> None:
         scene_of(trace, allocators=["first_fit"])
 
 
-def test_a_base_that_is_not_among_the_first_rows_moves_nothing() -> None:
+def test_base_row_outside_the_first_rows_moves_nothing() -> None:
     trace = cut(WINDOW | {"live_before.0": "999999"})
     timeline = timeline_of(buffers_of(trace), "", trace=trace)
     assert timeline.since == 1  # after the segment

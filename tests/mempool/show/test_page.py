@@ -1,4 +1,4 @@
-"""The page in a browser: what is seen, what the pointer and the keys do, and that it is self-contained."""
+"""The page in a browser: drawing, the effects of pointer and keys, and self-containment."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def page(visit: Callable[..., Any]) -> Any:
     return page
 
 
-def test_everything_is_there(page: Any) -> None:
-    """Rectangles, peak, composition and facts are those of the trace."""
+def test_page_shows_the_rectangles_peak_composition_and_facts_of_the_trace(page: Any) -> None:
+    """Rectangles, peak, composition and facts agree with the trace."""
     assert visible(page) == [0, 1, 2, 3]
     rectangles = page.evaluate("mempoolShow.models.large.data")
     drawn = sorted(zip(*(rectangles[k] for k in ("row", "left", "right", "bottom", "top")), strict=True))
@@ -47,7 +47,7 @@ def test_everything_is_there(page: Any) -> None:
     assert rows[0].split("\t")[1:3] == ["1", "400.00 KiB"]
 
 
-def test_the_tooltip_tells_of_the_rectangle_under_the_pointer(page: Any) -> None:
+def test_tooltip_describes_the_rectangle_under_the_pointer(page: Any) -> None:
     page.mouse.move(*place(page, 4.5, 500 * KIB))
     said = tooltip(page)
     assert said is not None
@@ -64,8 +64,8 @@ def test_the_tooltip_tells_of_the_rectangle_under_the_pointer(page: Any) -> None
     assert tooltip(page) is None
 
 
-def test_the_wheel_zooms_about_the_pointer(page: Any) -> None:
-    """What is under the pointer stays there, and the other rectangles leave the window."""
+def test_wheel_zooms_about_the_pointer(page: Any) -> None:
+    """The point under the pointer does not move, and the other rectangles leave the window."""
     x, y = place(page, 3.5, 500 * KIB)
     page.mouse.move(x, y)
     for _ in range(4):
@@ -77,7 +77,7 @@ def test_the_wheel_zooms_about_the_pointer(page: Any) -> None:
     assert visible(page) == [2]
 
 
-def test_dragging_moves(page: Any) -> None:
+def test_dragging_moves_the_window(page: Any) -> None:
     before = window(page)
     x, y = place(page, 3.5, 500 * KIB)
     page.mouse.move(x, y)
@@ -91,8 +91,8 @@ def test_dragging_moves(page: Any) -> None:
     assert now["left"] < before["left"] - 0.5
 
 
-def test_a_range_of_the_load_becomes_the_window(page: Any) -> None:
-    """The brush: what is selected above is what is seen below."""
+def test_range_brushed_in_the_load_becomes_the_window(page: Any) -> None:
+    """The brush: a range selected above becomes the range shown below."""
     page.evaluate("mempoolShow.models.addresses.x_range.setv({start: 6, end: 7})")
     box = page.evaluate(
         """() => { const view = Bokeh.index.find_one_by_id(mempoolShow.models.load.id)
@@ -121,8 +121,11 @@ SEARCHES = {
 }
 
 
-def test_a_search_finds_operations_frames_rows_and_sizes(page: Any) -> None:
-    """What is found keeps its colour, the others lose theirs, and their number and bytes are told."""
+def test_search_finds_operations_frames_rows_and_sizes(page: Any) -> None:
+    """Matches keep their colour, other buffers lose theirs.
+
+    The page tells the number and bytes of matches.
+    """
     for wanted, rows in SEARCHES.items():
         page.fill("#search", wanted)
         found = page.evaluate("Array.from(mempoolShow.matches).flatMap((yes, row) => yes ? [row] : [])")
@@ -138,8 +141,8 @@ def test_a_search_finds_operations_frames_rows_and_sizes(page: Any) -> None:
         assert bright == set(rows)
 
 
-def test_enter_goes_through_what_was_found(page: Any) -> None:
-    """Each is chosen in turn, shown whole, and described."""
+def test_enter_steps_through_the_matches(page: Any) -> None:
+    """Each match is chosen in turn, shown whole, and described."""
     page.fill("#search", "=100k")
     for row, called in ((0, "one"), (3, "four")):
         page.press("#search", "Enter")
@@ -149,7 +152,7 @@ def test_enter_goes_through_what_was_found(page: Any) -> None:
         assert row in visible(page)
 
 
-def test_the_theme_follows_the_system_and_the_button(visit: Callable[..., Any]) -> None:
+def test_theme_follows_the_system_and_the_button(visit: Callable[..., Any]) -> None:
     page = visit(figure(four_buffers()).html(), color_scheme="dark")
     paper = "getComputedStyle(document.body).backgroundColor"
     assert page.evaluate(paper) == "rgb(21, 24, 27)"
@@ -167,8 +170,8 @@ def test_the_theme_follows_the_system_and_the_button(visit: Callable[..., Any]) 
     assert page.locator("#theme").get_attribute("aria-pressed") == "true"
 
 
-def test_everything_is_reached_by_keys(visit: Callable[..., Any]) -> None:
-    """Tab visits every control, each shows that it has the focus, and the figure moves and zooms."""
+def test_every_control_is_reached_by_keys(visit: Callable[..., Any]) -> None:
+    """Tab visits every control, each shows the focus, and the figure moves and zooms."""
     page = visit(figure(four_buffers()).html())
     controls = ["stacked", "addresses", "by", "together", "search", "previous", "next", "in", "out", "whole"]
     controls += ["peak", "theme", "figure"]
@@ -193,7 +196,7 @@ def test_everything_is_reached_by_keys(visit: Callable[..., Any]) -> None:
 
 
 def test_every_control_has_a_name(page: Any) -> None:
-    """Screen readers say what each is."""
+    """Screen readers read the name of each control."""
     unnamed = page.evaluate(
         """[...document.querySelectorAll("select, input, button, [tabindex]")].filter((one) =>
           !(one.labels?.length || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby") ||
@@ -202,8 +205,8 @@ def test_every_control_has_a_name(page: Any) -> None:
     assert unnamed == 0
 
 
-def test_a_moment_s_composition_is_told(page: Any) -> None:
-    """A click in the figure asks what is alive then."""
+def test_click_shows_the_composition_at_a_moment(page: Any) -> None:
+    """A click in the figure lists the buffers alive at that time."""
     page.mouse.click(*place(page, 1.5, 200 * KIB))
     assert page.locator("#alive").inner_text() == "Alive at 1: 300.00 KiB"
     assert "#1" in page.locator("#chosen").inner_text()
@@ -211,8 +214,8 @@ def test_a_moment_s_composition_is_told(page: Any) -> None:
     assert "Alive at the peak" in page.locator("#alive").inner_text()
 
 
-def test_another_view_is_chosen(visit: Callable[..., Any]) -> None:
-    """An allocator that was asked for is in the list beside the recorded one, and its addresses are drawn."""
+def test_selected_view_is_drawn(visit: Callable[..., Any]) -> None:
+    """A requested allocator is listed beside the recorded view and drawn at the simulated addresses."""
     page = visit(figure(four_buffers(), allocators=["first_fit"]).html())
     assert page.locator("#view option").all_inner_texts() == ["recorded", "first_fit"]
     assert page.locator("#addresses").get_attribute("aria-pressed") == "true"
@@ -221,8 +224,8 @@ def test_another_view_is_chosen(visit: Callable[..., Any]) -> None:
     assert visible(page) == [0, 1, 2, 3]
 
 
-def test_the_fullest_device_is_shown_first_and_named(visit: Callable[..., Any]) -> None:
-    """Heading and title name the device that is shown; the selector shows another one."""
+def test_device_with_the_highest_peak_is_shown_first_and_named(visit: Callable[..., Any]) -> None:
+    """Heading and title name the shown device; the selector switches devices."""
     page = visit(figure(four_buffers(device=[0, 1, 0, 1, 0, 1, 1, 0]), title="four").html())
     options = ["device 0, peak 100.00 KiB", "device 1, peak 600.00 KiB"]
     assert page.locator("#device option").all_inner_texts() == options
@@ -234,7 +237,7 @@ def test_the_fullest_device_is_shown_first_and_named(visit: Callable[..., Any]) 
     assert "peak load 100.00 KiB" in page.locator("#facts").inner_text()
 
 
-def test_one_device_needs_no_selector(page: Any) -> None:
+def test_single_device_needs_no_selector(page: Any) -> None:
     assert not page.locator("#device").is_visible()
 
 
@@ -247,8 +250,11 @@ TICKS = {
 }
 
 
-def test_labels_of_ticks_differ_at_every_zoom(page: Any) -> None:
-    """Bytes in as many digits as tell them apart; events are whole, so that no part of one has a tick."""
+def test_tick_labels_differ_at_every_zoom(page: Any) -> None:
+    """Bytes have as many digits as distinguish the ticks.
+
+    Events are whole numbers, so no tick lies within an event.
+    """
     label = "(ticks) => mempoolShow.models.addresses.left[0].formatter.doFormat(ticks, {loc: 0})"
     for ticks, labels in TICKS.items():
         assert page.evaluate(label, list(ticks)) == labels
@@ -296,8 +302,8 @@ ASKING = {
 }
 
 
-def test_the_page_cannot_ask_the_network(page: Any, complaints: list[str]) -> None:
-    """Not even if something got into it: its policy refuses, and nothing is sent."""
+def test_page_policy_refuses_the_network(page: Any, complaints: list[str]) -> None:
+    """Even injected code is refused by the policy, and nothing is sent."""
     for code, directive in ASKING.items():
         refused = page.evaluate(
             """(code) => new Promise((done) => {
@@ -311,8 +317,8 @@ def test_the_page_cannot_ask_the_network(page: Any, complaints: list[str]) -> No
     complaints.clear()
 
 
-def test_a_part_of_a_lifetime_is_called_so(visit: Callable[..., Any]) -> None:
-    """Of a buffer with a gap, each rectangle is one part."""
+def test_tooltip_names_a_part_of_a_lifetime(visit: Callable[..., Any]) -> None:
+    """Each rectangle of a buffer with a gap is one part."""
     page = visit(figure(Buffers.of([0], [10], [1000], gaps=[(0, 4, 6)])).html())
     page.mouse.move(*place(page, 2, 500))
     assert "part of its lifetime 0 to 4, 4 events" in (tooltip(page) or "")
@@ -329,8 +335,8 @@ def test_a_part_of_a_lifetime_is_called_so(visit: Callable[..., Any]) -> None:
         Buffers.of([3], [2**60], [2**60]),
     ],
 )
-def test_the_smallest_and_the_largest(visit: Callable[..., Any], what: Trace | Buffers) -> None:
-    """No events, one buffer, sizes of zero, the largest numbers: a page, without complaints."""
+def test_smallest_and_largest_inputs_make_a_page(visit: Callable[..., Any], what: Trace | Buffers) -> None:
+    """No events, one buffer, sizes of zero, the largest numbers: a page without complaints."""
     page = visit(figure(what).html())
     page.mouse.move(640, 500)
     page.click("#whole")
@@ -338,8 +344,8 @@ def test_the_smallest_and_the_largest(visit: Callable[..., Any], what: Trace | B
     resting(page)
 
 
-def test_a_notebook_shows_the_page_in_a_frame(visit: Callable[..., Any]) -> None:
-    """Its text does not end the frame, and nothing of it reaches the notebook."""
+def test_notebook_shows_the_page_in_a_frame(visit: Callable[..., Any]) -> None:
+    """The title text does not end the frame, and no script of the page reaches the notebook."""
     shown = figure(four_buffers(), title='a"><script>alert(1)</script>')._repr_html_()
     ready = "document.readyState === 'complete'"
     page = visit(f"<!doctype html><title>notebook</title>{shown}", ready=ready)
@@ -351,8 +357,8 @@ def test_a_notebook_shows_the_page_in_a_frame(visit: Callable[..., Any]) -> None
     assert "#" not in page.url
 
 
-def test_bokeh_itself_shows_the_figure(visit: Callable[..., Any]) -> None:
-    """Without the page around it: rectangles and tooltips work, as under `output_notebook`."""
+def test_bokeh_shows_the_figure_without_the_page(visit: Callable[..., Any]) -> None:
+    """Rectangles and tooltips work, as under `output_notebook`."""
     from bokeh.embed import file_html
     from bokeh.resources import INLINE
 

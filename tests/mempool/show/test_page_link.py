@@ -1,4 +1,4 @@
-"""The address of a page: it says what is shown, and shows what it says."""
+"""The address of a page: view state is written into the address, and restored from there."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def page(visit: Callable[..., Any]) -> Any:
     return visit(figure(four_buffers(), allocators=["first_fit"], title="four").html())
 
 
-def test_an_untouched_page_has_a_plain_address(page: Any) -> None:
+def test_untouched_page_has_a_plain_address(page: Any) -> None:
     page.wait_for_timeout(600)
     assert page.evaluate("location.hash") == ""
 
 
-def test_a_link_shows_the_same(page: Any) -> None:
-    """View, picture, owners, search, moment, the chosen buffer and the window come back after a reload."""
+def test_page_address_restores_the_whole_view_state(page: Any) -> None:
+    """The view, picture, owners, search, moment, chosen buffer and window return after a reload."""
     page.select_option("#view", "1")
     page.click("#stacked")
     page.select_option("#by", "stream")
@@ -51,7 +51,7 @@ def test_a_link_shows_the_same(page: Any) -> None:
     assert page.locator("#composition tr.chosen").count() == 1
 
 
-def test_a_changed_address_is_followed(page: Any) -> None:
+def test_changed_page_address_changes_the_view(page: Any) -> None:
     page.evaluate("location.hash = 'picture=stacked&owner=operation&time=1'")
     page.wait_for_function("mempoolShow.picture === 'stacked'")
     assert page.locator("#alive").inner_text() == "Alive at 1: 300.00 KiB"
@@ -68,8 +68,8 @@ def test_a_changed_address_is_followed(page: Any) -> None:
         "%ff%00&&&==",
     ],
 )
-def test_a_wrong_address_does_no_harm(page: Any, state: str) -> None:
-    """Parts without sense here are passed over."""
+def test_invalid_page_address_does_no_harm(page: Any, state: str) -> None:
+    """Meaningless parts are ignored."""
     page.evaluate("(state) => { location.hash = state }", state)
     page.wait_for_timeout(400)
     assert page.evaluate(STATE)[:2] == ["addresses", 0]

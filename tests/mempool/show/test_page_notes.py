@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def page(visit: Callable[..., Any]) -> Any:
-    """A step with a forward of two layers, of which the second one runs out of memory."""
+    """A page of a step with a forward of two layers, the second of which runs out of memory."""
     trace = Trace.of(
         [MARK, MARK, A, MARK, MARK, A, REFUSED, MARK, MARK, MARK, F],
         [-1, -1, 0, -1, -1, 1, -1, -1, -1, -1, 0],
@@ -40,7 +40,7 @@ def page(visit: Callable[..., Any]) -> Any:
 
 
 def on_strip(page: Any, time: float, row: float) -> tuple[float, float]:
-    """Where a time and a row of the strip are on the screen."""
+    """Return the screen position of a time and a row of the strip."""
     x, y = page.evaluate(
         """([time, row]) => {
           const view = Bokeh.index.find_one_by_id(mempoolShow.models.strip.id)
@@ -52,8 +52,8 @@ def on_strip(page: Any, time: float, row: float) -> tuple[float, float]:
     return x, y
 
 
-def test_a_refused_request_is_told_and_drawn(page: Any) -> None:
-    """A line from what was alive then, upwards by what was asked for, in either picture."""
+def test_refused_request_is_listed_and_drawn(page: Any) -> None:
+    """A line from the live bytes upwards by the requested bytes, in either picture."""
     assert "out of memory: 1 request refused, the largest 6.00 MiB" in page.locator("#facts").inner_text()
     said = page.locator("#refused li").first.inner_text()
     assert said.startswith("6.00 MiB at 6, 1.00 MiB free on the device, asked for by attention.py:42 scores")
@@ -66,14 +66,14 @@ def test_a_refused_request_is_told_and_drawn(page: Any) -> None:
     assert page.locator("#refused ol li").all_inner_texts() == ["attention.py:42 scores", "train.py:9 step"]
 
 
-def test_a_click_on_a_refused_request_shows_what_was_alive(page: Any) -> None:
+def test_click_on_a_refused_request_shows_the_live_buffers(page: Any) -> None:
     page.mouse.click(*place(page, 3, 2 * MIB))
     page.locator("#refused button").click()
     assert page.evaluate("mempoolShow.time") == 6
     assert window(page)["left"] < 6 < window(page)["right"]
 
 
-def test_a_request_for_far_too_much_leaves_the_load_in_sight(visit: Callable[..., Any]) -> None:
+def test_request_for_far_too_much_leaves_the_load_in_sight(visit: Callable[..., Any]) -> None:
     trace = Trace.of([A, REFUSED], [0, -1], [MIB, 1 << 50])
     page = visit(figure(trace).html())
     assert page.evaluate("mempoolShow.models.load.y_range.end") < 3 * MIB
@@ -81,14 +81,14 @@ def test_a_request_for_far_too_much_leaves_the_load_in_sight(visit: Callable[...
 
 
 def test_reserved_memory_far_above_the_load_leaves_the_stack_in_sight(visit: Callable[..., Any]) -> None:
-    """The line of what was reserved is in the stacked picture only where it is near."""
+    """The line of reserved memory is in the stacked picture only where near the load."""
     for held, top in ((2 * MIB, MIB), (1.25 * MIB, 1.25 * MIB)):
         trace = Trace.of([RESERVE, A], [-1, 0], [int(held), MIB], address=[0, 0])
         page = visit(figure(trace).html())
         assert page.evaluate("mempoolShow.models.addresses.y_range.end") == pytest.approx(1.02 * top)
 
 
-def test_a_page_of_a_program_that_lived_has_no_list_of_failures(visit: Callable[..., Any]) -> None:
+def test_page_of_a_successful_program_has_no_list_of_failures(visit: Callable[..., Any]) -> None:
     page = visit(figure(Trace.of([A], [0], [5])).html())
     assert not page.locator("#refused").is_visible()
     assert not page.evaluate("mempoolShow.models.strip.visible")
@@ -96,7 +96,10 @@ def test_a_page_of_a_program_that_lived_has_no_list_of_failures(visit: Callable[
 
 
 def test_ranges_and_marks_are_a_strip(page: Any) -> None:
-    """Ranges by depth with their names, marks above; the pointer tells, a click shows a range's time."""
+    """Ranges are drawn by depth with their names, marks above.
+
+    The pointer names a range, a click shows its time.
+    """
     data = page.evaluate("mempoolShow.models.ranges.data")
     assert list(zip(data["left"], data["right"], strict=True)) == [(0, 8), (1, 3), (4, 7)]
     texts = page.evaluate("mempoolShow.models.named.data_source.data.text")
@@ -110,8 +113,8 @@ def test_ranges_and_marks_are_a_strip(page: Any) -> None:
     assert (window(page)["left"], window(page)["right"]) == (4, 7)
 
 
-def test_the_stack_of_a_buffer_is_told_whole(page: Any) -> None:
-    """In the tooltip as far as it is not too long for the screen, and all of it of the chosen buffer."""
+def test_stack_of_a_buffer_is_shown_whole(page: Any) -> None:
+    """The tooltip has the stack as far as the screen allows, the chosen buffer has the whole stack."""
     page.mouse.move(*place(page, 4.5, 2 * MIB))
     lines = (tooltip(page) or "").splitlines()
     assert lines[-2:] == ["stack linear.py:3 forward", "train.py:9 step"]
@@ -121,15 +124,15 @@ def test_the_stack_of_a_buffer_is_told_whole(page: Any) -> None:
     assert all(f"deep.py:{k} f" in said for k in range(60))
 
 
-def test_a_line_of_a_stack_is_found(page: Any) -> None:
+def test_search_finds_a_line_of_a_stack(page: Any) -> None:
     page.fill("#search", "train.py:9")
     assert page.locator("#found").inner_text().startswith("1 buffer of 4.00 MiB")
     page.fill("#search", "deep.py:59")
     assert page.locator("#found").inner_text().startswith("1 buffer of 8.00 MiB")
 
 
-def test_without_a_history_no_time_is_drawn(visit: Callable[..., Any]) -> None:
-    """The heading says so; there is neither a load over time, nor a lifetime, nor a moment to choose."""
+def test_page_without_a_history_draws_no_time(visit: Callable[..., Any]) -> None:
+    """The heading says so; no load over time, no lifetime, and no moment to choose."""
     trace = Trace.of(
         [RESERVE, A, A], [-1, 0, 1], [1000, 100, 200], address=[0, 0, 500], operation=[-1, 0, 1],
         names=("one", "two"), metadata={"history.0": "absent", "live_before.0": "300"},
@@ -156,7 +159,7 @@ def test_without_a_history_no_time_is_drawn(visit: Callable[..., Any]) -> None:
     assert page.locator("#alive").inner_text() == "Alive at the end: 300 B"
 
 
-def test_a_lost_beginning_is_told(visit: Callable[..., Any]) -> None:
+def test_lost_beginning_is_reported_on_the_page(visit: Callable[..., Any]) -> None:
     trace = Trace.of(
         [A, A, F], [0, 1, 0], [100, 50, 0], address=[0, 100, -1],
         metadata={"history.0": "window", "live_before.0": "100"},

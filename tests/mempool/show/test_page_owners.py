@@ -46,7 +46,7 @@ def marked(page: Any, how: str) -> list[str]:
     return [text.split("\t")[0].strip() for text in page.locator(f"#composition tr.{how}").all_inner_texts()]
 
 
-def test_every_kind_of_owner_is_a_choice(page: Any) -> None:
+def test_every_owner_grouping_is_selectable(page: Any) -> None:
     kinds = ["category", "frame", "module", "operation", "stream", "size", "buffer"]
     assert page.locator("#by option").all_inner_texts() == kinds
     tables = {
@@ -64,8 +64,8 @@ def test_every_kind_of_owner_is_a_choice(page: Any) -> None:
         assert page.locator("#what").inner_text() == kind
 
 
-def test_a_click_on_a_row_finds_its_buffers(page: Any) -> None:
-    """Those of the unknown too; of names that hold each other only the one's own."""
+def test_click_on_a_row_finds_its_buffers(page: Any) -> None:
+    """Rows of unknown owners too; among names that contain each other only the row's own."""
     for kind, row, expected in [
         ("module", 0, [0, 2]),
         ("module", 1, [1, 3]),
@@ -81,8 +81,8 @@ def test_a_click_on_a_row_finds_its_buffers(page: Any) -> None:
     assert (found(page), page.locator("#search").input_value()) == ([], "")
 
 
-def test_a_buffer_marks_its_row(page: Any) -> None:
-    """While the pointer is on it, and as long as it is chosen."""
+def test_buffer_marks_its_row(page: Any) -> None:
+    """While the pointer is on the buffer, and as long as the buffer is chosen."""
     page.select_option("#by", "operation")
     page.mouse.move(*place(page, 4.5, 300 * KIB))
     assert marked(page, "pointed") == ["three"]
@@ -93,8 +93,8 @@ def test_a_buffer_marks_its_row(page: Any) -> None:
     assert marked(page, "pointed") == []
 
 
-def test_an_owner_beyond_the_table_gets_a_row_while_it_is_marked(visit: Callable[..., Any]) -> None:
-    """Of 150 owners the table has the largest hundred and the number of the others."""
+def test_owner_beyond_the_table_gets_a_row_while_marked(visit: Callable[..., Any]) -> None:
+    """The table of 150 owners has the largest hundred and the number of the others."""
     count = 150
     trace = Trace.of(
         [0] * count, np.arange(count), np.arange(1, count + 1) * 1000,
@@ -109,7 +109,7 @@ def test_an_owner_beyond_the_table_gets_a_row_while_it_is_marked(visit: Callable
     assert len(rows(page)) == 101
 
 
-def test_colours_of_the_table_are_those_of_the_picture(visit: Callable[..., Any]) -> None:
+def test_colours_of_the_table_equal_the_picture(visit: Callable[..., Any]) -> None:
     """The fourteen largest owners have a colour of their own, the largest first, the unknown is grey."""
     count = 40
     operation = np.append(np.arange(count - 1), -1)
@@ -129,7 +129,7 @@ def test_colours_of_the_table_are_those_of_the_picture(visit: Callable[..., Any]
 
 
 @pytest.mark.parametrize("name", ["<b>", "a=b", " spaced ", "#1", "=4MiB", "x" * 1000])
-def test_a_row_of_any_name_finds_its_buffers(visit: Callable[..., Any], name: str) -> None:
+def test_row_of_any_name_finds_its_buffers(visit: Callable[..., Any], name: str) -> None:
     trace = Trace.of([0, 0], [0, 1], [5, 6], operation=[0, 1], names=(name, f"more {name}"))
     page = visit(figure(trace).html())
     page.locator("#composition tbody tr button").nth(1).click()

@@ -1,4 +1,4 @@
-"""The stacked picture in a browser: who is drawn where, outlines, order, and the peak of each column."""
+"""The stacked picture in a browser: placement, outlines, order, and the peak of each column."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def page(visit: Callable[..., Any]) -> Any:
 
 
 def under(page: Any, time: float, kib: float) -> str | None:
-    """The buffer that the tooltip names at a place."""
+    """Return the buffer named by the tooltip at a place."""
     page.mouse.move(*place(page, time, kib * KIB))
     said = tooltip(page)
     return said.splitlines()[0] if said else None
 
 
-def test_the_oldest_buffer_is_lowest_and_others_slide_down(page: Any) -> None:
-    """At 1.5 buffers 0 and 1 are alive, at 2.5 buffer 1 alone, at 4.5 buffers 1, 2 and 3."""
+def test_oldest_buffer_is_lowest_and_others_slide_down(page: Any) -> None:
+    """Buffers 0 and 1 are alive at 1.5, buffer 1 alone at 2.5, buffers 1, 2 and 3 at 4.5."""
     assert page.locator("#stacked").get_attribute("aria-pressed") == "true"
     assert visible(page) == [0, 1, 2, 3]
     assert [under(page, 1.5, kib) for kib in (50, 150, 310)] == ["buffer #0", "buffer #1", None]
@@ -46,8 +46,8 @@ def test_the_oldest_buffer_is_lowest_and_others_slide_down(page: Any) -> None:
     ]
 
 
-def test_the_outline_of_a_buffer_follows_what_is_below_it(page: Any) -> None:
-    """Buffer 2 lies above buffer 1 until that is freed at 5."""
+def test_outline_of_a_buffer_follows_the_buffers_below(page: Any) -> None:
+    """Buffer 2 lies above buffer 1 until the free of buffer 1 at 5."""
     page.mouse.click(*place(page, 4.5, 300 * KIB))
     data = page.evaluate("mempoolShow.models.chosen.data")
     assert [round(high / KIB) for high in data["bytes"]] == [200, 200, 0, 0, 400, 400, 600, 600]
@@ -55,8 +55,8 @@ def test_the_outline_of_a_buffer_follows_what_is_below_it(page: Any) -> None:
     assert "#2" in page.locator("#chosen").inner_text()
 
 
-def test_owners_together_are_stacked_by_their_bytes(page: Any) -> None:
-    """Buffer 2 is the largest at the peak, so that it is lowest."""
+def test_grouped_owners_are_stacked_by_their_bytes(page: Any) -> None:
+    """Buffer 2 is the largest at the peak, and therefore lowest."""
     page.focus("#figure")
     page.keyboard.press("g")
     assert page.locator("#together").is_checked()
@@ -71,8 +71,8 @@ def test_found_buffers_are_lowest(page: Any) -> None:
     assert [under(page, 4.5, kib) for kib in (100, 250, 500)] == ["buffer #1", "buffer #3", "buffer #2"]
 
 
-def test_a_column_of_pixels_shows_its_highest_moment(visit: Callable[..., Any]) -> None:
-    """One event of a hundred thousand holds a GiB: seen, although a pixel is some hundred events wide."""
+def test_pixel_column_shows_its_highest_moment(visit: Callable[..., Any]) -> None:
+    """One event of a hundred thousand holds a GiB: visible, although a pixel is some hundred events wide."""
     start = np.arange(100_000)
     size = np.full(100_000, 1000)
     start[60_000], size[60_000] = 60_000, 1 << 30
@@ -81,8 +81,8 @@ def test_a_column_of_pixels_shows_its_highest_moment(visit: Callable[..., Any]) 
     assert page.evaluate("Math.max(...mempoolShow.drawn.moments)") >= 99_990
 
 
-def test_the_next_buffer_of_a_long_lifetime_stays_within_time(visit: Callable[..., Any]) -> None:
-    """In either picture the window of a buffer that lives throughout is all of time, and no bytes below 0."""
+def test_step_to_a_long_lifetime_stays_within_time(visit: Callable[..., Any]) -> None:
+    """The window of a buffer that lives throughout is all of time in either picture, and no bytes below 0."""
     page = visit(figure(Buffers.of([0, 2], [100, 4], [1000, 10])).html())
     for picture in ("#stacked", "#addresses"):
         page.click(picture)
@@ -95,8 +95,10 @@ def test_the_next_buffer_of_a_long_lifetime_stays_within_time(visit: Callable[..
         page.keyboard.press("Escape")
 
 
-def test_small_pieces_are_one_grey_band(visit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond what a page holds, the picture is still as high as the load, and the page says so."""
+def test_small_pieces_are_a_single_grey_band(
+    visit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the capacity of a page, the picture is still as high as the load, and the page says so."""
     monkeypatch.setattr(content, "MOST_NUMBERS", 40)
     buffers = Buffers.of([0] * 100, [100] * 100, [1000] * 10 + [10] * 90)
     page = visit(figure(buffers).html())
@@ -122,8 +124,8 @@ def test_keys_change_the_picture(page: Any) -> None:
     assert visible(page) == [0, 1, 2, 3]
 
 
-def test_a_tooltip_follows_the_picture_below_a_resting_pointer(page: Any) -> None:
-    """A search and a step move the picture: the tooltip tells of the buffer under it then."""
+def test_tooltip_follows_the_picture_below_a_resting_pointer(page: Any) -> None:
+    """A search and a step move the picture: the tooltip names the buffer then under the pointer."""
     assert under(page, 4.5, 300) == "buffer #2"
     page.focus("#figure")
     page.keyboard.press("/")

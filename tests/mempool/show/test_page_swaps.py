@@ -1,4 +1,4 @@
-"""A page of swaps in a browser: what is on the device, away, copied out and back."""
+"""A page of swaps in a browser: buffers on the device, away, copied out and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ MIB = 1 << 20
 
 @pytest.fixture
 def page(visit: Callable[..., Any]) -> Any:
-    """Ten operations of a second: a buffer of 4 MiB is away from 3 to 7, where another one of 4 MiB is."""
+    """A page of ten operations of a second.
+
+    A 4 MiB buffer is away from 3 to 7, in favour of another of 4 MiB.
+    """
     step = step_from([1.0] * 10, [(4 * MIB, [(0, True), (9, False)]), (4 * MIB, [(4, True), (5, False)])])
     schedule = one_move((0, 0, 0, 3, 7, 9))
     link = Link(0.0, 1 / (2 * MIB), 0.0, 1 / (2 * MIB))
@@ -44,8 +47,8 @@ def test_stays_absences_and_copies_are_drawn(page: Any) -> None:
     assert "copied to the host" in page.locator("#legend").inner_text()
 
 
-def test_the_load_before_and_after_is_drawn(page: Any) -> None:
-    """What it was as a line above what is left, and the numbers in words."""
+def test_load_before_and_after_swapping_is_drawn(page: Any) -> None:
+    """The load without swaps is a line above the load with swaps, and the numbers are in the text."""
     assert max(page.evaluate("Array.from(mempoolShow.models.before.data.bytes)")) == 8 * MIB
     assert max(page.evaluate("Array.from(mempoolShow.models.curve.data.bytes)")) == 4 * MIB
     assert page.evaluate("mempoolShow.models.load.y_range.end") > 8 * MIB
@@ -54,7 +57,7 @@ def test_the_load_before_and_after_is_drawn(page: Any) -> None:
         assert said in facts
 
 
-def test_a_stay_tells_where_its_buffer_goes_and_comes_from(page: Any) -> None:
+def test_description_of_a_stay_names_its_copies(page: Any) -> None:
     page.focus("#figure")
     page.keyboard.press("n")
     said = page.locator("#chosen").inner_text()
@@ -65,8 +68,8 @@ def test_a_stay_tells_where_its_buffer_goes_and_comes_from(page: Any) -> None:
     assert "asked for at 7, used by 9" in page.locator("#chosen").inner_text()
 
 
-def test_the_copies_on_the_host_are_another_view(page: Any) -> None:
-    """With nothing moved there, and the marks are gone with it."""
+def test_host_copies_are_a_separate_view(page: Any) -> None:
+    """Nothing moves there, and the marks of moves are hidden."""
     assert page.locator("#device option").count() == 2
     page.select_option("#device", "1")
     assert rows(page, "large", "row", "left", "right") == [(0, 0, 10)]
@@ -74,6 +77,6 @@ def test_the_copies_on_the_host_are_another_view(page: Any) -> None:
     assert "copied to the host" not in page.locator("#legend").inner_text()
 
 
-def test_in_the_dark_nothing_is_lost(page: Any) -> None:
+def test_dark_theme_keeps_the_absences(page: Any) -> None:
     page.click("#theme")
     assert len(rows(page, "absent", "row")) == 1

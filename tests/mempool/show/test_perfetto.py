@@ -1,4 +1,4 @@
-"""Files for Perfetto: well-formed events, counters that agree with the load, and never too many of them."""
+"""Perfetto files: well-formed events, counters equal to the load, and a bounded number of events."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_slices_and_counters_are_the_trace_s(tmp_path: Path, name: str) -> None:
     assert "one.py" not in json.dumps(read)
 
 
-def test_frames_are_there_when_asked_for(tmp_path: Path) -> None:
+def test_frames_are_included_on_request(tmp_path: Path) -> None:
     write_perfetto(scene_of(four_buffers()), tmp_path / "t", frames=True)
     frames = {one["args"]["frame"] for one in events(tmp_path / "t") if one["ph"] == "b"}
     assert frames == {"one.py:1", "two.py:2", "three.py:3", "four.py:4"}
@@ -76,8 +76,8 @@ def test_ranges_marks_and_refused_requests_are_events(tmp_path: Path) -> None:
     assert next(one["args"] for one in read if one["name"] == "out of memory") == {"size_bytes": 70}
 
 
-def test_there_are_never_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest have slices; the counter still counts all."""
+def test_number_of_events_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest buffers have slices; the counter still counts all."""
     monkeypatch.setattr(perfetto, "_MOST_SLICES", 10)
     start = np.arange(50_000)
     scene = scene_of(Buffers.of(start, start + 100, start + 1))
@@ -87,7 +87,7 @@ def test_there_are_never_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert sum(one["ph"] == "C" for one in read) < 10_000
 
 
-def test_the_same_scene_is_the_same_file(tmp_path: Path) -> None:
+def test_perfetto_file_is_deterministic(tmp_path: Path) -> None:
     for name in ("a.gz", "b.gz"):
         write_perfetto(scene_of(four_buffers()), tmp_path / name)
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()

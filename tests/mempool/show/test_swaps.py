@@ -1,4 +1,4 @@
-"""A step with swaps as a scene: loads are those of the replay, absences lie between rectangles."""
+"""A step with swaps as a scene: loads equal the replay, absences lie between rectangles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINK = Link(0.0, 1.0, 0.0, 1.0)
 
 @st.composite
 def moving(draw: st.DrawFn) -> tuple[Step, Link, Schedule]:
-    """A step with a schedule that moves something."""
+    """A step with a schedule of at least one move."""
     step = draw(steps())
     schedule = draw(schedules(step).filter(len))
     return step, draw(links()), schedule
@@ -37,8 +37,8 @@ def scene(given_: tuple[Step, Link, Schedule]) -> Scene:
 
 
 @given(moving())
-def test_the_load_drawn_is_the_replay_s(one: tuple[Step, Link, Schedule]) -> None:
-    """At each operation of each turn, with swaps and without."""
+def test_drawn_load_equals_the_replay(one: tuple[Step, Link, Schedule]) -> None:
+    """The loads agree at each operation of each turn, with swaps and without."""
     step, k = one[0], len(one[0])
     timeline = scene(one).timelines[0]
     turns = -(-int(timeline.end.max()) // k)
@@ -58,7 +58,7 @@ def at(times: NDArray[np.int64], loads: NDArray[np.int64], count: int) -> list[i
 
 @given(moving())
 def test_each_absence_lies_between_two_rectangles_of_its_buffer(one: tuple[Step, Link, Schedule]) -> None:
-    """Where both are seen; what leaves and returns within the first turn is there in every turn."""
+    """Both rectangles are drawn; an absence within the first turn appears in every turn."""
     made = scene(one)
     timeline, view = made.timelines[0], made.views[0]
     moved = view.moved
@@ -83,7 +83,7 @@ def ends(timeline: Timeline, view: View, edge: NDArray[np.int64]) -> set[tuple[i
 
 
 @given(moving())
-def test_a_page_holds_it(one: tuple[Step, Link, Schedule]) -> None:
+def test_page_holds_the_moves_and_the_clock_of_a_swap_scene(one: tuple[Step, Link, Schedule]) -> None:
     back = Packed(content.content_of(scene(one))[0])
     view, timeline = back.said["views"][0], back.said["timelines"][0]
     assert timeline["ticks"] == "operations"
@@ -92,8 +92,8 @@ def test_a_page_holds_it(one: tuple[Step, Link, Schedule]) -> None:
     assert (np.diff(back.column(timeline["clock"][1])) >= 0).all()
 
 
-def test_what_cannot_be_is_refused() -> None:
-    """A schedule is judged, whoever made it; nothing to show, and times nobody lives to see, are told."""
+def test_invalid_and_empty_schedules_are_refused() -> None:
+    """Any schedule is checked; a schedule without moves, and times beyond any lifetime, are errors."""
     step = step_from([1.0] * 4, [(8, [(0, True), (3, False)])])
     wrong = one_move((0, 0, 0, 1, 3, 3), copied=False)
     with pytest.raises(PlanError, match="host has no copy"):

@@ -1,4 +1,4 @@
-"""Timelines: which pieces of lifetimes are drawn, and the load that they add up to."""
+"""Timelines: drawn pieces of lifetimes, and the load as their sum."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LINES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0
 
 
 @given(LINES)
-def test_the_load_is_that_of_the_solvers(rows: list[tuple[int, int, int]]) -> None:
-    """At every time the thinned curve, which is not thinned here, says what the solvers' curve says."""
+def test_load_curve_equals_the_solvers_load_curve(rows: list[tuple[int, int, int]]) -> None:
+    """The curves agree at every time; this curve is too short to be thinned."""
     start = np.array([row[0] for row in rows], np.int64)
     buffers = Buffers.of(start, start + [row[1] for row in rows], [row[2] for row in rows])
     times, loads, (when, peak) = load_of(timeline_of(buffers, ""))
@@ -34,8 +34,8 @@ def _at(times: np.ndarray, loads: np.ndarray, time: int) -> int:
     return int(loads[at]) if at >= 0 else 0
 
 
-def test_a_long_curve_keeps_its_peak_and_is_short() -> None:
-    """Of a hundred thousand buffers some thousand points are kept, the highest of all among them."""
+def test_long_load_curve_is_short_and_keeps_its_peak() -> None:
+    """A hundred thousand buffers are reduced to some thousand points, the highest of all among them."""
     rng = np.random.default_rng(0)
     start = np.arange(100_000)
     buffers = Buffers.of(start, start + rng.integers(1, 500, 100_000), rng.integers(1, 10**6, 100_000))
@@ -45,15 +45,18 @@ def test_a_long_curve_keeps_its_peak_and_is_short() -> None:
     assert loads[times == when] == peak
 
 
-def test_a_gap_is_not_drawn() -> None:
+def test_gap_of_a_buffer_is_not_drawn() -> None:
     buffers = Buffers.of([0], [10], [5], gaps=[(0, 3, 6)])
     timeline = timeline_of(buffers, "")
     assert (timeline.start.tolist(), timeline.end.tolist()) == ([0, 6], [3, 10])
     assert timeline.owner.tolist() == [0, 0]
 
 
-def test_a_circle_is_drawn_in_the_steady_state() -> None:
-    """One iteration more than addresses repeat after; what earlier iterations left alive is there at once."""
+def test_circle_is_drawn_in_the_steady_state() -> None:
+    """The page draws one iteration more than the repetition of addresses.
+
+    Buffers left by earlier iterations are drawn at once.
+    """
     buffers = Buffers.of([1, 5], [4, 14], [10, 20], period=6)
     timeline = timeline_of(buffers, "", columns=2)
     drawn = list(zip(timeline.owner.tolist(), timeline.start.tolist(), timeline.end.tolist(), strict=True))
@@ -63,19 +66,19 @@ def test_a_circle_is_drawn_in_the_steady_state() -> None:
     assert load_of(timeline)[2][1] == peak_load(buffers)
 
 
-def test_a_large_circle_is_drawn_once() -> None:
+def test_large_circle_is_drawn_for_a_single_turn() -> None:
     buffers = workload(300_000)
     timeline = timeline_of(buffers, "", columns=3)
     assert timeline.end.max() == buffers.period
 
 
-def test_persistent_buffers_are_told_not_drawn() -> None:
+def test_persistent_buffers_are_counted_but_not_drawn() -> None:
     buffers = Buffers.of([0, 0], [9, 9], [5, 7], persistent=[True, False])
     timeline = timeline_of(buffers, "")
     assert (timeline.persistent, timeline.owner.tolist()) == ((1, 5), [1])
 
 
-def test_the_clock_is_the_trace_s() -> None:
+def test_timeline_clock_equals_the_clock_of_the_trace() -> None:
     trace = four_buffers()
     clock = timeline_of(buffers_of(trace), "", trace=trace).clock
     assert clock is not None

@@ -1,4 +1,4 @@
-"""Views: drawn addresses keep order, sizes and neighbours, and lead back to the real ones."""
+"""Views: drawn addresses keep order, sizes and neighbours, and map back to real addresses."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ROWS = st.lists(
 
 
 @given(ROWS)
-def test_a_drawn_address_leads_back_to_the_real_one(rows: list[tuple[int, int]]) -> None:
-    """The region below a drawn address gives the real one, and nothing is drawn above the top."""
+def test_drawn_address_maps_back_to_the_real_address(rows: list[tuple[int, int]]) -> None:
+    """The region below a drawn address gives the real address, and nothing is drawn above the top."""
     address = np.array([row[0] for row in rows], np.int64)
     size = np.array([row[1] for row in rows], np.int64)
     timeline = timeline_of(Buffers.of(np.zeros(len(rows), np.int64), 1, size), "")
@@ -39,7 +39,7 @@ def test_a_drawn_address_leads_back_to_the_real_one(rows: list[tuple[int, int]])
     assert ends[view.address >= 0].max(initial=0) <= view.top
 
 
-def test_a_large_hole_between_addresses_is_left_out() -> None:
+def test_large_hole_between_addresses_is_left_out() -> None:
     """Two buffers a TiB apart are drawn one above the other."""
     timeline = timeline_of(Buffers.of([0, 0], [1, 1], [100, 50]), "")
     view = recorded_view("", 0, timeline, np.array([2**41, 2**40]))
@@ -48,8 +48,8 @@ def test_a_large_hole_between_addresses_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2**62, 2**62), (2**61, 2**61 + 1)])
-def test_more_bytes_than_there_are_is_one_error(sizes: tuple[int, int]) -> None:
-    """Sums of what a file says never wrap around: neither of segments nor of where they lie."""
+def test_byte_sums_beyond_the_address_space_are_an_error(sizes: tuple[int, int]) -> None:
+    """Sums over a file never wrap around: neither of segment sizes nor of segment addresses."""
     trace = Trace.of(
         [Kind.ALLOC, Kind.RESERVE, Kind.RESERVE], [0, -1, -1], [1, *sizes], address=[0, 2**61, 2**62 + 2**61]
     )
@@ -57,7 +57,7 @@ def test_more_bytes_than_there_are_is_one_error(sizes: tuple[int, int]) -> None:
         scene_of(trace)
 
 
-def test_several_arenas_lie_one_above_the_other() -> None:
+def test_several_arenas_are_stacked() -> None:
     buffers = Buffers.of([0, 0], [1, 1], [60, 40])
     capacities = (64, 128)
     arenas_of(capacities)
@@ -68,7 +68,7 @@ def test_several_arenas_lie_one_above_the_other() -> None:
 
 
 def test_each_iteration_uses_its_own_column() -> None:
-    """A buffer longer than the period alternates between its two addresses."""
+    """A buffer longer than the period alternates between two addresses."""
     buffers = Buffers.of([0], [8], [10], period=5)
     plan = Plan(np.array([[0, 10]]), 20, 20, Status.OPTIMAL, "", 0, 0.0, "", period=5)
     scene = scene_of(buffers, plan=plan)
@@ -84,14 +84,14 @@ def test_every_device_has_a_timeline() -> None:
     assert [(view.title, view.timeline) for view in scene.views] == [("recorded", 0), ("recorded", 1)]
 
 
-def test_what_has_no_address_gets_a_plan() -> None:
-    """A page without rectangles would say nothing."""
+def test_trace_without_addresses_gets_a_plan() -> None:
+    """A page without rectangles would be empty."""
     (view,) = scene_of(four_buffers(address=-1)).views
     assert (view.title, view.offsets) == ("planned, greedy", True)
     assert (view.address >= 0).all()
 
 
-def test_a_plan_of_the_trace_s_own_buffers_shares_its_timeline() -> None:
+def test_plan_of_the_traces_own_buffers_shares_its_timeline() -> None:
     from solvers import solve
     from traces import buffers_of
 
