@@ -265,7 +265,7 @@ class _Finder:
         """Fill a module with stand-ins."""
         module.of_mempool = True  # type: ignore[attr-defined]
         if module.__name__ == PACKAGE:
-            module.__version__ = "0.50.2"  # the version whose layout was read
+            module.__version__ = "0.50.2"  # type: ignore[attr-defined]  # the version whose layout was read
             for name in self._NAMES[1:]:
                 __import__(name)
         elif module.__name__ == f"{PACKAGE}.optim":
