@@ -74,8 +74,9 @@ def test_names_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    assert fit._cards("rtx 40") == ["RTX 4060", "RTX 4060 Ti 8GB", "RTX 4060 Ti 16GB", *fit._cards("RTX 407"),
-                                    "RTX 4080", "RTX 4090"]  # fmt: skip
+    cards = fit._cards("rtx 40")
+    assert {"RTX 4060", "RTX 4060 Ti 8GB", "RTX 4080", "RTX 4090"} < set(cards)
+    assert all(card.startswith("RTX 40") for card in cards)
     assert "train.py" in fit._targets("tr")
     assert "planned" in fit.allocators()("pl")
 
