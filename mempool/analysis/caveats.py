@@ -138,9 +138,8 @@ def _refusals(trace: Trace) -> Iterator[str]:
 
 def pool_caveats(trace: Trace) -> Iterator[str]:
     """Yield a sentence about private pools, if the trace has any."""
-    segment = (trace.kind == Kind.RESERVE) & (trace.pool > 0)
-    private = trace.kind == Kind.ALLOC
-    count = len(np.unique(trace.pool[(trace.pool > 0) & (segment | private)]))
+    in_pool = (trace.pool > 0) & ((trace.kind == Kind.RESERVE) | (trace.kind == Kind.ALLOC))
+    count = len(np.unique(trace.pool[in_pool]))
     if count:
         pools = "1 private pool" if count == 1 else f"{count:,} private pools"
         yield (

@@ -147,7 +147,7 @@ def compare(
         TraceError: the trace contradicts itself.
     """
     trace.validate()
-    silent = _without_recorded(trace)
+    silent = _without_recorded(trace) if choices is not None and Choice(RECORDED) in choices else set()
     for device in trace.devices:
         events = trace if len(trace.devices) == 1 else trace.on_device(device)
         attempts, of_events = with_attempts(events)

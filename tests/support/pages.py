@@ -6,7 +6,7 @@ from typing import Any
 
 
 def place(page: Any, time: float, address: float) -> tuple[float, float]:
-    """Where a time and an address are on the screen."""
+    """Return the place of a time and an address on the screen."""
     x, y = page.evaluate(
         """([time, address]) => {
           const plot = mempoolShow.models.addresses, view = Bokeh.index.find_one_by_id(plot.id)
