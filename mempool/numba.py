@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from numba import cuda
 from numba.cuda.cudadrv import driver as numba_driver
 
-from mempool.callbacks import CallbackPool
+from mempool.cuda_callbacks import CallbackPool
 from mempool.errors import OutOfMemoryError, UsageError
-from mempool.place import Place, place_of
+from mempool.installation import Place, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from mempool import _core
 from mempool.errors import OutOfMemoryError, UsageError
-from mempool.place import Place, place_of
+from mempool.installation import Place, place_of
 from mempool.pool import Pool
 
 if TYPE_CHECKING:
-    from traces.recorders.arrays import ArrayRecorder
+    from mempool.recording.arrays import ArrayRecorder
 
 
 def install(**options: Any) -> ArrayPool:
@@ -63,7 +63,7 @@ def is_installed() -> bool:
 
 
 def record_arrays(*, frames: bool = False) -> ArrayRecorder:
-    """Return a recorder of the arrays' reads and writes: see `mempool.accesses.record_arrays`.
+    """Return a recorder of reads and writes; see `mempool.recording.access_recorder.record_arrays`.
 
     Args:
         frames: keep source lines.
@@ -74,9 +74,9 @@ def record_arrays(*, frames: bool = False) -> ArrayRecorder:
     Raises:
         UsageError: the pool writes a trace file.
     """
-    from mempool import accesses
+    from mempool.recording import access_recorder
 
-    return accesses.record_arrays(installed(), frames=frames)
+    return access_recorder.record_arrays(installed(), frames=frames)
 
 
 class ArrayPool(Pool):

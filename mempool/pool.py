@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mempool import _core, sharing
 from mempool.errors import OutOfMemoryError, UsageError
-from mempool.planner import Planner, first_cache_bytes
-from mempool.ranks import file_to_read, own_file
+from mempool.per_rank_files import file_to_read, own_file
+from mempool.planning.planner_thread import Planner, first_cache_bytes
 from mempool.settings import NEVER, Settings, check_swapping, settings
 from mempool.versions import made_with
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from mempool.checking import Checking
-    from mempool.faults import Fault
-    from mempool.plan_files import Saved
-    from mempool.planned import Planned
-    from mempool.report import Report
-    from mempool.tape import Tape
+    from mempool.planning.plan_files import Saved
+    from mempool.planning.planned_pattern import Planned
+    from mempool.recording.trace_writer import Tape
+    from mempool.reporting.fault_collector import Checking
+    from mempool.reporting.faults import Fault
+    from mempool.reporting.report import Report
 
 
 class Pool:
@@ -132,7 +132,7 @@ class Pool:
     def _check(self) -> Checking:
         if not isinstance(self.device, _core.HostDevice):
             raise UsageError("check=True writes around every buffer: on the host only")
-        from mempool.checking import Checking
+        from mempool.reporting.fault_collector import Checking
 
         return Checking(self.client, self.name)
 
@@ -163,17 +163,17 @@ class Pool:
             self._tape.start()
 
     def _news(self) -> Callable[[], list[str]]:
-        from mempool.explain import News
+        from mempool.reporting.explain import News
 
         return News(self.client)
 
     def _load_files(self) -> None:
         if self.settings.plan is not None:
-            from mempool.plan_files import read_saved_apart
+            from mempool.planning.plan_files import read_saved_apart
 
             self._loaded = read_saved_apart(self.settings.plan)
         if self.settings.record is not None:
-            from mempool.tape import Tape
+            from mempool.recording.trace_writer import Tape
 
             whose = self.framework or self.name
             self._tape = Tape(self.client, self.settings.record, self.device.alignment, whose)
@@ -303,7 +303,7 @@ class Pool:
     def report(self) -> Report:
         """Return counts and sizes: print the report, show it in a notebook, or take ``.to_dict()``."""
         with _core.Bypass():
-            from mempool.report import make_report
+            from mempool.reporting.report import make_report
 
             report = make_report(self)
         if self._checking is not None:
@@ -321,7 +321,7 @@ class Pool:
     def explain(self) -> str:
         """Return a text about the first divergences from the plan and their remedies."""
         with _core.Bypass():
-            from mempool.explain import explain
+            from mempool.reporting.explain import explain
 
             return explain(self)
 
@@ -329,13 +329,13 @@ class Pool:
         """Write the plans in use; ``Pool(plan=path)`` later replays them from the first iteration.
 
         Each of several processes that train together writes, and later reads, a separate file: see
-        `mempool.ranks`.
+        `mempool.per_rank_files`.
 
         Raises:
             UsageError: there is no plan yet.
         """
         with _core.Bypass():
-            from mempool.plan_files import write_saved_apart
+            from mempool.planning.plan_files import write_saved_apart
 
             saved = self._planner.saved() or self._loaded
             if saved is None:

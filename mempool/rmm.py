@@ -16,9 +16,9 @@ from typing import Any
 
 import rmm.mr
 
-from mempool.callbacks import CallbackPool
+from mempool.cuda_callbacks import CallbackPool
 from mempool.errors import UsageError
-from mempool.place import Place, place_of
+from mempool.installation import Place, place_of
 
 #: Resources must live as long as any of their allocations, which may be longer than the interpreter.
 _kept: list[Any] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from traces.errors import TraceError
-from traces.files import sniff
+from traces.formats.sniff import sniff
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -39,27 +39,27 @@ def read(
     """
     kind = sniff(path)
     if kind == "trace":
-        from traces.parquet import read_trace
+        from traces.formats.parquet import read_trace
 
         return read_trace(path, skipped=skipped, progress=progress)
     if kind == "snapshot":
-        from traces.snapshot import read_snapshot
+        from traces.formats.snapshot import read_snapshot
 
         return read_snapshot(path, skipped=skipped, progress=progress)
     if kind == "rmm":
-        from traces.rmm_log import read_rmm_log
+        from traces.formats.rmm_log import read_rmm_log
 
         return read_rmm_log(path, skipped=skipped, progress=progress)
     if kind == "cupy":
-        from traces.cupy_hook import read_cupy_hook
+        from traces.formats.cupy_hook import read_cupy_hook
 
         return read_cupy_hook(path, skipped=skipped, progress=progress)
     if kind == "chrome":
-        from traces.chrome import read_chrome
+        from traces.formats.chrome import read_chrome
 
         return read_chrome(path, skipped=skipped, progress=progress)
     if kind == "csv":
-        from traces.minimalloc import read_csv
+        from traces.formats.minimalloc import read_csv
         from traces.of_buffers import trace_of
 
         buffers = read_csv(path)
@@ -85,11 +85,11 @@ def read_pieces(path: StrPath, *, skipped: Counter[str] | None = None) -> Iterat
     """
     kind = sniff(path)
     if kind == "rmm":
-        from traces.rmm_log import iter_rmm_log
+        from traces.formats.rmm_log import iter_rmm_log
 
         yield from iter_rmm_log(path, skipped=skipped)
     elif kind == "cupy":
-        from traces.cupy_hook import iter_cupy_hook
+        from traces.formats.cupy_hook import iter_cupy_hook
 
         yield from iter_cupy_hook(path, skipped=skipped)
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool.analysis.caveats import place_of
-from mempool.what_if import ALLOCATORS, simulate
+from mempool.simulate import ALLOCATORS, simulate
 from solvers.simulators.recorded import recorded
 from traces import Kind
 from traces.completeness import completeness
@@ -29,7 +29,7 @@ RECORDED = "recorded"
 
 @dataclass(frozen=True)
 class Choice:
-    """An allocator, named as in `mempool.what_if.ALLOCATORS` or `RECORDED`, with settings."""
+    """An allocator, named as in `mempool.simulate.ALLOCATORS` or `RECORDED`, with settings."""
 
     allocator: str
     settings: dict[str, Any] = field(default_factory=dict)

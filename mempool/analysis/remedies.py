@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mempool.analysis.idle import LEAST_ABSENCE
+from mempool.analysis.idle_at_peak import LEAST_ABSENCE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mempool.analysis.idle import Absences
+    from mempool.analysis.idle_at_peak import Absences
     from mempool.analysis.peak import Peak
 
 

@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line and exit with a documented exit code."""
     if sys.argv[1:2] == ["run"]:
-        from mempool.cli.launch import launch
+        from mempool.cli.run.exec import launch
 
         launch(sys.argv[2:])
     try:

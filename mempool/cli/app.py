@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mempool.cli import check, compare, convert, demo, fit, info, plan, run, show, swap
+from mempool.cli import check, convert, demo, show
+from mempool.cli.compare.command import compare
+from mempool.cli.fit.command import fit
+from mempool.cli.info.command import info
 from mempool.cli.output import ExitCode, Stop, error_line
+from mempool.cli.plan.command import plan
+from mempool.cli.run.command import CONTEXT, RunCommand, run
+from mempool.cli.swap.command import swap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,15 +29,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo.demo)
-app.command(cls=run.RunCommand, context_settings=run.CONTEXT)(run.run)
-app.command()(plan.plan)
+app.command(cls=RunCommand, context_settings=CONTEXT)(run)
+app.command()(plan)
 app.command()(check.check)
-app.command()(info.info)
-app.command()(compare.compare)
-app.command()(fit.fit)
+app.command()(info)
+app.command()(compare)
+app.command()(fit)
 app.command()(convert.convert)
 app.command()(show.show)
-app.command()(swap.swap)
+app.command()(swap)
 
 
 @app.callback(invoke_without_command=True)

@@ -12,16 +12,16 @@ import typer
 
 from mempool.cli.options import Device, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import ExitCode, Stop, facts, percent, print_json
-from mempool.report import binary
+from mempool.reporting.report import binary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mempool.cli.work import Work
+    from mempool.cli.inputs import Work
     from solvers import Plan
-    from solvers.kinds import Kind
+    from solvers.packing.variants import Kind
     from traces import Buffers, Trace
-    from traces.pattern import Pattern
+    from traces.iterations.pattern import Pattern
 
 
 def check(
@@ -42,7 +42,7 @@ def check(
         mempool check run.plan run.trace
         mempool check solved.csv buffers.csv --json
     """
-    from mempool.cli.work import read_work
+    from mempool.cli.inputs import read_work
     from solvers import PlanError
     from solvers import check as judge
 
@@ -87,7 +87,7 @@ def check(
 
 def _all_kinds(trace: Trace) -> Iterator[Pattern]:
     """Yield every variant of the iterations, also within envelopes, by user marks and automatic marks."""
-    from traces.pattern import find_patterns
+    from traces.iterations.pattern import find_patterns
 
     for found in (False, True):
         yield from find_patterns(trace, anywhere=True, found=found)
@@ -100,7 +100,7 @@ def matching(path: Path, solved: Work, given: Work) -> list[tuple[Plan, Buffers]
         PlanError: a plan belongs to another trace, or is wrong.
         TraceError: the file is damaged.
     """
-    from mempool.plan_files import OTHER, read_saved
+    from mempool.planning.plan_files import OTHER, read_saved
     from solvers import read_plan_columns
 
     assert solved.plan is not None

@@ -13,7 +13,7 @@ import typer
 
 from mempool.cli.options import Frames, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import facts, print_json, progress
-from mempool.cli.outputs import written_over
+from mempool.cli.output_files import written_over
 
 if TYPE_CHECKING:
     from traces import Trace
@@ -74,9 +74,9 @@ def _check_target(source: Path, target: Path) -> None:
 
 
 def _as_trace(source: Path, target: Path, skipped: Counter[str] | None, *, frames: bool) -> dict[str, Any]:
-    from mempool.cli.work import tell_skipped
+    from mempool.cli.inputs import tell_skipped
     from traces import Kind
-    from traces.parquet import TraceWriter
+    from traces.formats.parquet import TraceWriter
     from traces.read import read_pieces
 
     pieces = read_pieces(source, skipped=skipped)
@@ -93,9 +93,9 @@ def _as_trace(source: Path, target: Path, skipped: Counter[str] | None, *, frame
 
 
 def _as_csv(source: Path, target: Path, skipped: Counter[str] | None) -> dict[str, Any]:
-    from mempool.cli.work import tell_skipped
+    from mempool.cli.inputs import tell_skipped
     from traces import buffers_of
-    from traces.minimalloc import write_csv
+    from traces.formats.minimalloc import write_csv
     from traces.read import read
 
     trace = read(source, skipped=skipped)

@@ -29,7 +29,7 @@ def allocators(*more: str) -> Callable[[str], list[str]]:
     """
 
     def complete(incomplete: str) -> list[str]:
-        from mempool.what_if import ALLOCATORS
+        from mempool.simulate import ALLOCATORS
 
         return [name for name in (*more, *ALLOCATORS) if name.startswith(incomplete)]
 

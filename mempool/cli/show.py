@@ -10,12 +10,12 @@ import typer
 
 from mempool.cli.options import Frames, Lenient, allocators
 from mempool.cli.output import ExitCode, Stop, bar, facts, print_json, progress, tell_caveats
-from mempool.cli.outputs import why_not, written_over
-from mempool.cli.parsed import parsed
-from mempool.report import binary
+from mempool.cli.output_files import why_not, written_over
+from mempool.cli.parsing import parsed
+from mempool.reporting.report import binary
 
 if TYPE_CHECKING:
-    from mempool.cli.work import Work
+    from mempool.cli.inputs import Work
     from mempool.show import Scene
     from traces import Trace
 
@@ -68,7 +68,7 @@ def show(
         mempool swap run.trace --limit 12GiB -o moves.json
         mempool show run.trace --swap moves.json --open
     """
-    from mempool.analysis.choices import parse_choice
+    from mempool.analysis.allocator_specs import parse_choice
 
     page = output or (None if perfetto and not opened else Path(f"{trace.stem}.html"))
     _check_outputs(
@@ -105,7 +105,7 @@ def _scene(
     trace: Path, plan: Path | None, allocators: list[str], swap: Path | None, *, lenient: bool
 ) -> tuple[Scene, dict[str, int] | None]:
     """Return the scene to draw, and the number of omitted events, by reason."""
-    from mempool.cli.work import read_work
+    from mempool.cli.inputs import read_work
     from mempool.show import scene_of
     from mempool.show.swaps import with_swaps
 
@@ -157,7 +157,7 @@ def _swaps(path: Path, trace: Trace) -> Scene:
 def _check_for(solved: Work, given: Work, trace: Path, plan: Path) -> None:
     """Refuse a plan for another trace, whose picture would be wrong."""
     from mempool.cli.check import matching
-    from mempool.cli.work import read_work
+    from mempool.cli.inputs import read_work
     from solvers import PlanError
 
     assert solved.plan is not None

@@ -23,7 +23,7 @@ from mempool.settings import settings
 
 if TYPE_CHECKING:
     from mempool.cupy.platform import Platform
-    from traces.recorders.arrays import ArrayRecorder
+    from mempool.recording.arrays import ArrayRecorder
 
 __all__ = ["CupyPool", "install", "installed", "is_installed", "is_there", "record_arrays", "uninstall"]
 
@@ -76,7 +76,7 @@ def is_there(driver: str = DRIVER) -> bool:
 
 
 def record_arrays(*, frames: bool = False) -> ArrayRecorder:
-    """Return a recorder of the arrays' reads and writes: see `mempool.accesses.record_arrays`.
+    """Return a recorder of reads and writes; see `mempool.recording.access_recorder.record_arrays`.
 
     Args:
         frames: keep source lines.
@@ -87,9 +87,9 @@ def record_arrays(*, frames: bool = False) -> ArrayRecorder:
     Raises:
         UsageError: the pool writes a trace file.
     """
-    from mempool import accesses
+    from mempool.recording import access_recorder
 
-    return accesses.record_arrays(installed(), frames=frames)
+    return access_recorder.record_arrays(installed(), frames=frames)
 
 
 def _install(platform: Platform, options: dict[str, Any]) -> CupyPool:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mempool.cupy.platform import Platform
-    from mempool.planned import Planned
-    from mempool.report import Report
+    from mempool.planning.planned_pattern import Planned
+    from mempool.reporting.report import Report
 
 
 #: Pool whose memory to use, or a function that finds the pool at a device's first array.

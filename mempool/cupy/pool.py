@@ -14,7 +14,7 @@ from mempool.cupy.devices import DevicePool, Devices, Share
 from mempool.cupy.platform import Cuda
 from mempool.cupy.statistics import Statistics
 from mempool.errors import UsageError
-from mempool.place import Place, place_of
+from mempool.installation import Place, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

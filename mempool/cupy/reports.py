@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mempool.report import Report
+from mempool.reporting.report import Report
 
 
 class DeviceReports(Report):

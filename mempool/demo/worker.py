@@ -56,7 +56,13 @@ class Worker:
         training, pools = importlib.import_module(network), importlib.import_module(adapter)
         with_arrays = () if arrays is None else (importlib.import_module(arrays),)
         # The planner's imports, so that they count as baseline in every process.
-        for name in ("mempool.planned", "mempool.report", "solvers", "traces.pattern", "traces.workload"):
+        for name in (
+            "mempool.planning.planned_pattern",
+            "mempool.reporting.report",
+            "solvers",
+            "traces.iterations.pattern",
+            "traces.workload",
+        ):
             importlib.import_module(name)
         self.plan = plan
         training.warm_up(*with_arrays)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mempool.show.density import rest_of
 from mempool.show.load import load_of, telling
-from mempool.show.naming import MOST_NAMES, ids_of, named, pools, stacks
-from mempool.show.pack import Packer, clean
-from mempool.show.rest import rest_of
+from mempool.show.names import MOST_NAMES, ids_of, named, pools, stacks
+from mempool.show.packed_columns import Packer, clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from mempool.show.figure import ASSETS
-from mempool.show.pack import clean
+from mempool.show.packed_columns import clean
 
 #: Scripts of the page around the figure, in order of dependency.
 _SCRIPTS = ("numbers.js", "dom.js", "table.js", "link.js", "page.js")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool.show.load import load_of
-from mempool.show.pack import clean
+from mempool.show.packed_columns import clean
 from traces.files import atomic
 
 if TYPE_CHECKING:

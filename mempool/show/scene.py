@@ -60,8 +60,8 @@ def scene_of(
         plan: a plan with offsets, or None.
         planned: the buffers that the plan places row by row; by default those of the trace or the given
             buffers.
-        allocators: names among `mempool.what_if.ALLOCATORS`, with settings as ``mempool compare`` takes them:
-            "pytorch:max_split_size_mb=128"; only for a trace.
+        allocators: names among `mempool.simulate.ALLOCATORS`, with settings as ``mempool compare`` takes
+            them: "pytorch:max_split_size_mb=128"; only for a trace.
         title: one line.
 
     Raises:
@@ -112,8 +112,8 @@ def _by_device(trace: Trace) -> Iterator[tuple[str, Trace, NDArray[np.int64]]]:
 
 def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[str]) -> list[View]:
     """Return views of the recorded addresses, if any exist, and of the simulated ones."""
-    from mempool.analysis.choices import parse_choice
-    from mempool.what_if import simulate
+    from mempool.analysis.allocator_specs import parse_choice
+    from mempool.simulate import simulate
 
     born, since = trace.kind == Kind.ALLOC, timeline.since
     views = []

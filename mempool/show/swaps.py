@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mempool.report import binary
+from mempool.reporting.report import binary
 from mempool.show.scene import Scene
 from mempool.show.timeline import Timeline, timeline_of
 from mempool.show.view import View, plan_view
@@ -16,9 +16,9 @@ from solvers.errors import PlanError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from solvers.plan import Stop
+    from solvers.packing.plan import Stop
     from solvers.swap import Link, Replayed, Schedule, Step
-    from solvers.swap.pool import Placed
+    from solvers.swap.placement import Placed
 
 #: Number of operations whose clock is kept; between them the clock is interpolated.
 _KNOTS = 4096
@@ -78,7 +78,7 @@ def swap_scene(
         PlanError: no program could make these moves, or nothing moves.
     """
     from solvers.swap import replay
-    from solvers.swap.pool import place
+    from solvers.swap.placement import place
 
     if not len(schedule) and not len(schedule.resting):
         raise PlanError("nothing moves")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mempool.analysis.caveats import history_caveats, pool_caveats
-from mempool.show.notes import NO_NOTES, Notes, notes_of
+from mempool.show.annotations import NO_NOTES, Notes, notes_of
 from traces.completeness import History, completeness
 from traces.trace import NAMED, Kind
 
@@ -174,7 +174,7 @@ def _first_row(sums: NDArray[np.int64], total: int) -> int:
 
 
 def _pieces(buffers: Buffers, columns: int) -> tuple[NDArray[np.int64], ...]:
-    from solvers.pieces import pieces_of
+    from solvers.packing.pieces import pieces_of
 
     pieces = pieces_of(buffers)
     owner, start, end, period = pieces.owner, pieces.start, pieces.end, buffers.period

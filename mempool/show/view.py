@@ -108,7 +108,7 @@ def plan_view(title: str, at: int, timeline: Timeline, plan: Plan) -> View:
     if not plan.arenas:
         whole = np.zeros((2, 1), np.int64)
         return View(title, at, offset, whole, plan.arena_bytes, plan.arena_bytes, NO_SEGMENTS, offsets=True)
-    from solvers.plan import stride_of
+    from solvers.packing.plan import stride_of
 
     stride = stride_of(plan.arenas)
     ends = np.cumsum(plan.arenas)

@@ -9,7 +9,7 @@
     print(pool.report())
 
 With ``limit="12GiB"`` idle tensors are offloaded to host memory until their next use: see
-`mempool.torch.swapping`.
+`mempool.torch.eager`.
 
 The pool serves every tensor on the chosen kind of device whose memory PyTorch allocates, from every thread.
 Such a tensor may outlive the pool, the thread, and the interpreter. For particulars see `mempool.torch.cpu`
@@ -23,7 +23,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from mempool.errors import UsageError
-from mempool.place import Place, place_of
+from mempool.installation import Place, place_of
 from mempool.pool import Pool
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from mempool.torch.accesses import AccessRecording
-    from mempool.torch.diagnosis import Diagnosis
-    from mempool.torch.fitting import Fit
-    from mempool.torch.found_steps import FoundSteps
-    from mempool.torch.swapping.attached import Swapping
+    from mempool.recording.torch.pool_accesses import AccessRecording
+    from mempool.torch.eager.attachment import Swapping
+    from mempool.torch.estimate import Fit
+    from mempool.torch.introspection.diagnosis import Diagnosis
+    from mempool.torch.step_detection import FoundSteps
 
 
 def install(*, device: str | torch.device | None = None, **options: Any) -> TensorPool:
@@ -90,21 +90,22 @@ def diagnose() -> Diagnosis:
     Returns:
         The findings, which can be printed; ``ok`` is true if none is a blocker.
     """
-    from mempool.torch import cuda, diagnosis
+    from mempool.torch import cuda
+    from mempool.torch.introspection import diagnosis
 
     return diagnosis.diagnose(serving=cuda.is_serving())
 
 
 def fit(*args: Any, **options: Any) -> Fit:
-    """Predict the memory of a training step or an inference before the run: see `mempool.torch.fitting.fit`.
+    """Predict the memory of a training step or an inference before the run: see `mempool.torch.estimate.fit`.
 
         print(mempool.torch.fit(model, torch.zeros(32, 3, 224, 224), limit="24GiB"))
 
     Neither a GPU nor memory is needed, and no pool is installed.
     """
-    from mempool.torch import fitting
+    from mempool.torch import estimate
 
-    return fitting.fit(*args, **options)
+    return estimate.fit(*args, **options)
 
 
 def record(
@@ -133,7 +134,7 @@ def record(
     Raises:
         UsageError: the pool itself writes a trace.
     """
-    from mempool.torch.accesses import AccessRecording
+    from mempool.recording.torch.pool_accesses import AccessRecording
 
     return AccessRecording(path, model, optimizer)
 
@@ -155,11 +156,11 @@ class TensorPool(Pool):
         ends = self.settings.mode == "replay" and self.settings.limit is None  # swapping finds steps itself
         shown = self._tape is not None and self.settings.limit is None
         if ends or shown:
-            from mempool.torch.found_steps import FoundSteps
+            from mempool.torch.step_detection import FoundSteps
 
             self._found_steps = FoundSteps(self, ends=ends, shown=shown)
         if (limit := self.settings.limit) is not None:
-            from mempool.torch.swapping.attached import Swapping
+            from mempool.torch.eager.attachment import Swapping
 
             try:
                 self._swapping = Swapping(self, self.torch_device, limit)
@@ -203,7 +204,7 @@ class TensorPool(Pool):
         Raises:
             UsageError: the argument is neither an optimizer of PyTorch nor a wrapper of one.
         """
-        from traces.recorders.optimizers import hooked_optimizer
+        from mempool.recording.optimizers import hooked_optimizer
 
         hooked = hooked_optimizer(optimizer)
         if hooked is None:

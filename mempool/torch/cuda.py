@@ -14,13 +14,14 @@ from mempool.cuda import DRIVER
 from mempool.errors import UsageError
 from mempool.logs import log
 from mempool.settings import NEVER, settings
-from mempool.torch import TensorPool, companion, diagnosis, statistics
+from mempool.torch import TensorPool, companion
+from mempool.torch.introspection import diagnosis, statistics
 from mempool.versions import TESTED
 
 if TYPE_CHECKING:
     import torch
 
-    from mempool.report import Report
+    from mempool.reporting.report import Report
 
 OLDEST = ".".join(map(str, TESTED["torch"][0]))
 #: PyTorch's allocator object, once replaced by the pool's: the object and its functions are in use until the

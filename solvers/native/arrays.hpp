@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "large_pages.hpp"
+#include "packing/large_pages.hpp"
 
 template <class T>
 using In = nanobind::ndarray<const T, nanobind::numpy, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;

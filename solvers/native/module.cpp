@@ -9,19 +9,19 @@
 #include <tuple>
 
 #include "arrays.hpp"
-#include "branching.hpp"
-#include "earliest.hpp"
-#include "fullest.hpp"
-#include "line.hpp"
-#include "outward.hpp"
-#include "packer.hpp"
-#include "pairs.hpp"
-#include "repair.hpp"
-#include "search.hpp"
-#include "stack.hpp"
-#include "staircase.hpp"
-#include "stretches.hpp"
-#include "waits.hpp"
+#include "packing/branching.hpp"
+#include "packing/earliest.hpp"
+#include "packing/fullest.hpp"
+#include "packing/line.hpp"
+#include "packing/outward.hpp"
+#include "packing/packer.hpp"
+#include "packing/pairs.hpp"
+#include "packing/repair.hpp"
+#include "packing/search.hpp"
+#include "packing/stack.hpp"
+#include "packing/staircase.hpp"
+#include "packing/stretches.hpp"
+#include "packing/waits.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

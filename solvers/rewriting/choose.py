@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers.errors import PlanError
-from solvers.rewriting.calls import Calls
+from solvers.rewriting.copy_calls import Calls
 from solvers.rewriting.decision import Decision
-from solvers.rewriting.early import copied_early
+from solvers.rewriting.early_offload import copied_early
+from solvers.rewriting.judge import simulate
 from solvers.rewriting.published import budget_of, tune
-from solvers.rewriting.released import released
+from solvers.rewriting.release_times import released
+from solvers.rewriting.rewrite import rewrite
 from solvers.rewriting.rewriting import Rewriting
-from solvers.rewriting.rewritten import rewrite
 from solvers.rewriting.search import Search
-from solvers.rewriting.steps import Planned, candidates, planned
-from solvers.rewriting.timed import simulate
+from solvers.rewriting.step_conversion import Planned, candidates, planned
 from solvers.swap.absences import absences_of
-from solvers.swap.plan import SwapPlanner
+from solvers.swap.planner import SwapPlanner
 from solvers.swap.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from solvers.rewriting.graph import Graph
-    from solvers.rewriting.timed import Timed
+    from solvers.rewriting.judge import Timed
     from solvers.swap.link import Link
 
 #: Number of the found sets of recomputed values for which the swap planner makes a complete plan.

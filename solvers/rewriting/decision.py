@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from solvers.rewriting.judge import Timed
     from solvers.rewriting.rewriting import Rewriting
-    from solvers.rewriting.timed import Timed
 
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """Rewriting of a graph, with the result predicted by `solvers.rewriting.timed`.
+    """Rewriting of a graph, with the result predicted by `solvers.rewriting.judge`.
 
     Attributes:
         limit_bytes: the requested limit.

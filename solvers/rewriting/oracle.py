@@ -9,7 +9,7 @@ import numpy as np
 
 from solvers.errors import PlanError
 from solvers.rewriting.rewriting import Rewriting
-from solvers.rewriting.steps import candidates, planned
+from solvers.rewriting.step_conversion import candidates, planned
 from solvers.swap.oracle import least_stall
 
 if TYPE_CHECKING:

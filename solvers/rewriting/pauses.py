@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from solvers.rewriting.graph import Graph, Role
-from solvers.rewriting.timed import simulate
+from solvers.rewriting.judge import simulate
 from solvers.swap.link import Link
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from solvers.rewriting.judge import Timed
     from solvers.rewriting.rewriting import Rewriting, Swap
-    from solvers.rewriting.timed import Timed
 
 PAUSE, RESUMED = "(between the passes)", "(before the backward pass)"
 

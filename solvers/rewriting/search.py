@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers.errors import PlanError
-from solvers.rewriting.calls import Calls
-from solvers.rewriting.quick import Quick
+from solvers.rewriting.copy_calls import Calls
+from solvers.rewriting.quick_estimate import Quick
 from solvers.rewriting.recompute import Cuts
-from solvers.rewriting.steps import Planned, planned
+from solvers.rewriting.step_conversion import Planned, planned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

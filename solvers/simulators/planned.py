@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers.check import check
-from solvers.plan import Stop
+from solvers.packing.check import check
+from solvers.packing.plan import Stop
+from solvers.packing.solve import solve
 from solvers.simulators.native import Allocator, check_bytes, check_power_of_two
 from solvers.simulators.simulation import Course, Segments
-from solvers.solve import solve
 from traces.buffers import Buffers
 from traces.columns import numbered
 from traces.errors import TraceError

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from solvers.swap.link import Link
-    from solvers.swap.plan import Swap, SwapPlanner
+    from solvers.swap.planner import Swap, SwapPlanner
     from solvers.swap.schedule import Schedule
     from solvers.swap.step import Step
 

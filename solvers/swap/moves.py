@@ -10,8 +10,8 @@ import numpy as np
 
 from solvers.errors import PlanError
 from solvers.swap.link import Link
-from solvers.swap.of_trace import step_of
 from solvers.swap.schedule import Schedule
+from solvers.swap.step_of_trace import step_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.recorders.arrays import ArrayRecorder
+from mempool.recording.arrays import ArrayRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,7 +29,7 @@ def one(name: str, rounds: int) -> None:
     import transformers
 
     import mempool.torch
-    from mempool.torch import fitting  # noqa: F401 - imports are not counted
+    from mempool.torch import estimate  # noqa: F401 - imports are not counted
 
     model, config, settings, batch, length = SETUPS[name]
     made: Any = getattr(transformers, model), getattr(transformers, config)(**settings)

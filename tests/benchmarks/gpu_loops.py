@@ -22,11 +22,11 @@ import numpy as np
 import torch
 import workloads
 
-from mempool.torch.fitting.fake import fake_mode
-from mempool.torch.fitting.isolation import isolated
-from mempool.torch.fitting.target.as_on import as_on
-from mempool.what_if import simulate
-from traces.recorders.torch import AccessRecorder
+from mempool.recording.torch import AccessRecorder
+from mempool.simulate import simulate
+from mempool.torch.estimate.device.emulation import as_on
+from mempool.torch.estimate.fake.isolation import isolated
+from mempool.torch.estimate.fake.mode import fake_mode
 from traces.trace import Kind
 
 if TYPE_CHECKING:

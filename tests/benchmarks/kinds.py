@@ -169,12 +169,12 @@ def measured(name: str, steps: int, way: str) -> dict[str, Any]:
     import torch
 
     import mempool.torch
-    from mempool import together
-    from mempool.report import missed
-    from traces import envelope
+    from mempool.planning import joint_planning
+    from mempool.reporting.report import missed
+    from traces.iterations.pattern import envelope
 
     if way == "apart":
-        together.LEAST_COLLISIONS = sys.maxsize
+        joint_planning.LEAST_COLLISIONS = sys.maxsize
     if way != "as it is":
         envelope.FEW_KINDS = sys.maxsize
     torch.set_num_threads(1)

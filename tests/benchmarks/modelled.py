@@ -8,12 +8,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from traces.recorders.torch import AccessRecorder
+from mempool.recording.torch import AccessRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mempool.torch.fitting.roofline import Roofline
+    from mempool.hardware.roofline import Roofline
     from traces import Trace
 
 

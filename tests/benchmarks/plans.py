@@ -24,7 +24,7 @@ from test_proofs import problem
 
 from mempool.demo.worker import resident_bytes
 from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, solve
-from solvers.plan import DEFAULT_NODES
+from solvers.packing.plan import DEFAULT_NODES
 from traces import workload
 from traces.buffers import Buffers
 from traces.instances import GENERATORS, flat, scattered

@@ -59,8 +59,8 @@ def real(name: str) -> dict[str, Any]:
     import torch
 
     import mempool.torch
-    from mempool.torch.fitting import fit_job
-    from mempool.torch.fitting.shares import AtPeak
+    from mempool.torch.estimate import fit_job
+    from mempool.torch.estimate.attribution import AtPeak
 
     torch.set_num_threads(1)
     job = job_of_run(name)

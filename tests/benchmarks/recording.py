@@ -23,8 +23,8 @@ import torch
 from models import MODELS
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mempool.recording.torch import AccessRecorder
 from traces import Kind
-from traces.recorders.torch import AccessRecorder
 
 
 class Empty(TorchDispatchMode):

@@ -24,8 +24,8 @@ from torch.nn import functional
 from solvers.errors import PlanError
 from solvers.rewriting import Rewriting, published, rewrite
 from solvers.rewriting.choose import Chooser, least_bytes
-from solvers.rewriting.steps import candidates, planned
-from solvers.rewriting.timed import simulate
+from solvers.rewriting.judge import simulate
+from solvers.rewriting.step_conversion import candidates, planned
 from solvers.swap import Link, LinkBound
 
 if TYPE_CHECKING:

@@ -156,7 +156,7 @@ def compiled(way: str, device: str, limit: int | None, beside: int, inner: str) 
     if way == "offloading":
         return {"backend": offloading(device)}
     if way in ("ours", "compiled"):
-        from mempool.torch.rewriting import backend
+        from mempool.torch.compiled import backend
 
         backend.register()
         options = {"inner": inner}

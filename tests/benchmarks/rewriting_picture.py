@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 from solvers.rewriting import Graph, Rewriting, Role, Swap, SwapIn, rewrite
-from solvers.rewriting.timed import simulate
+from solvers.rewriting.judge import simulate
 from solvers.swap import Link
 
 _STEP = 58  # between operations

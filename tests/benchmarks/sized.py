@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mempool.rates import Rates
-from mempool.torch.rewriting.capture import capture
-from mempool.torch.rewriting.costs import by_roofline
-from mempool.torch.rewriting.joint import joint_of
+from mempool.hardware.gpu_throughput import Rates
+from mempool.torch.compiled.aot_trace import joint_of
+from mempool.torch.compiled.capture import capture
+from mempool.torch.compiled.costs import by_roofline
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,11 +16,11 @@ import numpy as np
 from modelled import training_trace
 from networks import resnet, vgg
 
-from mempool.rates import Rates
-from mempool.torch.fitting.roofline import Roofline
+from mempool.hardware.gpu_throughput import Rates
+from mempool.hardware.roofline import Roofline
 from solvers import PlanError, Stop, solve
 from solvers.swap import PRESETS, Link, LinkBound, Step, SwapPlanner, packed, step_of
-from solvers.swap.pool import device_buffers
+from solvers.swap.placement import device_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -61,7 +61,7 @@ class Warnings(logging.Handler):
 @contextlib.contextmanager
 def planning() -> Iterator[list[float]]:
     """Seconds of each time that moves are planned."""
-    from mempool.torch.swapping.planning import Planning
+    from mempool.torch.eager.schedule_planner import Planning
 
     seconds: list[float] = []
     made = Planning._tried
@@ -155,7 +155,7 @@ def _warm_up(name: str) -> None:
 
 
 def _hits(now: dict[str, int], before: dict[str, int]) -> float | None:
-    from mempool.report import missed
+    from mempool.reporting.report import missed
 
     hits, misses = now["hit"] - before["hit"], missed(now) - missed(before)
     outside = now["outside"] - before["outside"]  # swapping has the pool wait

@@ -22,8 +22,8 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mempool.torch
-from mempool.torch.swapping.host_engine import HostEngine
-from mempool.torch.swapping.swapper import Swapper
+from mempool.torch.eager.mode import Swapper
+from mempool.torch.offload.host_engine import HostEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -80,7 +80,7 @@ def test_small_problems_are_proven_optimal_soon(benchmark: BenchmarkFixture, nam
 def test_few_nodes_are_enough_to_prove_most_small_problems(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solvers.exact.available", lambda: False)
+    monkeypatch.setattr("solvers.packing.exact.available", lambda: False)
     rows = solved(name, range(20), Stop(nodes=10_000_000))
     assert sum(row.proven for row in rows) >= PROVEN[name]
 
@@ -95,7 +95,7 @@ def test_a_thousand_small_problems_are_proven_optimal(
     if ortools:
         solve(problem(name, 0), solver="exact")  # imports it
     else:
-        monkeypatch.setattr("solvers.exact.available", lambda: False)
+        monkeypatch.setattr("solvers.packing.exact.available", lambda: False)
     rows = solved(name, range(1000), Stop(seconds=10))
     late = [row for row in rows if not row.proven or row.seconds > SOON]
     figures = ", ".join(f"{key} {value:.3f}" for key, value in shares(rows).items())

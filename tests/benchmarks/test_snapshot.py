@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from snapshots import write_large
 
-from traces.snapshot import read_snapshot
+from traces.formats.snapshot import read_snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from traces import Trace
-from traces.parquet import read_trace, write_trace
+from traces.formats.parquet import read_trace, write_trace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import numpy as np
 from sequences import NETWORKS, varied
 
-from mempool.what_if import simulate
+from mempool.simulate import simulate
 from traces.trace import Kind, Trace
 
 GIB = 1 << 30

@@ -102,12 +102,12 @@ class Model:
 
 
 PLANNING = (
-    "mempool.enveloped",
-    "mempool.planned",
-    "mempool.recording",
-    "mempool.report",
+    "mempool.planning.variable_shapes",
+    "mempool.planning.planned_pattern",
+    "mempool.recording.events",
+    "mempool.reporting.report",
     "solvers",
-    "traces.pattern",
+    "traces.iterations.pattern",
     "traces.ranges",
     "traces.workload",
 )
@@ -116,8 +116,8 @@ IN_TORCH = (
     "mempool.torch.compiling",
     "mempool.torch.cpu",
     "mempool.torch.cuda",
-    "mempool.torch.diagnosis",
-    "mempool.torch.statistics",
+    "mempool.torch.introspection.diagnosis",
+    "mempool.torch.introspection.statistics",
 )
 IN_NUMPY = {"network": Training, "wander": Wandering}
 

@@ -40,7 +40,7 @@ def train(way: str, name: str, limit: int) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=True)
     loss_of: Any = model.loss
     if way in GRAPHS:
-        from mempool.torch.rewriting.backend import register
+        from mempool.torch.compiled.backend import register
 
         register()
         options = {"inner": way, **({"limit": limit} if limit else {})}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mempool.torch.fitting import Job
+    from mempool.torch.estimate import Job
 
 
 def _pictures(side: int) -> Callable[[int], Any]:
@@ -31,7 +31,7 @@ def _entropy(output: Any, labels: Any) -> Any:
 def _job(model: Callable[[], Any], inputs: Callable[[int], Any], batch: int, **more: Any) -> Job:
     import torch
 
-    from mempool.torch.fitting import Job
+    from mempool.torch.estimate import Job
 
     return Job(model, inputs, batch, **{"optimizer": torch.optim.AdamW, **more})
 
@@ -93,7 +93,7 @@ def _encoder() -> Job:
 
 
 def _family(name: str, batch: int, **more: Any) -> Job:
-    from mempool.torch.fitting import Job
+    from mempool.torch.estimate import Job
 
     found = {"gpt2": _gpt2, "llama": _llama, "vit": _vit}[name]()
     import torch

@@ -16,9 +16,9 @@ import torch
 from predicted_jobs import JOBS, SMALL
 from torch.utils import _pytree as pytree
 
-from mempool.torch.fitting import Job, fit_job
-from mempool.torch.fitting.margins import in_allocator
-from traces.recorders.torch import AccessRecorder
+from mempool.recording.torch import AccessRecorder
+from mempool.torch.estimate import Job, fit_job
+from mempool.torch.estimate.margins import in_allocator
 
 STEPS = 4
 

@@ -17,7 +17,7 @@ def made(host_bytes: int) -> Any:
     """The engine of the first GPU."""
     import torch
 
-    from mempool.torch.swapping.cuda_engine import CudaEngine
+    from mempool.torch.offload.cuda_engine import CudaEngine
 
     return CudaEngine(torch.device("cuda", 0), host_bytes)
 
@@ -60,7 +60,7 @@ def test_the_link_is_that_of_locked_memory() -> None:
 def test_copies_are_asked_for_without_waiting_and_no_more_is_locked_than_is_allowed() -> None:
     import torch
 
-    from mempool.torch.swapping.engine import HostFullError
+    from mempool.torch.offload.engine import HostFullError
 
     engine = made(256 << 20)
     engine.reserve(200 << 20)

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 import mempool.numpy
 from mempool import UsageError
-from mempool.accesses import record_arrays
 from mempool.demo.network import Data, Network
-from mempool.joined import join
+from mempool.recording.access_recorder import record_arrays
+from mempool.recording.arrays import ArrayRecorder
+from mempool.recording.arrays.rows import FIELDS
+from mempool.recording.trace_merge import join
 from traces import Kind, Trace, buffers_of
-from traces.parquet import read_trace
-from traces.recorders.arrays import ArrayRecorder
-from traces.recorders.arrays.rows import FIELDS
+from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,11 +13,11 @@ import pytest
 from pools import run, simulated
 
 from mempool import Pool
-from mempool.apart import apart
-from mempool.plan_files import read_planned
+from mempool.planning.plan_files import read_planned
+from mempool.planning.subprocess_call import apart
 from solvers import PlanError
 from traces import TraceError
-from traces.files import sniff
+from traces.formats.sniff import sniff
 
 ABSENT = "a module that is not there"
 

@@ -15,10 +15,10 @@ from pools import simulated
 from programs import Watched, layers
 
 from mempool import Pool
-from mempool.beside import joined
-from mempool.planned import make_plan, with_kept
+from mempool.planning.planned_pattern import make_plan, with_kept
+from mempool.planning.shared_arena import joined
 from solvers import lower_bound
-from traces.pattern import find_patterns
+from traces.iterations.pattern import find_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fake_cuda import FakeCuda
 
-    from traces.pattern import Pattern
+    from traces.iterations.pattern import Pattern
 
 MIB = 1 << 20
 BATCHES = (200_000, 100_000, 50_000)

@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mempool.budget import HANDOVER_SECONDS, Budget, cost_of_thread
+from mempool.planning.processor_budget import HANDOVER_SECONDS, Budget, cost_of_thread
 
 
 class Times:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mempool import UsageError
-from mempool.callbacks import CallbackPool
+from mempool.cuda_callbacks import CallbackPool
 
 if TYPE_CHECKING:
     from fake_cuda import FakeCuda

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mempool.cards import CARDS, card
 from mempool.errors import UsageError
+from mempool.hardware.gpu_memory import CARDS, card
 
 
 @pytest.mark.parametrize("one", CARDS, ids=lambda one: one.name)

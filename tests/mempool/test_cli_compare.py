@@ -16,9 +16,9 @@ import pytest
 from simulations import random_trace
 
 from mempool.cli.app import call
-from mempool.what_if import ALLOCATORS
+from mempool.simulate import ALLOCATORS
 from traces import Kind, Trace
-from traces.parquet import write_trace
+from traces.formats.parquet import write_trace
 
 COMMAND = str(Path(sysconfig.get_path("scripts"), "mempool"))
 

@@ -12,9 +12,9 @@ import pytest
 
 from mempool.cli.app import call
 from traces import Trace, buffers_of
-from traces.minimalloc import read_csv
-from traces.parquet import read_trace, write_trace
-from traces.snapshot import read_snapshot
+from traces.formats.minimalloc import read_csv
+from traces.formats.parquet import read_trace, write_trace
+from traces.formats.snapshot import read_snapshot
 from traces.workload import generate
 
 if TYPE_CHECKING:

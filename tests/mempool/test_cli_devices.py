@@ -11,7 +11,7 @@ from answers import said
 from mempool.cli.app import call
 from solvers import read_plan
 from traces import Kind, Trace
-from traces.parquet import write_trace
+from traces.formats.parquet import write_trace
 from traces.trace import COLUMNS
 from traces.workload import generate
 

@@ -16,8 +16,8 @@ import pytest
 from mempool.cli.app import call
 from solvers import SOLVERS
 from traces import Buffers, Kind, Trace
-from traces.minimalloc import write_csv
-from traces.parquet import write_trace
+from traces.formats.minimalloc import write_csv
+from traces.formats.parquet import write_trace
 from traces.workload import generate
 
 COMMAND = str(Path(sysconfig.get_path("scripts"), "mempool"))

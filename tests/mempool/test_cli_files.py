@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 
 from mempool.cli.app import call
-from mempool.report import binary
-from solvers import SOLVERS, check, peak_load, read_plan, task
+from mempool.reporting.report import binary
+from solvers import SOLVERS, check, peak_load, read_plan
+from solvers.packing import task
 from traces import Buffers, Trace
+from traces.formats.minimalloc import write_csv
+from traces.formats.parquet import write_trace
 from traces.instances import aligned
-from traces.minimalloc import write_csv
-from traces.parquet import write_trace
 from traces.workload import generate
 
 if TYPE_CHECKING:

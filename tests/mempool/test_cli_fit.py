@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mempool.cli.app import call
-from mempool.cli.fit_plot import drawn
+from mempool.cli.fit.plot import drawn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,24 +70,26 @@ def test_unwritable_output_is_reported_before_the_work(
 
 
 def test_names_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from mempool.cli import fit
+    from mempool.cli.fit.command import command
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    cards = fit._cards("rtx 40")
+    cards = command._cards("rtx 40")
     assert {"RTX 4060", "RTX 4060 Ti 8GB", "RTX 4080", "RTX 4090"} < set(cards)
     assert all(card.startswith("RTX 40") for card in cards)
-    assert "train.py" in fit._targets("tr")
-    assert "planned" in fit.allocators()("pl")
+    assert "train.py" in command._targets("tr")
+    assert "planned" in command.allocators()("pl")
 
 
 def one(batch: int, seq: int, needed: int, limit: int | None) -> Any:
-    fit = SimpleNamespace(
+    command = SimpleNamespace(
         needed_bytes=needed, peak_bytes=needed // 2, limit_bytes=limit, fits=limit is None or needed <= limit,
         allocator="pytorch", reserved_bytes={"pytorch": needed}, warnings=[],
     )  # fmt: skip
     target = SimpleNamespace(title="<Net> & co", seq=seq)
-    return SimpleNamespace(fit=fit, job=SimpleNamespace(batch=batch, mode="train"), target=target, image=None)
+    return SimpleNamespace(
+        fit=command, job=SimpleNamespace(batch=batch, mode="train"), target=target, image=None
+    )
 
 
 @pytest.mark.parametrize("limit", [None, 5 << 30])

@@ -12,20 +12,20 @@ from answers import said
 from pools import simulated
 from several_kinds import at_random, in_steps, kinds, marking_last, misses, with_states
 
-import mempool.together
-import solvers.streams
+import mempool.planning.joint_planning
+import solvers.packing.streams
 from mempool import Pool
 from mempool.cli.app import call
 from mempool.cli.check import matching
-from mempool.cli.plan_work import with_first
-from mempool.cli.work import read_work
-from mempool.plan_files import Saved, read_saved, write_saved
-from mempool.together import Together, plan_together
+from mempool.cli.inputs import read_work
+from mempool.cli.plan.compute import with_first
+from mempool.planning.joint_planning import Together, plan_together
+from mempool.planning.plan_files import Saved, read_saved, write_saved
 from solvers import PlanError, peak_load
-from solvers.check import check_kinds
-from solvers.kinds import Joint
+from solvers.packing.check import check_kinds
+from solvers.packing.variants import Joint
 from traces import Kind, Trace
-from traces.parquet import read_trace, write_trace
+from traces.formats.parquet import read_trace, write_trace
 from traces.trace import COLUMNS
 
 if TYPE_CHECKING:
@@ -278,8 +278,8 @@ def solves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         stops.append(stop)
         return plan if len(stops) != 2 else dataclasses.replace(plan, stopped_by="interrupt")
 
-    solve = solvers.streams.solve_streams
-    monkeypatch.setattr(solvers.streams, "solve_streams", told)
+    solve = solvers.packing.streams.solve_streams
+    monkeypatch.setattr(solvers.packing.streams, "solve_streams", told)
     return stops
 
 
@@ -324,7 +324,7 @@ def test_capacity_holds_for_all_joint_plans(
             plan = dataclasses.replace(first.plan, arena_bytes=joint["arena_bytes"] + 1)
             return dataclasses.replace(saved, plans=[dataclasses.replace(first, plan=plan), *saved.plans[1:]])
 
-        monkeypatch.setattr(mempool.together, "plan_together", larger)
+        monkeypatch.setattr(mempool.planning.joint_planning, "plan_together", larger)
     command = ["plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan"]
     answer = said(capsys, *command, "--capacity", str(joint["arena_bytes"]))
     assert answer["arena_bytes"] <= joint["arena_bytes"]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mempool.cli import launch
 from mempool.cli.app import call
+from mempool.cli.run import exec as launch
 
 if TYPE_CHECKING:
     from pathlib import Path

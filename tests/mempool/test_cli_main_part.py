@@ -9,7 +9,7 @@ from answers import said
 
 from mempool.cli.app import call
 from traces import Kind, Trace
-from traces.parquet import write_trace
+from traces.formats.parquet import write_trace
 
 A, F, _, _, M, *_ = Kind
 SNAPSHOTS = Path(__file__).parents[2] / "../shared/bench/pytorch_snapshots"

@@ -16,8 +16,8 @@ from pools import run
 import mempool.cli
 import traces
 from mempool import Pool
-from mempool.plan_files import write_planned
-from traces.parquet import read_trace
+from mempool.planning.plan_files import write_planned
+from traces.formats.parquet import read_trace
 from traces.trace import Kind
 
 ITERATE = """
@@ -387,7 +387,7 @@ def test_report_describes_the_pool_at_the_end_of_the_program(tmp_path: Path) -> 
     assert json.loads((tmp_path / "r.json").read_text())["pools"]["numpy"]["state"] == "recording"
 
 
-@pytest.mark.parametrize("name", ["traces", "solvers.streams", "mempool.learner"])
+@pytest.mark.parametrize("name", ["traces", "solvers.packing.streams", "mempool.planning.learner"])
 def test_program_may_import_mempool_before_the_framework(tmp_path: Path, name: str) -> None:
     """A pool is useless while the necessary modules are being imported."""
     write(tmp_path / "script.py", f"import {name}\nimport numpy as np\nx = np.ones(50_000)")

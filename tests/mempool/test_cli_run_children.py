@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from commands import MEMPOOL, outcome, start, write
 
-from mempool.cli import under
-from traces.parquet import read_trace
+from mempool.cli.run import child
+from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,8 +123,8 @@ def test_compiler_started_by_the_pool_is_no_child_of_the_program(
     monkeypatch: pytest.MonkeyPatch, ours: bool
 ) -> None:
     seconds = iter([0.0, 1e6] if ours else [0.0, 0.0])
-    monkeypatch.setattr(under, "_seconds_of_children", lambda: next(seconds, 1e6))
-    monkeypatch.setattr(under.Run, "_install", lambda *_: None)
-    run = under.Run({"children": False, "plan_is_of": ""})
+    monkeypatch.setattr(child, "_seconds_of_children", lambda: next(seconds, 1e6))
+    monkeypatch.setattr(child.Run, "_install", lambda *_: None)
+    run = child.Run({"children": False, "plan_is_of": ""})
     run.install("torch")
     assert run._children_did_it({}) != ours

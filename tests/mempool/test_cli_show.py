@@ -14,7 +14,7 @@ from shown import Packed, four_buffers
 from snapshots import event, segment, stored
 
 from mempool.cli.app import call
-from traces.parquet import write_trace
+from traces.formats.parquet import write_trace
 from traces.workload import generate
 
 if TYPE_CHECKING:

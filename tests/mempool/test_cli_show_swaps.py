@@ -16,7 +16,7 @@ from swap_traces import MIB, training
 
 from mempool.cli.app import call
 from traces import Trace
-from traces.parquet import write_trace
+from traces.formats.parquet import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import pytest
 from swap_traces import MIB, training
 
 from mempool.cli.app import call
-from traces.parquet import write_trace
+from traces.formats.parquet import write_trace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ import pytest
 
 from mempool.cli.app import call
 from traces import Kind, Trace
-from traces.parquet import write_trace
+from traces.formats.parquet import write_trace
 from traces.trace import COLUMNS
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from fake_cuda import (
 )
 
 from mempool import UsageError, _core, cuda
-from mempool.callbacks import CallbackPool
+from mempool.cuda_callbacks import CallbackPool
 from mempool.cupy.platform import Cuda
 from mempool.pinned import PinnedPool
 

@@ -20,7 +20,7 @@ from pools import simulated  # noqa: E402
 import mempool.cupy  # noqa: E402
 from mempool import OutOfMemoryError, UsageError, _core  # noqa: E402
 from mempool.cupy.platform import Cuda  # noqa: E402
-from traces.parquet import read_trace  # noqa: E402
+from traces.formats.parquet import read_trace  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mempool import _core
-from mempool.cli.under import most_requested
+from mempool.cli.run.child import most_requested
 
 MEMPOOL = str(Path(sysconfig.get_path("scripts"), "mempool"))
 SUPPORT = Path(__file__).parents[1] / "support"

@@ -149,7 +149,7 @@ def test_memory_has_the_requested_kind(fake: FakeCuda, current: Current, memory:
 
 def test_every_adapter_can_share_cupys_pool(fake: FakeCuda, current: Current) -> None:
     """CuPy can also share a pool without a device yet, but no closed pool."""
-    from mempool.callbacks import CallbackPool
+    from mempool.cuda_callbacks import CallbackPool
 
     with (
         install(FakePlatform(current, fake.device)) as pool,
@@ -169,7 +169,7 @@ def test_every_adapter_can_share_cupys_pool(fake: FakeCuda, current: Current) ->
 
 
 def test_array_on_another_device_does_not_bind_the_found_pool(fake: FakeCuda, current: Current) -> None:
-    from mempool.callbacks import CallbackPool
+    from mempool.cuda_callbacks import CallbackPool
 
     with (
         CallbackPool(None, driver=fake.driver, name="tensors", background=False) as found,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sequences import NETWORKS, varied
 
 from mempool import Pool, _core
-from mempool.what_if import simulate
+from mempool.simulate import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,16 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pools import run, simulated
 
-from mempool import Pool, enveloped
-from mempool.kinds import Kinds
-from mempool.plan_files import read_saved
-from mempool.planned import Planned, make_plan
+from mempool import Pool
+from mempool.planning import variable_shapes
+from mempool.planning.plan_files import read_saved
+from mempool.planning.planned_pattern import Planned, make_plan
+from mempool.planning.variants import Kinds
 from solvers import read_plan, write_plan
-from solvers.store import read_plan_columns
+from solvers.packing.plan_files import read_plan_columns
 from traces import TraceError
 from traces.buffers import Buffers
-from traces.envelope import FEW_KINDS
-from traces.pattern import Pattern
+from traces.iterations.envelope import FEW_KINDS
+from traces.iterations.pattern import Pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -450,19 +451,19 @@ def batch(length: int) -> list[int]:
 
 def test_few_variants_keep_their_plans_and_more_share_an_envelope() -> None:
     kinds = [seen(batch(length)) for length in (50, 80, 20, 90, 40)]
-    assert enveloped.lengths(known(*kinds[:FEW_KINDS])) == ()
-    assert enveloped.lengths(known(*kinds)) == (4,)
-    assert enveloped.lengths(known(seen(batch(50), [4000, 10, 10, 700]), seen([1000] * 7))) == (4,)
+    assert variable_shapes.lengths(known(*kinds[:FEW_KINDS])) == ()
+    assert variable_shapes.lengths(known(*kinds)) == (4,)
+    assert variable_shapes.lengths(known(seen(batch(50), [4000, 10, 10, 700]), seen([1000] * 7))) == (4,)
 
 
 def test_dissimilar_variants_never_share_an_envelope() -> None:
     kinds = [seen([4000, 100 * one, 100 * (100 - one), 100 * one, 700]) for one in (5, 25, 45, 65, 85)]
-    assert enveloped.lengths(known(*kinds)) == ()
+    assert variable_shapes.lengths(known(*kinds)) == ()
 
 
 def test_widened_envelope_covers_every_known_pattern() -> None:
     before = known(seen(batch(90)), seen(batch(10)))
-    (wide,) = enveloped.widened([seen(batch(50), [4000, 250, 75, 700])], before)
+    (wide,) = variable_shapes.widened([seen(batch(50), [4000, 250, 75, 700])], before)
     assert wide.buffers.size.tolist() == batch(90)
     assert wide.least is not None
     assert wide.least[[0, 3]].tolist() == [4000, 700]  # which never varied
@@ -472,14 +473,16 @@ def test_widened_envelope_covers_every_known_pattern() -> None:
 
 def test_envelope_of_a_smaller_minimum_keeps_its_slots_within_the_margin() -> None:
     before = known(seen(batch(90), [4000, 100, 30, 700]))
-    (wide,) = enveloped.widened([seen(batch(50), [4000, 25, 8, 700])], before)  # an eighth of the smallest
+    (wide,) = variable_shapes.widened(
+        [seen(batch(50), [4000, 25, 8, 700])], before
+    )  # an eighth of the smallest
     assert before[0].serves(wide)
-    (wide,) = enveloped.widened([seen(batch(50), [4000, 12, 3, 700])], before)
+    (wide,) = variable_shapes.widened([seen(batch(50), [4000, 12, 3, 700])], before)
     assert not before[0].serves(wide)
 
 
 def test_constant_position_of_another_size_becomes_variable() -> None:
-    (wide,) = enveloped.widened(
+    (wide,) = variable_shapes.widened(
         [seen(batch(50), [4000, 625, 187, 700])], known(seen([4000, 9000, 2700, 900]))
     )
     assert wide.least is not None
@@ -489,7 +492,7 @@ def test_constant_position_of_another_size_becomes_variable() -> None:
 
 def test_pattern_dissimilar_from_the_known_patterns_is_not_widened() -> None:
     one = seen([9000, 100, 9000, 100], [1000, 10, 1000, 10])
-    (same,) = enveloped.widened([one], known(seen([100, 9000, 100, 9000])))
+    (same,) = variable_shapes.widened([one], known(seen([100, 9000, 100, 9000])))
     assert same.key == one.key
 
 
@@ -497,7 +500,7 @@ def test_followers_of_a_widened_pattern_refer_to_its_new_key() -> None:
     one = seen(batch(50), [4000, 625, 187, 700])
     other = dataclasses.replace(seen([1000] * 3), reach={one.key: np.zeros(3, np.int64)})
     one = dataclasses.replace(one, reach={one.key: np.ones(4, np.int64), other.key: np.zeros(4, np.int64)})
-    wide, beside = enveloped.widened([one, other], known(seen(batch(90))))
+    wide, beside = variable_shapes.widened([one, other], known(seen(batch(90))))
     assert wide.key != one.key
     assert set(wide.reach) == {wide.key, other.key}
     assert set(beside.reach) == {wide.key}

@@ -10,8 +10,9 @@ import pytest
 from pools import simulated
 from several_kinds import at_random, in_steps, in_turn, kinds, marking_last, misses, with_states
 
-from mempool import Pool, together
-from mempool.plan_files import read_saved
+from mempool import Pool
+from mempool.planning import joint_planning
+from mempool.planning.plan_files import read_saved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +86,7 @@ def test_variants_of_different_lengths_have_no_misses_and_few_replans(
 
 def test_separate_plans_of_variants_would_miss(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves that the tests above have power."""
-    monkeypatch.setattr(together, "LEAST_COLLISIONS", 1 << 60)
+    monkeypatch.setattr(joint_planning, "LEAST_COLLISIONS", 1 << 60)
     memory = programs.Watched(pool)
     iteration = kinds(memory, at_random((900, 1300, 1900)))
     in_steps(pool, iteration, LEARNED)
@@ -319,7 +320,7 @@ def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest
         in_steps(pool, iteration, 2 * LEARNED)
         in_effect = list(pool._planner._learner.known)
         tried = []
-        monkeypatch.setattr(together.Together, "are_worth_it", lambda *made: tried.append(made))
+        monkeypatch.setattr(joint_planning.Together, "are_worth_it", lambda *made: tried.append(made))
         in_steps(pool, iteration, 30, first=2 * LEARNED)
         assert tried
         pool.save(tmp_path / "plan")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mempool.errors import UsageError
-from mempool.named import (
+from mempool.torch.model_spec import (
     TYPES,
     Input,
     Named,

@@ -18,7 +18,7 @@ from numba.cuda.cudadrv import driver as numba_driver
 
 import mempool.numba
 from mempool import Pool, UsageError
-from mempool.callbacks import CallbackPool
+from mempool.cuda_callbacks import CallbackPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +78,7 @@ def test_environment_variable_alone_selects_the_manager() -> None:
 def test_manager_without_a_pool_makes_a_pool(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mempool.numba.NumbaPool.__init__, "__kwdefaults__", {"synchronize": True})
     monkeypatch.setattr(
-        mempool.callbacks.CallbackPool.__init__, "__kwdefaults__", {"driver": fake.driver, "share": None}
+        mempool.cuda_callbacks.CallbackPool.__init__, "__kwdefaults__", {"driver": fake.driver, "share": None}
     )
     manager = mempool.numba.Manager(context=Context(1))
     manager.memalloc(MIB)

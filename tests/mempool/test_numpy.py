@@ -246,7 +246,7 @@ class TestChildren:
             f"""
         import gc, os, sys, warnings
         import numpy as np, mempool.numpy
-        from traces.parquet import read_trace
+        from traces.formats.parquet import read_trace
         warnings.simplefilter("ignore", DeprecationWarning)
 
         path = {str(tmp_path / "t.trace")!r}

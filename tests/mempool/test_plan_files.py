@@ -13,9 +13,9 @@ import pytest
 from pools import run, simulated
 
 from mempool import Pool
-from mempool.plan_files import Saved, read_planned, read_saved, write_saved
+from mempool.planning.plan_files import Saved, read_planned, read_saved, write_saved
 from solvers import PlanError, read_plan, solve, write_plan
-from solvers.store import read_plan_columns
+from solvers.packing.plan_files import read_plan_columns
 from traces import TraceError
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ import programs
 import pytest
 from pools import run, simulated
 
-from mempool import Pool, planner
-from mempool.budget import Budget
+from mempool import Pool
+from mempool.planning import planner_thread
+from mempool.planning.processor_budget import Budget
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -202,8 +203,8 @@ def test_only_a_recurring_longer_lifetime_is_planned_for(pool: Pool, times: int,
 def test_recording_ends_when_all_is_learned_even_if_planning_has_cost_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "ALLOWANCE_SECONDS", -1.0)
-    monkeypatch.setattr(planner, "SHARE", 0.0)
+    monkeypatch.setattr(planner_thread, "ALLOWANCE_SECONDS", -1.0)
+    monkeypatch.setattr(planner_thread, "SHARE", 0.0)
     plan = tmp_path / "it.plan"
     with Pool(simulated(), background=False) as first:
         run(first, lambda _: programs.layers(programs.Watched(first)), 10, marks=False)

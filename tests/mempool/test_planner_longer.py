@@ -13,9 +13,9 @@ from pools import run, simulated
 
 import solvers
 from mempool import Pool
-from mempool.planned import GOOD, POOL_NODES, Planned, make_plan
+from mempool.planning.planned_pattern import GOOD, POOL_NODES, Planned, make_plan
 from traces.instances import flat
-from traces.pattern import Pattern
+from traces.iterations.pattern import Pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ def test_background_planner_makes_plans_without_patience(monkeypatch: pytest.Mon
         asked.append(patient)
         return plan(*args, patient=patient, **options)
 
-    monkeypatch.setattr("mempool.planned.make_plan", watched)
+    monkeypatch.setattr("mempool.planning.planned_pattern.make_plan", watched)
     for background in (False, True):
         with Pool(simulated(), background=background) as pool:
             memory = programs.Watched(pool)
@@ -78,8 +78,8 @@ def in_time(memory: programs.Watched, buffers: Buffers) -> None:
 @pytest.fixture
 def hard(monkeypatch: pytest.MonkeyPatch) -> Buffers:
     """An instance that a short search plans poorly and a longer search well, neither of them slow."""
-    monkeypatch.setattr("mempool.planned.POOL_NODES", 1_000)
-    monkeypatch.setattr("mempool.planned.HARD_NODES", 2_000_000)
+    monkeypatch.setattr("mempool.planning.planned_pattern.POOL_NODES", 1_000)
+    monkeypatch.setattr("mempool.planning.planned_pattern.HARD_NODES", 2_000_000)
     return flat(300, 4)
 
 
@@ -129,7 +129,7 @@ def test_refinement_gives_way_to_a_program_off_its_plan(pool: Pool, monkeypatch:
         searched.extend([done] if patient else [])
         return plan(*args, patient=False, **options)
 
-    monkeypatch.setattr("mempool.planned.make_plan", beside_the_program)
+    monkeypatch.setattr("mempool.planning.planned_pattern.make_plan", beside_the_program)
     for number in range(500):
         iteration(number % 40)  # nothing else comes yet
         pool._planner.look()
@@ -163,7 +163,7 @@ def test_background_planner_refines_too(hard: Buffers) -> None:
 def test_refinement_without_a_better_plan_is_not_repeated(
     pool: Pool, hard: Buffers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mempool.planned.HARD_NODES", 1)
+    monkeypatch.setattr("mempool.planning.planned_pattern.HARD_NODES", 1)
     memory, searches = programs.Watched(pool), list[bool]()
     learner = pool._planner._learner
     learner.making._patient = False

@@ -15,7 +15,7 @@ from pools import run, simulated
 
 from mempool import Pool, UsageError
 from mempool import pool as module
-from traces.parquet import read_trace
+from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,7 +139,7 @@ def test_misses_are_explained_with_sizes_and_a_remedy(pool: Pool) -> None:
 
 
 def test_divergences_are_reported_once(pool: Pool) -> None:
-    from mempool.explain import News
+    from mempool.reporting.explain import News
 
     memory = programs.Watched(pool)
     news = News(pool.client)

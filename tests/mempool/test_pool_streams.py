@@ -9,7 +9,7 @@ from pools import simulated
 
 from mempool import Pool
 from solvers import check, peak_load
-from solvers.streams import waits
+from solvers.packing.streams import waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,9 @@ import programs
 import pytest
 from pools import run, simulated
 
-from mempool import Pool, ranks
-from mempool.cli.launch import is_torchrun
-from traces.parquet import read_trace
+from mempool import Pool, per_rank_files
+from mempool.cli.run.exec import is_torchrun
+from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,20 +29,20 @@ def become(monkeypatch: pytest.MonkeyPatch, rank: int, size: int = 2) -> None:
 def test_single_process_has_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert ranks.rank() is None
+    assert per_rank_files.rank() is None
     monkeypatch.setenv("RANK", "0")
-    assert ranks.rank() is None
+    assert per_rank_files.rank() is None
     for size in ("1", "", "many", "-2"):
         monkeypatch.setenv("WORLD_SIZE", size)
-        assert ranks.rank() is None
-    assert ranks.own_file("a/run.plan") == "a/run.plan"
-    assert ranks.own_file("a/run.{rank}.plan") == "a/run.0.plan"
+        assert per_rank_files.rank() is None
+    assert per_rank_files.own_file("a/run.plan") == "a/run.plan"
+    assert per_rank_files.own_file("a/run.{rank}.plan") == "a/run.0.plan"
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert ranks.rank() == 0
+    assert per_rank_files.rank() == 0
     monkeypatch.delenv("RANK")
-    assert ranks.rank() is None
+    assert per_rank_files.rank() is None
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert ranks.rank() == 1
+    assert per_rank_files.rank() == 1
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_single_process_has_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_file_name_gets_the_rank_once(monkeypatch: pytest.MonkeyPatch, name: str, own: str) -> None:
     become(monkeypatch, 1, 16)
-    assert ranks.own_file(name) == own
+    assert per_rank_files.own_file(name) == own
 
 
 def test_each_rank_saves_and_replays_its_own_plan_or_the_common_plan(

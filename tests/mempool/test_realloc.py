@@ -9,7 +9,7 @@ import pytest
 from cores import Core, pattern
 
 import mempool.numpy
-from mempool.recording import Recording
+from mempool.recording.events import Recording
 from traces.buffers import buffers_of
 
 KIB, MIB = 1 << 10, 1 << 20

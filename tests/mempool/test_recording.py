@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mempool._core import EVENT_FIELDS, TraceNames
-from mempool.recording import RECORD, Recording
+from mempool.recording.events import RECORD, Recording
 from traces.trace import Kind
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mempool.rest import LONGEST_PAUSE, NEVER, SPOILT, Counts, Due, Rest
+from mempool.planning.backoff import LONGEST_PAUSE, NEVER, SPOILT, Counts, Due, Rest
 
 
 def over(rest: Rest, allocations: int, misses: int, *, replaying: bool = True, spoilt: int = 0) -> bool:

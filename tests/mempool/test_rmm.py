@@ -19,7 +19,7 @@ from rmm.pylibrmm.stream import DEFAULT_STREAM, LEGACY_DEFAULT_STREAM, PER_THREA
 
 import mempool.rmm
 from mempool import Pool, UsageError
-from mempool.callbacks import CallbackPool
+from mempool.cuda_callbacks import CallbackPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

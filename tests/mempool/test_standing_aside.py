@@ -13,7 +13,7 @@ from pools import simulated
 from sequences import NETWORKS, scaled
 
 from mempool import Pool, _core
-from mempool.what_if import replaying, simulate
+from mempool.simulate import replaying, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

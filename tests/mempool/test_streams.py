@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pools import run, simulated
 
 from mempool import Pool, _core
-from mempool.recording import Recording
+from mempool.recording.events import Recording
 from traces.trace import Kind
 
 BIG = 300_000

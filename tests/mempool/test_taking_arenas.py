@@ -14,10 +14,10 @@ from pools import run, simulated
 from sequences import NETWORKS, scaled
 
 from mempool import Pool, _core
-from mempool.planned import make_plan
-from mempool.what_if import replaying
+from mempool.planning.planned_pattern import make_plan
+from mempool.simulate import replaying
 from traces.buffers import Buffers
-from traces.pattern import Pattern, find_patterns
+from traces.iterations.pattern import Pattern, find_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

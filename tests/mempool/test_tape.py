@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from cores import Core
 
-from mempool.recording import RECORD
-from mempool.tape import Tape
+from mempool.recording.events import RECORD
+from mempool.recording.trace_writer import Tape
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 10_000])

@@ -13,7 +13,7 @@ from sequences import NETWORKS, varied
 from simulations import MIB, check_simulation, event_traces, random_trace, trace_of
 
 from mempool import _core
-from mempool.what_if import ALLOCATORS, simulate
+from mempool.simulate import ALLOCATORS, simulate
 from solvers import simulators
 from traces.trace import Kind, Trace
 from traces.workload import generate

@@ -16,7 +16,6 @@ HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[1] / "mempool" / "native"
 TRACES = HERE.parents[1] / "traces" / "native"
 SOLVERS = HERE.parents[1] / "solvers" / "native"
-SIMULATORS = SOLVERS / "simulators"
 SANITIZERS = {
     "none": [],
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
@@ -34,7 +33,7 @@ OUTSIDE_THE_WORLD = ("hook", "torch_", "checked", "c_api")
 
 
 #: Programs of headers alone, and the folders of those.
-OF_HEADERS = {"packing": (SOLVERS,), "simulators": (SOLVERS, SIMULATORS), "snapshots": (TRACES, SOLVERS)}
+OF_HEADERS = {"packing": (SOLVERS,), "simulators": (SOLVERS,), "snapshots": (TRACES, SOLVERS)}
 
 
 def flags(
@@ -47,7 +46,7 @@ def flags(
     extra = ["-DMEMPOOL_MUTATIONS"] if mutations or world else []
     extra += ["-DMEMPOOL_WORLD", f"-I{HERE}"] if world else []
     common = ["-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror"]
-    folders = [f"-I{folder}" for folder in (CORE, TRACES, SOLVERS, SIMULATORS)]
+    folders = [f"-I{folder}" for folder in (CORE, TRACES, SOLVERS)]
     return [*common, *folders, *optimisation, *SANITIZERS[sanitizer], *extra]
 
 
@@ -103,7 +102,7 @@ def build_module(name: str, folder: Path, *, sanitizer: str = "none") -> Path:
         RuntimeError: with the compiler's output.
     """
     ours = HERE / name
-    sources = [*sorted(ours.glob("*.cpp")), *sorted(CORE.glob("cupy_*.cpp"))]
+    sources = [*sorted(ours.glob("*.cpp")), *sorted(CORE.glob("adapters/cupy_*.cpp"))]
     options = flags(sanitizer, mutations=False, soon=True)
     python = [f"-I{ours}", "-isystem", sysconfig.get_path("include")]
     objects = _objects(sources, folder, (CORE, TRACES, ours, ours / "nanobind"), [*python, *options])
@@ -114,7 +113,7 @@ def build_module(name: str, folder: Path, *, sanitizer: str = "none") -> Path:
 def _core(*left_out: str) -> list[Path]:
     """Sources of the core, without the bindings and what needs Python."""
     outside = ("bind_", "cupy_", "module", "numpy_", *left_out)
-    return [p for p in sorted(CORE.glob("*.cpp")) if not p.name.startswith(outside)]
+    return [p for p in sorted(CORE.rglob("*.cpp")) if not p.name.startswith(outside)]
 
 
 def _joined(sources: list[Path], folder: Path) -> list[Path]:
@@ -140,7 +139,7 @@ def _objects(sources: list[Path], folder: Path, folders: tuple[Path, ...], optio
         RuntimeError: with the compiler's output.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    headers = b"".join(p.read_bytes() for one in folders for p in sorted(one.glob("*.h*")))
+    headers = b"".join(p.read_bytes() for one in folders for p in sorted(one.rglob("*.h*")))
 
     def compiled(source: Path) -> Path:
         key = hashlib.sha256(

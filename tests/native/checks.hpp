@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "observer.hpp"
-#include "segments.hpp"
-#include "snapshot.hpp"
+#include "fallback/segments.hpp"
+#include "core/snapshot.hpp"
 
 namespace stress {
 

@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "../../mempool/native/numpy_hook.cpp"  // which the harness leaves out of its objects
-#include "host_device.hpp"
+#include "../../mempool/native/adapters/numpy_hook.cpp"  // which the harness leaves out of its objects
+#include "devices/host_device.hpp"
 
 namespace {
 

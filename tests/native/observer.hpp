@@ -10,7 +10,7 @@
 #include <mutex>
 #include <set>
 
-#include "device.hpp"
+#include "devices/device.hpp"
 
 namespace stress {
 

@@ -11,17 +11,17 @@
 #include <optional>
 #include <set>
 
-#include "branching.hpp"
-#include "fullest.hpp"
-#include "instants.hpp"
-#include "outward.hpp"
-#include "packer.hpp"
-#include "pairs.hpp"
-#include "repair.hpp"
-#include "search.hpp"
-#include "earliest.hpp"
-#include "stack.hpp"
-#include "stretches.hpp"
+#include "packing/branching.hpp"
+#include "packing/fullest.hpp"
+#include "packing/instants.hpp"
+#include "packing/outward.hpp"
+#include "packing/packer.hpp"
+#include "packing/pairs.hpp"
+#include "packing/repair.hpp"
+#include "packing/search.hpp"
+#include "packing/earliest.hpp"
+#include "packing/stack.hpp"
+#include "packing/stretches.hpp"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "client.hpp"
-#include "cuda_device.hpp"
+#include "core/client.hpp"
+#include "devices/cuda_device.hpp"
 #include "fake_driver.hpp"
 
 using namespace mempool;

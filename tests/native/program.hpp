@@ -6,8 +6,8 @@
 #include <random>
 #include <vector>
 
-#include "client.hpp"
-#include "pattern.hpp"
+#include "core/client.hpp"
+#include "core/pattern.hpp"
 
 namespace stress {
 

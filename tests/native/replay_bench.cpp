@@ -7,9 +7,9 @@
 #include <thread>
 #include <vector>
 
-#include "c_api.h"
-#include "client.hpp"
-#include "simulated_device.hpp"
+#include "adapters/c_api.h"
+#include "core/client.hpp"
+#include "devices/simulated_device.hpp"
 
 using namespace mempool;
 

@@ -10,14 +10,14 @@
 #include <map>
 #include <memory>
 
-#include "bfc.hpp"
-#include "buddy.hpp"
-#include "cnmem.hpp"
-#include "cupy.hpp"
-#include "fits.hpp"
-#include "pytorch_expandable.hpp"
-#include "rmm_arena.hpp"
-#include "rmm_binning.hpp"
+#include "simulators/bfc.hpp"
+#include "simulators/buddy.hpp"
+#include "simulators/cnmem.hpp"
+#include "simulators/cupy.hpp"
+#include "simulators/fits.hpp"
+#include "simulators/pytorch_expandable.hpp"
+#include "simulators/rmm_arena.hpp"
+#include "simulators/rmm_binning.hpp"
 
 namespace {
 

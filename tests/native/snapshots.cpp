@@ -14,7 +14,7 @@
 #include "joined_rows.hpp"
 #include "memory_snapshot.hpp"
 #include "pickle.hpp"
-#include "random.hpp"
+#include "packing/random.hpp"
 
 namespace {
 

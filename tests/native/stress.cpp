@@ -12,13 +12,13 @@
 #include <shared_mutex>
 #include <thread>
 
-#include "c_api.h"
+#include "adapters/c_api.h"
 #include "checks.hpp"
-#include "client.hpp"
-#include "host_device.hpp"
+#include "core/client.hpp"
+#include "devices/host_device.hpp"
 #include "observer.hpp"
 #include "program.hpp"
-#include "simulated_device.hpp"
+#include "devices/simulated_device.hpp"
 
 using namespace mempool;
 using namespace stress;

@@ -7,7 +7,7 @@
 #include <functional>
 #include <utility>
 
-#include "torch_cuda.hpp"
+#include "adapters/torch_cuda.hpp"
 
 typedef struct CUstream_st* cudaStream_t;
 

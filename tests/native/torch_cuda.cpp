@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "cuda_device.hpp"
+#include "devices/cuda_device.hpp"
 #include "fake_driver.hpp"
 #include "observer.hpp"
 #include "program.hpp"

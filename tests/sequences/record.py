@@ -73,7 +73,7 @@ def by_rank(buffers: Buffers) -> Buffers:
 def record(network: str, way: str) -> None:
     """Write one file."""
     import mempool.torch
-    from traces.minimalloc import write_csv
+    from traces.formats.minimalloc import write_csv
 
     with mempool.torch.install(device="cpu", background=False) as pool:
         step = step_of(network, way)

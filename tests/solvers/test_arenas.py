@@ -12,21 +12,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from instances import timed
 
-from solvers import (
-    Plan,
-    PlanError,
-    Status,
-    Stop,
-    _core,
-    arenas,
-    check,
-    peak_load,
-    read_plan,
-    solve,
-    write_plan,
-)
-from solvers.plan import MOST_ARENAS, stride_of
-from solvers.streams import solve_streams
+from solvers import Plan, PlanError, Status, Stop, _core, check, peak_load, read_plan, solve, write_plan
+from solvers.packing import arenas
+from solvers.packing.plan import MOST_ARENAS, stride_of
+from solvers.packing.streams import solve_streams
 from traces.buffers import Buffers
 
 FAST = Stop(nodes=20_000)

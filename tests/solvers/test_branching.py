@@ -15,9 +15,9 @@ from instances import crossing
 
 from solvers import Status, Stop, check, lower_bound, peak_load, solve
 from solvers._core import Branching
-from solvers.branching import can_branch
-from solvers.jobs import jobs_of
-from solvers.plan import Plan
+from solvers.packing.branching import can_branch
+from solvers.packing.jobs import jobs_of
+from solvers.packing.plan import Plan
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:

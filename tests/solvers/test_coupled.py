@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from kinds_of_iterations import kinds_of, replayed
 
 from solvers import Plan, Status, Stop, check
-from solvers.coupled import MOST_COUPLING, pack_coupled
-from solvers.kinds import Joint
-from solvers.solve import solve
+from solvers.packing.coupled_variants import MOST_COUPLING, pack_coupled
+from solvers.packing.solve import solve
+from solvers.packing.variants import Joint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from solvers import _core, load_curve
-from solvers.jobs import jobs_of
-from solvers.pieces import pieces_of
+from solvers.packing.jobs import jobs_of
+from solvers.packing.pieces import pieces_of
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def test_jobs_are_the_pieces_of_each_buffer_from_the_lowest_load_on(many: int, d
     expected = on_line(buffers, cut)
     rows = list(expected) if many else sorted(expected, key=lambda row: expected[row][0][0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("solvers.jobs._MANY", many)
+        patch.setattr("solvers.packing.jobs._MANY", many)
         jobs = jobs_of(buffers)
     assert jobs.row.tolist() == rows
     assert jobs.pieces.tolist() == [len(expected[row]) for row in rows]

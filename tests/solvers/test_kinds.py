@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from kinds_of_iterations import kinds_of, replayed
 
 from solvers import Plan, PlanError, Status, Stop, check, peak_load
-from solvers.check import check_kinds
-from solvers.kinds import Joint, Kind
-from solvers.solve import solve
+from solvers.packing.check import check_kinds
+from solvers.packing.solve import solve
+from solvers.packing.variants import Joint, Kind
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:

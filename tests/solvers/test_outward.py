@@ -14,16 +14,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from outward_plans import checked, of_buffers, offsets_within
 
-from solvers import Status, Stop, _core, check, greedy, solve
-from solvers.jobs import jobs_of
-from solvers.sides import Sides
+from solvers import Status, Stop, _core, check, solve
+from solvers.packing import greedy
+from solvers.packing.jobs import jobs_of
+from solvers.packing.peak_outward import Sides
 from traces.buffers import Buffers
 from traces.instances import flat, scattered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from solvers.jobs import Jobs
+    from solvers.packing.jobs import Jobs
 
 
 @st.composite

@@ -13,23 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import crossing, padded
 
-from solvers import (
-    Plan,
-    PlanError,
-    Status,
-    Stop,
-    _core,
-    aside,
-    branching,
-    check,
-    greedy,
-    lower_bound,
-    peak_load,
-    solve,
-)
-from solvers.crew import Crew, fill_sides, repair_and_pair, repair_and_search
-from solvers.jobs import jobs_of
-from solvers.task import Task, Watch
+from solvers import Plan, PlanError, Status, Stop, _core, check, lower_bound, peak_load, solve
+from solvers.packing import branching, greedy, worker_thread
+from solvers.packing.jobs import jobs_of
+from solvers.packing.portfolio import Crew, fill_sides, repair_and_pair, repair_and_search
+from solvers.packing.task import Task, Watch
 from traces import instances
 from traces.buffers import Buffers
 from traces.instances import GENERATORS
@@ -39,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from solvers.crew import Work
+    from solvers.packing.portfolio import Work
 
 
 def plan_of(buffers: Buffers, offsets: NDArray[np.int64]) -> Plan:
@@ -303,7 +291,7 @@ def test_attainable_arena_is_a_fixed_point_at_the_sum_of_size_and_aligned_offset
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> Task:
     """A task whose work all runs on the worker thread, and which has offsets."""
-    monkeypatch.setattr(aside, "_SOON", 0)
+    monkeypatch.setattr(worker_thread, "_SOON", 0)
     task = Task(jobs_of(instances.flat(50, 0)), Watch(Stop()))
     task.offer(np.arange(50) << 40, 50 << 40)
     return task
@@ -323,15 +311,15 @@ def waiting(begun: threading.Event) -> Callable[[_core.Cancel], None]:
 
 
 def test_worker_thread_returns_the_result_or_raises_the_error(many: Task) -> None:
-    assert aside.aside(many, lambda _: threading.current_thread().name) == "packing"
+    assert worker_thread.aside(many, lambda _: threading.current_thread().name) == "packing"
     with pytest.raises(ZeroDivisionError):
-        aside.aside(many, lambda _: 1 // 0)
+        worker_thread.aside(many, lambda _: 1 // 0)
 
 
 def test_limit_ends_the_work_on_the_worker_thread(many: Task) -> None:
     begun = threading.Event()
     many.watch.stop = Stop(interrupt=begun.is_set)
-    assert aside.aside(many, waiting(begun)) is None
+    assert worker_thread.aside(many, waiting(begun)) is None
     assert many.stopped_by == "interrupt"
     for thread in threading.enumerate():
         if thread.name == "packing":
@@ -348,7 +336,7 @@ def test_keyboard_interrupt_ends_the_work_on_the_worker_thread(many: Task) -> No
 
     many.watch.stop = Stop(interrupt=interrupt)
     with pytest.raises(KeyboardInterrupt):
-        aside.aside(many, waiting(begun))
+        worker_thread.aside(many, waiting(begun))
     for thread in threading.enumerate():
         if thread.name == "packing":
             thread.join()
@@ -454,7 +442,7 @@ class Slow:
 
 def test_limit_does_not_wait_for_a_search_among_very_many_jobs() -> None:
     """Nor is the search asked for offsets, which may be changing."""
-    buffers = instances.flat(aside._SOON + 1, 0)
+    buffers = instances.flat(worker_thread._SOON + 1, 0)
     work = Slow()
     task = Task(jobs_of(buffers), Watch(Stop(interrupt=work.begun.is_set)))
     task.offer(np.cumsum(buffers.size) - buffers.size, int(buffers.size.sum()))

@@ -16,7 +16,7 @@ from instances import crossing
 
 from solvers import Status, Stop, check, solve
 from solvers._core import Pairs
-from solvers.jobs import Jobs, jobs_of
+from solvers.packing.jobs import Jobs, jobs_of
 from traces.buffers import Buffers
 from traces.instances import circular
 

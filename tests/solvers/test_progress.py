@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from instances import crossing, hard
 
-from solvers import SOLVERS, Plan, Progress, Status, Stop, check, lower_bound, solve, task
-from solvers.rotation import columns_to_try
-from solvers.streams import NEVER, solve_streams
+from solvers import SOLVERS, Plan, Progress, Status, Stop, check, lower_bound, solve
+from solvers.packing import task
+from solvers.packing.rotation import columns_to_try
+from solvers.packing.streams import NEVER, solve_streams
 from traces.buffers import Buffers
 
 FEW = Stop(nodes=300_000)
@@ -75,7 +76,7 @@ def test_progress_is_reported_without_improvements() -> None:
 
 def test_progress_is_reported_at_most_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("solvers.task.time.perf_counter", lambda: now)
+    monkeypatch.setattr("solvers.packing.task.time.perf_counter", lambda: now)
     told = list[float]()
     watch = task.Watch(Stop())
     watch.tell = lambda: told.append(now)

@@ -16,7 +16,7 @@ from simulations import MIB, check_simulation, event_traces, random_trace, trace
 
 from solvers.simulators import judge, simulate
 from traces.errors import TraceError
-from traces.snapshot import read_snapshot
+from traces.formats.snapshot import read_snapshot
 from traces.trace import Kind, Trace
 
 SNAPSHOTS = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"

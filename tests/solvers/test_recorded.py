@@ -13,7 +13,7 @@ from simulations import check_simulation, event_traces
 from solvers.simulators import Simulation, simulate
 from solvers.simulators.recorded import recorded, recorded_segments
 from traces import Kind, Trace
-from traces.snapshot import read_snapshot
+from traces.formats.snapshot import read_snapshot
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

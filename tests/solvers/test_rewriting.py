@@ -11,7 +11,7 @@ from rewriting_terms import contents_by_running
 
 from solvers.errors import PlanError
 from solvers.rewriting import Graph, Rewriting, Role, Swap, SwapIn, Sync, erase, rewrite
-from solvers.rewriting.passes import by_pass
+from solvers.rewriting.pass_split import by_pass
 
 
 @st.composite

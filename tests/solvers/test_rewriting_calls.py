@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from rewriting_graphs import chain
 
 from solvers.rewriting import Rewriting, Role, Swap, SwapIn, rewrite
-from solvers.rewriting.calls import Calls
 from solvers.rewriting.choose import Chooser
-from solvers.rewriting.timed import simulate
+from solvers.rewriting.copy_calls import Calls
+from solvers.rewriting.judge import simulate
 from solvers.swap import Link
 
 LINK = Link(1.0, 1.0, 2.0, 2.0)

@@ -13,12 +13,12 @@ from swap_steps import links
 
 from solvers.errors import PlanError
 from solvers.rewriting import Graph, Rewriting, Swap, SwapIn, erase, rewrite
-from solvers.rewriting.calls import Calls
 from solvers.rewriting.choose import Chooser, decide, least_bytes
-from solvers.rewriting.early import copied_early
+from solvers.rewriting.copy_calls import Calls
+from solvers.rewriting.early_offload import copied_early
+from solvers.rewriting.judge import simulate
 from solvers.rewriting.published import budget_of, tune
-from solvers.rewriting.released import released
-from solvers.rewriting.timed import simulate
+from solvers.rewriting.release_times import released
 from solvers.swap import Link
 
 

@@ -9,8 +9,8 @@ from rewriting_nets import limited_net, small_net
 
 from solvers.rewriting import rewrite
 from solvers.rewriting.choose import decide, least_bytes
+from solvers.rewriting.judge import simulate
 from solvers.rewriting.oracle import least_seconds
-from solvers.rewriting.timed import simulate
 from solvers.swap import Link
 
 

@@ -13,7 +13,8 @@ from swap_steps import links
 
 from solvers.rewriting import Rewriting, Swap, SwapIn, erase, rewrite
 from solvers.rewriting.choose import Chooser
-from solvers.rewriting.passes import by_pass
+from solvers.rewriting.judge import simulate
+from solvers.rewriting.pass_split import by_pass
 from solvers.rewriting.pauses import (
     PAUSE,
     RESUMED,
@@ -24,7 +25,6 @@ from solvers.rewriting.pauses import (
     unpaused,
     with_results,
 )
-from solvers.rewriting.timed import simulate
 from solvers.swap.link import Link
 
 

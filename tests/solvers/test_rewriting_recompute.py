@@ -12,8 +12,8 @@ from rewriting_nets import attention, small_net
 from solvers.errors import PlanError
 from solvers.rewriting import Graph, Rewriting, Role, rewrite
 from solvers.rewriting.choose import decide
+from solvers.rewriting.judge import simulate
 from solvers.rewriting.recompute import Cuts
-from solvers.rewriting.timed import simulate
 from solvers.swap import Link
 
 NOTHING = Link.of_rate(1.0)  # a link so slow that nothing moves

@@ -10,8 +10,8 @@ from rewriting_graphs import graph_of, graphs, rewritings
 from rewriting_terms import contents_by_running
 
 from solvers.rewriting import Graph, Rewriting, Swap, SwapIn, erase, rewrite
-from solvers.rewriting.again import Runs
-from solvers.rewriting.shared import shared
+from solvers.rewriting.runs import Runs
+from solvers.rewriting.shared_reloads import shared
 
 
 @st.composite

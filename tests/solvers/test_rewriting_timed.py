@@ -13,8 +13,8 @@ from rewriting_model import slow_loads, slow_seconds
 from swap_steps import links, schedules
 
 from solvers.rewriting import Graph, Rewriting, rewrite
-from solvers.rewriting.steps import candidates, planned
-from solvers.rewriting.timed import simulate
+from solvers.rewriting.judge import simulate
+from solvers.rewriting.step_conversion import candidates, planned
 from solvers.swap import Link, Schedule, replay
 
 

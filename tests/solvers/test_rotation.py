@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from solvers import Plan, Status, Stop, check, solve
-from solvers.progress import Total
-from solvers.rotation import Attempts, columns_to_try
+from solvers.packing.progress import Total
+from solvers.packing.rotation import Attempts, columns_to_try
 from traces.buffers import Buffers
 from traces.instances import GENERATORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from solvers.task import Task
+    from solvers.packing.task import Task
 
 
 def plan(
@@ -82,7 +82,7 @@ def test_quick_attempts_leave_their_share_to_a_slow_attempt(slow: int) -> None:
 
 def test_seconds_are_shared_as_nodes_are(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("solvers.progress.time.perf_counter", lambda: now)
+    monkeypatch.setattr("solvers.packing.progress.time.perf_counter", lambda: now)
     total = Total()
 
     def work(_: int, part: Stop) -> Plan:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from outward_plans import checked, of_buffers, offsets_within
 
-from solvers import Stop, _core, aside, check, greedy, sides, solve
-from solvers.jobs import jobs_of
-from solvers.sides import Sides
-from solvers.task import Task, Watch
+from solvers import Stop, _core, check, solve
+from solvers.packing import greedy, peak_outward, worker_thread
+from solvers.packing.jobs import jobs_of
+from solvers.packing.peak_outward import Sides
+from solvers.packing.task import Task, Watch
 from traces.instances import flat, scattered
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def test_peak_outward_offsets_become_the_plan_beside_long_work_at_once(
 
     monkeypatch.setattr(greedy._core, "fullest", fullest)
     monkeypatch.setattr(greedy, "_FEW", 100)
-    monkeypatch.setattr(aside, "_SOON", 100)
+    monkeypatch.setattr(worker_thread, "_SOON", 100)
     buffers = next(b for b in (flat(1_000, seed, mean_live=60) for seed in range(50)) if soon(b))
     task = Task(jobs_of(buffers), Watch(Stop()), threads=2)
     try:
@@ -162,7 +163,7 @@ def test_given_up_peak_outward_round_leaves_the_budget_to_the_others(monkeypatch
             self.looks, self.given_up = self.looks + 10_000, True
             return False
 
-    monkeypatch.setattr(sides._core, "Outward", GivenUp)
+    monkeypatch.setattr(peak_outward._core, "Outward", GivenUp)
     buffers = scattered(1_000, 0)
     enough = jobs_of(buffers).lower_bound + 5
     plan = solve(buffers, stop=Stop(nodes=10**6, target_bytes=enough), seed=-3, solver="greedy")
@@ -191,7 +192,7 @@ def test_given_up_arena_is_followed_by_bisection_towards_the_best(
             self.given_up = self.arena < fits
             return not self.given_up
 
-    monkeypatch.setattr(sides._core, "Outward", Deciding)
+    monkeypatch.setattr(peak_outward._core, "Outward", Deciding)
     work, arena, found = Sides(jobs_of(flat(10, 0)).native(), 0), 2_000, list[int]()
     while not work.rounds:
         if work.advance(10, 1_000, arena):
@@ -251,9 +252,9 @@ def test_window_repair_refines_buffers_far_from_the_peak(
 ) -> None:
     """Offsets above the goal are offered only below the best arena."""
     Outward.goals, Stretches.least = [], least
-    monkeypatch.setattr(sides._core, "Outward", Outward)
-    monkeypatch.setattr(sides._core, "Stretches", Stretches)
-    monkeypatch.setattr(sides, "_PATIENCE", 25)
+    monkeypatch.setattr(peak_outward._core, "Outward", Outward)
+    monkeypatch.setattr(peak_outward._core, "Stretches", Stretches)
+    monkeypatch.setattr(peak_outward, "_PATIENCE", 25)
     work, arena, offered = Sides(jobs_of(flat(10, 0)).native(), 0), 1_300, list[int]()
     while len(Outward.goals) < len(goals):
         if work.advance(10, 1_000, arena):
@@ -308,7 +309,7 @@ def test_limit_is_obeyed_within_peak_outward_search(where: str, monkeypatch: pyt
             self.work("advance")
             return False
 
-    monkeypatch.setattr(aside, "_SOON", 10)
+    monkeypatch.setattr(worker_thread, "_SOON", 10)
     monkeypatch.setattr(greedy._core, "Outward", Stuck)
     buffers = scattered(1_000, 0)
     try:

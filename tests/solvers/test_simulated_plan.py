@@ -7,7 +7,7 @@ import pytest
 from simulations import MIB, check_simulation, random_trace, trace_of
 
 from solvers import solve
-from solvers.plan import Stop
+from solvers.packing.plan import Stop
 from solvers.simulators import simulate
 from traces.buffers import buffers_of
 from traces.errors import TraceError

@@ -13,9 +13,10 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from instances import hard, timed
 
-from solvers import Plan, Status, Stop, check, lower_bound, peak_load, registry, solve
-from solvers.baselines import BASELINES
-from solvers.jobs import Jobs, jobs_of
+from solvers import Plan, Status, Stop, check, lower_bound, peak_load, solve
+from solvers.packing import registry
+from solvers.packing.baselines import BASELINES
+from solvers.packing.jobs import Jobs, jobs_of
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from instances import crossing
 
 from solvers import Plan, Status, Stop, check, lower_bound, peak_load, solve
-from solvers.streams import MOST_ATTEMPTS, NEVER, solve_streams, waits
+from solvers.packing.streams import MOST_ATTEMPTS, NEVER, solve_streams, waits
 from traces.buffers import Buffers
 
 FEW = Stop(nodes=20_000)
@@ -156,7 +156,7 @@ def test_number_of_solves_is_bounded_for_any_number_of_streams(
         made.append(args)
         return solve(*args, **how)
 
-    monkeypatch.setattr("solvers.streams.solve", counted)
+    monkeypatch.setattr("solvers.packing.streams.solve", counted)
     rng = np.random.default_rng(streams)
     start = np.arange(400)
     buffers = Buffers.of(
@@ -181,7 +181,7 @@ def test_interruption_keeps_the_best_plan(way: str, monkeypatch: pytest.MonkeyPa
         made.append(solve(*args, **how))
         return made[-1]
 
-    monkeypatch.setattr("solvers.streams.solve", interrupted)
+    monkeypatch.setattr("solvers.packing.streams.solve", interrupted)
     stop = Stop(nodes=1000, interrupt=lambda: way == "interrupt" and bool(made))
     plan = solve_streams(alternating(), wait_bytes=0, stop=stop)
     assert (plan.arena_bytes, plan.stopped_by, len(made)) == (2 << 20, "interrupt", 1)
@@ -228,7 +228,7 @@ def test_at_the_target_nothing_else_is_tried(enough: dict[str, Any], monkeypatch
         made.append(solve(*args, **how))
         return made[-1]
 
-    monkeypatch.setattr("solvers.streams.solve", counted)
+    monkeypatch.setattr("solvers.packing.streams.solve", counted)
     plan = solve_streams(alternating(), wait_bytes=0, **enough)
     assert plan.nodes == made[0].nodes > 0
     check(plan, alternating())

@@ -14,7 +14,7 @@ from swap_steps import links, step_from, steps
 from solvers.swap import Link, LinkBound, Step, SwapPlanner, replay
 from solvers.swap.absences import absences_of
 from solvers.swap.fluid import least_stall_of_parts
-from solvers.swap.pool import place
+from solvers.swap.placement import place
 
 TINY = steps(most_ops=6, most_buffers=4)
 SHARES = st.floats(0, 1)

@@ -12,7 +12,7 @@ from swap_steps import step_from
 
 from solvers import PlanError
 from solvers.swap import Link, Step, SwapPlanner
-from solvers.swap.combined import search_weights
+from solvers.swap.weighted_scores import search_weights
 
 
 class Study:

@@ -10,7 +10,7 @@ from swap_steps import links, one_move, schedules, step_from, steps
 from solvers import Stop, solve
 from solvers.swap import Link, Schedule, Step, SwapPlanner, packed, replay
 from solvers.swap.gaps import tightened
-from solvers.swap.pool import device_buffers
+from solvers.swap.placement import device_buffers
 
 SOME = settings(deadline=None, max_examples=15)
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from swap_steps import links, step_from, steps
 
 from solvers import PlanError
-from solvers.swap import Link, LinkBound, Schedule, Step, SwapPlanner, fluid, plan, replay
+from solvers.swap import Link, LinkBound, Schedule, Step, SwapPlanner, fluid, replay
+from solvers.swap import planner as planner_module
 from solvers.swap.absences import absences_of
 from solvers.swap.compress import grid_of
 from solvers.swap.fluid import least_stall_of_parts
@@ -237,7 +238,13 @@ def test_as_many_orders_are_tried_as_were_asked_for(monkeypatch: pytest.MonkeyPa
     SwapPlanner(step, link, least_bytes=0).without_stall()
     SwapPlanner(step, link, least_bytes=0, few=1).without_stall()  # in groups
     SwapPlanner(step, link, least_bytes=0).hold(step.peak_bytes // 2)
-    assert asked == [0, 7, plan._MOST_FREE_TRIES, plan._MOST_TRIES, plan._MOST_TRIES]
+    assert asked == [
+        0,
+        7,
+        planner_module._MOST_FREE_TRIES,
+        planner_module._MOST_TRIES,
+        planner_module._MOST_TRIES,
+    ]
 
 
 @given(st.data())

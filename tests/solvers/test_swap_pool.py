@@ -10,7 +10,7 @@ from swap_steps import links, schedules, steps
 
 from solvers import PlanError, Stop, load_curve
 from solvers.swap import SwapPlanner, replay
-from solvers.swap.pool import device_buffers, host_buffers, place
+from solvers.swap.placement import device_buffers, host_buffers, place
 
 
 def loads(buffers: object, k: int) -> list[int]:

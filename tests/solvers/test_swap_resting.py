@@ -15,7 +15,7 @@ from swap_steps import links, one_move, step_from, steps
 from solvers import PlanError
 from solvers.swap import Link, LinkBound, Schedule, Step, SwapPlanner, replay
 from solvers.swap.moves import Cut, moves_of, read_moves, resting_of, said_of
-from solvers.swap.pool import place
+from solvers.swap.placement import place
 
 if TYPE_CHECKING:
     from pathlib import Path

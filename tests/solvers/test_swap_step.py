@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from solvers import PlanError
 from solvers.swap import step_of
 from solvers.swap.absences import absences_of
-from solvers.swap.of_trace import iteration_of
+from solvers.swap.step_of_trace import iteration_of
 from traces import Kind, Trace
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from swap_steps import links, schedules, step_from, steps
 
 from solvers.swap import Link, Schedule, replay
-from solvers.swap.tuned import copied_later, fetched_earlier
+from solvers.swap.copy_times import copied_later, fetched_earlier
 
 SOME = settings(deadline=None, max_examples=30)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.recorders.arrays.of_numpy import RecordedArray
+from mempool.recording.arrays.of_numpy import RecordedArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable

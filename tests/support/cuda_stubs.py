@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mempool import _core
-from mempool.torch import statistics
+from mempool.torch.introspection import statistics
 
 if TYPE_CHECKING:
     import pytest

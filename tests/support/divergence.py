@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from policies import Policy
     from sequences import Diverged, Iteration, Network
 
-    from mempool.planned import Planned
+    from mempool.planning.planned_pattern import Planned
 
 #: Iterations before the first difference; differences; iterations between two at most, beside one after each.
 STEADY, DIFFERENCES, MOST_BETWEEN = 12, 16, 4

@@ -1,6 +1,6 @@
 """A GPU's streams without a GPU: queues whose tasks run in whatever order events permit.
 
-`FakeRuntime` is for tests what `mempool.torch.swapping.cuda_runtime.CudaRuntime` is for a GPU.
+`FakeRuntime` is for tests what `mempool.torch.offload.cuda_runtime.CudaRuntime` is for a GPU.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mempool.torch.fitting import Job
+from mempool.torch.estimate import Job
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
 from models import MODELS

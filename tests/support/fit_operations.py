@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mempool.torch
-from mempool.torch.fitting import Job, fit_job
+from mempool.torch.estimate import Job, fit_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable

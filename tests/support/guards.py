@@ -1,4 +1,4 @@
-"""The guards of the core, by name, and which harness fails without each: see mempool/native/guards.hpp."""
+"""Guards of the core by name, and the harness that fails without each: see mempool/native/core/guards.hpp."""
 
 from __future__ import annotations
 

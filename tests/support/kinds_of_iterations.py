@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers.kinds import Kind
+from solvers.packing.variants import Kind
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers import Status, _core, check, greedy, solve
-from solvers.jobs import jobs_of
+from solvers import Status, _core, check, solve
+from solvers.packing import greedy
+from solvers.packing.jobs import jobs_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from solvers.jobs import Jobs
+    from solvers.packing.jobs import Jobs
     from traces.buffers import Buffers
 
 

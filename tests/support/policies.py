@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 import pools
 
 from mempool import _core
-from mempool.budget import Budget
-from mempool.planner import Planner, first_cache_bytes
+from mempool.planning.planner_thread import Planner, first_cache_bytes
+from mempool.planning.processor_budget import Budget
 
 if TYPE_CHECKING:
-    from mempool.planned import Planned
+    from mempool.planning.planned_pattern import Planned
 
 ALIGNMENT = 64
 ARENA = 1 << 50  # where the naive policies' arena lies: above all that the simulated device hands out

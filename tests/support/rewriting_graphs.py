@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from solvers.rewriting import Graph, Rewriting, Swap, SwapIn, Sync
-from solvers.rewriting.again import Runs
 from solvers.rewriting.rules import Rules
+from solvers.rewriting.runs import Runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

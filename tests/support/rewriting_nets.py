@@ -8,7 +8,7 @@ import numpy as np
 from rewriting_graphs import graph_of
 
 from solvers.rewriting.choose import least_bytes
-from solvers.rewriting.timed import simulate
+from solvers.rewriting.judge import simulate
 from solvers.swap import Link
 
 if TYPE_CHECKING:

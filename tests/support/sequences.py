@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from traces.minimalloc import read_csv
+from traces.formats.minimalloc import read_csv
 from traces.trace import Kind, Trace
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Packed:
-    """What `mempool.show.pack` packed."""
+    """What `mempool.show.packed_columns` packed."""
 
     def __init__(self, text: str) -> None:
         raw = gzip.decompress(base64.b64decode(text, validate=True))

@@ -59,7 +59,7 @@ class _Row(NamedTuple):
 
 
 def model_snapshot(path: StrPath) -> Trace:
-    """As `traces.snapshot.read_snapshot`, without settings."""
+    """As `traces.formats.snapshot.read_snapshot`, without settings."""
     data = read_plain(path)
     try:
         if not isinstance(data, dict) or not {"segments", "device_traces"} <= data.keys():

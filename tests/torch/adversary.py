@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from mempool.torch.swapping.swapper import Swapper
+from mempool.torch.eager.mode import Swapper
 from solvers.swap import Link
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from chain import Loop
 
 if TYPE_CHECKING:
-    from mempool.torch.swapping.swapper import Swapper
+    from mempool.torch.eager.mode import Swapper
 
 MIB = 1 << 20
 

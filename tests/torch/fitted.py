@@ -10,14 +10,14 @@ import torch
 from models import GPT, ResNet
 from torch import Tensor, nn
 
-from mempool.torch.fitting import Job, fit_job
-from mempool.torch.fitting.shares import AtPeak
-from traces.recorders.torch import AccessRecorder
+from mempool.recording.torch import AccessRecorder
+from mempool.torch.estimate import Job, fit_job
+from mempool.torch.estimate.attribution import AtPeak
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mempool.torch.fitting import Fit
+    from mempool.torch.estimate import Fit
 
 
 class WithLoss(nn.Module):

@@ -8,18 +8,18 @@ import numpy as np
 from torch import fx
 from torch._functorch.partitioners import default_partition
 
-from mempool.torch.rewriting import ops
-from mempool.torch.rewriting.capture import capture
-from mempool.torch.rewriting.handover import is_number
-from mempool.torch.rewriting.joined import Halves, join
-from mempool.torch.rewriting.slots import maker_of
+from mempool.torch.compiled import ops
+from mempool.torch.compiled.capture import capture
+from mempool.torch.compiled.merged_graph import Halves, join
+from mempool.torch.compiled.passes.insertion_points import maker_of
+from mempool.torch.compiled.passes.saved_values import is_number
 from solvers.rewriting import Graph, Role
-from solvers.rewriting.rewritten import SWAP_KINDS
+from solvers.rewriting.rewrite import SWAP_KINDS
 
 if TYPE_CHECKING:
-    from mempool.torch.rewriting.capture import Captured
-    from mempool.torch.rewriting.joined import Joined
-    from mempool.torch.rewriting.joint import Joint
+    from mempool.torch.compiled.aot_trace import Joint
+    from mempool.torch.compiled.capture import Captured
+    from mempool.torch.compiled.merged_graph import Joined
 
 
 def parted(joint: Joint) -> tuple[Joined, Captured]:

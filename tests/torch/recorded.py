@@ -11,8 +11,8 @@ from models import MODELS
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from mempool.recording.torch import AccessRecorder
 from traces import Kind, Trace
-from traces.recorders.torch import AccessRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

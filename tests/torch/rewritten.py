@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mempool.torch.rewriting.backend import register
-from mempool.torch.rewriting.runtime import RUNTIME, Moved
+from mempool.torch.compiled.backend import register
+from mempool.torch.compiled.runtime import RUNTIME, Moved
 
 if TYPE_CHECKING:
     from collections.abc import Callable

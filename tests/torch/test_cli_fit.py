@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from mempool.cli.app import call
-from mempool.torch.fitting import Job, fit_job
-from traces.parquet import read_trace
+from mempool.torch.estimate import Job, fit_job
+from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mempool.torch
 from mempool.cli.app import call
-from mempool.torch.fitting.sources.scripts import unreal
-from mempool.torch.fitting.target.as_on import as_on, device_around
-from traces.recorders.torch import AccessRecorder
+from mempool.recording.torch import AccessRecorder
+from mempool.torch.estimate.device.emulation import as_on, device_around
+from mempool.torch.estimate.sources.scripts import unreal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

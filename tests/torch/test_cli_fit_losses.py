@@ -14,9 +14,9 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import mempool.torch
 from mempool.cli.app import call
-from mempool.named import parse_target
-from mempool.torch.fitting.sources.named import Sizes, find
-from mempool.torch.fitting.sources.scripts import unreal
+from mempool.torch.estimate.sources.scripts import unreal
+from mempool.torch.estimate.sources.targets_by_name import Sizes, find
+from mempool.torch.model_spec import parse_target
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,9 +12,9 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 
 from mempool.cli.app import call
-from mempool.shapes import SHAPES
-from mempool.torch.fitting.sources.hub import hub, plain
-from mempool.torch.fitting.sources.scripts import unreal
+from mempool.torch.estimate.sources.scripts import unreal
+from mempool.torch.estimate.sources.transformers_models import hub, plain
+from mempool.torch.model_presets import SHAPES
 
 if TYPE_CHECKING:
     from pathlib import Path

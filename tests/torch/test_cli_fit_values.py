@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 
 from mempool.cli.app import call
-from mempool.torch.fitting.sources import scripts
+from mempool.torch.estimate.sources import scripts
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,8 @@ from cuda_torch import SETTERS, CudaTorch
 
 import mempool.torch
 from mempool import UsageError, _core
-from mempool.torch import cuda, statistics
+from mempool.torch import cuda
+from mempool.torch.introspection import statistics
 
 KIB, MIB = 1 << 10, 1 << 20
 

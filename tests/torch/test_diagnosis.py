@@ -13,8 +13,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from mempool import UsageError
-from mempool.torch import compiling, diagnosis
-from mempool.torch.diagnosis import Diagnosis, Finding, diagnose, warn
+from mempool.torch import compiling
+from mempool.torch.introspection import diagnosis
+from mempool.torch.introspection.diagnosis import Diagnosis, Finding, diagnose, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,13 +32,13 @@ from around import Around
 
 import mempool.torch
 from mempool.errors import UsageError
-from mempool.torch.fitting import Fit, Job, fit_job, run
-from mempool.torch.fitting.batches import MOST_TRIES, largest
-from mempool.torch.fitting.measure import needed
-from mempool.torch.fitting.shares import CATEGORIES, rounded, steps_of
-from mempool.torch.fitting.sources.watched import watched
-from mempool.torch.fitting.target.as_on import as_on
-from mempool.torch.fitting.target.in_place import Meeting
+from mempool.torch.estimate import Fit, Job, fit_job, run
+from mempool.torch.estimate.attribution import CATEGORIES, rounded, steps_of
+from mempool.torch.estimate.device.emulation import as_on
+from mempool.torch.estimate.device.in_place import Meeting
+from mempool.torch.estimate.largest_batch import MOST_TRIES, largest
+from mempool.torch.estimate.measure import needed
+from mempool.torch.estimate.sources.call_spy import watched
 from traces import Kind
 
 
@@ -231,7 +231,7 @@ def test_the_short_ways_of_our_mode_change_nothing(name: str, monkeypatch: pytes
 
     monkeypatch.setattr(Meeting, "in_place", lambda *_: False)  # PyTorch's mode adds gradients out of place
     ours = tried()
-    module = sys.modules["mempool.torch.fitting.run"]
+    module = sys.modules["mempool.torch.estimate.fake.fake_run"]
     monkeypatch.setattr(module, "fake_mode", lambda: FakeTensorMode(allow_non_fake_inputs=True))
     assert tried() == ours
 

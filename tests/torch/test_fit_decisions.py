@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mempool.torch.fitting.sources.scripts import load_script
+from mempool.torch.estimate.sources.scripts import load_script
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,8 @@ from torch import nn
 
 import mempool.torch
 from mempool.cli.app import call
-from mempool.torch.fitting.eight_bit import BLOCK, STAND_INS, optimizers_by_layout
-from mempool.torch.fitting.helps.optimizers import InBackward
+from mempool.torch.estimate.fake.eight_bit_optimizers import BLOCK, STAND_INS, optimizers_by_layout
+from mempool.torch.estimate.remedies.optimizers import InBackward
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,13 +15,13 @@ from fit_jobs import NAMES, job_of
 from torch.distributed._tools import mem_tracker
 from torch.utils import _pytree as pytree
 
-from mempool.torch.fitting import Job, fit_job
-from mempool.torch.fitting.fake import fake_mode
-from mempool.torch.fitting.losses import loss_of
-from mempool.torch.fitting.models import made_model
-from mempool.torch.fitting.target.as_on import as_on
-from mempool.torch.fitting.target.in_place import Meeting
-from mempool.torch.fitting.tensors import to_fake
+from mempool.torch.estimate import Job, fit_job
+from mempool.torch.estimate.device.emulation import as_on
+from mempool.torch.estimate.device.in_place import Meeting
+from mempool.torch.estimate.fake.mode import fake_mode
+from mempool.torch.estimate.fake.tensors import to_fake
+from mempool.torch.estimate.losses import loss_of
+from mempool.torch.estimate.models import made_model
 
 OPTIMIZERS = (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adafactor)
 MODES = ("train", "inference", "eval")

@@ -13,8 +13,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mempool.errors import UsageError
-from mempool.torch.fitting.margins import IN_ALLOCATOR, MIB, PARTS, in_allocator, margins, parse_margins
-from traces.recorders.torch import AccessRecorder
+from mempool.recording.torch import AccessRecorder
+from mempool.torch.estimate.margins import IN_ALLOCATOR, MIB, PARTS, in_allocator, margins, parse_margins
 from traces.trace import Kind, Trace
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import torch
 
-from mempool.torch.fitting.fake import ValuelessMode
+from mempool.torch.estimate.fake.mode import ValuelessMode
 
 OPERATIONS = Path(__file__).parents[1] / "support" / "fit_operations.py"
 #: Numbers that PyTorch wraps as tensors, a few at once.

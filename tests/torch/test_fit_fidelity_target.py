@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from mempool.errors import UsageError
-from mempool.torch.fitting.target.as_on import Target, as_on
-from mempool.torch.fitting.target.attention import Asked, backend_of
-from traces.recorders.torch import AccessRecorder
+from mempool.recording.torch import AccessRecorder
+from mempool.torch.estimate.device.attention import Asked, backend_of
+from mempool.torch.estimate.device.emulation import Target, as_on
 from traces.trace import Kind
 
 HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)

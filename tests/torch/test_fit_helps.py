@@ -21,15 +21,15 @@ from torch.utils.flop_counter import FlopCounterMode
 sys.path.insert(0, str(Path(__file__).parent))
 from fitted import PROGRAMS, Dropping, fit_of, rows
 
-from mempool.torch.fitting import Job
-from mempool.torch.fitting.fake import fake_mode
-from mempool.torch.fitting.helps.changes import Change, Cost, Ladder, applied, ladders
-from mempool.torch.fitting.helps.cheapest import cheapest_of
-from mempool.torch.fitting.helps.checkpointing import Way, _listed, repeated, ways
-from mempool.torch.fitting.helps.looks import look
-from mempool.torch.fitting.helps.operations import Operations
-from mempool.torch.fitting.helps.trials import Help
-from mempool.torch.fitting.helps.what_would_help import what_would_help
+from mempool.torch.estimate import Job
+from mempool.torch.estimate.fake.mode import fake_mode
+from mempool.torch.estimate.remedies.advise import what_would_help
+from mempool.torch.estimate.remedies.applicability import look
+from mempool.torch.estimate.remedies.changes import Change, Cost, Ladder, applied, ladders
+from mempool.torch.estimate.remedies.cheapest import cheapest_of
+from mempool.torch.estimate.remedies.checkpointing import Way, _listed, repeated, ways
+from mempool.torch.estimate.remedies.flops import Operations
+from mempool.torch.estimate.remedies.trials import Help
 
 
 class Squares(nn.Module):

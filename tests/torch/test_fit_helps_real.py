@@ -17,15 +17,15 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 from fitted import PROGRAMS, Written, fit_of, job_of
 
-from mempool.torch.fitting.helps.away import save_on_host
-from mempool.torch.fitting.helps.changes import Change, applied, ladders
-from mempool.torch.fitting.helps.chunked import chunk_loss, chunked_cross_entropy
-from mempool.torch.fitting.helps.looks import look
-from mempool.torch.fitting.helps.optimizers import Adafactor, InBackward, MasterWeights
-from mempool.torch.fitting.target.in_place import Meeting
+from mempool.torch.estimate.device.in_place import Meeting
+from mempool.torch.estimate.remedies.applicability import look
+from mempool.torch.estimate.remedies.changes import Change, applied, ladders
+from mempool.torch.estimate.remedies.chunked_loss import chunk_loss, chunked_cross_entropy
+from mempool.torch.estimate.remedies.optimizers import Adafactor, InBackward, MasterWeights
+from mempool.torch.estimate.remedies.saved_tensor_offload import save_on_host
 
 if TYPE_CHECKING:
-    from mempool.torch.fitting import Job
+    from mempool.torch.estimate import Job
 
 #: These networks are too small for more threads.
 pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.usefixtures("one_thread")]

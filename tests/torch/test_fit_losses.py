@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mempool.torch.fitting.fake import ValuelessMode
+from mempool.torch.estimate.fake.mode import ValuelessMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from mempool.torch.fitting import Job, fit_job
+from mempool.torch.estimate import Job, fit_job
 from traces.trace import Kind
 
 BATCH, HEADS, WIDTH = 2, 8, 64

@@ -15,7 +15,7 @@ from torch import nn
 import mempool.torch
 from mempool.cli.app import call
 from mempool.errors import UsageError
-from mempool.torch.fitting import Job
+from mempool.torch.estimate import Job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SCRIPT = """
 import torch
 from torch import nn
-from mempool.torch.fitting import Job
+from mempool.torch.estimate import Job
 
 def plain(batch=64):
     return {"model": nn.Linear(100, 500), "inputs": torch.zeros(batch, 100)}

@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import mempool.torch
 from mempool.errors import UsageError
-from mempool.torch.fitting.inputs import arguments, batch_of, resizable
-from mempool.torch.fitting.losses import SUMMED
+from mempool.torch.estimate.inputs import arguments, batch_of, resizable
+from mempool.torch.estimate.losses import SUMMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mempool.torch.fitting import Fit
+    from mempool.torch.estimate import Fit
 
 X, ONES = torch.zeros(8, 16), torch.ones(16)
 

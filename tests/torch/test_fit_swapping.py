@@ -18,16 +18,16 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 from fitted import fit_of
 
-from mempool.cards import CARDS
 from mempool.errors import UsageError
-from mempool.rates import rates_of
+from mempool.hardware.gpu_memory import CARDS
+from mempool.hardware.gpu_throughput import rates_of
+from mempool.hardware.roofline import Roofline
 from mempool.settings import parse_bytes
-from mempool.torch.fitting import Fit, Job
-from mempool.torch.fitting.fake import fake_mode
-from mempool.torch.fitting.helps.swapping import SLOWER, swapping
-from mempool.torch.fitting.helps.what_would_help import what_would_help
-from mempool.torch.fitting.roofline import Roofline
-from mempool.torch.fitting.run import run
+from mempool.torch.estimate import Fit, Job
+from mempool.torch.estimate.fake.fake_run import run
+from mempool.torch.estimate.fake.mode import fake_mode
+from mempool.torch.estimate.remedies.advise import what_would_help
+from mempool.torch.estimate.remedies.offloading import SLOWER, swapping
 from solvers.swap import PRESETS, step_of
 
 ops = torch.ops.aten

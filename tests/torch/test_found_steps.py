@@ -15,10 +15,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import mempool.torch
 from mempool.cli.app import call
-from mempool.torch.found_steps import STEPS_OF_OTHERS, FoundSteps
 from mempool.torch.optimizer_steps import LISTENERS
+from mempool.torch.step_detection import STEPS_OF_OTHERS, FoundSteps
 from traces import Kind
-from traces.parquet import read_trace
+from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

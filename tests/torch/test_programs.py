@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from traces.parquet import read_trace
+from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ import mempool.torch
 from mempool import UsageError
 from mempool.cli.app import call
 from traces import Kind, Trace
-from traces.parquet import read_trace
+from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

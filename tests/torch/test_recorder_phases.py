@@ -13,7 +13,7 @@ from models import GPT
 from recorded import made, marks, told
 from torch import nn
 
-from traces.recorders.torch import AccessRecorder
+from mempool.recording.torch import AccessRecorder
 
 F, B, OPT, S = "forward", "backward", "optimizer", "step"
 
@@ -241,7 +241,7 @@ def test_a_step_that_raises_is_over() -> None:
 
 
 def test_bounds_of_modules_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from traces.recorders.torch import context
+    from mempool.recording.torch import context
 
     modules = []
     for most in (context.MOST_BOUNDS, 20):

@@ -18,8 +18,8 @@ from recorded import accesses, made, marks, told
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from mempool.recording.torch import AccessRecorder
 from traces import Kind, Trace, TraceError
-from traces.recorders.torch import AccessRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from rewriting_graphs import rewritings
 from torch import nn
 
-from mempool.torch.rewriting.applied import apply
-from mempool.torch.rewriting.joint import joint_of
-from mempool.torch.rewriting.step import decidable
+from mempool.torch.compiled.aot_trace import joint_of
+from mempool.torch.compiled.passes.apply import apply
+from mempool.torch.compiled.step import decidable
 from solvers.rewriting import Graph, Rewriting, Role, rewrite
 from solvers.rewriting.choose import Chooser
-from solvers.rewriting.passes import by_pass
-from solvers.rewriting.timed import simulate
+from solvers.rewriting.judge import simulate
+from solvers.rewriting.pass_split import by_pass
 from solvers.swap import Link
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from rewritten import ALL, PLAIN, compiled, same, trained
 from torch import nn
 
 from mempool.errors import UsageError
-from mempool.torch.rewriting.options import Options, parsed
-from mempool.torch.rewriting.runtime import RUNTIME
+from mempool.torch.compiled.options import Options, parsed
+from mempool.torch.compiled.runtime import RUNTIME
 from solvers.swap import Link
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")

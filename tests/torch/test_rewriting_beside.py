@@ -15,13 +15,13 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
-from mempool.torch.rewriting import budget as rewriting_budget
-from mempool.torch.rewriting.among import Among
-from mempool.torch.rewriting.budget import BUDGETS, Budget
-from mempool.torch.rewriting.looks import Looks, Moment, Seen
-from mempool.torch.rewriting.options import Options
-from mempool.torch.rewriting.partition import incoming
-from mempool.torch.rewriting.present import Beside, Present, Run
+from mempool.torch.compiled import graph_budget as rewriting_budget
+from mempool.torch.compiled.external_memory import Beside, Present, Run
+from mempool.torch.compiled.graph_budget import BUDGETS, Budget
+from mempool.torch.compiled.options import Options
+from mempool.torch.compiled.partition import incoming
+from mempool.torch.compiled.runtime_observer import Looks, Moment, Seen
+from mempool.torch.compiled.shared_limit import Among
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,11 +16,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from mempool.errors import UsageError
-from mempool.rates import rates_of
-from mempool.torch.fitting.roofline import Roofline
-from mempool.torch.rewriting.capture import Captured, capture
-from mempool.torch.rewriting.costs import Measured
-from mempool.torch.rewriting.joint import joint_of
+from mempool.hardware.gpu_throughput import rates_of
+from mempool.hardware.roofline import Roofline
+from mempool.torch.compiled.aot_trace import joint_of
+from mempool.torch.compiled.capture import Captured, capture
+from mempool.torch.compiled.costs import Measured
 
 if TYPE_CHECKING:
     from solvers.rewriting import Graph

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from rewritten import ALL, PLAIN, same, trained
 from torch import nn
 
-from mempool.torch.rewriting.runtime import RUNTIME
+from mempool.torch.compiled.runtime import RUNTIME
 
 CALLS = itertools.count()
 

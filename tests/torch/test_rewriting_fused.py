@@ -23,20 +23,20 @@ from torch._inductor import config as inductor
 from torch._inductor import graph as lowering
 
 import mempool.torch
-from mempool.torch.rewriting import decide, ops, partition
-from mempool.torch.rewriting.applied import apply
-from mempool.torch.rewriting.asking import Asked, Extreme, Look, ask
-from mempool.torch.rewriting.budget import BUDGETS
-from mempool.torch.rewriting.costs import INSIDE, in_kernels
-from mempool.torch.rewriting.decide import Deciding
-from mempool.torch.rewriting.donated import donated, handed_over
-from mempool.torch.rewriting.joined import Halves, join
-from mempool.torch.rewriting.joint import joint_of
-from mempool.torch.rewriting.kernel_orders import coming, delayed, late
-from mempool.torch.rewriting.options import parsed
-from mempool.torch.rewriting.runtime import RUNTIME
-from mempool.torch.rewriting.step import measured
-from mempool.torch.rewriting.terms import Terms
+from mempool.torch.compiled import decide, ops, partition
+from mempool.torch.compiled.aot_trace import joint_of
+from mempool.torch.compiled.constraints import Terms
+from mempool.torch.compiled.costs import INSIDE, in_kernels
+from mempool.torch.compiled.decide import Deciding
+from mempool.torch.compiled.graph_budget import BUDGETS
+from mempool.torch.compiled.inductor.donated import donated, handed_over
+from mempool.torch.compiled.inductor.kernel_orders import coming, delayed, late
+from mempool.torch.compiled.inductor.limit_search import Asked, Extreme, Look, ask
+from mempool.torch.compiled.merged_graph import Halves, join
+from mempool.torch.compiled.options import parsed
+from mempool.torch.compiled.passes.apply import apply
+from mempool.torch.compiled.runtime import RUNTIME
+from mempool.torch.compiled.step import measured
 from solvers.rewriting import Graph, Rewriting, Swap, SwapIn
 
 if TYPE_CHECKING:
@@ -324,7 +324,9 @@ def test_a_kernel_reads_what_came_back_once(monkeypatch: pytest.MonkeyPatch) -> 
         return named_by(refused.value)
 
     once = least()
-    monkeypatch.setattr("mempool.torch.rewriting.fused.shared", lambda _, rewriting, together: rewriting)
+    monkeypatch.setattr(
+        "mempool.torch.compiled.inductor.fused.shared", lambda _, rewriting, together: rewriting
+    )
     assert once < least()
 
 
@@ -503,7 +505,7 @@ def test_a_compiler_that_tells_nothing_of_its_kernels_is_told_of(monkeypatch: py
     def fails(*_: object, **__: object) -> None:
         raise AttributeError("no such pass")
 
-    monkeypatch.setattr("mempool.torch.rewriting.fused.fitted", fails)
+    monkeypatch.setattr("mempool.torch.compiled.inductor.fused.fitted", fails)
     x = torch.ones(64, 64, requires_grad=True)
     with pytest.warns(UserWarning, match="what fused operations need is not found.*no such pass"):
         compiled(lambda y: y.exp().sin().sum(), {"inner": "inductor", "limit": 1 << 30, "link": "pcie3"})(x)

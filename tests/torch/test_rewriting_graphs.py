@@ -17,7 +17,7 @@ from rewritten import compiled, named_by
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
-from mempool.torch.rewriting.budget import BUDGETS, Budget, Part
+from mempool.torch.compiled.graph_budget import BUDGETS, Budget, Part
 
 pytestmark = [
     pytest.mark.usefixtures("few_objects"),

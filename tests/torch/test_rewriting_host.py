@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from rewriting_graphs import graphs, rewritings
 from rewritten import PLAIN, compiled
 
-from mempool.torch.rewriting.host_places import places_of
-from mempool.torch.rewriting.runtime import RUNTIME
-from mempool.torch.swapping.holes import PAGE, pages
-from mempool.torch.swapping.host_engine import HostEngine
+from mempool.torch.compiled.host_placement import places_of
+from mempool.torch.compiled.runtime import RUNTIME
+from mempool.torch.offload.free_list import PAGE, pages
+from mempool.torch.offload.host_engine import HostEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,8 +16,8 @@ from rewritten import PLAIN, compiled, same
 from torch import nn
 
 import mempool.torch
-import mempool.torch.rewriting
-from mempool.torch.rewriting.runtime import RUNTIME
+import mempool.torch.compiled
+from mempool.torch.compiled.runtime import RUNTIME
 
 if TYPE_CHECKING:
     from mempool.torch import TensorPool
@@ -103,7 +103,7 @@ def test_graphs_of_one_function_share_a_limit(inner: str, pool: TensorPool) -> N
     got, taken = step_of(pool, {**options, "limit": limit, "link": "pcie3"}, Broken)
     assert same(got, plain)
     assert taken <= limit
-    said = mempool.torch.rewriting.report()
+    said = mempool.torch.compiled.report()
     ours = [graph for graph in said.graphs if graph["limit_bytes"] == limit]
     assert len(ours) > 1
     assert all(graph["predicted_peak_bytes"] <= limit for graph in ours)
@@ -124,11 +124,11 @@ def test_the_time_of_a_step_is_measured(inner: str) -> None:
     batch = torch.randn(8, 4, 32, 32)
 
     def told() -> dict[str, Any]:
-        return next(g for g in mempool.torch.rewriting.report().graphs[::-1] if g["limit_bytes"] == limit)
+        return next(g for g in mempool.torch.compiled.report().graphs[::-1] if g["limit_bytes"] == limit)
 
     loss = run(batch).square().sum()
     assert told()["measured_seconds"] is None
-    assert "not run yet" in str(mempool.torch.rewriting.report())
+    assert "not run yet" in str(mempool.torch.compiled.report())
     loss.backward()
     begun, pause = time.perf_counter(), 0.02
     for _ in range(32):  # the first run is forgotten
@@ -137,7 +137,7 @@ def test_the_time_of_a_step_is_measured(inner: str) -> None:
         loss.backward()
     whole = time.perf_counter() - begun - 32 * pause
     assert 0 < told()["measured_seconds"] <= whole / 16  # of medians: half of the runs took as long
-    assert f"measured {told()['measured_seconds']:.4f} s" in str(mempool.torch.rewriting.report())
+    assert f"measured {told()['measured_seconds']:.4f} s" in str(mempool.torch.compiled.report())
 
 
 def test_a_limit_below_the_parameters_is_refused() -> None:
@@ -151,7 +151,7 @@ def test_a_limit_below_the_parameters_is_refused() -> None:
 @pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_what_cublas_keeps_is_part_of_a_limit(inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for the thread of forward passes and once for that of backward passes."""
-    from mempool.torch.rewriting import workspaces
+    from mempool.torch.compiled import workspaces
 
     options = {"inner": inner, "limit": 1000}
     least = least_of(options)
@@ -163,7 +163,7 @@ def test_what_cublas_keeps_is_part_of_a_limit(inner: str, monkeypatch: pytest.Mo
 def test_what_cublas_keeps_is_part_of_what_an_inference_needs(
     inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mempool.torch.rewriting import workspaces
+    from mempool.torch.compiled import workspaces
 
     def needed() -> int:
         with torch.no_grad(), pytest.warns(UserWarning, match="no backward pass") as said:

@@ -24,7 +24,7 @@ def least_and_plain(model: str, inner: str, *, checkpointing: bool) -> tuple[int
     """What a step needs at least, and without a limit, both with what AdamW keeps, and that."""
     from rewritten import adamw_keeps, compiled
 
-    import mempool.torch.rewriting
+    import mempool.torch.compiled
 
     made = MODELS[model]()
     made.checkpointing = checkpointing
@@ -37,7 +37,7 @@ def least_and_plain(model: str, inner: str, *, checkpointing: bool) -> tuple[int
         except BackendCompilerFailed as refused:
             (limit,) = map(int, re.findall(r"no step fits .* needs (\d+)", str(refused)))
     compiled(made.loss, {**options, "limit": 1 << 40})(*made.batch(0, 2))
-    return limit, mempool.torch.rewriting.report().graphs[-1]["plain_peak_bytes"], kept
+    return limit, mempool.torch.compiled.report().graphs[-1]["plain_peak_bytes"], kept
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")

@@ -17,11 +17,11 @@ from rewritten import ALL, PLAIN, gradients, same
 from torch._inductor import config as inductor
 from torch.nn import functional as F
 
-from mempool.torch.rewriting import decide
-from mempool.torch.rewriting.budget import BUDGETS
-from mempool.torch.rewriting.joint import joint_of
-from mempool.torch.rewriting.partition import compute_once
-from mempool.torch.rewriting.runtime import RUNTIME
+from mempool.torch.compiled import decide
+from mempool.torch.compiled.aot_trace import joint_of
+from mempool.torch.compiled.graph_budget import BUDGETS
+from mempool.torch.compiled.partition import compute_once
+from mempool.torch.compiled.runtime import RUNTIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable

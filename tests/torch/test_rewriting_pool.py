@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from rewritten import adamw_keeps, compiled
 from training import MODELS, Setup, run
 
-import mempool.torch.rewriting
-from mempool.torch.rewriting.runtime import RUNTIME, Moved
+import mempool.torch.compiled
+from mempool.torch.compiled.runtime import RUNTIME, Moved
 
 
 def test_a_plan_of_what_is_rewritten_is_replayed(one_thread: None) -> None:
@@ -26,7 +26,7 @@ def test_a_plan_of_what_is_rewritten_is_replayed(one_thread: None) -> None:
 
     model = MODELS["resnet"]()
     compiled(model.loss, {**options, "limit": 1 << 40})(*model.batch(0, 2))
-    plain = mempool.torch.rewriting.report().graphs[-1]["plain_peak_bytes"]
+    plain = mempool.torch.compiled.report().graphs[-1]["plain_peak_bytes"]
     expected = training({"inner": "eager"}, pooled=False)
     kept = adamw_keeps(model)
     got = training({**options, "limit": int(0.9 * plain) + kept, "beside": kept}, pooled=True)

@@ -11,16 +11,16 @@ from halves import Read, parted
 from rewritten import PLAIN, compiled
 from torch import nn
 
-from mempool.torch.rewriting import calls
-from mempool.torch.rewriting.applied import apply
-from mempool.torch.rewriting.budget import BUDGETS
-from mempool.torch.rewriting.calls import calls_of
-from mempool.torch.rewriting.decide import Decided, Deciding
-from mempool.torch.rewriting.joint import joint_of
-from mempool.torch.rewriting.options import parsed
-from mempool.torch.rewriting.runtime import RUNTIME, Moved
-from mempool.torch.rewriting.step import measured
-from solvers.rewriting.timed import simulate
+from mempool.torch.compiled import copy_overhead
+from mempool.torch.compiled.aot_trace import joint_of
+from mempool.torch.compiled.copy_overhead import calls_of
+from mempool.torch.compiled.decide import Decided, Deciding
+from mempool.torch.compiled.graph_budget import BUDGETS
+from mempool.torch.compiled.options import parsed
+from mempool.torch.compiled.passes.apply import apply
+from mempool.torch.compiled.runtime import RUNTIME, Moved
+from mempool.torch.compiled.step import measured
+from solvers.rewriting.judge import simulate
 from solvers.swap import Link
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -108,7 +108,7 @@ def test_what_a_byte_takes_is_measured_on_copies_as_large_as_the_program_makes(
     def best(device: object, size: int, *_: object) -> float:
         return 1e6 + size * (4.0 if size >= 1 << 20 else 1.0)
 
-    monkeypatch.setattr(calls, "_best", best)
+    monkeypatch.setattr(copy_overhead, "_best", best)
     engine = RUNTIME.engine(torch.device("cpu"))
     assert engine.own is not None
     monkeypatch.setattr(engine.own, "own_bytes", own_bytes)

@@ -24,8 +24,8 @@ TRAIN = """
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    import mempool.torch.rewriting
-    from mempool.torch.rewriting.backend import register
+    import mempool.torch.compiled
+    from mempool.torch.compiled.backend import register
 
     register()
     torch.manual_seed(0)
@@ -47,7 +47,7 @@ TRAIN = """
         loss.backward()
         optimizer.step()
         losses.append(loss.item().hex())
-    told = mempool.torch.rewriting.report().to_dict()
+    told = mempool.torch.compiled.report().to_dict()
     said = {"losses": losses, "parameters": [p.sum().item().hex() for p in inside.parameters()]}
     said |= {"outs": told["moved"]["outs"], "graphs": told["graphs"]}
     with open(f"{sys.argv[1]}/{sys.argv[2]}.{rank}.json", "w") as file:

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from rewritten import PLAIN, compiled
 
-from mempool.torch.rewriting.budget import BUDGETS
+from mempool.torch.compiled.graph_budget import BUDGETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -12,9 +12,9 @@ from fake_streams import FakeRuntime
 from rewritten import ALL, compiled
 
 import mempool.torch
-from mempool.torch.rewriting.forms import room
-from mempool.torch.rewriting.runtime import RUNTIME
-from mempool.torch.swapping.cuda_engine import CudaEngine
+from mempool.torch.compiled.runtime import RUNTIME
+from mempool.torch.compiled.tensor_layout import room
+from mempool.torch.offload.cuda_engine import CudaEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

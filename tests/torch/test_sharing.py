@@ -15,7 +15,7 @@ from cuda_torch import CudaTorch
 import mempool.numpy
 import mempool.torch
 from mempool import Pool, UsageError
-from mempool.callbacks import CallbackPool
+from mempool.cuda_callbacks import CallbackPool
 
 MIB = 1 << 20
 

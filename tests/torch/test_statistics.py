@@ -23,7 +23,7 @@ from torch.cuda import _memory_viz
 from torch.cuda.memory import memory_allocated  # by name, before anything is replaced
 
 from mempool import OutOfMemoryError, Pool, UsageError
-from mempool.torch import statistics
+from mempool.torch.introspection import statistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from models import MODELS
 
-from mempool.torch.swapping.host_engine import HostEngine
-from mempool.torch.swapping.swapper import Swapper
+from mempool.torch.eager.mode import Swapper
+from mempool.torch.offload.host_engine import HostEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

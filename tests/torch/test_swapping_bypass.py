@@ -18,8 +18,8 @@ from bypassed import MIB, bypass_of, opened, small, swapper_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mempool.torch
-from mempool.torch.swapping.host_engine import HostEngine
-from mempool.torch.swapping.swapper import Swapper
+from mempool.torch.eager.mode import Swapper
+from mempool.torch.offload.host_engine import HostEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,8 +19,8 @@ from adversary import HERE_BYTES
 from bypassed import MIB, bypass_of, opened, passes, small, swapper_of
 
 import mempool.torch
-from mempool.torch.swapping.host_engine import HostEngine
-from mempool.torch.swapping.swapper import Swapper
+from mempool.torch.eager.mode import Swapper
+from mempool.torch.offload.host_engine import HostEngine
 
 pytestmark = pytest.mark.usefixtures("nothing_is_held")
 CPU = torch.device("cpu")
@@ -206,7 +206,7 @@ def test_afterwards_pytorch_is_as_it_was() -> None:
 def test_without_a_compiler_all_are_seen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from mempool.torch.swapping import bypass
+    from mempool.torch.eager import bypass
 
     bypass._library.cache_clear()
     loop = small()

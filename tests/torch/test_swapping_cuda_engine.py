@@ -20,16 +20,16 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from fake_streams import FakeRuntime, Stream
 
 from mempool.errors import UsageError
-from mempool.torch.swapping import cuda_engine, cuda_runtime
-from mempool.torch.swapping.cuda_engine import CudaEngine
-from mempool.torch.swapping.engine import HostFullError
-from mempool.torch.swapping.holes import PAGE
-from mempool.torch.swapping.link import SIZES
-from mempool.torch.swapping.swapper import Swapper
+from mempool.torch.eager.mode import Swapper
+from mempool.torch.offload import cuda_engine, cuda_runtime
+from mempool.torch.offload.cuda_engine import CudaEngine
+from mempool.torch.offload.engine import HostFullError
+from mempool.torch.offload.free_list import PAGE
+from mempool.torch.offload.link import SIZES
 from solvers.swap import Link
 
 if TYPE_CHECKING:
-    from mempool.torch.swapping.engine import HostCopy, Transfer
+    from mempool.torch.offload.engine import HostCopy, Transfer
 
 SIZE = 256
 CPU = torch.device("cpu")

@@ -80,9 +80,9 @@ def test_a_plan_that_cannot_be_made_ends_no_training(
         raise kind("too hard")
 
     plain = came_out("exception", 0)
-    monkeypatch.setattr(f"mempool.torch.swapping.planning.{part}", fails)
+    monkeypatch.setattr(f"mempool.torch.eager.schedule_planner.{part}", fails)
     if part == "fetched_earlier":  # is asked for where copies were waited for
-        monkeypatch.setattr("mempool.torch.swapping.host_engine.HostEngine.waited", lambda *_: 1.0)
+        monkeypatch.setattr("mempool.torch.offload.host_engine.HostEngine.waited", lambda *_: 1.0)
     assert came_out("exception", int(SHARE * peak)) == plain
     assert tried
     assert len(tried) <= 3

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from mempool.errors import UsageError
-from mempool.torch.swapping.holes import PAGE, Holes, pages
-from mempool.torch.swapping.host_memory import available_bytes, default_host_limit
-from mempool.torch.swapping.private_memory import PIECE, PrivateMemory
+from mempool.torch.offload.free_list import PAGE, Holes, pages
+from mempool.torch.offload.host_limit import available_bytes, default_host_limit
+from mempool.torch.offload.private_memory import PIECE, PrivateMemory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,7 +131,7 @@ def test_memory_that_is_not_touched_keeps_no_process_from_forking() -> None:
     """As loaders' workers are: though the kernel may see the memories of several engines as one mapping."""
     script = """
         import os
-        from mempool.torch.swapping.private_memory import PrivateMemory
+        from mempool.torch.offload.private_memory import PrivateMemory
         most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         kept = [PrivateMemory(most * 6 // 10) for _ in range(3)]
         child = os.fork()

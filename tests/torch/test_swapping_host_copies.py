@@ -11,12 +11,12 @@ from swap_steps import links, steps
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mempool.torch.swapping.holes import Holes, pages
-from mempool.torch.swapping.host_copies import host_copies
-from mempool.torch.swapping.host_engine import HostEngine
-from mempool.torch.swapping.program import FETCH, program_of
-from mempool.torch.swapping.swapper import Swapper
-from mempool.torch.swapping.tape import Recorded, Tape
+from mempool.torch.eager.mode import Swapper
+from mempool.torch.eager.recorded_iteration import Recorded, Tape
+from mempool.torch.eager.schedule_actions import FETCH, program_of
+from mempool.torch.offload.free_list import Holes, pages
+from mempool.torch.offload.host_engine import HostEngine
+from mempool.torch.offload.host_placement import host_copies
 from solvers.swap import SwapPlanner
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mempool.torch.swapping.engine import HostFullError
-from mempool.torch.swapping.holes import PAGE, pages
-from mempool.torch.swapping.host_engine import Copied, HostEngine, Moving
+from mempool.torch.offload.engine import HostFullError
+from mempool.torch.offload.free_list import PAGE, pages
+from mempool.torch.offload.host_engine import Copied, HostEngine, Moving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mempool.torch.swapping.engine import HostCopy
+    from mempool.torch.offload.engine import HostCopy
 
 ROOM = 40 * PAGE
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mempool.torch.swapping.link import SIZES, fitted, measure
+from mempool.torch.offload.link import SIZES, fitted, measure
 
 FIXED = st.floats(0, 1e-2)
 PER_BYTE = st.floats(1e-13, 1e-6)

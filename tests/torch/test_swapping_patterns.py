@@ -9,13 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mempool.torch.swapping.host_engine import HostEngine
-from mempool.torch.swapping.patterns import _MOST, _STALE, Patterns
-from mempool.torch.swapping.swapper import Swapper
-from mempool.torch.swapping.tape import Tape
+from mempool.torch.eager.mode import Swapper
+from mempool.torch.eager.patterns import _MOST, _STALE, Patterns
+from mempool.torch.eager.recorded_iteration import Tape
+from mempool.torch.offload.host_engine import HostEngine
 
 if TYPE_CHECKING:
-    from mempool.torch.swapping.program import Program
+    from mempool.torch.eager.schedule_actions import Program
 
 MIB = 1 << 20
 LIMIT = 2 * MIB

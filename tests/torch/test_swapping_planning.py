@@ -11,11 +11,11 @@ from swap_steps import step_from
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mempool.torch.swapping.host_copies import host_copies
-from mempool.torch.swapping.planning import Planning
-from mempool.torch.swapping.program import Program
-from mempool.torch.swapping.reserved import arena_bytes
-from mempool.torch.swapping.tape import Recorded, Tape
+from mempool.torch.eager.recorded_iteration import Recorded, Tape
+from mempool.torch.eager.reserved_memory import arena_bytes
+from mempool.torch.eager.schedule_actions import Program
+from mempool.torch.eager.schedule_planner import Planning
+from mempool.torch.offload.host_placement import host_copies
 from solvers.swap import Link, SwapPlanner
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_no_schedule_is_placed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         placed.append(schedule)
         return arena_bytes(step, schedule, alignment)
 
-    monkeypatch.setattr("mempool.torch.swapping.planning.arena_bytes", noted)
+    monkeypatch.setattr("mempool.torch.eager.schedule_planner.arena_bytes", noted)
     step = training(SEEDS[0])
     planning, limit, swap = planned(step)
     program = program_for(step, swap)

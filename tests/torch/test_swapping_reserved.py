@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from models import CNN, MODELS
 
 import mempool.torch
-from mempool.report import missed
+from mempool.reporting.report import missed
 from solvers.swap import Link, SwapPlanner
 
 if TYPE_CHECKING:

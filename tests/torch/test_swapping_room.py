@@ -15,16 +15,16 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from models import MODELS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mempool.torch.swapping.governor import Governor, _enough
-from mempool.torch.swapping.host_engine import HostEngine
-from mempool.torch.swapping.needs import Counters, Needs
-from mempool.torch.swapping.storages import HERE
-from mempool.torch.swapping.swapper import Swapper
-from mempool.torch.swapping.tape import Tape
-from mempool.torch.swapping.uses import Uses
+from mempool.recording.torch.operations import learn
+from mempool.recording.torch.storages import storages_in
+from mempool.torch.eager.eviction_policy import Governor, _enough
+from mempool.torch.eager.mode import Swapper
+from mempool.torch.eager.next_use import Uses
+from mempool.torch.eager.op_footprints import Counters, Needs
+from mempool.torch.eager.recorded_iteration import Tape
+from mempool.torch.eager.storages import HERE
+from mempool.torch.offload.host_engine import HostEngine
 from solvers.swap import Step
-from traces.recorders.torch.operations import learn
-from traces.recorders.torch.storages import storages_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -256,7 +256,7 @@ class TestNeeds:
             needs.end(func, need, 8 * len(counts), func(*args).untyped_storage().nbytes())
 
     def test_what_is_remembered_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("mempool.torch.swapping.needs._MOST", 8)
+        monkeypatch.setattr("mempool.torch.eager.op_footprints._MOST", 8)
         needs, func = Needs(), torch.ops.aten.add.Tensor
         for at in range(50):
             x = torch.ones(at + 1)

@@ -18,9 +18,9 @@ from chain import Loop
 
 import mempool.torch
 from mempool import Pool, UsageError
-from mempool.torch.swapping.host_engine import HostEngine
-from mempool.torch.swapping.reserved import Settling, arena_bytes
-from mempool.torch.swapping.swapper import Swapper
+from mempool.torch.eager.mode import Swapper
+from mempool.torch.eager.reserved_memory import Settling, arena_bytes
+from mempool.torch.offload.host_engine import HostEngine
 from solvers.swap import Link, SwapPlanner
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def test_what_no_operation_touches_is_away_and_the_limit_is_that_of_the_rest(
 
 
 def test_a_tape_ends_although_nothing_repeats(swapper: Swapper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mempool.torch.swapping.repeats._MOST", 128)
+    monkeypatch.setattr("mempool.torch.eager.iteration_detector._MOST", 128)
     x, choices = torch.ones(10), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for _ in range(400):

@@ -19,9 +19,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from adversary import HERE_BYTES, Adversary, gone
 
-from mempool.torch.swapping import host_engine, mover, storages
-from mempool.torch.swapping import swapper as swapping
-from mempool.torch.swapping.storages import AWAY
+from mempool.torch.eager import mode as swapping
+from mempool.torch.eager import storages, transfers
+from mempool.torch.eager.storages import AWAY
+from mempool.torch.offload import host_engine
 
 RETURNED = float(sum(range(1, 1001)))
 
@@ -164,7 +165,7 @@ def test_workers_of_a_loader_read_what_is_away(swapper: Adversary) -> None:
     assert sum(rows) == RETURNED
 
 
-MOVING = frozenset((mover.__file__, host_engine.__file__, str(Path(__file__).parent / "adversary.py")))
+MOVING = frozenset((transfers.__file__, host_engine.__file__, str(Path(__file__).parent / "adversary.py")))
 
 
 def broken_off(at: int, work: Any, files: frozenset[str] = MOVING) -> bool:
@@ -252,15 +253,15 @@ def test_ctrl_c_on_any_line_of_a_move_loses_nothing() -> None:
 
 def test_what_is_lost_on_its_way_gives_everything_back(swapper: Adversary) -> None:
     leaving, coming, away = (torch.arange(1000.0).add_(1) for _ in range(3))
-    mover = swapper.mover
-    mover.leave(swapper.storages.of(leaving))
+    transfers = swapper.mover
+    transfers.leave(swapper.storages.of(leaving))
     for tensor in (coming, away):
-        mover.leave(swapper.storages.of(tensor))
-        mover.release(swapper.storages.of(tensor))
-    mover.fetch(swapper.storages.of(coming))
+        transfers.leave(swapper.storages.of(tensor))
+        transfers.release(swapper.storages.of(tensor))
+    transfers.fetch(swapper.storages.of(coming))
     del leaving, coming, away, tensor
     gc.collect()
-    mover.settle_all()
+    transfers.settle_all()
     swapper.step()
     assert not swapper.storages.known
     assert swapper.storages.here_bytes == 0
@@ -347,8 +348,8 @@ def test_what_a_compiled_function_computes_is_right_and_it_is_told_that_it_is_no
 SCRIPT = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
-from mempool.torch.swapping.host_engine import HostEngine
-from mempool.torch.swapping.swapper import Swapper
+from mempool.torch.offload.host_engine import HostEngine
+from mempool.torch.eager.mode import Swapper
 swapper = Swapper(HostEngine(1 << 28), torch.device("cpu"), 1 << 20)
 swapper.__enter__()
 kept = [torch.full((1 << 18,), float(i)) for i in range(8)]

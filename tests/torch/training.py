@@ -111,7 +111,7 @@ def train(model: Model, setup: Setup, pool: Any, after: Callable[[], object] = i
 def compiled(model: Model, setup: Setup) -> Any:
     """What gives the loss."""
     if setup.rewriting is not None:
-        from mempool.torch.rewriting.backend import register
+        from mempool.torch.compiled.backend import register
 
         register()
         return torch.compile(model.loss, backend="mempool", options=setup.rewriting)

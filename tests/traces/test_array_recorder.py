@@ -15,9 +15,9 @@ from array_calls import same_kind
 from hypothesis import given
 
 from mempool.demo.network import Data, Network
+from mempool.recording.arrays import ArrayRecorder
+from mempool.recording.arrays.of_numpy import RecordedArray
 from traces import Kind, TraceError, buffers_of
-from traces.recorders.arrays import ArrayRecorder
-from traces.recorders.arrays.of_numpy import RecordedArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable

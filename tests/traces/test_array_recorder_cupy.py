@@ -11,8 +11,8 @@ import pytest
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
+from mempool.recording.arrays import ArrayRecorder  # noqa: E402
 from traces import Kind, Trace  # noqa: E402
-from traces.recorders.arrays import ArrayRecorder  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

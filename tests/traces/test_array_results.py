@@ -10,7 +10,7 @@ import pytest
 from array_calls import CALLS, same_kind
 from hypothesis import given
 
-from traces.recorders.arrays import ArrayRecorder
+from mempool.recording.arrays import ArrayRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from solvers.simulators.recorded import recorded
 from traces import Kind, Trace, TraceError
-from traces.chrome import read_chrome
 from traces.completeness import completeness
-from traces.files import sniff
+from traces.formats.chrome import read_chrome
+from traces.formats.sniff import sniff
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -209,13 +209,13 @@ def test_limits_on_events_names_and_threads_are_enforced(
 ) -> None:
     spans = [span("cpu_op", f"op{at}", at, 50 - 2 * at, tid=7) for at in range(9)]
     path = stored(tmp_path / "t.json", *spans, memory(10, 64, 8), memory(11, 128, 8, tid=8))
-    monkeypatch.setattr("traces.chrome._MOST_NAMES", 5)
+    monkeypatch.setattr("traces.formats.chrome._MOST_NAMES", 5)
     assert names(read_chrome(path), "operation") == [None, None]
     assert len(read_chrome(path).names) == 5
-    monkeypatch.setattr("traces.logs.MOST_THREADS", 1)
+    monkeypatch.setattr("traces.formats.logs.MOST_THREADS", 1)
     with pytest.raises(TraceError, match="row 10: more than 1 threads"):
         read_chrome(path)
-    monkeypatch.setattr("traces.chrome.MAX_EVENTS", 9)
+    monkeypatch.setattr("traces.formats.chrome.MAX_EVENTS", 9)
     for skipped in (None, Counter[str]()):
         with pytest.raises(TraceError, match="more than 9 events"):
             read_chrome(path, skipped=skipped)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traces import Kind, Trace, TraceError
-from traces.consistent import consistent
+from traces.consistency import consistent
 from traces.workload import generate
 
 EVENTS = st.lists(st.tuples(st.sampled_from([*Kind, 9]), st.integers(-1, 3), st.integers(-1, 5)), max_size=30)

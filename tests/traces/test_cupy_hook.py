@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from traces import Kind, TraceError
-from traces.cupy_hook import read_cupy_hook
-from traces.files import sniff
+from traces.formats.cupy_hook import read_cupy_hook
+from traces.formats.sniff import sniff
 
 #: Example of CuPy's documentation.
 PRINTED = """\

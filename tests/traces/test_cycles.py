@@ -21,7 +21,7 @@ from traces._core import (
     quietest,
 )
 from traces.columns import distinct, numbered
-from traces.pattern import find_patterns
+from traces.iterations.pattern import find_patterns
 
 
 def begins(sizes: list[int]) -> int | None:

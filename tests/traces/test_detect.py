@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traces.detect import Detector, Period, tail_period
+from traces.iterations.detect import Detector, Period, tail_period
 
 
 def by_hand(values: list[int], repeats: int) -> Period | None:
@@ -145,7 +145,7 @@ def test_tail_index_counts_from_the_first_value_ever() -> None:
 def test_a_program_that_never_repeats_costs_bounded_memory_and_ever_fewer_looks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import traces.detect as module
+    import traces.iterations.detect as module
 
     looks: list[int] = []
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from traces.envelope import FEW_KINDS, SMALLER
-from traces.pattern import find_patterns
+from traces.iterations.envelope import FEW_KINDS, SMALLER
+from traces.iterations.pattern import find_patterns
 from traces.trace import Kind, Trace
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from traces import Kind, Trace, TraceError
-from traces.files import atomic, sniff
-from traces.parquet import TraceWriter
+from traces.files import atomic
+from traces.formats.parquet import TraceWriter
+from traces.formats.sniff import sniff
 
 
 def test_file_appears_only_when_complete(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traces import Kind, Trace
-from traces.followers import sequence_key
-from traces.pattern import find_patterns
+from traces.iterations.pattern import find_patterns
+from traces.iterations.transitions import sequence_key
 
 #: Sizes allocated by each variant of iteration; all buffers but the kept ones are freed at once.
 KINDS = {"a": [1000, 2000, 3000, 4000], "b": [1100, 2100, 3100], "c": [1200, 2200, 3200, 4200, 5200]}

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import traces.json_events as module
+import traces.formats.json_events as module
 from traces import TraceError
-from traces.json_events import trace_events
+from traces.formats.json_events import trace_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable

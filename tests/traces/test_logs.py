@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import traces.logs as module
+import traces.formats.logs as module
 from traces import Kind, Trace, TraceError
-from traces.cupy_hook import iter_cupy_hook, read_cupy_hook
-from traces.files import sniff
-from traces.rmm_log import iter_rmm_log, read_rmm_log
-from traces.text_files import MAX_LINE_BYTES
+from traces.formats.cupy_hook import iter_cupy_hook, read_cupy_hook
+from traces.formats.rmm_log import iter_rmm_log, read_rmm_log
+from traces.formats.sniff import sniff
+from traces.formats.text_files import MAX_LINE_BYTES
 from traces.trace import COLUMNS
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def test_damaged_gzip_file_is_reported(tmp_path: Path, damage: slice) -> None:
 
 CHILD = """
 import resource, sys
-from traces.rmm_log import iter_rmm_log
+from traces.formats.rmm_log import iter_rmm_log
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 list(iter_rmm_log(sys.argv[1]))

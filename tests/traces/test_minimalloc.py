@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from traces import Buffers, TraceError
-from traces import minimalloc as module
 from traces.buffers import COLUMNS, GAPS
-from traces.files import sniff
-from traces.minimalloc import read_csv, write_csv
+from traces.formats import minimalloc as module
+from traces.formats.minimalloc import read_csv, write_csv
+from traces.formats.sniff import sniff
 
 BENCH = Path(__file__).parents[2] / "../shared/bench/minimalloc"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traces import Buffers, Kind, TraceError, buffers_of
-from traces.minimalloc import read_csv
+from traces.formats.minimalloc import read_csv
 from traces.of_buffers import trace_of
 from traces.read import read
 from traces.workload import generate

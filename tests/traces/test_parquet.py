@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from traces import Kind, Trace, TraceError
-from traces import parquet as module
-from traces.files import sniff
-from traces.parquet import TraceWriter, iter_trace, read_trace, write_trace
+from traces.formats import parquet as module
+from traces.formats.parquet import TraceWriter, iter_trace, read_trace, write_trace
+from traces.formats.sniff import sniff
 from traces.trace import COLUMNS, NAMED
 
 if TYPE_CHECKING:

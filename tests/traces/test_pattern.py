@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from traces import Kind, Trace, windows, workload
-from traces.pattern import find_patterns
-from traces.windows import FIRST_WINDOWS, LAST_WINDOWS, find_windows
+from traces import Kind, Trace, workload
+from traces.iterations.pattern import find_patterns, windows
+from traces.iterations.windows import FIRST_WINDOWS, LAST_WINDOWS, find_windows
 
 
 class Recorder:

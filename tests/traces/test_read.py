@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from traces import TraceError
-from traces.parquet import write_trace
+from traces.formats.parquet import write_trace
 from traces.read import read
 from traces.workload import generate
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from traces import Kind, TraceError
-from traces.files import sniff
-from traces.rmm_log import read_rmm_log
-from traces.text_files import MAX_LINE_BYTES
+from traces.formats.rmm_log import read_rmm_log
+from traces.formats.sniff import sniff
+from traces.formats.text_files import MAX_LINE_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path

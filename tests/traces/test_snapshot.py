@@ -18,11 +18,11 @@ from snapshots import event, segment, snapshot, stored
 
 from traces import Kind, Trace, TraceError
 from traces.completeness import History, completeness, device_free
-from traces.files import sniff
+from traces.formats.snapshot import read_snapshot
+from traces.formats.sniff import sniff
+from traces.iterations.windows import iteration_marks
 from traces.read import read
-from traces.snapshot import read_snapshot
 from traces.trace import RANGE_BEGIN, RANGE_END
-from traces.windows import iteration_marks
 
 if TYPE_CHECKING:
     import random

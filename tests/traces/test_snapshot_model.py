@@ -15,7 +15,7 @@ from snapshot_model import assert_same, model_snapshot
 from snapshots import event, segment, snapshot, snapshots
 
 from traces import TraceError
-from traces.snapshot import read_snapshot
+from traces.formats.snapshot import read_snapshot
 
 SHARED = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
 SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

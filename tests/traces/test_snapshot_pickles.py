@@ -16,7 +16,7 @@ from snapshot_model import assert_same, model_snapshot
 from snapshots import event, stored, write_large
 
 from traces import TraceError
-from traces.snapshot import read_snapshot
+from traces.formats.snapshot import read_snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,7 +121,7 @@ def peak_bytes(path: Path) -> tuple[str, int]:
     program = """
 import sys
 from traces import TraceError
-from traces.snapshot import read_snapshot
+from traces.formats.snapshot import read_snapshot
 try:
     read_snapshot(sys.argv[1])
 except TraceError as error:
@@ -226,7 +226,7 @@ def test_exception_in_progress_ends_the_reading(tmp_path: Path) -> None:
 def test_ctrl_c_interrupts_the_reading_of_an_endless_file(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    program = f"from traces.snapshot import read_snapshot; read_snapshot({str(pipe)!r})"
+    program = f"from traces.formats.snapshot import read_snapshot; read_snapshot({str(pipe)!r})"
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as reader:
         with pipe.open("wb", buffering=0) as file:
             file.write(HEAD + b"\x8d" + (1 << 40).to_bytes(8, "little") + b"x" * (1 << 20))

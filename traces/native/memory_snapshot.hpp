@@ -1,4 +1,4 @@
-// Conversion of a PyTorch memory snapshot to rows of each of its devices; see traces/snapshot.py.
+// Conversion of a PyTorch memory snapshot to rows of each of its devices; see traces/formats/snapshot.py.
 #pragma once
 
 #include <algorithm>

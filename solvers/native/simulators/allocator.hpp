@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "device.hpp"
+#include "simulators/device.hpp"
 
 namespace simulators {
 

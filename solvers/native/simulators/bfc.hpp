@@ -1,8 +1,8 @@
 // TensorFlow's allocator "best fit with coalescing": regions that double, splits only of sufficiently large blocks.
 #pragma once
 
-#include "allocator.hpp"
-#include "chain.hpp"
+#include "simulators/allocator.hpp"
+#include "simulators/chain.hpp"
 
 namespace simulators {
 

@@ -1,5 +1,5 @@
 // Binding of the simulated device and of the event loop.
-#include "bind.hpp"
+#include "simulators/bind.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>

@@ -3,8 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
-#include "../arrays.hpp"
-#include "allocator.hpp"
+#include "arrays.hpp"
+#include "simulators/allocator.hpp"
 
 void bind_fits(nanobind::module_& m);
 void bind_pytorch(nanobind::module_& m);

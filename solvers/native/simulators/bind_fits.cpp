@@ -1,5 +1,5 @@
-#include "bind.hpp"
-#include "fits.hpp"
+#include "simulators/bind.hpp"
+#include "simulators/fits.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -1,8 +1,8 @@
-#include "bfc.hpp"
-#include "bind.hpp"
-#include "buddy.hpp"
-#include "cnmem.hpp"
-#include "cupy.hpp"
+#include "simulators/bfc.hpp"
+#include "simulators/bind.hpp"
+#include "simulators/buddy.hpp"
+#include "simulators/cnmem.hpp"
+#include "simulators/cupy.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

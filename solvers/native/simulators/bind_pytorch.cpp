@@ -1,8 +1,8 @@
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 
-#include "bind.hpp"
-#include "pytorch_expandable.hpp"
+#include "simulators/bind.hpp"
+#include "simulators/pytorch_expandable.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

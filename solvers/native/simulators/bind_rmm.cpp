@@ -1,7 +1,7 @@
-#include "bind.hpp"
-#include "rmm_arena.hpp"
-#include "rmm_binning.hpp"
-#include "rmm_pool.hpp"
+#include "simulators/bind.hpp"
+#include "simulators/rmm_arena.hpp"
+#include "simulators/rmm_binning.hpp"
+#include "simulators/rmm_pool.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

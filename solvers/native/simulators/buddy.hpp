@@ -6,8 +6,8 @@
 #include <set>
 #include <utility>
 
-#include "allocator.hpp"
-#include "slots.hpp"
+#include "simulators/allocator.hpp"
+#include "simulators/slots.hpp"
 
 namespace simulators {
 

@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "slots.hpp"
+#include "simulators/slots.hpp"
 
 namespace simulators {
 

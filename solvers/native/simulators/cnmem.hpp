@@ -1,9 +1,9 @@
 // CNMeM: best fit with coalescing and a free list per stream; all lists are refilled from the default stream's list.
 #pragma once
 
-#include "allocator.hpp"
-#include "headed.hpp"
-#include "slots.hpp"
+#include "simulators/allocator.hpp"
+#include "simulators/headed.hpp"
+#include "simulators/slots.hpp"
 
 namespace simulators {
 

@@ -3,8 +3,8 @@
 
 #include <unordered_map>
 
-#include "allocator.hpp"
-#include "chain.hpp"
+#include "simulators/allocator.hpp"
+#include "simulators/chain.hpp"
 
 namespace simulators {
 

@@ -7,7 +7,7 @@
 #include <map>
 #include <vector>
 
-#include "holes.hpp"
+#include "simulators/holes.hpp"
 
 namespace simulators {
 

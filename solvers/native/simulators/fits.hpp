@@ -1,8 +1,8 @@
 // Plain first fit and best fit in one region that grows at its end and never shrinks.
 #pragma once
 
-#include "allocator.hpp"
-#include "slots.hpp"
+#include "simulators/allocator.hpp"
+#include "simulators/slots.hpp"
 
 namespace simulators {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "holes.hpp"
+#include "simulators/holes.hpp"
 
 namespace simulators {
 

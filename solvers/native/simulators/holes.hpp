@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "../random.hpp"
+#include "packing/random.hpp"
 
 namespace simulators {
 

@@ -3,9 +3,9 @@
 
 #include <vector>
 
-#include "allocator.hpp"
-#include "pytorch_blocks.hpp"
-#include "pytorch_rules.hpp"
+#include "simulators/allocator.hpp"
+#include "simulators/pytorch_blocks.hpp"
+#include "simulators/pytorch_rules.hpp"
 
 namespace simulators {
 

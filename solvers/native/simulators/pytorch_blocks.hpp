@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <set>
 
-#include "slots.hpp"
+#include "simulators/slots.hpp"
 
 namespace simulators {
 

@@ -1,7 +1,7 @@
 // PyTorch's caching allocator with expandable segments: more addresses than device memory, mapped page by page.
 #pragma once
 
-#include "pytorch.hpp"
+#include "simulators/pytorch.hpp"
 
 namespace simulators {
 

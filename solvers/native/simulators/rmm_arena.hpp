@@ -6,9 +6,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "allocator.hpp"
-#include "holes.hpp"
-#include "slots.hpp"
+#include "simulators/allocator.hpp"
+#include "simulators/holes.hpp"
+#include "simulators/slots.hpp"
 
 namespace simulators {
 

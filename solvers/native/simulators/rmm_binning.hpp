@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "rmm_pool.hpp"
+#include "simulators/rmm_pool.hpp"
 
 namespace simulators {
 

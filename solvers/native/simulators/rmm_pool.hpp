@@ -3,9 +3,9 @@
 
 #include <map>
 
-#include "allocator.hpp"
-#include "headed.hpp"
-#include "slots.hpp"
+#include "simulators/allocator.hpp"
+#include "simulators/headed.hpp"
+#include "simulators/slots.hpp"
 
 namespace simulators {
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from simulations import MIB, random_trace
 
-from mempool.analysis.choices import parse_choice
+from mempool.analysis.allocator_specs import parse_choice
 from mempool.analysis.compare import RECORDED, Choice, Row, Unable, compare
-from mempool.what_if import ALLOCATORS, simulate
+from mempool.simulate import ALLOCATORS, simulate
 from traces import Kind, Trace
 
 

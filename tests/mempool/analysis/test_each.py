@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from files_that_kill import size_or_death, slow_size
 
-from mempool.analysis.each import each
+from mempool.analysis.parallel import each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ def test_keyboard_interrupt_ends_running_tasks(tmp_path: Path) -> None:
 import sys
 sys.path[:0] = {sys.path!r}
 from files_that_kill import endless
-from mempool.analysis.each import each
+from mempool.analysis.parallel import each
 if __name__ == "__main__":
     list(each({files!r}, endless))
 """

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mempool import what_if
-from mempool.analysis import tried as module
-from mempool.analysis.tried import tried
-from mempool.analysis.where import where
+from mempool import simulate as simulated_allocators
+from mempool.analysis import reserved_estimates as module
+from mempool.analysis.reserved_estimates import tried
+from mempool.analysis.summary import where
 from solvers.simulators import simulate
 from solvers.simulators.recorded import recorded
 from traces import Kind, Trace
@@ -60,7 +60,7 @@ def test_each_reported_saving_equals_a_simulated_saving() -> None:
     held = made.peak_reserved_bytes
 
     def less(allocator: str, **settings: Any) -> int:
-        return held - what_if.simulate(trace, allocator, **settings).peak_reserved_bytes
+        return held - simulated_allocators.simulate(trace, allocator, **settings).peak_reserved_bytes
 
     told = saves(trace)
     pool = less("planned_online")
@@ -138,5 +138,5 @@ def test_remedies_of_a_real_window_save_the_simulated_bytes(name: str) -> None:
     now = min(made.peak_reserved_bytes, simulate(trace, "pytorch").peak_reserved_bytes)
     expandable = simulate(trace, "pytorch_expandable").peak_reserved_bytes
     assert told["expandable_segments:True"] == now - expandable > 0
-    pool = now - what_if.simulate(trace, "planned_online").peak_reserved_bytes
+    pool = now - simulated_allocators.simulate(trace, "planned_online").peak_reserved_bytes
     assert told.get("run", 0) == max(pool, 0)

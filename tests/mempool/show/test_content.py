@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from shown import Packed, four_buffers
 
 from mempool.show import content, scene_of
-from mempool.show.pack import Packer, clean
-from mempool.show.rest import rest_of
+from mempool.show.density import rest_of
+from mempool.show.packed_columns import Packer, clean
 from traces import Buffers, Trace
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from shown import Packed
 
 from mempool.show import content, scene_of
-from mempool.show.notes import notes_of
+from mempool.show.annotations import notes_of
 from mempool.show.timeline import timeline_of
 from traces import Kind, Trace, buffers_of
 from traces.trace import RANGE_BEGIN, RANGE_END

@@ -12,8 +12,8 @@ from mempool.show import scene_of
 from mempool.show.timeline import timeline_of
 from mempool.show.view import recorded_view
 from solvers import Plan, Status
-from solvers.arenas import arenas_of
-from solvers.plan import stride_of
+from solvers.packing.arenas import arenas_of
+from solvers.packing.plan import stride_of
 from traces import Buffers, Kind, Trace
 
 ROWS = st.lists(

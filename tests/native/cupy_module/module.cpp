@@ -9,10 +9,10 @@
 #include <stdexcept>
 #include <utility>
 
-#include "client.hpp"
-#include "cuda_device.hpp"
-#include "cupy_allocator.hpp"
-#include "pattern.hpp"
+#include "core/client.hpp"
+#include "devices/cuda_device.hpp"
+#include "adapters/cupy_allocator.hpp"
+#include "core/pattern.hpp"
 
 using namespace mempool;
 

@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "device.hpp"
+#include "devices/device.hpp"
 #include "world/clock.hpp"
 #include "world/fibers.hpp"
 

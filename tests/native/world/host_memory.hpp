@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include "client.hpp"
+#include "core/client.hpp"
 #include "world/fibers.hpp"
 
 namespace world {

@@ -1,10 +1,10 @@
-// What the core's locks, atomics and thread-local objects are in the simulated world: see mempool/native/sync.hpp.
+// What the core's locks, atomics and thread-local objects are in the simulated world: see mempool/native/core/sync.hpp.
 #pragma once
 
 #include <array>
 #include <atomic>
 
-#include "guards.hpp"
+#include "core/guards.hpp"
 #include "world/fibers.hpp"
 
 namespace mempool {

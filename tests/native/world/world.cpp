@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "checks.hpp"
-#include "thread_cache.hpp"
+#include "core/thread_cache.hpp"
 #include "world/report.hpp"
 
 namespace world {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "client.hpp"
+#include "core/client.hpp"
 #include "program.hpp"
 #include "world/async_device.hpp"
 #include "world/fibers.hpp"

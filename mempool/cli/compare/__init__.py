@@ -1,0 +1,1 @@
+"""``mempool compare``: the command and its output."""

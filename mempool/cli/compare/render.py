@@ -1,0 +1,138 @@
+"""Output of ``mempool compare``: JSON objects, tables, and a summary of many files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mempool.cli.output import console, percent, plain, table, tell_caveats
+from mempool.reporting.report import binary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mempool.analysis.compare import Row, Unable
+    from mempool.analysis.compare_many import Compared
+
+
+def answers(one: Compared) -> list[dict[str, Any]]:
+    """Return the objects of ``--json``; an unreadable file gives one object with only ``error`` set."""
+    from mempool.analysis.compare import Row
+
+    about = {"file": one.file, "skipped": one.skipped}
+    if one.error is not None:
+        return [about | dict.fromkeys(Row.__dataclass_fields__) | {"error": one.error, "caveats": []}]
+    return [about | row.to_dict() | {"caveats": one.caveats.get(row.device, [])} for row in one.rows]
+
+
+def errors(one: Compared) -> Iterator[str]:
+    """Yield one line for each failed comparison."""
+    if one.error is not None:
+        yield one.error
+    for row in one.rows:
+        if (text := row.to_dict()["error"]) is not None:
+            yield f"{one.file}: {_name(row)}: {text}"
+
+
+def show(found: list[Compared], limit_bytes: int | None) -> None:
+    """Print a table for each file and device, and a summary of several files."""
+    for one in found:
+        rows = _known(one)
+        for device in dict.fromkeys(row.device for row in rows):
+            tell_caveats(f"{one.file}, device {device}", one.caveats.get(device, []))
+            _table(one.file, device, [row for row in rows if row.device == device], limit_bytes)
+        if not one.rows and one.error is None:
+            console().print(plain(f"{one.file}: no allocations"))
+    if sum(bool(_known(one)) for one in found) > 1:
+        _summary(found, limit_bytes)
+
+
+def _known(one: Compared) -> list[Row]:
+    from mempool.analysis.compare import Row
+
+    return [row for row in one.rows if isinstance(row, Row)]
+
+
+def _table(file: str, device: int, rows: list[Row], limit_bytes: int | None) -> None:
+    limited = limit_bytes is not None or any(row.fits is not None for row in rows)
+    header = ["allocator", "reserved", "lost", "rounding", "largest gap", "calls", *["fits"] * limited, "s"]
+    lines = [
+        [
+            _name(row),
+            binary(row.peak_reserved_bytes),
+            percent(row.fragmentation),
+            "unknown" if row.internal_fragmentation is None else percent(row.internal_fragmentation),
+            binary(row.largest_free_bytes) if row.largest_free_bytes is not None else "unknown",
+            f"{row.driver_calls:,}",
+            *[_fits(row)] * limited,
+            f"{row.seconds:.2f}",
+        ]
+        for row in rows
+    ]
+    table(f"{file}, device {device}: {_loads(rows)}", header, lines)
+    for row in rows:
+        if row.failed_at is not None:
+            console().print(plain(_failure(row, limit_bytes)))
+
+
+def _loads(rows: list[Row]) -> str:
+    """Return the peak load without and with failed requests, as far as the rows contain them."""
+    name = "live at the end" if rows and rows[0].history == "absent" else "peak load"
+    loads = {row.refused > 0: row.peak_load_bytes for row in rows}
+    parts = [binary(loads[False])] if False in loads else []
+    if True in loads and loads[True] != loads.get(False):
+        parts.append(f"{binary(loads[True])} with the requests that failed")
+    return f"{name} {', '.join(parts)}"
+
+
+def _fits(row: Row) -> str:
+    """Return the answer as far as the recording allows: unrecorded history may need more."""
+    if row.fits and row.refused:
+        return "so far"
+    if row.fits is not None or row.history == "whole":
+        return "no" if row.fits is False else "yes"
+    return "in window" if row.history == "window" else "unknown"
+
+
+def _name(row: Row | Unable) -> str:
+    """Return the allocator with its settings, as written after ``-a``."""
+    if row.settings.keys() == {"conf"}:
+        return f"{row.allocator}:{row.settings['conf']}"
+    settings = ",".join(f"{key}={value}" for key, value in row.settings.items())
+    return f"{row.allocator}:{settings}" if settings else row.allocator
+
+
+def _failure(row: Row, limit_bytes: int | None) -> str:
+    failed = row.failed_at
+    assert failed is not None
+    place = ", ".join(part for part in (failed.operation, failed.frame) if part)
+    where = f" in {place}" if place else ""
+    limit = "what its settings allow" if limit_bytes is None else binary(limit_bytes)
+    if failed.before:
+        return f"{_name(row)} held more than {limit} before the first event that is recorded"
+    verb = "ran out of memory" if failed.recorded else f"runs out of {limit}"
+    return f"{_name(row)} {verb} at event {failed.event:,}{where}, which asks for {binary(failed.size_bytes)}"
+
+
+def _summary(found: list[Compared], limit_bytes: int | None) -> None:
+    """Print the least and most reserved bytes of each allocator, the file with most, and the failures."""
+    rows: dict[str, list[tuple[str, Row]]] = {}
+    for one in found:
+        for row in _known(one):
+            rows.setdefault(_name(row), []).append((one.file, row))
+    limited = limit_bytes is not None or any(row.fits is False for one in found for row in _known(one))
+    lines = []
+    for name, members in rows.items():
+        file, worst = max(members, key=lambda member: member[1].peak_reserved_bytes)
+        least = min(row.peak_reserved_bytes for _, row in members)
+        out = sum(row.fits is False for _, row in members)
+        lines.append(
+            [
+                name,
+                binary(least),
+                binary(worst.peak_reserved_bytes),
+                *[f"{out} of {len(members)}"] * limited,
+                f"{file}, device {worst.device}",
+            ]
+        )
+    header = ["allocator", "least reserved", "most reserved", *["out of memory"] * limited, "where most"]
+    table("all files", header, lines, fold=len(header) - 1)

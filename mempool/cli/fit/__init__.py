@@ -1,0 +1,1 @@
+"""``mempool fit``: the command, its arguments, the computation and the output."""

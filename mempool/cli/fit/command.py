@@ -1,0 +1,270 @@
+"""``mempool fit``: predict, before a run, whether a model fits into a GPU's memory."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mempool.cli.options import allocators
+from mempool.cli.output import ExitCode, Stop, print_json, progress
+from mempool.cli.output_files import why_not
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mempool.cli.fit.arguments import Asked
+    from mempool.cli.fit.compute import Tried
+
+_OPTIMIZERS = (
+    "adamw",
+    "adam",
+    "sgd",
+    "sgd+momentum",
+    "adafactor",
+    "rmsprop",
+    "adagrad",
+    "nadam",
+    "radam",
+    "adamw8bit",
+    "pagedadamw8bit",
+)
+_LOSSES = ("cross-entropy", "mse", "l1", "bce-with-logits", "sum", "mean")
+_TASKS = (
+    "causal-lm", "masked-lm", "seq2seq-lm", "speech-seq2seq", "image-classification",
+    "sequence-classification", "token-classification", "question-answering", "audio-classification",
+    "ctc", "base",
+)  # fmt: skip
+_MARGINS = (
+    *("cuda_context", "kernels", "cublas_workspace", "cublaslt_workspace", "cudnn_workspace", "sorting"),
+    *("nccl", "ddp_buckets", "other_models"),
+)
+
+
+def _of(names: Sequence[str]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.lower().startswith(incomplete.lower())]
+
+    return complete
+
+
+def _cards(incomplete: str) -> list[str]:
+    from mempool.hardware.gpu_memory import CARDS
+
+    return _of([card.name for card in CARDS])(incomplete)
+
+
+def _targets(incomplete: str) -> list[str]:
+    from mempool.torch.model_presets import SHAPES
+
+    usual = ["gpt2", "bert", "llama", "t5", "vit", "mistral", "qwen2", "whisper"]
+    scripts = [str(path) for path in sorted(Path().glob(f"{incomplete}*.py"))]
+    return scripts + _of([f"transformers:{name}" for name in (*usual, *SHAPES)])(incomplete)
+
+
+def fit(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            autocompletion=_targets,
+            help="package.module:function, script.py, script.py:name, or transformers:NAME.",
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- ARGS", help="What a script finds in sys.argv."),
+    ] = None,
+    *,
+    inputs: Annotated[
+        str | None,
+        typer.Option(metavar="SPEC", help="What goes into the model: 'float32[B,3,224,224] mask=bool[B,S]'."),
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="Samples in a batch; a list is a sweep.")
+    ] = None,
+    seq: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="Length of sequences; a list is a sweep.")
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="Height and width of images; a list is a sweep.")
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(autocompletion=_of(_TASKS), help="What a model of transformers is for."),
+    ] = None,
+    limit: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of the device: 24GiB.")] = None,
+    card: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", autocompletion=_cards, help="Memory of this GPU: 'RTX 4090', 'A100 80GB'."
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|a,b",
+            help="Between the card and the host, as of `mempool swap`; the card's PCI Express if not given.",
+        ),
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=_of(("train", "inference", "eval")),
+            help="train, the default; inference: without gradients; eval: that within a training.",
+        ),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=_of(_OPTIMIZERS),
+            help="adamw, sgd+momentum, ..., or module:function.",
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", autocompletion=_of(_LOSSES), help="cross-entropy, mse, ..., or module:function."
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Type of the parameters: bfloat16.")
+    ] = None,
+    autocast: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Run the forward in lower precision: bfloat16.")
+    ] = None,
+    checkpoint: Annotated[
+        bool | None, typer.Option("--checkpoint", help="Compute activations of repeated blocks again.")
+    ] = None,
+    accumulate: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Batches whose gradients make one step.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=_of(("cuda", "cpu")), help="What it would run on: cuda, the default, or cpu."
+        ),
+    ] = None,
+    allocator: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-a",
+            "--allocator",
+            metavar="NAME[:SETTINGS]",
+            autocompletion=allocators(),
+            help="What these would reserve; again for each. The first decides whether it fits.",
+        ),
+    ] = None,
+    largest_batch: Annotated[
+        bool | None,
+        typer.Option("--largest-batch/--no-largest-batch", help="Look for the largest batch that fits."),
+    ] = None,
+    remedies: Annotated[
+        bool | None, typer.Option("--remedies/--no-remedies", help="Try what would help.")
+    ] = None,
+    margin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SIZE",
+            autocompletion=_of([f"{name}=" for name in _MARGINS]),
+            help="Of what a GPU adds, a figure of your own: cuda_context=300MiB; again for each.",
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="So many train together (DistributedDataParallel), a GPU each."
+        ),
+    ] = None,
+    remedies_seconds: Annotated[
+        float, typer.Option(min=0, metavar="S", help="Most seconds of processor for what would help.")
+    ] = 40,
+    main: Annotated[
+        bool, typer.Option("--main", help="Run a script as a program, up to its first backward.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the trace, for info, compare, show and swap.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a sweep, as .html or .svg.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object; of a sweep a list.")] = False,
+) -> None:
+    r"""Predict whether a model fits in a GPU's memory, without a GPU and without the memory.
+
+    A training step runs on tensors that have shapes and no values. A script
+    is imported so that the models in the script cost nothing, and stops where
+    the training would begin. This needs PyTorch: pip install 'mempool\[torch]'.
+
+    For example:
+
+        mempool fit transformers:gpt2 --batch 8 --card "RTX 4090"
+        mempool fit "transformers:LlamaConfig(num_hidden_layers=16)" --dtype bf16
+        mempool fit train.py:Net --inputs 'float32[B,3,224,224]' --batch 64
+        mempool fit train.py --main --limit 24GiB -- --epochs 1
+        mempool fit mypackage.models:make --batch 1,2,4,8 --seq 512,1024
+        mempool fit train.py --trace step.trace && mempool show step.trace
+    """
+    from mempool.cli.fit.arguments import asked
+
+    given = asked({key: value for key, value in locals().items() if key not in ("plot", "json")})
+    _check_outputs(trace, plot, sweep=given.sweep)
+    if importlib.util.find_spec("torch") is None:
+        raise Stop(ExitCode.FAILED, "fit needs PyTorch, which is not installed: pip install 'mempool[torch]'")
+    found = _tried(given)
+    _write(found, trace, plot)
+    if json:
+        from mempool.cli.fit.render import answer
+
+        said = [answer(one) for one in found]
+        print_json(said if given.sweep else said[0])
+    else:
+        _show(found, given)
+    if given.limit_bytes is not None and not any(one.fit.fits for one in found):
+        raise Stop(ExitCode.NEGATIVE)
+
+
+def _check_outputs(trace: Path | None, plot: Path | None, *, sweep: bool) -> None:
+    """Refuse unwritable or contradictory outputs before the work begins."""
+    if plot is not None and plot.suffix not in (".html", ".svg"):
+        raise typer.BadParameter(f"--plot: {plot} ends neither in .html nor in .svg")
+    if plot is not None and not sweep:
+        raise typer.BadParameter(
+            "--plot draws several sizes: give --batch 1,2,4,8, --seq or --image as a list"
+        )
+    if trace is not None and sweep:
+        raise typer.BadParameter("--trace is of one size, not of a sweep")
+    for path in (trace, plot):
+        if path is not None and (reason := why_not(path)):
+            raise Stop(ExitCode.FILE, f"{path}: {reason}")
+
+
+def _tried(given: Asked) -> list[Tried]:
+    """Fit all sizes; output of the script or the model during this goes to stderr."""
+    with progress("importing PyTorch") as say:
+        from mempool.cli.fit.compute import tried
+
+        return list(tried(given, say))
+
+
+def _write(found: list[Tried], trace: Path | None, plot: Path | None) -> None:
+    if trace is not None:
+        from traces.formats.parquet import write_trace
+
+        write_trace(found[0].fit.trace, trace)
+    if plot is not None:
+        from mempool.cli.fit.plot import drawn
+        from traces.files import atomic
+
+        with atomic(plot) as beside:
+            beside.write_text(drawn(found, page=plot.suffix == ".html"), encoding="utf-8")
+
+
+def _show(found: list[Tried], given: Asked) -> None:
+    from mempool.cli.fit.render import show, show_sweep
+
+    if given.sweep:
+        show_sweep(found, given.limit_bytes)
+    else:
+        show(found[0])

@@ -1,0 +1,1 @@
+"""``mempool info``: the command and its output."""

@@ -1,0 +1,251 @@
+"""Output of ``mempool info`` about where memory goes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from mempool.cli.output import console, facts, percent, table
+from mempool.reporting.report import binary, source_line
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from mempool.analysis.reserved_estimates import Tried
+    from mempool.analysis.summary import Where
+    from mempool.cli.inputs import Work
+    from traces import Trace
+
+
+#: Groupings of the bytes at the peak: the key in the answer, and the key in each entry.
+SHARES = (
+    ("categories", "category"),
+    ("phases", "phase"),
+    ("modules", "module"),
+    ("operations", "operation"),
+    ("frames", "frame"),
+)
+
+
+def answer(work: Work, most: int, *, frames: bool, device: int | None = None) -> list[dict[str, Any]]:
+    """Return one object for each device, or for one device; events are rows of the file.
+
+    Args:
+        work: a file with a trace.
+        most: largest number of operations, source lines and buffers to list.
+        frames: include source lines.
+        device: the only device to look at; None for all.
+    """
+    from mempool.analysis.caveats import caveats
+    from mempool.analysis.summary import where
+
+    assert work.file is not None
+    return [
+        _device(one, most, caveats(one.trace, one.device), frames=frames)
+        for one in where(work.file, work.begins, device)
+    ]
+
+
+def _device(one: Where, most: int, caveats: list[str], *, frames: bool) -> dict[str, Any]:
+    from mempool.analysis.peak import Role, phases, shares
+
+    peak, trace = one.peak, one.trace
+    phase = phases(trace)
+    frames = frames or bool((trace.operation[peak.alloc] < 0).all())  # then source lines say most
+    said: dict[str, Any] = {
+        "device": one.device,
+        "caveats": caveats,
+        "history": str(one.known.history),
+        "live_before_bytes": one.known.live_before_bytes,
+        "reserved_before_bytes": one.known.reserved_before_bytes,
+        "refused": _refused(one),
+        "peak_event": one.row(peak.event),
+        "peak_load_bytes": peak.bytes,
+        "roles": {role.name.lower(): int(peak.size[peak.role == role].sum()) for role in Role}
+        if one.iterations
+        else None,
+        "peak_phase": _name(trace, phase, peak.event),
+        "peak_module": _name(trace, trace.module, peak.event),
+        **{
+            plural: [
+                {name: share.name, "bytes": share.bytes, "buffers": share.buffers}
+                for share in shares(trace, peak, column, len(trace.names) if plural == "categories" else most)
+            ]
+            for plural, name, column in (
+                ("categories", "category", trace.category),
+                ("phases", "phase", phase),
+                ("modules", "module", trace.module),
+                ("operations", "operation", trace.operation),
+            )
+            if plural == "operations" or (column >= 0).any()
+        },
+        "held_longest": _held_longest(one, most, frames=frames),
+        "idle_bytes": None,
+        "late_bytes": None,
+        "recorded": _recorded(one),
+        "simulated": _simulated(one.tried),
+        "remedies": [
+            {"name": remedy.name, "saves_bytes": remedy.saves_bytes, "how": remedy.how}
+            for remedy in one.remedies
+        ],
+    }
+    if one.idle is not None:
+        said["idle_bytes"] = int(peak.size[one.idle.away(one.iteration_events)].sum())
+        said["late_bytes"] = int(peak.size[one.idle.late(peak)].sum())
+    if frames:
+        said["frames"] = [
+            {"frame": share.name and source_line(share.name), "bytes": share.bytes, "buffers": share.buffers}
+            for share in shares(trace, peak, trace.frame, most)
+        ]
+    return said
+
+
+def _name(trace: Trace, column: NDArray[np.int32], event: int) -> str | None:
+    """Return the name of an event in a column, or None if the event has none."""
+    name = int(column[event]) if len(column) else -1
+    return trace.names[name] if name >= 0 else None
+
+
+def _held_longest(one: Where, most: int, *, frames: bool) -> list[dict[str, Any]]:
+    from mempool.analysis.peak import Role, by_bytes_and_time
+
+    peak, trace, rows = one.peak, one.trace, []
+    for row in by_bytes_and_time(peak)[:most].tolist():
+        alloc = int(peak.alloc[row])
+        said: dict[str, Any] = {
+            "buffer": int(trace.buffer[alloc]),
+            "size_bytes": int(peak.size[row]),
+            "start": one.row(alloc),
+            "end": one.row(int(peak.end[row])),
+        }
+        if one.iterations:
+            said["role"] = Role(int(peak.role[row])).name.lower()
+        if one.idle is not None:
+            said["idle_events"] = int(one.idle.length[row])
+        if (operation := int(trace.operation[alloc])) >= 0:
+            said["operation"] = trace.names[operation]
+        if frames and (frame := int(trace.frame[alloc])) >= 0:
+            said["frame"] = source_line(trace.names[frame])
+        rows.append(said)
+    return rows
+
+
+def _simulated(tried: Tried | None) -> dict[str, Any] | None:
+    if tried is None:
+        return None
+    pool, plan = tried.refused or (None, None)
+    return {
+        "pool_bytes": tried.pool_bytes,
+        "plan_bytes": tried.plan_bytes,
+        "pool_bytes_with_refused": pool,
+        "plan_bytes_with_refused": plan,
+    }
+
+
+def _refused(one: Where) -> dict[str, Any] | None:
+    if one.refusals is None:
+        return None
+    return asdict(one.refusals) | {"event": one.row(one.refusals.event)}
+
+
+def _recorded(one: Where) -> dict[str, Any] | None:
+    made = one.recorded
+    if made is None:
+        return None
+    return {
+        "peak_reserved_bytes": made.peak_reserved_bytes,
+        "stranded_bytes": one.stranded_bytes,
+        "largest_free_bytes": made.largest_free_bytes,
+        "fragmentation": made.fragmentation,
+        "driver_calls": made.driver_calls,
+    }
+
+
+def show(said: list[dict[str, Any]]) -> None:
+    """Print the result of `answer`."""
+    for device in said:
+        peak, ended = max(device["peak_load_bytes"], 1), device["history"] == "absent"
+        at = "at the end" if ended else "at the peak"
+        facts(f"\nwhere memory goes on device {device['device']}", _facts(device))
+        for key, name in SHARES:
+            rows = [
+                (
+                    share[name] or "(unknown)",
+                    binary(share["bytes"]),
+                    percent(share["bytes"] / peak),
+                    f"{share['buffers']:,}",
+                )
+                for share in device.get(key, ())
+            ]
+            if any(share[name] for share in device.get(key, ())):
+                table(f"\n{at} by {name}", (name, "bytes", "share", "buffers"), rows)
+        longest = [
+            (
+                " ".join(str(entry[name]) for name in ("buffer", "operation", "frame") if name in entry),
+                binary(entry["size_bytes"]),
+                f"{entry['end'] - entry['start']:,}",
+                *([entry["role"].replace("_", "-")] if "role" in entry else []),
+            )
+            for entry in device["held_longest"]
+        ]
+        if longest and not ended:
+            table(
+                "\nmost bytes held longest", ("buffer", "size", "events", "role")[: len(longest[0])], longest
+            )
+        if device["remedies"]:
+            console().print("\nwhat would help")
+        for remedy in device["remedies"]:
+            console().print(f"  up to {binary(remedy['saves_bytes'])}: {remedy['how']}", markup=False)
+
+
+def _facts(device: dict[str, Any]) -> list[tuple[str, str]]:
+    from mempool.analysis.idle_at_peak import LEAST_ABSENCE
+
+    roles = {name: size for name, size in (device["roles"] or {}).items() if size}
+    load = binary(device["peak_load_bytes"])
+    rows = [("peak load", f"{load} after event {device['peak_event']:,}")]
+    ended = device["history"] == "absent"
+    if ended:
+        rows = [("live at the end", load)]
+    if device["peak_phase"] is not None:
+        rows.append(
+            ("while", " of ".join(part for part in (device["peak_phase"], device["peak_module"]) if part))
+        )
+    if roles:
+        parts = (f"{binary(size)} {name.replace('_', '-')}" for name, size in roles.items())
+        rows.append(("of it", ", ".join(parts)))
+    if device["idle_bytes"] is not None:
+        idle, late = binary(device["idle_bytes"]), binary(device["late_bytes"])
+        rows.append(
+            ("idle", f"{idle} for {LEAST_ABSENCE:.0%} of an iteration or more; {late} last used before")
+        )
+    if device["recorded"] is not None:
+        rows += _reserved(device["recorded"], device["history"])
+    if (simulated := device["simulated"]) is not None and simulated["pool_bytes"] is not None:
+        part = "" if device["history"] == "whole" else " on the recorded part"
+        rows.append(("with mempool run", f"{_bounded(simulated, '')}, simulated{part}"))
+        if simulated["pool_bytes_with_refused"] is not None:
+            rows.append(("with failed requests", _bounded(simulated, "_with_refused")))
+    return rows
+
+
+def _bounded(simulated: dict[str, Any], of: str) -> str:
+    """The bytes of the pool, and of the plan that no pool can beat."""
+    plan = simulated[f"plan_bytes{of}"]
+    bound = "" if plan is None else f" (a plan of the whole recording: {binary(plan)})"
+    return f"{binary(simulated[f'pool_bytes{of}'])} reserved{bound}"
+
+
+def _reserved(made: dict[str, Any], history: str) -> list[tuple[str, str]]:
+    ended = history == "absent"
+    more = "" if history == "whole" else " or more"
+    calls = "" if ended else f", in {made['driver_calls']:,}{more} calls to the driver"
+    when = "at the end" if ended else "when most was reserved"
+    rows = [
+        ("reserved", f"{binary(made['peak_reserved_bytes'])}{calls}"),
+        ("stranded", f"{binary(made['stranded_bytes'])} {when}, rounding included"),
+    ]
+    if made["largest_free_bytes"] is not None:
+        rows.append(("largest free block", f"{binary(made['largest_free_bytes'])} then"))
+    return rows

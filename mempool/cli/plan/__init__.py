@@ -1,0 +1,1 @@
+"""``mempool plan``: the command and the computation."""

@@ -1,0 +1,446 @@
+"""Bootstrap of ``mempool run`` inside the program, active from before its first line until after its last.
+
+This file stands alone: before the program imports the framework, this file imports neither the rest of this
+project nor a framework. Nothing here may change the program's behaviour, so no exception leaves this file.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import contextlib
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import FrameType, ModuleType
+
+VARIABLE = "MEMPOOL_RUN"
+#: Module of each framework -> its adapter, whose ``install`` takes the options of a pool.
+ADAPTERS = {"numpy": "mempool.numpy", "torch": "mempool.torch", "cupy": "mempool.cupy"}
+#: This project's packages, whose names are common words.
+OURS = ("mempool", "solvers", "traces")
+#: Signals whose default is to end the process.
+DEADLY = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+#: Peak of requested bytes below which a program gave the pool next to nothing to do.
+LITTLE = 1 << 20
+#: File name by which Python recognizes a frame of the import system, which Python omits from tracebacks.
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - without another import
+#: Folder of this project's packages, independent of the files beside the program's script.
+_PLACE = os.path.dirname(os.path.dirname(os.path.dirname(_FOLDER)))  # noqa: PTH120
+_run: Run | None = None
+
+
+def begin() -> None:
+    """Read the options, restore the environment and the path, and wait for a framework."""
+    global _run
+    folder = os.path.join(_FOLDER, "startup")  # noqa: PTH118
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    text = os.environ.get(VARIABLE)
+    if text is None:
+        return
+    options: dict[str, Any] = json.loads(text)
+    if not options["children"]:
+        del os.environ[VARIABLE]
+        if options["pythonpath"] is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = options["pythonpath"]
+    _run = Run(options)
+    _run.begin()
+
+
+class Run:
+    """A process that runs under the pool.
+
+    Attributes:
+        options: the options that `mempool.cli.run.command` writes into the environment.
+        pools: the installed pools, by framework.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.pools: dict[str, Any] = {}
+        self._pid = os.getpid()
+        self._finishing = False
+        self._killed_by = 0
+        self._plan_is_of: str = options["plan_is_of"]  # the plan's framework, or empty
+        self._plan_used = False
+        self._accesses: Any = None  # PyTorch's recording of accesses
+        self._watches_forks = False
+        self._not_the_programs = 0.0  # CPU seconds of this project's own child processes, such as a compiler
+        self._masks: dict[int, Any] = {}  # signal masks of forking threads from before the fork, by thread
+
+    @property
+    def is_child(self) -> bool:
+        """Return true if this process is not the process that `mempool run` became."""
+        return bool(os.getpid() != self.options["pid"])
+
+    def begin(self) -> None:
+        """Install the import hook, the signal handlers, the fork handlers and the exit handler."""
+        sys.meta_path.insert(0, AfterImport(self.install))
+        atexit.register(self.finish)  # the first to register is the last to run
+        os.register_at_fork(
+            before=self._hold_signals,
+            after_in_parent=self._let_signals_go,
+            after_in_child=self._after_fork_without_pools,
+        )
+        for number in DEADLY:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self._on_signal)
+
+    def install(self, framework: str) -> None:
+        """Put a pool under a framework that has just been imported."""
+        before = _seconds_of_children()
+        try:
+            self._install(framework)
+        except Exception as error:
+            _say(f"no pool for {framework}: {type(error).__name__}: {error}")
+        self._not_the_programs += _seconds_of_children() - before
+
+    def _install(self, framework: str) -> None:
+        import importlib
+
+        with Ours():
+            for name in (*OURS, ADAPTERS[framework]):
+                adapter = importlib.import_module(name)
+            if not getattr(adapter, "is_there", lambda: True)():
+                return  # the pool could serve nothing; the program fails or continues as without us
+        record = self._own(self.options["record"])
+        accesses = self.options["accesses"] and framework == "torch"
+        pool = adapter.install(
+            **getattr(adapter, "UNDER_RUN", {}),
+            **({"share": self._on_the_gpu} if framework == "cupy" else {}),
+            record=None if accesses else record,
+            plan=self._plan_of(framework),
+            max_reserved=self.options["max_reserved"],
+            **({"limit": self.options["limit"]} if framework == "torch" else {}),
+        )
+        pool.leave_open_at_exit()  # the pool would close before `finish`, which reports and closes it
+        self.pools[framework] = pool
+        if accesses:
+            with Ours():
+                self._accesses = adapter.record(record)
+            self._accesses.__enter__()
+        if not self._watches_forks:
+            # Registered after the adapter's handler, so that the adapter resets its own state first. A child
+            # inherits this handler.
+            self._watches_forks = True
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def _on_the_gpu(self) -> Any:
+        """Return PyTorch's pool if the pool is of a GPU: memory is scarce there, and CuPy shares the pool."""
+        from mempool import _core
+
+        pool = self.pools.get("torch")
+        return pool if pool is not None and isinstance(pool.device, _core.CudaDevice) else None
+
+    def _plan_of(self, framework: str) -> str | None:
+        """Return the path of the plan, or None if the plan names another framework."""
+        path: str | None = self.options["plan"]
+        if path is None:
+            return None
+        if self._plan_is_of not in ("", framework):
+            return None
+        self._plan_used = True
+        return path
+
+    def _own(self, path: str | None) -> str | None:
+        """Return the path for this process; the name of a child's file contains the process number."""
+        if path is None or not self.is_child:
+            return path
+        stem, suffix = os.path.splitext(path)  # noqa: PTH122
+        return f"{stem}.{os.getpid()}{suffix}"
+
+    def finish(self) -> None:
+        """Finish the trace and write the report; a second call and a call in a fork do nothing."""
+        if self._finishing or self._pid != os.getpid():
+            return
+        self._finishing = True
+        try:
+            self._report()
+        except Exception as error:
+            _say(f"no report: {type(error).__name__}: {error}")
+        if self._killed_by:
+            _die(self._killed_by)
+        if getattr(sys, "last_type", None) is KeyboardInterrupt:
+            _interrupted()
+
+    def _children_did_it(self, reports: dict[str, Any]) -> bool:
+        """Return true if poolless children, not this process, did the work.
+
+        This process then requested less than `LITTLE` bytes, and all children together used more CPU time.
+        """
+        if self.options["children"] or any(pool.settings.mode == "off" for pool in self.pools.values()):
+            return False
+        if sum(most_requested(report.values) for report in reports.values()) >= LITTLE:
+            return False
+        own = os.times()
+        return bool(_seconds_of_children() - self._not_the_programs > own.user + own.system)
+
+    def _report(self) -> None:
+        reports = {name: pool.report() for name, pool in self.pools.items()}
+        did_it = self._children_did_it(reports)
+        explained = {name: pool.explain() for name, pool in self.pools.items() if self.options["explain"]}
+        # The trace of the last pool in use keeps the file name that the user gave.
+        order = sorted(self.pools, key=lambda name: bool(reports[name].values["allocations"]))
+        for number, name in enumerate(order, start=1):
+            pool = self.pools[name]
+            try:
+                self._close(name, pool)
+                if number < len(self.pools):
+                    self._put_aside(name, used=bool(reports[name].values["allocations"]))
+            except Exception as error:
+                _say(f"the trace of {name} was not written: {error}")
+        if self.options["json"] is not None and not self.is_child:
+            from mempool.cli.output import write_json
+            from mempool.per_rank_files import own_file
+
+            said = {name: report.to_dict() for name, report in reports.items()}
+            write_json({"pid": os.getpid(), "pools": said}, own_file(self.options["json"]))
+        if self.options["quiet"]:
+            return
+        who = f" (process {os.getpid()})" if self.is_child else ""
+        used = {name: report for name, report in reports.items() if report.values["allocations"]}
+        for name, report in (used or reports).items():
+            title, _, rest = str(report).partition("\n")
+            _write(f"{title}{who}\n{rest}")
+            if name in explained:
+                _write(explained[name])
+        if not self.is_child:
+            self._remark(reports, did_it=did_it)
+
+    def _remark(self, reports: dict[str, Any], *, did_it: bool) -> None:
+        """Report ignored options, a program without a framework, and work done in child processes."""
+        if reports and self.options["plan"] is not None and not self._plan_used:
+            _say(f"the plan was not used: it is of {self._plan_is_of}, and the program has no such memory")
+        if reports and self.options["limit"] is not None and "torch" not in reports:
+            _say(
+                "nothing was held within the limit, which is of PyTorch's tensors, and the program has none; "
+                "--max-reserved limits what any pool takes"
+            )
+        if not reports:
+            _say(f"nothing to report: the program imported none of {', '.join(ADAPTERS)}")
+        if did_it:
+            _say(
+                "child processes did the work, and ran without a pool: if they are Python's, say "
+                "`mempool run --children`"
+            )
+
+    def _close(self, framework: str, pool: Any) -> None:
+        """Finish the files that the pool of a framework writes."""
+        if framework == "torch" and self._accesses is not None:
+            self._accesses.__exit__(None, None, None)
+        pool.close()
+
+    def _put_aside(self, framework: str, *, used: bool) -> None:
+        """Rename the trace of a framework if another one may need the file name; delete an empty trace."""
+        from mempool.per_rank_files import own_file
+
+        path = self._own(self.options["record"])
+        path = None if path is None else own_file(path)
+        if path is None or not os.path.isfile(path):  # noqa: PTH113
+            return
+        stem, suffix = os.path.splitext(path)  # noqa: PTH122
+        if used:
+            os.replace(path, f"{stem}.{framework}{suffix}")  # noqa: PTH105
+        else:
+            os.unlink(path)  # noqa: PTH108
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        """Finish the trace, then end the process as the signal's default action does."""
+        if self._finishing and self._pid == os.getpid():
+            self._killed_by = number
+            return
+        self.finish()
+        _die(number)
+
+    def _hold_signals(self) -> None:
+        """Block deadly signals during a fork.
+
+        Python forgets signals that a child receives before Python has reset its own state there.
+        """
+        self._masks[_thread.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, DEADLY)
+
+    def _let_signals_go(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.pop(_thread.get_ident()))
+
+    def _after_fork(self) -> None:
+        """Continue in a forked child, without a pool unless children get pools too."""
+        try:
+            self._begin_in_child()
+        finally:
+            self._let_signals_go()
+
+    def _begin_in_child(self) -> None:
+        pools, self.pools = self.pools, {}
+        self._accesses = None
+        for pool in pools.values():
+            pool.close()
+        if not self.options["children"]:
+            for number in DEADLY:
+                if signal.getsignal(number) == self._on_signal:
+                    signal.signal(number, signal.SIG_DFL)
+            return
+        self._pid, self._finishing = os.getpid(), False
+        for framework in pools:
+            self.install(framework)
+        self._finish_with_multiprocessing()
+
+    def _after_fork_without_pools(self) -> None:
+        """Continue in a child forked before any pool exists, such as a child of a fork server.
+
+        Multiprocessing's fork server makes such children, which may install a pool later.
+        """
+        if self._watches_forks:
+            return  # `_after_fork` runs later
+        if self.options["children"]:
+            self._pid = os.getpid()
+            self._finish_with_multiprocessing()
+        self._let_signals_go()
+
+    def _finish_with_multiprocessing(self) -> None:
+        """Run `finish` also at the end of processes that multiprocessing forks.
+
+        These processes leave by ``os._exit``, which skips `atexit`; multiprocessing has a list of exit
+        handlers.
+        """
+        util: Any = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.register_after_fork(self, lambda me: util.Finalize(me, me.finish, exitpriority=-1000))
+
+
+class Ours:
+    """Import finder that resolves this project's packages to the folder of this file while entered."""
+
+    def __enter__(self) -> None:
+        sys.meta_path.insert(0, self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, _: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of one of this project's packages; None for any other name."""
+        if name not in OURS:
+            return None
+        from importlib.machinery import PathFinder
+
+        return PathFinder.find_spec(name, [_PLACE], target)
+
+
+class AfterImport:
+    """Import finder that wraps the loader of each framework and calls back after the framework's import.
+
+    A program may import a framework by importing a package of this project. The package is unusable until its
+    import is complete, so the callback then waits until the package is imported too.
+    """
+
+    def __init__(self, then: Callable[[str], None]) -> None:
+        self._waiting, self._then = set(ADAPTERS), then
+        self._imported: list[str] = []
+        self._ours = 0  # modules of this project whose import has begun and not ended
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec that another finder gives, with a wrapper around the spec's loader."""
+        if name not in self._waiting and name.partition(".")[0] not in OURS:
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
+                if spec.loader is not None and (name in self._waiting or _is_ours(spec)):
+                    spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]
+                return spec
+        return None
+
+    def begins(self, name: str) -> None:
+        """Count a module whose code is about to run."""
+        self._ours += name not in ADAPTERS
+
+    def ends(self, name: str, *, fails: bool) -> None:
+        """Record that a module's code has run; call back for frameworks unless our own module is loading."""
+        self._ours -= name not in ADAPTERS
+        if name in self._waiting and not fails:
+            self._waiting.discard(name)
+            self._imported.append(name)
+        if not self._waiting and self in sys.meta_path:
+            sys.meta_path.remove(self)
+        while self._imported and not self._ours:
+            self._then(self._imported.pop(0))
+
+
+def _is_ours(spec: ModuleSpec) -> bool:
+    return spec.origin is not None and spec.origin.startswith(os.path.join(_PLACE, ""))  # noqa: PTH118
+
+
+class _Loader:
+    """Loader wrapper that reports the start and end of a module's code and leaves no trace in the module."""
+
+    def __init__(self, loader: Any, told: AfterImport) -> None:
+        self._loader, self._told = loader, told
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._told.begins(module.__name__)
+        fails = True
+        try:
+            self._loader.exec_module(module)
+            fails = False
+        finally:
+            self._told.ends(module.__name__, fails=fails)
+
+    exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORT_SYSTEM)
+
+
+def most_requested(values: dict[str, Any]) -> int:
+    """Return the largest number of requested bytes in a report; several devices are added up."""
+    devices: dict[str, dict[str, Any]] = values.get("devices", {})
+    return sum(map(most_requested, devices.values())) + int(values.get("requested_peak_bytes", 0))
+
+
+def _seconds_of_children() -> float:
+    """Return the CPU seconds of all child processes that have ended and been waited for."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def _die(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _interrupted() -> None:
+    """Let Python end by SIGINT, as Python does after an uncaught interrupt.
+
+    Python forgets the interrupt at the next `exec` of a string, and the report may import a module that calls
+    `exec` (dataclasses).
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")  # noqa: S102
+
+
+def _say(message: str) -> None:
+    _write("mempool: " + " ".join(message.split()))
+
+
+def _write(text: str) -> None:
+    """Write to the real stderr, even if the program has replaced ``sys.stderr``."""
+    with contextlib.suppress(Exception):
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        os.write(2, (text + "\n").encode(errors="backslashreplace"))

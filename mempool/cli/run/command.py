@@ -1,0 +1,188 @@
+"""``mempool run``: run an unchanged program under the pool.
+
+The command replaces itself by a plain Python that runs the program, so that arguments, exit status, signals,
+``__main__``, child processes and tracebacks are Python's own. The pool's code enters through `sitecustomize`
+(the folder startup/), and waits in `mempool.cli.run.child` until the program imports a framework.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from mempool.cli.output import ExitCode, Stop
+from mempool.cli.output_files import why_not, written_over
+from mempool.cli.parsing import parsed
+from mempool.cli.run import exec as launch
+
+if TYPE_CHECKING:
+    from mempool.settings import Settings
+
+CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}
+
+
+class RunCommand(TyperCommand):
+    """Command whose options end where the program's command line begins, as Python's own options do."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options of ``run``; leave all arguments after the script, ``-m`` or ``-c`` alone."""
+        takes_value = {
+            name for option in self.params if not getattr(option, "is_flag", True) for name in option.opts
+        }
+        return super().parse_args(ctx, split(args, takes_value))
+
+
+def split(args: list[str], takes_value: set[str]) -> list[str]:
+    """Return the arguments with ``--`` before the program: a script, ``-m MODULE`` or ``-c CODE``."""
+    at = 0
+    while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
+        if args[at][:2] in ("-m", "-c"):
+            break
+        at += 2 if args[at] in takes_value else 1
+    if at < len(args) and args[at] == "--":
+        at += 1
+    return [*args[:at], "--", *args[at:]] if args[at - 1 : at] != ["--"] else args
+
+
+def run(
+    program: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT|-m MODULE|-c CODE",
+            help="The program and its arguments.",
+            show_default=False,
+        ),
+    ],
+    *,
+    record: Annotated[
+        Path | None, typer.Option(metavar="TRACE", help="Write a trace of every allocation.")
+    ] = None,
+    accesses: Annotated[
+        bool,
+        typer.Option(
+            "--accesses",
+            help="In that trace also what PyTorch's operations read and write, by module and phase. Slower; "
+            "compiled functions run as if they were not.",
+        ),
+    ] = False,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="Replay this plan from the first iteration.")
+    ] = None,
+    max_reserved: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Most memory to hold: 512M, 1.5GiB, 2GB.")
+    ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Most memory that PyTorch's tensors take; what is idle waits in the host's memory.",
+        ),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what did not follow the plan, and why.")
+    ] = False,
+    children: Annotated[
+        bool,
+        typer.Option(
+            "--children", help="Child processes too; each trace has the process number in its name."
+        ),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No report at the end.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the report as one JSON object.")
+    ] = None,
+) -> None:
+    """Run an unchanged program with the pool under it; report on stderr when the program ends.
+
+    The pool detects the iteration automatically. Options of mempool precede the
+    script; everything after the script belongs to the program. The exit status
+    is the program's.
+
+    For example:
+
+        mempool run train.py --epochs 3
+        mempool run --record run.trace -m package.train
+        mempool run --record run.trace --accesses train.py
+        mempool run --limit 12GiB train.py
+        mempool run --plan run.plan --explain train.py
+    """
+    if accesses and record is None:
+        raise typer.BadParameter("--accesses is of the trace: say --record TRACE too")
+    _check_program(program)
+    from mempool.settings import parse_memory
+
+    for option, size in (("--max-reserved", max_reserved), ("--limit", limit)):
+        parsed(option, parse_memory, size)
+    chosen = _settings(record=record, plan=plan, max_reserved=max_reserved, limit=limit)
+    record, plan = (None if name is None else Path(name) for name in (chosen.record, chosen.plan))
+    kept = launch.files_of(program) + ([] if plan is None else [plan])
+    if (output := written_over(kept, (record, json_file))) is not None:
+        raise Stop(ExitCode.USAGE, f"{output} would be written over")
+    launch.start(
+        program,
+        record=_writable(record),
+        **_plan(plan),
+        json_file=_writable(json_file),
+        max_reserved=None if max_reserved is None else chosen.max_reserved,
+        limit=None if limit is None else chosen.limit,
+        accesses=accesses,
+        explain=explain,
+        children=children,
+        quiet=quiet,
+    )
+
+
+def _check_program(program: list[str]) -> None:
+    """Refuse a missing program, an unknown option and a file that hides one of this project's packages."""
+    if program[0].startswith("-") and program[0][:2] not in ("-m", "-c") and program[0] != "-":
+        raise typer.BadParameter(f"no such option: {program[0]}")
+    if not launch.exists(program[0]):
+        raise Stop(ExitCode.FILE, f"{program[0]}: No such file or directory")
+    if (hidden := launch.hidden_by(program)) is not None:
+        name, file = hidden
+        raise Stop(ExitCode.USAGE, f"{file} hides the package {name!r} of mempool; rename it")
+
+
+def _writable(path: Path | None) -> str | None:
+    """Return the absolute path, since the program may change its folder; refuse an unwritable path now."""
+    if path is None:
+        return None
+    if reason := why_not(path):
+        raise Stop(ExitCode.FILE, f"{path}: {reason}")
+    return str(path.absolute())
+
+
+def _plan(path: Path | None) -> dict[str, str]:
+    """Return the path of a plan that a pool accepts, and the client that the plan belongs to."""
+    if path is None:
+        return {}
+    from mempool import _core
+    from mempool.per_rank_files import file_to_read
+    from mempool.planning.plan_files import read_saved
+    from solvers import read_plan
+
+    own = file_to_read(str(path))
+    alignment = _core.HostDevice().alignment
+    offsets = [planned.plan.offset for planned in read_saved(own).plans]
+    if any(bool((offset[offset >= 0] % alignment).any()) for offset in offsets if offset is not None):
+        why = (
+            f"its offsets are not multiples of {alignment}; make it by `mempool plan --alignment {alignment}`"
+        )
+        raise Stop(ExitCode.FILE, f"{own}: {why}")
+    return {"plan": str(path.absolute()), "plan_is_of": read_plan(own)[2].get("client", "")}
+
+
+def _settings(**given: Any) -> Settings:
+    """Return the settings of command line and environment; report an error in one line, before the start."""
+    from mempool.errors import UsageError
+    from mempool.settings import check_swapping, settings
+
+    try:
+        chosen = settings(**given)
+        check_swapping(chosen)
+        return chosen
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None

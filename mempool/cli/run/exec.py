@@ -1,0 +1,192 @@
+"""Fast path of ``mempool run``: a command line that needs no message starts at once.
+
+The command's imports delay the program, so this module parses such a command line without typer. Help,
+errors and unusual command lines take the slow path, which parses the command line again from the start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mempool.cli.output_files import why_not, written_over
+from mempool.cli.run.child import OURS, VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Options of `mempool run` -> true if a value follows.
+OPTIONS = {
+    "--record": True,
+    "--accesses": False,
+    "--plan": True,
+    "--max-reserved": True,
+    "--limit": True,
+    "--explain": False,
+    "--children": False,
+    "--quiet": False,
+    "--json": True,
+}
+#: Names of torchrun, as a module and as a script.
+TORCHRUN = ("torch.distributed.run", "torch.distributed.launch", "torchrun")
+NO_POOL_IN_RANKS = (
+    "torchrun trains in child processes, which have no pool: say `mempool run --children`, or let torchrun "
+    "start it, `torchrun --no-python ... mempool run train.py`"
+)
+_STARTUP = Path(__file__).parent / "startup"
+
+
+def launch(arguments: Sequence[str]) -> None:
+    """Become the program of this ``run`` command line; return if the command line needs a message."""
+    given = parsed(arguments)
+    if given is None or any(given[name] is not None for name in ("--plan", "--max-reserved", "--limit")):
+        return
+    if given["--accesses"] and given["--record"] is None:
+        return
+    program = given["program"]
+    from mempool.errors import UsageError
+    from mempool.settings import check_swapping, settings
+
+    try:
+        chosen = settings()
+        check_swapping(chosen)
+        files = [
+            None if name is None else Path(name)
+            for name in (given["--record"] or chosen.record, given["--json"])
+        ]
+        if (
+            chosen.plan is not None
+            or not exists(program[0])
+            or hidden_by(program) is not None
+            or any(file is not None and why_not(file) for file in files)
+            or written_over(files_of(program), files) is not None
+        ):
+            return
+    except (UsageError, OSError, RuntimeError, ValueError):  # the slow path reports any error
+        return
+    # Absolute paths, since the program may change its working directory.
+    record, json_file = (None if file is None else str(file.absolute()) for file in files)
+    flags = {name: given[f"--{name}"] for name in ("accesses", "explain", "children", "quiet")}
+    start(program, record=record, json_file=json_file, **flags)
+
+
+def parsed(arguments: Sequence[str]) -> dict[str, Any] | None:
+    """Return the options and "program"; None for a command line that is not plainly correct."""
+    given: dict[str, Any] = {name: None if value else False for name, value in OPTIONS.items()}
+    rest = list(arguments)
+    while rest and rest[0] in OPTIONS:
+        name = rest.pop(0)
+        if OPTIONS[name] and (not rest or rest[0] == "" or rest[0].startswith("-")):
+            return None
+        given[name] = rest.pop(0) if OPTIONS[name] else True
+    if not rest or (rest[0].startswith("-") and not (rest[0] in ("-m", "-c") and len(rest) > 1)):
+        return None
+    return {**given, "program": rest}
+
+
+def start(
+    program: Sequence[str],
+    *,
+    record: str | None,
+    json_file: str | None,
+    accesses: bool,
+    explain: bool,
+    children: bool,
+    quiet: bool,
+    plan: str | None = None,
+    plan_is_of: str = "",
+    max_reserved: int | None = None,
+    limit: int | None = None,
+) -> None:
+    """Replace this process by a plain Python that runs the program under `mempool.cli.run.child`."""
+    pythonpath = os.environ.get("PYTHONPATH")
+    options = {
+        "pid": os.getpid(),
+        "record": record,
+        "accesses": accesses,
+        "plan": plan,
+        "plan_is_of": plan_is_of,
+        "json": json_file,
+        "max_reserved": max_reserved,
+        "limit": limit,
+        "explain": explain,
+        "children": children,
+        "quiet": quiet,
+        "pythonpath": pythonpath,
+    }
+    if not children and is_torchrun(program):
+        sys.stderr.write(f"mempool: {NO_POOL_IN_RANKS}\n")
+    environment = os.environ | {VARIABLE: json.dumps(options), "PYTHONPATH": _path(pythonpath)}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *_interpreter_flags(), *program], environment)  # noqa: S606
+
+
+def _path(before: str | None) -> str:
+    return str(_STARTUP) if before is None else os.pathsep.join((str(_STARTUP), before))
+
+
+def _interpreter_flags() -> list[str]:
+    """Return this Python's command-line flags, without the flags that disable the environment or `site`."""
+    found: list[str] = []
+    rest = iter(sys.orig_argv[1:])
+    for flag in rest:
+        if flag[:1] != "-" or flag == "-":
+            break
+        if flag.startswith("--"):  # only --check-hash-based-pycs leads to a program
+            found += [flag, next(rest, "")]
+            continue
+        letters = iter(flag[1:])
+        for letter in letters:
+            if letter in "cm":
+                return found
+            if letter in "WX":
+                found += [f"-{letter}", "".join(letters) or next(rest, "")]
+            elif letter not in "EIS":
+                found.append(f"-{letter}")
+    return found
+
+
+def is_torchrun(program: Sequence[str]) -> bool:
+    """Return true if the program is PyTorch's launcher of distributed training processes."""
+    what = program[0] if program[0] != "-m" else "".join(program[1:2])
+    return Path(what.removeprefix("-m")).name in TORCHRUN
+
+
+def exists(script: str) -> bool:
+    """Return true if the script exists; for modules, code and options Python itself reports an error."""
+    return script.startswith("-") or (script != "" and Path(script).exists())
+
+
+def files_of(program: Sequence[str]) -> list[Path]:
+    """Return the files that the program is read from, as far as the command line names them."""
+    script = Path(program[0])
+    return [] if program[0].startswith("-") else [script, script / "__main__.py"]
+
+
+def hidden_by(program: Sequence[str]) -> tuple[str, Path] | None:
+    """Return a package of ours that a file beside the program hides, and the file; None if none is hidden."""
+    script = Path(program[0])
+    if program[0].startswith("-"):
+        place = Path.cwd()
+    else:
+        place = script if script.is_dir() else Path(os.path.realpath(script)).parent
+    for name in OURS:
+        found = PathFinder.find_spec(name, [str(place)])
+        if found is None or found.origin is None:
+            continue  # a folder of data hides no package
+        file = Path(found.origin)
+        # The script itself is `__main__`, not a module of its name. Another copy of this project, such as the
+        # clone that this one was installed from, is not used: see `mempool.cli.run.child.Ours`.
+        if str(file) != os.path.realpath(script) and not (file.parent / _mark(name)).exists():
+            return name, file
+    return None
+
+
+def _mark(name: str) -> str:
+    """Return the name of a file that only this project's package of that name contains."""
+    return "_siblings.py" if name == "mempool" else "_mempool_sibling"

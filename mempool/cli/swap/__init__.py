@@ -1,0 +1,1 @@
+"""``mempool swap``: the command, the computation and the output."""

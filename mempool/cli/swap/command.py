@@ -1,0 +1,162 @@
+"""``mempool swap``: find the buffers that a step would offload to the host under a memory limit."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - typer reads it from the signature
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mempool.cli.options import Device, Lenient  # noqa: TC001 - typer reads them from the signature
+from mempool.cli.output import ExitCode, Stop, bar, error_line, print_json, progress, write_json
+from mempool.cli.output_files import why_not, written_over
+from mempool.cli.parsing import parsed
+
+if TYPE_CHECKING:
+    from solvers.swap import Link, Step
+    from solvers.swap.moves import Cut
+    from traces import Trace
+
+
+def swap(
+    trace: Annotated[Path, typer.Argument(help="A trace with reads and writes, told by content.")],
+    *,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIZE|free|PERCENT",
+            help="Hold so many bytes: 12GiB; `free`: as low as it goes without a stall; 5%: as low as it "
+            "goes for a step that takes 5 % longer. Given again: another row. Without any: the curve.",
+        ),
+    ] = None,
+    link: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|a,b",
+            help="pcie3, pcie4, pcie5, nvlink-c2c, singa; measured: this machine's; or a,b: a copy takes "
+            "a + b * bytes seconds; or a,b,a,b for out and in. With ,half one engine makes all copies.",
+        ),
+    ] = "pcie4",
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Bytes a second of the device: operations take the time for what they touch.",
+        ),
+    ] = None,
+    least: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Smaller buffers stay on the device; 64KiB, or 1/4096 of the peak load where that is less.",
+        ),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="The host holds no more at a time; as much as it takes if not given."
+        ),
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Take all events, not the iteration between two marks.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the moves of the last limit here, as JSON.")
+    ] = None,
+    most: Annotated[int, typer.Option("-n", min=0, help="How many moves to list.")] = 10,
+    device: Device = None,
+    lenient: Lenient = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Plan which buffers leave the device, and when, so that a step fits a limit.
+
+    Every schedule is replayed by independent code before a figure of the
+    schedule is reported. No schedule can beat the link bound beside the figures.
+    `mempool show TRACE --swap MOVES` draws the file that -o writes.
+
+    For example:
+
+        mempool swap run.trace
+        mempool swap run.trace --limit 12GiB --link pcie3
+        mempool swap run.trace --limit free --limit 5% -o moves.json
+        mempool swap run.trace --link 1e-5,8e-11 --bandwidth 200GB --json
+    """
+    from mempool.cli.swap.compute import Found, Limit, parse_limit
+    from mempool.cli.swap.render import show
+    from mempool.settings import parse_bytes, parse_memory
+
+    over = parsed("--link", _parse_link, link)
+    rate = parsed("--bandwidth", parse_memory, bandwidth)
+    if rate == 0:
+        raise typer.BadParameter("--bandwidth is more than 0 bytes a second")
+    smallest = parsed("--least", parse_bytes, least)
+    most_host = parsed("--host", parse_memory, host)
+    asked = [parsed("--limit", parse_limit, one) or Limit() for one in limit or ()]
+    assert over is not None
+    if output is not None and written_over([trace], [output]) is not None:
+        raise typer.BadParameter("the moves would overwrite the trace")
+    if output is not None and (reason := why_not(output)):
+        raise Stop(ExitCode.FILE, f"{output}: {reason}")
+    step, cut = _step(trace, rate, whole=whole, lenient=lenient, device=device)
+    with progress("planning") as told:
+        found = Found(step, cut, over, least_bytes=smallest, host_limit=most_host)
+        swaps = found.curve(told) if limit is None else found.all(asked, told)
+        told("placing what stays")
+        said = found.answer(swaps, most if not json and output is None else None)
+    held = [one["stall_seconds"] is not None for one in said["limits"]]
+    if output is not None and held and held[-1]:
+        write_json(said | {"limits": said["limits"][-1:]}, str(output))
+    if json:
+        print_json(said)
+    else:
+        show(found, said | {"moves": said["moves"][:most]}, output if held and held[-1] else None)
+    if not all(held):
+        raise Stop(ExitCode.NEGATIVE, said["reason"])
+
+
+def _parse_link(text: str) -> Link:
+    from solvers.swap import parse_link
+
+    if text.strip().lower() != "measured":
+        return parse_link(text)
+    from mempool.torch.offload.link import of_this_machine
+
+    with progress("measuring copies"):
+        link, of = of_this_machine()
+    error_line(f"the link is measured {of}")
+    return link
+
+
+def _step(
+    path: Path, bandwidth: int | None, *, whole: bool, lenient: bool, device: int | None
+) -> tuple[Step, Cut]:
+    from mempool.cli.inputs import read_work, require_history
+    from solvers import PlanError
+    from solvers.swap.moves import Cut
+    from solvers.swap.step_of_trace import iteration_of
+
+    with bar(f"reading {path}") as told:
+        work = read_work(path, whole=True, lenient=lenient, device=device, several="refuse", progress=told)
+    if work.kind != "trace" or work.trace is None:
+        raise Stop(ExitCode.FILE, f"{path}: a {work.kind}, which has no events")
+    require_history(path, work)
+    if not bandwidth and "rates" in work.trace.metadata:
+        error_line(f"times are those of {work.trace.metadata['rates'][:200]}")
+    window = None if whole else iteration_of(work.trace) or _repeats(work.trace)
+    cut = Cut(window, None if not bandwidth else float(bandwidth), work.device)
+    try:
+        return cut.step(work.trace), cut
+    except PlanError as error:
+        raise Stop(ExitCode.FILE, f"{path}: {error}") from None
+
+
+def _repeats(trace: Trace) -> tuple[int, int] | None:
+    """Return begin and end of the last complete iteration that a trace without marks repeats."""
+    from traces import Kind
+    from traces.iterations.pattern import find_patterns
+
+    if ((trace.kind == Kind.MARK) & (trace.category < 0)).any():
+        return None
+    found = find_patterns(trace, anywhere=True)
+    begins = found[0].begins.tolist() if found else []
+    return (begins[-2], begins[-1]) if len(begins) > 2 else None

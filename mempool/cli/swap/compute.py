@@ -1,0 +1,180 @@
+"""Work of ``mempool swap``: offload schedules for the requested limits, and their figures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mempool.cli.output import percent
+from mempool.errors import UsageError
+from mempool.reporting.report import binary
+from mempool.settings import parse_memory
+from solvers import PlanError, Stop, solve
+from solvers.swap import LinkBound, SwapPlanner, packed
+from solvers.swap.moves import moves_of, resting_of, said_of
+from solvers.swap.placement import device_buffers, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from solvers.swap import Link, Step, Swap
+    from solvers.swap.moves import Cut
+
+#: Keys of a limit's row, None where the limit is infeasible.
+_ROW = (
+    "peak_bytes",
+    "stall_seconds",
+    "stall_bound_seconds",
+    "iteration_seconds",
+    "swapped_bytes",
+    "copied_out_bytes",
+    "host_bytes",
+    "moves",
+    "by",
+)
+#: Number of intervals between the limits of the curve that is drawn if the user asks for no limit, from the
+#: least peak without a stall down to the floor.
+_POINTS = 6
+#: Node budgets: of the plans of both arenas (some tenths of a second), and of each plan made for a
+#: comparison.
+_STOP, _COMPARED = Stop(nodes=10_000_000), Stop(nodes=200_000)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit in bytes, or the longest allowed step as a fraction of extra time."""
+
+    size: int | None = None
+    slower: float = 0.0
+
+
+def parse_limit(text: str) -> Limit:
+    """Parse the text of ``--limit``.
+
+    Raises:
+        UsageError: the text has no meaning.
+    """
+    hint = "say 12GiB, `free`, or so much slower a step may be: 5%"
+    if text.strip().lower() == "free":
+        return Limit()
+    if percentage := re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", text):
+        return Limit(slower=float(percentage[1]) / 100)
+    if re.fullmatch(r"\s*\d*\.\d+\s*", text):
+        raise UsageError(f"{text!r} is no whole number of bytes: {hint}")
+    try:
+        return Limit(parse_memory(text))
+    except UsageError as error:
+        raise UsageError(f"{error}; {hint}") from None
+
+
+class Found:
+    """The request for one step, and the schedules found."""
+
+    def __init__(
+        self, step: Step, cut: Cut, link: Link, *, least_bytes: int | None, host_limit: int | None
+    ) -> None:
+        self.step, self.cut, self.link = step, cut, link
+        self.planner = SwapPlanner(step, link, least_bytes=least_bytes, host_limit=host_limit)
+        self._bound = LinkBound(step, link)
+        self.reason = ""
+
+    def curve(self, told: Callable[[str], object]) -> list[Swap | int]:
+        """Return schedules for limits from the least peak without a stall down to the floor.
+
+        The peak load without any move is one of the limits.
+        """
+        free = self.planner.without_stall()
+        floor = self.planner.floor()[0]
+        gap = free.peak_bytes - floor
+        limits = {self.step.peak_bytes, *(free.peak_bytes - gap * k // _POINTS for k in range(_POINTS + 1))}
+        held = self._held([one for one in limits if one >= floor], told)
+        self.reason = ""  # the user did not ask for these limits
+        return [held[one] for one in sorted(held, reverse=True)]
+
+    def all(self, asked: Sequence[Limit], told: Callable[[str], object]) -> list[Swap | int]:
+        """Return the schedule of each limit, or the limit where no schedule holds the limit."""
+        held = self._held([one.size for one in asked if one.size is not None], told)
+        result: list[Swap | int] = []
+        for one in asked:
+            if one.size is not None:
+                result.append(held.get(one.size, one.size))
+            elif one.slower:
+                told(f"planning for a step {percent(one.slower)} slower")
+                result.append(self.planner.within(one.slower))
+            else:
+                told("planning for a step without a stall")
+                result.append(self.planner.without_stall())
+        return result
+
+    def _held(self, sizes: Sequence[int], told: Callable[[str], object]) -> dict[int, Swap]:
+        """Return the schedules of the feasible limits; ``reason`` says why another limit is infeasible."""
+        left = sorted(set(sizes))
+        while left:
+            try:
+                self.planner.check(left[0])
+                made = self.planner.curve(left, told=lambda size: told(f"planning for {binary(size)}"))
+            except PlanError as error:
+                told(f"{binary(left[0])} cannot be held: looking for what can")
+                least = self.planner.nearest(left[0]).limit_bytes
+                self.reason = f"{error}; {least} bytes ({binary(least)}) can be held"
+                left = [size for size in left[1:] if size >= least]
+            else:
+                return dict(zip(left, made, strict=True))
+        return {}
+
+    def answer(self, swaps: list[Swap | int], most: int | None) -> dict[str, Any]:
+        """Return the keys of ``mempool swap --json``."""
+        floor, op = self.planner.floor()
+        step, last = self.step, self._packed(swaps[-1]) if swaps else 0
+        swaps = [*swaps[:-1], last]
+        return {
+            "peak_load_bytes": step.peak_bytes,
+            "iteration_seconds": step.duration,
+            "operations": len(step),
+            "buffers": len(step.size),
+            "repeats": step.circular,
+            "floor_bytes": floor,
+            "floor_operation": step.name(op),
+            "free_bound_bytes": self._bound.peak_bytes(),
+            "limits": [self._row(one) for one in swaps],
+            "moves": [] if isinstance(last, int) else moves_of(step, last.schedule, most),
+            "resting": [] if isinstance(last, int) else resting_of(step, last.schedule),
+            **self._arenas(last),
+            "reason": self.reason or None,
+            **said_of(self.cut, self.link),
+        }
+
+    def _packed(self, swap: Swap | int) -> Swap | int:
+        """Return a schedule that stalls no longer and leaves fewer gaps."""
+        if isinstance(swap, int) or swap.peak_bytes == self.step.peak_bytes:
+            return swap
+        return packed(
+            self.planner,
+            swap,
+            lambda schedule: solve(device_buffers(self.step, schedule)[0], stop=_COMPARED).arena_bytes,
+        )
+
+    def _arenas(self, swap: Swap | int) -> dict[str, int | None]:
+        """Return the arena sizes of device and host, from address plans made after the schedule."""
+        if isinstance(swap, int):
+            return dict.fromkeys(("arena_bytes", "host_arena_bytes"))
+        device, host = place(self.step, swap.schedule, stop=_STOP)
+        return {"arena_bytes": device.plan.arena_bytes, "host_arena_bytes": host.plan.arena_bytes}
+
+    def _row(self, swap: Swap | int) -> dict[str, Any]:
+        if isinstance(swap, int):
+            return {"limit_bytes": swap, **dict.fromkeys(_ROW)}
+        did = swap.replayed
+        values = (
+            did.peak_bytes,
+            did.stall_seconds,
+            self._bound.stall_seconds(swap.limit_bytes) if did.stall_seconds else 0.0,
+            did.iteration_seconds,
+            did.returned_bytes,
+            did.moved_bytes,
+            did.host_bytes,
+            len(swap.schedule),
+            swap.how,
+        )
+        return {"limit_bytes": swap.limit_bytes, **dict(zip(_ROW, values, strict=True))}

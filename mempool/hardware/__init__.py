@@ -1,0 +1,1 @@
+"""Figures of GPUs by name: usable memory, peak throughput, and a roofline model of operations."""

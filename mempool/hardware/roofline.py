@@ -1,0 +1,67 @@
+"""Lower bound of an operation's time: the longer of computing products and moving bytes.
+
+The roofline model (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
+
+if TYPE_CHECKING:
+    from mempool.hardware.gpu_throughput import Rates
+
+_HALF = (torch.float16, torch.bfloat16)
+#: Parts of names of operations that may round float32 to TF32 by default.
+_ROUNDING = ("conv", "rnn", "lstm", "gru")
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A clock of `mempool.recording.torch.AccessRecorder` for a device that has never run the operations."""
+
+    rates: Rates
+
+    def nanoseconds(self, func: Any, args: Any, kwargs: Any, result: Any) -> int:
+        """Return the lower bound of an operation's time in nanoseconds; 0 for a view."""
+        written = _written(func, args)
+        given = {id(one): one.nbytes() for one in _storages((args, kwargs))}
+        made = {id(one): one.nbytes() for one in _storages(result) if id(one) not in given}
+        if not made and not written:
+            return 0
+        # An in-place operation reads a storage before the write.
+        moved = sum(given.values()) + sum(made.values()) + sum(given.get(one, 0) for one in written)
+        seconds: float = max(self._products(func, args, kwargs, result), moved / self.rates.bandwidth)
+        return round(1e9 * seconds)
+
+    def _products(self, func: Any, args: Any, kwargs: Any, result: Any) -> float:
+        """Return the seconds for the floating-point operations that PyTorch counts (matrix products etc.)."""
+        counts = flop_registry.get(func.overloadpacket)
+        if counts is None:
+            return 0.0
+        floats = [one.dtype for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
+        rate = self.rates.single
+        if any(dtype in _HALF for dtype in floats):
+            rate = self.rates.half
+        elif any(part in func.__name__ for part in _ROUNDING):
+            rate = self.rates.convolutions
+        return float(counts(*args, **kwargs, out_val=result)) / rate
+
+
+def _storages(values: Any) -> list[Any]:
+    return [one.untyped_storage() for one in tree_iter(values) if isinstance(one, torch.Tensor)]
+
+
+def _written(func: Any, args: Any) -> set[int]:
+    """Return the storages among the arguments that an operation writes."""
+    says = zip(args, func._schema.arguments, strict=False)
+    return {
+        id(storage)
+        for given, said in says
+        if said.alias_info is not None and said.alias_info.is_write
+        for storage in _storages(given)
+    }

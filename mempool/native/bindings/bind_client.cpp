@@ -1,0 +1,253 @@
+#include <unistd.h>
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/arrays.hpp"
+#include "bindings/bindings.hpp"
+#include "core/client.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace mempool;
+
+namespace {
+
+using Items = nb::typed<nb::dict, nb::str, nb::any>;
+
+template <class Counts>
+nb::dict outcomes(const Counts& counts) {
+  nb::dict d;
+  for (std::size_t i = 0; i < counts.size(); ++i) d[kOutcomeNames[i]] = counts[i];
+  return d;
+}
+
+Items stats(Client& client) {
+  const ClientStats s = patiently(client.pool(), [&] { return client.stats(); });
+  Items d;
+  d["requested"] = gauge(s.requested);
+  d["live"] = gauge(s.live);
+  d["blocks"] = gauge(s.blocks);
+  d["small"] = gauge(s.small);
+  d["small_requested"] = gauge(s.small_requested);
+  d["small_live"] = gauge(s.small_live);
+  d["outcomes"] = outcomes(s.outcomes);
+  d["steady"] = outcomes(s.steady);
+  d["latest"] = outcomes(s.latest);
+  d["deferred_bytes"] = s.deferred_bytes;
+  d["deferred_blocks"] = s.deferred_blocks;
+  d["deferred_small_blocks"] = s.deferred_small_blocks;
+  d["deferred_small_bytes"] = s.deferred_small_bytes;
+  d["foreign_frees"] = s.foreign_frees;
+  d["double_frees"] = s.double_frees;
+  d["out_of_memory"] = s.out_of_memory;
+  return d;
+}
+
+Items state(Client& client) {
+  const Client::State s = patiently(client.pool(), [&] { return client.state(); });
+  Items d;
+  d["recording"] = s.recording;
+  d["tape"] = s.tape;
+  d["marked"] = s.marked;
+  d["replaying"] = s.replaying;
+  d["iterations"] = s.iterations;
+  d["marks"] = s.marks;
+  d["plan_active_at_iteration"] = s.plan_active_at_iteration;
+  d["latest_plan_active_at_iteration"] = s.latest_plan_active_at_iteration;
+  d["settled"] = s.settled;
+  d["spoilt"] = s.spoilt;
+  d["allocations"] = s.allocations;
+  d["sequences"] = s.sequences;
+  d["events_seen"] = s.seen;
+  d["events_dropped"] = s.dropped;
+  d["events_kept"] = s.kept;
+  d["tape_lost"] = s.lost;
+  d["tape_in_file"] = s.in_file;
+  d["others_layouts"] = s.others_layouts;
+  d["needed_bytes"] = s.needed;
+  d["refusal"] = kRefusalNames[static_cast<std::size_t>(s.refusal)];
+  return d;
+}
+
+nb::typed<nb::list, Items> divergences(Client& client) {
+  nb::typed<nb::list, Items> list;
+  for (const Divergence& one : patiently(client.pool(), [&] { return client.divergences(); })) {
+    nb::dict d;
+    d["iteration"] = one.iteration;
+    d["sequence"] = one.sequence;
+    d["position"] = one.position;
+    d["expected_bytes"] = one.expected;
+    d["actual_bytes"] = one.actual;
+    d["stream"] = one.stream;
+    d["outcome"] = kOutcomeNames[static_cast<std::size_t>(one.outcome)];
+    d["repeats"] = one.repeats;
+    list.append(d);
+  }
+  return list;
+}
+
+// Return true while the interpreter is finalizing, and after the interpreter has ended.
+bool is_over() noexcept {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;
+#else
+  return _Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;
+#endif
+}
+
+// Wait without the interpreter's lock. Once the interpreter ends, the lock is not taken again: Python would
+// end this thread by unwinding, which noexcept functions on the thread's stack forbid.
+std::pair<bool, double> wait_for_work(Client& client, double seconds, double looks, std::uint64_t allocations,
+                                      std::uint64_t misses, std::uint64_t spoilt, std::uint64_t around,
+                                      std::uint64_t others_layouts) {
+  PyThreadState* const state = PyEval_SaveThread();
+  const Client::Heard heard = client.wait_for_work({seconds, looks, allocations, misses, spoilt, around, others_layouts});
+  while (is_over()) pause();
+  PyEval_RestoreThread(state);
+  return {heard.news, heard.looked};
+}
+
+nb::bytes take_tape(Client& client) {
+  std::vector<RecordedEvent> events;
+  {
+    const nb::gil_scoped_release released;  // part of the tape may be in a file
+    events = client.take_tape();
+  }
+  return nb::bytes(events.data(), events.size() * sizeof(RecordedEvent));
+}
+
+std::unique_ptr<Pattern> owned(Pattern* pattern) {
+  return pattern == nullptr ? nullptr : std::make_unique<Pattern>(*pattern);
+}
+
+}  // namespace
+
+void bind_client(nb::module_& m) {
+  nb::enum_<Mark>(m, "Mark", "Where an iteration begins and ends.")
+      .value("STEP", Mark::step)
+      .value("BEGIN", Mark::begin)
+      .value("END", Mark::end);
+
+  const auto released = nb::call_guard<nb::gil_scoped_release>();  // see bind_pool.cpp
+  nb::class_<Client>(m, "Client", "One adapter's view of a pool: sequences, recording, patterns, statistics.")
+      .def(nb::init<std::shared_ptr<Pool>, std::string>(), "pool"_a, "name"_a)
+      .def_prop_ro("handle", [](Client& c) { return reinterpret_cast<std::uintptr_t>(&c); },
+                   "What the plain C entry points mempool_alloc and mempool_free take as their client.")
+      .def("allocate", &Client::allocate, released, "bytes"_a, "stream"_a = 0, "zeroed"_a = false, "An address; 0: out of memory.")
+      .def_prop_ro("pool", [](Client& c) -> Pool& { return c.pool(); }, nb::rv_policy::reference_internal)
+      .def("use", &Client::use, released, "address"_a, "stream"_a,
+           "A live buffer is used by this stream too: once freed, its memory waits until that stream is through with it. "
+           "False: not a live buffer of this pool, or its own stream.")
+      .def("free", [](Client& c, Address address, Stream stream) { return c.free(address, stream); }, released, "address"_a,
+           "stream"_a = 0, "False: not a live buffer of this pool.")
+      .def("reallocate",
+           [](Client& c, Address address, std::size_t bytes, Stream stream) -> nb::typed<nb::tuple, Address, bool> {
+             bool foreign = false;
+             const Address moved = unlocked([&] { return c.reallocate(address, bytes, stream, &foreign); });
+             return nb::make_tuple(moved, foreign);
+           }, "address"_a, "bytes"_a, "stream"_a = 0, "(new address or 0, whether the old one is not ours).")
+      .def("mark", &Client::mark, released, "mark"_a, nb::kw_only(), "found"_a = false, "found: the program did not set it.")
+      .def("show_found", &Client::show_found, released, "A step that only the tape shows: nothing begins or ends by it.")
+      .def("enter_dynamic", &Client::enter_dynamic, released)
+      .def("leave_dynamic", &Client::leave_dynamic, released)
+      .def("set_recording", [](Client& c, bool on) { patiently(c.pool(), [&] { c.set_recording(on); }); }, "on"_a)
+      .def("set_tape", &Client::set_tape, "on"_a, nb::kw_only(), "folder"_a = "", "piece"_a = Tape::kPiece,
+           "Record everything. Events beyond a piece in memory go to a file in the folder, if there is one.")
+      .def("recording",
+           [](Client& c, std::size_t allocations)
+               -> nb::typed<nb::tuple, Array<std::uint8_t>, std::vector<Stream>, std::vector<std::uint64_t>, bool> {
+             Client::Recording r = unlocked([&] { return c.recording(allocations); });
+             return nb::make_tuple(viewed_as<std::uint8_t>(std::move(r.events)), r.streams, r.counts, r.whole);
+           }, "allocations"_a = ~std::size_t{0},
+           "The planner's ring, or its last so many allocations and what came between: (packed records, for `TraceNames`; "
+           "streams by sequence; allocations ever by sequence; nothing was lost or left out).")
+      .def("look",
+           [](Client& c) -> std::optional<std::pair<std::size_t, std::size_t>> {
+             const auto found = unlocked([&] { return c.look(); });
+             if (!found) return std::nullopt;
+             return std::make_pair(found->begin, found->allocations);
+           },
+           "What recurs in the planner's ring: (the earliest of its allocations that says anything, 0 where there are "
+           "marks; how many there are). None: nothing, and the bell rings again when a quarter more has come.")
+      .def("take_tape", &take_tape, "The oldest records of the tape that nobody has taken, packed; empty: there are none.")
+      .def("install",
+           [](Client& c, Pattern& p, std::uint64_t seen, bool instead) {
+             return unlocked([&] { return c.install(owned(&p), seen, instead); });
+           }, "pattern"_a, "iterations_seen"_a = 0, "instead"_a = false,
+           "Takes up a pattern that was recorded here; it takes effect at the next boundary. `instead`: only in place of one "
+           "of the same sizes; False: there is none any more.")
+      .def("load",
+           [](Client& c, Pattern* warmup, Pattern& steady) { unlocked([&] { c.load(owned(warmup), owned(&steady)); }); },
+           "warmup"_a.none(), "steady"_a, "Replays a pattern from elsewhere, from the next allocation on.")
+      .def("drop_patterns", &Client::drop_patterns, released)
+      .def("device_is_bound", &Client::device_is_bound, released, "Loaded patterns, of all clients of the pool, may begin.")
+      .def("give_back", &Client::give_back, released, "force"_a = false,
+           "Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or "
+           "by force. True: no arena is left.")
+      .def("ask_for_arena", &Client::ask_for_arena, released,
+           "The arena that patterns need, now rather than at the next boundary. False: it is not so large.")
+      .def("set_takes_arena", &Client::set_takes_arena, "takes"_a, released,
+           "Whether within a budget the arena comes at boundaries, as where there is none, or only by `ask_for_arena`.")
+      .def("place_of",
+           [](Client& c, Address address) -> std::optional<Offset> {
+             const Offset place = patiently(c.pool(), [&] { return c.place_of(address); });
+             return place == kDynamic ? std::nullopt : std::make_optional(place);
+           }, "address"_a,
+           "Offset in the arena that the plan followed now has for a live buffer, or would have if there were an arena; None: none.")
+      .def("place_next", &Client::place_next, released, "place"_a,
+           "The next request inside of a dynamic scope gets this offset in the arena, if it is free there.")
+      .def("wait_for_work", &wait_for_work, "seconds"_a, "looks"_a = 0.0, "allocations"_a = ~std::uint64_t{0},
+           "misses"_a = ~std::uint64_t{0}, "spoilt"_a = ~std::uint64_t{0}, "around"_a = 0,
+           "others_layouts"_a = ~std::uint64_t{0},
+           "(there may be something to plan; seconds of processor time that looks in vain took). Waits at most so many "
+           "seconds; looks in vain end no wait as long as they took less than `looks`. Also ends when something stays in "
+           "the way of a plan, not before iteration `around`, when the arena was refused, at so many allocations, while nothing is "
+           "recorded at so many misses and when so much of the program goes off its plan, and, where it is given, when "
+           "`others_layouts` of the state is another number.")
+      .def("grow_recording", &Client::grow_recording, released,
+           "Room for twice as many events. False: it is not full, or would be more than a sixteenth of the memory held.")
+      .def("rest_unused", &Client::rest_unused, released,
+           "Once a second, as waiting for work does: for what nobody has followed for long no arena is kept.")
+      .def("wake", [](Client& c) { patiently(c.pool(), [&] { c.wake(); }); })
+      .def("check_again_after",
+           [](Client& c, std::uint64_t events) { patiently(c.pool(), [&] { c.check_again_after(events); }); }, "events"_a)
+      .def("patterns",
+           [](Client& c) {
+             return patiently(c.pool(), [&] {
+               const Guarded guard(c.pool().lock);
+               return c.patterns().size();
+             });
+           })
+      .def("state", &state)
+      .def("stats", &stats)
+      .def("reset_peaks", &Client::reset_peaks, released)
+      .def("set_retained_limit", &Client::set_retained_limit, released, "bytes"_a,
+           "Free memory that this client would have the pool keep; of all clients' wishes the largest counts.")
+      .def("blockers", [](Client& c) { return patiently(c.pool(), [&] { return c.blockers(); }); },
+           "Where something is in the way of a plan iteration after iteration: its range of the arena, (begin, end) offsets, "
+           "and all that were in the way before and are still there.")
+      .def("others_reach", [](Client& c) { return unlocked([&] { return c.others_reach(); }); },
+           "(begin, end) offsets in the arena where other clients' plans lie, but those that rest; disjoint, in order.")
+      .def("divergences", &divergences)
+      .def_static("last_out_of_memory", []() -> nb::typed<nb::dict, nb::str, std::size_t> {
+        const OutOfMemory o = Client::last_out_of_memory();
+        nb::typed<nb::dict, nb::str, std::size_t> d;
+        d["asked_bytes"] = o.asked;
+        d["requested_bytes"] = o.requested;
+        d["live_bytes"] = o.live;
+        d["reserved_bytes"] = o.reserved;
+        d["arena_bytes"] = o.arena;
+        d["limit_bytes"] = o.limit;
+        return d;
+      });
+
+  nb::class_<Client::Bypass>(m, "Bypass", "While entered, this thread's allocations bypass the adapters: the pool must not record itself.")
+      .def(nb::init<>())
+      .def("__enter__", [](Client::Bypass& b) -> Client::Bypass& { b.enter(); return b; }, nb::rv_policy::reference)
+      .def("__exit__", [](Client::Bypass& b, nb::args) { b.leave(); },
+           nb::sig("def __exit__(self, *args: object) -> None"));
+}

@@ -1,0 +1,145 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <iterator>
+#include <stdexcept>
+#include <utility>
+
+#include "bindings/bindings.hpp"
+#include "devices/cuda_device.hpp"
+#include "devices/host_device.hpp"
+#include "devices/simulated_device.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace mempool;
+
+namespace {
+
+std::vector<std::string> cuda_devices(const std::string& driver) {
+  const nb::gil_scoped_release release;
+  try {
+    return CudaDriver::open(driver).names();
+  } catch (const std::runtime_error&) {
+    return {};
+  }
+}
+
+std::optional<int> index_of(const CudaDevice& device) {
+  const int index = device.index();
+  return index == CudaDevice::kUnbound ? std::nullopt : std::optional(index);
+}
+
+std::optional<std::string> last_error(const CudaDevice& device) {
+  return device.errors() == 0 ? std::nullopt : std::optional(device.last_error_text());
+}
+
+CudaKind kind_of(const std::string& name) {
+  const auto found = std::find(std::begin(kCudaKindNames), std::end(kCudaKindNames), name);
+  if (found == std::end(kCudaKindNames)) throw nb::value_error("memory is plain, growing, managed or pinned");
+  return static_cast<CudaKind>(found - std::begin(kCudaKindNames));
+}
+
+void bind_cuda(nb::module_& m) {
+  m.def("cuda_devices", &cuda_devices, "driver"_a = "libcuda.so.1",
+        "Names of the CUDA devices; empty where there is no driver or no device. Makes no context.");
+
+  nb::class_<CudaDevice, Device>(m, "CudaDevice", "A CUDA device's memory of one kind: plain, growing, managed or pinned.")
+      .def(
+          "__init__",
+          [](CudaDevice* self, std::optional<int> index, const std::string& driver, const std::string& memory) {
+            if (index && *index < 0) throw nb::value_error("index must not be negative");
+            const CudaKind kind = kind_of(memory);
+            const nb::gil_scoped_release release;
+            new (self) CudaDevice(index.value_or(CudaDevice::kUnbound), CudaDriver::open(driver), kind);
+          },
+          "index"_a = nb::none(), nb::kw_only(), "driver"_a = "libcuda.so.1", "memory"_a = "plain",
+          "Without an index: the device that bind() names. The driver starts with the first call that needs it; what it "
+          "refuses is counted.\n\nRaises:\n    RuntimeError: there is no driver, or one too old for this memory.\n"
+          "    ValueError: a negative index, or no such kind of memory.")
+      .def_prop_ro("kind", [](const CudaDevice& d) { return kCudaKindNames[static_cast<std::size_t>(d.kind())]; })
+      .def("check", &CudaDevice::check, nb::call_guard<nb::gil_scoped_release>(),
+           "Starts the driver, and makes no context.\n\nRaises:\n    RuntimeError: there is no such device, or it has no such memory.")
+      .def("read_mostly", &CudaDevice::read_mostly, "address"_a, "bytes"_a, "on"_a = true,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Managed memory that is rarely written may be in several places at once. False: refused.")
+      .def("context_of",
+           [](const CudaDevice& d, Stream stream) { return reinterpret_cast<std::uintptr_t>(d.context_of(stream)); },
+           "stream"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Of pinned memory: another context that the calling thread means by this stream; 0: it is of this device's.")
+      .def("wait_elsewhere",
+           [](CudaDevice& d, std::uintptr_t context, Stream stream) {
+             return d.wait_elsewhere(reinterpret_cast<CuContext>(context), stream);
+           },
+           "context"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Waits for a stream of another context. False: refused, or a graph is captured there.")
+      .def_prop_ro("index", &index_of, "None: not bound yet.")
+      .def("bind", &CudaDevice::bind, "index"_a,
+           "Whether the device is now the one of this index; the first call that names a device decides.")
+      .def_prop_ro("errors", &CudaDevice::errors, "How many calls the driver refused, except for lack of memory.")
+      .def_prop_ro("last_error", &last_error, "The latest of these.")
+      .def_prop_ro("refusals", &CudaDevice::refusals,
+                   "How many requests for memory of the calling thread the driver refused for another reason than lack of it.")
+      .def_prop_ro("last_refusal", &CudaDevice::last_refusal_text, "The latest of these.");
+}
+
+}  // namespace
+
+void bind_device(nb::module_& m) {
+  nb::class_<Device>(m, "Device", "What memory and streams belong to.")
+      .def_prop_ro("alignment", [](const Device& d) { return d.traits().alignment; }, "Bytes.")
+      .def_prop_ro("page", [](const Device& d) { return d.traits().page; },
+                   "Bytes committed and returned at a time; 0: a reservation is memory, all or nothing.")
+      .def_prop_ro("slow_return", [](const Device& d) { return d.traits().slow_return; },
+                   "Giving memory back waits for all queued work.")
+      .def_prop_ro("large", [](const Device& d) { return d.traits().large; },
+                   "Requests of at least this many bytes get a segment of their own.")
+      .def("memory",
+           [](const Device& d) {
+             const nb::gil_scoped_release release;
+             const DeviceMemory memory = d.memory();
+             return std::pair(memory.free, memory.total);
+           },
+           "(free, total) bytes of the whole device, whoever uses it; zeros where it cannot be known.");
+
+  nb::class_<HostDevice, Device>(m, "HostDevice", "Host memory by mmap.").def(nb::init<>());
+
+  nb::class_<SimulatedCounts>(m, "SimulatedCounts", "What a simulated device has been asked for.")
+      .def_ro("committed", &SimulatedCounts::committed)
+      .def_ro("peak_committed", &SimulatedCounts::peak_committed)
+      .def_ro("reserves", &SimulatedCounts::reserves)
+      .def_ro("commits", &SimulatedCounts::commits)
+      .def_ro("decommits", &SimulatedCounts::decommits)
+      .def_ro("releases", &SimulatedCounts::releases)
+      .def_ro("resizes", &SimulatedCounts::resizes)
+      .def_ro("refusals", &SimulatedCounts::refusals)
+      .def_ro("live_reservations", &SimulatedCounts::live_reservations)
+      .def_ro("events_alive", &SimulatedCounts::events_alive)
+      .def_ro("synchronizes", &SimulatedCounts::synchronizes)
+      .def_ro("errors", &SimulatedCounts::errors);
+
+  nb::class_<SimulatedDevice, Device>(m, "SimulatedDevice", "Addresses without memory, of a given capacity.")
+      .def(
+          "__init__",
+          [](SimulatedDevice* self, std::size_t capacity, std::size_t page, std::size_t alignment,
+             std::size_t shared_segment, std::size_t large) {
+            if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
+              throw nb::value_error("alignment must be a power of two");
+            }
+            new (self) SimulatedDevice({capacity, page, alignment, shared_segment, large});
+          },
+          nb::kw_only(), "capacity"_a = std::size_t{1} << 40, "page"_a = 0, "alignment"_a = 512,
+          "shared_segment"_a = std::size_t{2} << 20, "large"_a = std::size_t{1} << 20)
+      .def("counts", &SimulatedDevice::counts)
+      .def("finish", &SimulatedDevice::finish, "stream"_a, "All work queued on the stream is done.")
+      .def("capture", &SimulatedDevice::capture, "streams"_a,
+           "A graph is captured on these streams, and what would spoil it counts as an error; none: no longer.")
+      .def("set_capacity", &SimulatedDevice::set_capacity, "capacity"_a)
+      .def("fail_after", &SimulatedDevice::fail_after, "calls"_a,
+           "Refuse every request for memory after this many more.");
+
+  bind_cuda(m);
+}

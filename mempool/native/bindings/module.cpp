@@ -1,0 +1,23 @@
+#include <pthread.h>
+
+#include "bindings/bindings.hpp"
+#include "core/client.hpp"
+
+NB_MODULE(_core, m) {
+  m.doc() = "Native core of the pool: devices, arena and guard, fallback, state machine, adapters' entry points.";
+  pthread_atfork(mempool::Client::prepare_fork, mempool::Client::after_fork_in_parent,
+                 mempool::Client::after_fork_in_child);
+  bind_device(m);
+  bind_pattern(m);
+  bind_pool(m);
+  bind_client(m);
+  bind_recording(m);
+  bind_snapshot(m);
+  bind_checked(m);
+  bind_hook(m);
+  bind_numpy(m);
+  bind_torch(m);
+  bind_cupy(m);
+  bind_replay(m);
+  bind_harness(m);
+}

@@ -1,0 +1,556 @@
+// The hot path of a client, and queries of the client's state.
+#include "core/client.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/thread_cache.hpp"
+
+namespace mempool {
+namespace {
+
+constexpr std::size_t kMostDivergences = 64;
+#ifdef MEMPOOL_WORLD  // the simulated world's programs are small
+constexpr std::size_t kFewSequences = 4;
+#else
+constexpr std::size_t kFewSequences = 64;  // sequences; fewer new ones are not worth a sweep
+#endif
+
+}  // namespace
+
+Client::Client(std::shared_ptr<Pool> pool, std::string name)
+    : pool_(std::move(pool)), name_(std::move(name)), uid_(0), ring_(pool_->options().recorded_events) {
+  uid_ = ThreadCache::enlist(this);
+  caches_ = ThreadCache::fresh_number();
+  try {
+    const Guarded guard(pool_->lock);
+    owner_ = pool_->adopt(this);
+  } catch (...) {
+    ThreadCache::strike(uid_);
+    throw;
+  }
+}
+
+Client::~Client() {
+  ThreadCache::strike(uid_);
+  const Guarded guard(pool_->lock);
+  pool_->part(this);
+  if (pool_->source().log().history() == &history_) pool_->source().log().end();
+  try {
+    pool_->rebuild_cells();  // without this client's plans
+  } catch (...) {            // the old slots stay: correct, and slightly more than needed
+  }
+  pool_->shrink_arena();
+  if (retained_ != 0) pool_->retain_as_wished();
+}
+
+// --- coordination with other clients
+
+bool Client::plays() const noexcept {
+  return replaying_ && std::any_of(sequences_.begin(), sequences_.end(), [](const Sequence& one) {
+           return (one.follower.plays() && one.follower.expected() != 0) || one.follower.warms_up();
+         });
+}
+
+bool Client::is_alone() const noexcept {
+  const Guarded guard(pool_->lock);
+  return pool_->clients().size() == 1;
+}
+
+void Client::inherit(Client& former) noexcept {
+  pool_->owners().hand_over(&former, this);
+  const auto move = [](Gauge& from, Gauge& to) {
+    to.current += from.current;
+    to.peak = std::max(to.peak, to.current);
+    from.current = 0;
+  };
+  move(former.stats_.requested, stats_.requested);
+  move(former.stats_.live, stats_.live);
+  move(former.stats_.blocks, stats_.blocks);
+  move(former.stats_.small, stats_.small);
+  move(former.stats_.small_requested, stats_.small_requested);
+  move(former.stats_.small_live, stats_.small_live);
+}
+
+void Client::set_retained_limit(std::size_t bytes) noexcept {
+  const Guarded guard(pool_->lock);
+  retained_ = bytes;
+  pool_->retain_as_wished();
+}
+
+// --- sequences
+
+Client::Sequence& Client::find_sequence(Stream stream, const void* thread) {
+  Sequence* idle = nullptr;
+  for (Sequence& sequence : sequences_) {
+    if (sequence.follower.stream() != stream) continue;
+    if (sequence.thread == thread) return sequence;
+    if (sequence.thread == nullptr && idle == nullptr) idle = &sequence;
+  }
+  if (idle != nullptr) {
+    idle->thread = thread;
+    idle->follower.set_idle(false);
+    return *idle;
+  }
+  Sequence& fresh = new_sequence(stream, thread);
+  name_streams(fresh.follower.sequence());
+  // A new thread begins where the recorded thread began, in the current iteration of the other threads.
+  if (current_ != nullptr || holds_back_) begin(fresh, ~std::uint64_t{0});
+  return fresh;
+}
+
+void Client::begin(Sequence& sequence, std::uint64_t mark) noexcept {
+  sequence.follower.begin(current_, mark, turn_);
+  if (holds_back_ && current_ == nullptr) sequence.follower.hold_back();
+}
+
+Client::Sequence& Client::new_sequence(Stream stream, const void* thread) {
+  if (++begun_ > std::max(kFewSequences, sequences_.size() / 4)) sweep_sequences();
+  if (spare_.empty()) {
+    sequences_.emplace_back(static_cast<std::uint32_t>(sequences_.size()), stream, thread);
+    return sequences_.back();
+  }
+  Sequence& fresh = *spare_.back();
+  spare_.pop_back();
+  fresh.follower.pass_on(stream);
+  fresh.lookahead = {};
+  fresh.thread = thread;
+  return fresh;
+}
+
+// Reuse sequences of vanished streams: no notification tells that a stream was destroyed. A sequence becomes
+// spare if no plan has a table for the sequence, which made no allocation since the last sweep; sweeps happen
+// after that many new sequences.
+void Client::sweep_sequences() {
+  begun_ = 0;
+  spare_.reserve(sequences_.size());
+  for (Sequence& sequence : sequences_) {
+    const Follower& one = sequence.follower;
+    const bool used = std::exchange(sequence.looked_at, one.count()) != one.count();
+    const auto has = [&](const Pattern* pattern) { return pattern->table_of(one.sequence(), one.stream()) != nullptr; };
+    if (used || sequence.is_spare() || std::any_of(known_.begin(), known_.end(), has)) continue;
+    sequence.follower.pass_on(kNoStream);
+    sequence.follower.set_idle(true);
+    sequence.thread = nullptr;
+    spare_.push_back(&sequence);
+  }
+  caches_ = ThreadCache::fresh_number();
+}
+
+Client::Sequence& Client::sequence(Stream stream) {
+  ThreadCache& cache = ThreadCache::mine();
+  if (cache.client == caches_ && cache.stream == stream) return *cache.sequence;
+  Sequence& found = find_sequence(stream, &cache);
+  cache.client = caches_;
+  cache.stream = stream;
+  cache.sequence = &found;
+  return found;
+}
+
+void Client::retire(const void* thread) noexcept {
+  const Guarded guard(pool_->lock);
+  for (Sequence& sequence : sequences_) {
+    if (sequence.thread != thread) continue;
+    sequence.thread = nullptr;
+    sequence.follower.set_idle(true);
+  }
+}
+
+// --- the hot path
+
+void Client::note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept {
+  // If the size was the expected one, the follower has already advanced to the next position.
+  const bool expected =
+      outcome == Outcome::occupied || outcome == Outcome::no_arena || outcome == Outcome::other_stream;
+  const std::uint32_t position = follower.position() - (expected && follower.position() != 0 ? 1 : 0);
+  if (!divergences_.empty()) {
+    Divergence& last = divergences_.back();
+    if (last.position == position && last.actual == bytes && last.outcome == outcome &&
+        last.sequence == follower.sequence()) {
+      ++last.repeats;
+      return;
+    }
+  }
+  if (divergences_.size() == kMostDivergences) return;  // the first divergences explain the later ones
+  try {
+    divergences_.push_back({iterations_, follower.sequence(), position, expected ? bytes : follower.expected(), bytes,
+                            follower.stream(), outcome, 1});
+  } catch (...) {  // one explanation fewer
+  }
+}
+
+// Serve a request from the plan. `place`: set to the planned offset if only the arena is missing.
+Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome, Offset& place) {
+  const Follower::Due due = replaying_ && marked_ ? sequence.follower.early() : Follower::Due{};
+  Follower::Match match = sequence.follower.next(bytes, known_, marked_);
+  if (match.boundary) boundary(sequence.follower.finished());
+  if (awaits_calm_ && match.slot != nullptr && sequence.follower.is_calm()) come_to_calm(sequence.follower.stream());
+  if (due.size != 0 && bytes > due.size && outgrows(due, bytes, match)) {
+    match = Follower::Match::none(Outcome::other_size);
+  }
+  outcome = match.outcome;
+  if (aside_.stands && replaying_) {
+    stand_aside(sequence.follower.stream());
+    outcome = match.slot != nullptr ? Outcome::no_arena : match.outcome;
+    return 0;
+  }
+  if (!replaying_) {
+    if (match.slot != nullptr && bytes <= match.size) place = match.slot->offset;
+    outcome = refusal_ != Refusal::none ? Outcome::no_arena : Outcome::unplanned;
+    return 0;
+  }
+  if (match.slot == nullptr) return 0;
+  if (bytes > match.size && MEMPOOL_GUARDED("own_size")) {  // the guard examines the planned range only
+    outcome = Outcome::other_size;
+    return 0;
+  }
+  if (match.slot->offset == kDynamic) {
+    outcome = Outcome::dynamic;
+  } else if (const Address address = pool_->take_planned(*match.slot, bytes, sequence.follower.stream())) {
+    if (pool_->foresees()) look_ahead(sequence);
+    return address;
+  } else if (match.slot->offset + bytes > pool_->arena_bytes() || pool_->vacated().has(match.slot->offset)) {
+    outcome = Outcome::no_arena;
+  } else {
+    const Occupancy::Range range = pool_->occupancy().in_the_way(match.slot->offset, match.slot->offset + bytes);
+    outcome = range.end == 0 ? Outcome::other_stream : Outcome::occupied;
+    note_blocker(range);
+  }
+  return 0;
+}
+
+// Prefetch upcoming buffers. On a device with more memory reserved than present, the plan knows the next
+// buffers in advance, page faults do not.
+void Client::look_ahead(Sequence& sequence) noexcept {
+  Device& device = pool_->source().device();
+  const std::size_t window = device.foresight();
+  if (window == 0 || pool_->source().held()) return;
+  sequence.lookahead.go_on(sequence.follower, window, [&](Offset offset, std::size_t bytes) {
+    const bool there = offset + bytes <= pool_->arena_bytes() || !MEMPOOL_GUARDED("ahead");
+    if (there) device.prefetch(pool_->arena_base() + offset, bytes);
+  });
+}
+
+Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream stream, Resized* resized) {
+  Outcome outcome = Outcome::outside;
+  Pool::Given given;
+  Offset place = kDynamic;
+  if (place_next_ != kDynamic && dynamic_ != 0) given = pool_->take_place(std::exchange(place_next_, kDynamic), bytes, stream);
+  if (!outside() && !pool_->forked()) {
+    given.address = serve_planned(sequence, bytes, outcome, place);
+    given.rounded = pool_->round_up(bytes);
+    if (given.address == 0 && replaying_ && outcome != Outcome::dynamic) note(sequence.follower, bytes, outcome);
+  }
+  if (given.address == 0 && resized != nullptr) {
+    given = pool_->resize(resized->address, bytes, stream, resized->before);
+    resized->done = given.address != 0;
+  }
+  if (given.address == 0) {
+    const std::size_t before = pool_->source().reserved().current;
+    given = pool_->allocate_dynamic(bytes, stream, holes_for(sequence));
+    const std::size_t after = pool_->source().reserved().current;
+    if (after > before) taken_beside_ += after - before;
+    if (place != kDynamic && given.address != 0) pool_->note_place(given.address, place);
+  }
+  if (given.address != 0) {
+    ++stats_.outcomes[static_cast<std::size_t>(outcome)];
+  }
+  return given;
+}
+
+// Choose the use of the arena's holes. Holes about to be used by a plan stay free, and buffers allocated
+// during warm-up may stay in them. If an iteration has outgrown its envelope, the arena serves requests in
+// any hole once much memory was taken beside the arena.
+Pool::Holes Client::holes_for(const Sequence& asks) const noexcept {
+  if (pool_->anyone_plays(this)) return Pool::Holes::kept;
+  if (!replaying_) return Pool::Holes::open;
+  const Follower& own = asks.follower;
+  const bool outgrown = own.pattern() != nullptr && own.pattern()->is_envelope() &&
+                        taken_beside_ > pool_->arena_bytes() / Pool::kMostBeside;
+  const bool kept = std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& one) {
+    if (one.follower.warms_up()) return true;
+    return !outgrown && (&one == &asks ? one.follower.in_step() : one.follower.plays());
+  });
+  return kept ? Pool::Holes::kept : outgrown ? Pool::Holes::needed : Pool::Holes::open;
+}
+
+// The lock is held, here and below.
+void Client::served(const Pool::Given& given, std::size_t bytes) noexcept {
+  stats_.requested.add(bytes);
+  stats_.live.add(given.rounded);
+  stats_.blocks.add(1);
+  if (pool_->owners().several()) pool_->set_owner(given.address, owner_);
+}
+
+// Small means requested as small, no matter where the request was served.
+void Client::served_small(const Pool::Given& given, std::size_t bytes) noexcept {
+  stats_.small.add(1);
+  stats_.small_requested.add(bytes);
+  stats_.small_live.add(given.rounded);
+}
+
+void Client::ended_small(std::size_t requested, std::size_t rounded) noexcept {
+  stats_.small.sub(1);
+  stats_.small_requested.sub(requested);
+  stats_.small_live.sub(rounded);
+}
+
+void Client::ended(std::size_t requested, std::size_t rounded) noexcept {
+  stats_.requested.sub(requested);
+  stats_.live.sub(rounded);
+  stats_.blocks.sub(1);
+  if (is_small(requested)) ended_small(requested, rounded);
+}
+
+// Fill `given` field by field: copying the struct would stall until the values just written can be read
+// again.
+void Client::serve_small(std::size_t bytes, Stream stream, Pool::Given& given) noexcept try {
+  const std::uint32_t recorded_as = tape_.on() ? sequence(stream).follower.sequence() : 0;
+  given.address = pool_->allocate_small(bytes, stream);
+  given.rounded = pool_->small().rounded(bytes);
+  // any hole will do
+  if (given.address == 0) given = pool_->allocate_dynamic(bytes, stream, Pool::Holes::open);
+  if (given.address == 0) return refuse(bytes);
+  served_small(given, bytes);
+  served(given, bytes);
+  if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
+  if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
+} catch (...) {  // no host memory for a new thread's sequence
+  given = {};
+  refuse(bytes);
+}
+
+// Serve a request during a graph capture; false: the request does not belong to the graph.
+bool Client::serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& given) noexcept try {
+  const std::uint32_t recorded_as = tape_.on() ? sequence(stream).follower.sequence() : 0;
+  if (!pool_->allocate_for_graph(bytes, stream, given)) return false;
+  if (given.address == 0) {
+    refuse(bytes);
+    return true;
+  }
+  served(given, bytes);
+  if (is_small(bytes)) {
+    served_small(given, bytes);
+  } else {
+    ++stats_.outcomes[static_cast<std::size_t>(Outcome::outside)];
+  }
+  if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
+  if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
+  return true;
+} catch (...) {  // no host memory for a new thread's sequence
+  refuse(bytes);
+  return true;
+}
+
+Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) noexcept try {
+  pool_->collect();
+  Sequence& mine = sequence(stream);
+  const Pool::Given given = serve_large(mine, bytes, stream, resized);
+  if (given.address == 0) {
+    refuse(bytes);
+    return given;
+  }
+  if (resized != nullptr && resized->done) {
+    pool_->owners().ends(resized->before.owner, this);
+    ended(resized->before.requested, resized->before.rounded);
+    if (ring_.on()) ring_.add(outside() ? RecordedEvent::free : RecordedEvent::handover, resized->address, 0, stream, 0);
+    if (tape_.on()) tape_.add(RecordedEvent::handover, resized->address, 0, stream, 0);
+    if (history_.on()) {
+      history_.add(RecordedEvent::handover, resized->address, resized->before.requested, stream, 0);
+    }
+  }
+  served(given, bytes);
+  if (ring_.on() && !outside()) {
+    ring_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
+    if (!marked_ && ring_.seen() >= check_at_) signal_work();
+  }
+  if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
+  if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
+  return given;
+} catch (...) {
+  refuse(bytes);
+  return {};
+}
+
+// Fast path of the steady state; 0: recording, a decision or another source of memory is required.
+Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
+  if (!replaying_ || awaits_calm_ || aside_.stands || outside() || recorded() || pool_->forked() || pool_->foresees()) return 0;
+  if (aside_.larger != 0 && sequence.follower.early().size != 0) return 0;
+  const Slot* slot = sequence.follower.expected_slot(bytes);
+  if (slot == nullptr || slot->offset == kDynamic) return 0;
+  const Address address = pool_->take_planned(*slot, bytes, sequence.follower.stream());
+  if (address == 0) return 0;
+  sequence.follower.advance(bytes);
+  ++stats_.outcomes[static_cast<std::size_t>(Outcome::hit)];
+  stats_.requested.add(bytes);
+  stats_.live.add(pool_->round_up(bytes));
+  stats_.blocks.add(1);
+  if (pool_->owners().several()) pool_->set_owner(*slot, owner_);
+  return address;
+}
+
+Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept {
+  if (bytes == 0) bytes = 1;
+  const ThreadCache& cache = ThreadCache::mine();
+  Pool::Given given;
+  {
+    const Guarded guard(pool_->lock);
+    Sequence* const cached = cache.client == caches_ && cache.stream == stream ? cache.sequence : nullptr;
+    if (pool_->capturing() && serve_for_graph(bytes, stream, given)) {
+      // served from the graph's own memory
+    } else if (is_small(bytes)) {
+      serve_small(bytes, stream, given);
+    } else {
+      if (cached != nullptr) given.address = serve_hit(*cached, bytes);
+      if (given.address == 0) given = serve(bytes, stream);
+    }
+  }
+  if (zeroed && given.address != 0 && !given.fresh) pool_->source().device().zero(given.address, bytes, stream);
+  return given.address;
+}
+
+// Serve planned buffers of this stream only, because any other request may need the device.
+Address Client::allocate_at_once(std::size_t bytes, Stream stream) noexcept {
+  const ThreadCache& cache = ThreadCache::mine();
+  if (cache.stream != stream || is_small(bytes) || !pool_->lock.try_lock()) return 0;
+  const bool plain = cache.client == caches_ && !pool_->capturing() && pool_->arena_streams().alone(stream);
+  const Address address = plain ? serve_hit(*cache.sequence, bytes) : 0;
+  pool_->lock.unlock();
+  return address;
+}
+
+bool Client::free_at_once(Address address, Stream stream) noexcept {
+  if (!pool_->lock.try_lock()) return false;
+  const bool at_once = pool_->frees_at_once(address);
+  if (at_once) free_locked(address, stream, nullptr);
+  pool_->lock.unlock();
+  return at_once;
+}
+
+bool Client::free(Address address, Stream stream, bool* dead) noexcept {
+  const Guarded guard(pool_->lock);
+  return free_locked(address, stream, dead);
+}
+
+bool Client::free_locked(Address address, Stream stream, bool* dead) noexcept {
+  if (dead != nullptr) *dead = false;
+  if (!recorded() && !pool_->owners().several()) {
+    if (const std::size_t bytes = pool_->free_in_arena(address, stream)) {
+      ended(bytes, pool_->round_up(bytes));  // a small buffer in a hole is possible
+      return true;
+    }
+  } else if (!recorded()) {
+    const Owner whose = pool_->owner_in_arena(address);
+    if (const std::size_t bytes = pool_->free_in_arena(address, stream)) {
+      Client* const owner = pool_->owners().ends(whose, this);
+      if (owner != nullptr) owner->freed(address, bytes, pool_->round_up(bytes), stream);
+      return true;
+    }
+  }
+  const Pool::Freed freed = pool_->free(address, stream);
+  if (dead != nullptr) *dead = freed.kind == Pool::Freed::dead;
+  if (freed.kind == Pool::Freed::foreign || freed.kind == Pool::Freed::dead) {
+    ++(freed.kind == Pool::Freed::dead ? stats_.double_frees : stats_.foreign_frees);
+    return false;
+  }
+  Client* const owner = pool_->owners().ends(freed.owner, this);
+  if (owner != nullptr) owner->freed(address, freed.requested, freed.rounded, stream);
+  return true;
+}
+
+// Count the end of a buffer of this client, whichever client frees the buffer.
+void Client::freed(Address address, std::size_t requested, std::size_t rounded, Stream stream) noexcept {
+  ended(requested, rounded);
+  if (!recorded()) return;
+  if (!is_small(requested) && ring_.on()) ring_.add(RecordedEvent::free, address, 0, stream, 0);
+  if (tape_.on()) tape_.add(RecordedEvent::free, address, 0, stream, 0);
+  if (history_.on()) history_.add(RecordedEvent::free, address, requested, stream, 0);
+}
+
+bool Client::use(Address address, Stream stream) {
+  const Guarded guard(pool_->lock);
+  if (!pool_->use(address, stream)) return false;
+  Client* const owner = pool_->owners().several() ? pool_->owners().of(pool_->at(address).owner, this) : this;
+  if (owner == nullptr) return true;
+  if (owner->ring_.on()) owner->ring_.add(RecordedEvent::use, address, static_cast<std::size_t>(stream), stream, 0);
+  if (owner->tape_.on()) owner->tape_.add(RecordedEvent::use, address, 0, stream, 0);
+  return true;
+}
+
+Address Client::reallocate(Address address, std::size_t bytes, Stream stream, bool* foreign) noexcept {
+  if (bytes == 0) bytes = 1;
+  std::size_t old = 0;
+  Resized resized{address};
+  Pool::Given given;
+  {
+    const Guarded guard(pool_->lock);
+    const Pool::Freed found = pool_->at(address);
+    old = found.requested;
+    *foreign = !found.is_live();
+    if (*foreign) return 0;
+    const bool mine = pool_->owners().of(found.owner, this) == this;
+    if (is_small(bytes)) serve_small(bytes, stream, given);
+    else given = serve(bytes, stream, mine ? &resized : nullptr);
+  }
+  if (given.address == 0 || resized.done) return given.address;
+  pool_->source().device().copy(given.address, address, std::min(old, bytes), stream);
+  free(address, stream);
+  return given.address;
+}
+
+void Client::refuse(std::size_t bytes) noexcept {
+  ++stats_.out_of_memory;
+  if (history_.on()) history_.add(RecordedEvent::refused, 0, bytes, 0, 0);
+  std::size_t requested = 0, live = 0;
+  for (const Client* client : pool_->clients()) {
+    requested += client->stats_.requested.current;
+    live += client->stats_.live.current;
+  }
+  ThreadCache::mine().out_of_memory = {bytes,
+                                       requested,
+                                       live,
+                                       pool_->source().reserved().current,
+                                       pool_->arena_stats().bytes,
+                                       pool_->source().limit()};
+}
+
+OutOfMemory Client::last_out_of_memory() noexcept { return ThreadCache::mine().out_of_memory; }
+
+// --- queries
+
+Client::State Client::state() {
+  const Guarded guard(pool_->lock);
+  return {ring_.on(), tape_.on(),  marked_,           replaying_,   iterations_, marks_,
+          active_at_, latest_at_, settled(),   spoilt_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
+          ring_.kept(), tape_.lost(), tape_.spilt(), pool_->layouts() - layouts_, needed_bytes(), refusal_};
+}
+
+ClientStats Client::stats() {
+  const Guarded guard(pool_->lock);
+  ClientStats stats = stats_;
+  stats.deferred_bytes = pool_->deferred().current;
+  stats.deferred_blocks = pool_->uses().waiting();
+  stats.deferred_small_blocks = pool_->deferred_small().blocks;
+  stats.deferred_small_bytes = pool_->deferred_small().bytes;
+  for (std::size_t i = 0; active_at_ != 0 && i < stats.steady.size(); ++i) {
+    stats.steady[i] = stats.outcomes[i] - before_steady_[i];
+    stats.latest[i] = stats.outcomes[i] - before_latest_[i];
+  }
+  return stats;
+}
+
+void Client::reset_peaks() noexcept {
+  const Guarded guard(pool_->lock);
+  for (Gauge* gauge : {&stats_.requested, &stats_.live, &stats_.blocks, &stats_.small, &stats_.small_requested,
+                       &stats_.small_live}) {
+    gauge->peak = gauge->current;
+  }
+  pool_->source().reset_peak();
+}
+
+std::vector<Divergence> Client::divergences() {
+  const Guarded guard(pool_->lock);
+  return {divergences_.begin(), divergences_.end()};
+}
+
+}  // namespace mempool

@@ -1,0 +1,403 @@
+// One adapter's view of a pool: sequences, recording, patterns and statistics. The project's state machine.
+//
+//   pass-through --set_recording(true)--> recording --install()--> armed --boundary, arena taken--> replaying
+//                                             ^                                                         |
+//                                             +---- the pattern changed for good (planner decides) -----+
+//
+// Every state serves every request: from the planned address if the request follows a pattern and the overlap
+// guard agrees, else from the fallback. Entry points take the size, the stream and nothing else of the
+// framework; the device belongs to the pool.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/bell.hpp"
+#include "core/follower.hpp"
+#include "core/live.hpp"
+#include "core/lookahead.hpp"
+#include "core/pool.hpp"
+#include "core/rarely.hpp"
+#include "core/recorder.hpp"
+#include "core/stats.hpp"
+#include "core/succession.hpp"
+#include "core/tape.hpp"
+
+namespace mempool {
+
+// A difference between plan and program, for pool.explain().
+struct Divergence {
+  std::uint64_t iteration = 0;
+  std::uint32_t sequence = 0;
+  std::uint32_t position = 0;   // in the table of the sequence
+  std::uint64_t expected = 0;   // bytes
+  std::uint64_t actual = 0;     // bytes
+  Stream stream = 0;
+  Outcome outcome = Outcome::lost;
+  std::uint64_t repeats = 1;    // consecutive occurrences at this position with these sizes
+};
+
+// State of the pool, in bytes over all clients, when this thread's last request failed.
+struct OutOfMemory {
+  std::size_t asked = 0, requested = 0, live = 0, reserved = 0, arena = 0, limit = 0;
+};
+
+enum class Mark : std::uint8_t { step, begin, end };
+
+class Client : private Live<Client> {
+ public:
+  using Live<Client>::count;
+  Client(std::shared_ptr<Pool> pool, std::string name);
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // --- the hot path; any thread, with or without an interpreter lock
+  // Allocate a buffer. 0: out of memory; last_out_of_memory() has the details. `zeroed`: filled with zeros;
+  // memory that is known to be zero stays untouched.
+  Address allocate(std::size_t bytes, Stream stream, bool zeroed = false) noexcept;
+  // Free a buffer. False: the address is not the pool's, or (`dead`) is the pool's and already free; nothing
+  // happened.
+  bool free(Address address, Stream stream, bool* dead = nullptr) noexcept;
+  // Variants of allocate() and free() for callers that hold a resource others need meanwhile, such as an
+  // interpreter's lock: they wait neither for the pool's lock nor for the device. 0 or false: a wait would be
+  // needed; nothing happened.
+  Address allocate_at_once(std::size_t bytes, Stream stream) noexcept;
+  bool free_at_once(Address address, Stream stream) noexcept;
+  // Move a buffer to a new buffer of `bytes`. 0: out of memory; the old buffer is unchanged. `foreign`: the
+  // old address is not the pool's.
+  Address reallocate(Address address, std::size_t bytes, Stream stream, bool* foreign) noexcept;
+
+  // Record a use of a live buffer by `stream`. False: no such buffer, or the stream owns the buffer. May
+  // throw std::bad_alloc.
+  bool use(Address address, Stream stream);
+
+  // --- marks and scopes; any thread
+  // found: detected by the pool, not set by the program; the tape records the difference
+  void mark(Mark mark, bool found = false);
+  void show_found();                         // writes a detected step to the tape only
+  void enter_dynamic() noexcept;  // no planning or recording until leave_dynamic()
+  void leave_dynamic() noexcept;
+
+  // --- recording and planning; the planner's thread
+  void set_recording(bool on) noexcept;       // the planner's ring
+  // Double the capacity of the recording if full, and small compared to the memory described. May throw
+  // std::bad_alloc.
+  bool grow_recording();
+  // Record all events for a trace file. Events that exceed the memory for them go to a file in `folder`, if
+  // given (see tape.hpp). May throw std::bad_alloc.
+  void set_tape(bool on, const std::string& folder = {}, std::size_t piece = Tape::kPiece);
+  struct Recording {
+    std::vector<BriefEvent> events;     // oldest first
+    std::vector<Stream> streams;        // by sequence
+    std::vector<std::uint64_t> counts;  // by sequence: total allocations at the time of the copy
+    bool whole = true;                  // no event was lost or left out since the client began
+  };
+  // the last `allocations` allocations and the events between them
+  Recording recording(std::size_t allocations = ~std::size_t{0});
+  // Return the oldest events of the tape not yet taken; empty: none are left. One thread at a time. May throw
+  // std::bad_alloc.
+  std::vector<RecordedEvent> take_tape();
+  // Keep the last `events` allocations, frees and device calls for later questions; 0: keep none and forget
+  // the kept events. An unchanged number continues the history; another number starts a new history. A free
+  // event holds the requested bytes. May throw std::bad_alloc.
+  void set_history(std::size_t events);
+  // call with the pool's lock held
+  const Recorder<RecordedEvent>& history() const noexcept { return history_; }
+  // Install a cyclic pattern recorded by this client, in which `iterations_seen` iterations were observed.
+  // `instead`: install only as a replacement of a known pattern with the same sizes; false: no such pattern
+  // is known any more, and the new pattern is discarded. May throw std::bad_alloc, or std::invalid_argument
+  // for a pattern that this pool cannot replay; then nothing has changed.
+  bool install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead = false);
+  // Load a pattern from a file, preceded by a warm-up if the file has one. Replay starts with the next
+  // allocation. Throws like install().
+  void load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady);
+  void drop_patterns() noexcept;
+  // Begin loaded patterns as soon as the device of the arena is known, for all clients of the pool.
+  void device_is_bound() noexcept;
+  // Give free memory back. The arena is released too if the arena has no live range and either `force` is set
+  // or no iteration of any client ran since the last call (so that a loop that calls this in each step does
+  // not thrash). With `force`, and live ranges in an arena that has pages, as much of the arena's end as
+  // possible is released. The next boundary allocates the arena again. True: no arena is left.
+  bool give_back(bool force) noexcept;
+  // Allocate the arena now instead of at the next boundary and regardless of earlier refusals, because room
+  // was made for the arena. Under a budget an arena is allocated only by this call, unless set_takes_arena()
+  // allows more. False: the arena is smaller than the patterns need.
+  bool ask_for_arena() noexcept;
+  // Under a budget, allow arena allocation at boundaries too, as long as the caller makes sure that there is
+  // room.
+  void set_takes_arena(bool takes) noexcept;
+  // Return the offset of the live buffer in the followed plan, also for a buffer that is outside the arena
+  // only for lack of one; kDynamic: none.
+  Offset place_of(Address address) noexcept;
+  // Give the next request inside a dynamic scope this place in the arena, if the place is free: used to
+  // restore a buffer to the former place.
+  void place_next(Offset place) noexcept;
+  bool is_alone() const noexcept;  // true: no other client uses this memory
+
+  // --- waiting for planning work; the planner's thread
+  // Recurring part of the recording, as found by a brief look.
+  struct Recurs {
+    std::size_t begin;        // the earliest relevant allocation in the ring; 0 if there are marks
+    std::size_t allocations;  // in the ring
+  };
+  // Search the recording for a recurring iteration. None: nothing recurs. May throw std::bad_alloc.
+  std::optional<Recurs> look();
+  // Conditions that end a wait, besides news in the recording.
+  struct Wait {
+    double seconds;             // longest wait
+    double looks;               // seconds of processor time for unsuccessful looks, which do not end the wait
+    std::uint64_t allocations;  // State::allocations to reach
+    std::uint64_t misses;       // total misses to reach, while nothing is recorded
+    std::uint64_t spoilt;       // State::spoilt to reach, while nothing is recorded
+    std::uint64_t around = 0;   // State::iterations before which no replanning around blocking ranges starts
+    // ends the wait if State::others_layouts differs; the default: ignored
+    std::uint64_t others_layouts = ~std::uint64_t{0};
+  };
+  struct Heard {
+    bool news;      // true: there may be something to plan
+    double looked;  // seconds of processor time
+  };
+  // Wait until one of the conditions holds. Also ends when a range keeps blocking a plan, when the arena was
+  // refused, and by wake(). Meanwhile releases free memory that has been idle for one to two seconds.
+  Heard wait_for_work(const Wait& wait) noexcept;
+  // Return true if the bell rang since the last call, for callers that inspect the recording without waiting.
+  bool heard() noexcept;
+  void wake() noexcept;
+  void check_again_after(std::uint64_t events) noexcept;  // in events of the ring, from now
+
+  // --- coordination with other clients of the pool; call with the pool's lock held
+  bool replaying() const noexcept { return replaying_; }
+  // true: in the middle of a plan, so that holes of the arena are about to be used
+  bool plays() const noexcept;
+  std::uint64_t iterations() const noexcept { return iterations_; }
+  std::size_t retained() const noexcept { return retained_; }
+  // Return the size of the largest arena that a pattern needs, dormant patterns excepted.
+  std::size_t needed_bytes() const noexcept { return largest() == nullptr ? 0 : largest()->arena_bytes; }
+  std::size_t live() const noexcept { return stats_.live.current; }
+  bool nothing_alive() const noexcept { return stats_.blocks.current == 0; }
+  // Take over the live buffers of `former`: from now on they are freed and counted here. Both clients serve
+  // the same framework, one after the other.
+  void inherit(Client& former) noexcept;
+  bool came_to_boundary = false;  // since idle memory was last released: see Pool::return_idle_after
+
+  // Set the bytes of free memory that the pool should keep for this client; takes the lock. The largest wish
+  // of all clients counts.
+  void set_retained_limit(std::size_t bytes) noexcept;
+
+  // Handlers for fork. A forked child has no planned addresses, no recording and no planner.
+  static void prepare_fork() noexcept;
+  static void after_fork_in_parent() noexcept;
+  static void after_fork_in_child() noexcept;
+
+  const std::vector<Pattern*>& patterns() const noexcept { return known_; }
+  // Mark patterns as dormant if no sequence has followed them for long, and all patterns while only other
+  // clients of the memory are at work; the arena gives back the memory that only dormant patterns need. Call
+  // about once a second. A pattern that is followed again has the whole arena from the second iteration on.
+  void rest_unused() noexcept;
+  // Forget unused patterns that need a larger arena than the patterns in use. Call with the pool's lock held.
+  void forget_unused() noexcept;
+  struct State {
+    bool recording = false, tape = false, marked = false, replaying = false;
+    std::uint64_t iterations = 0;        // boundaries seen
+    std::uint64_t marks = 0;
+    std::uint64_t plan_active_at_iteration = 0;  // the first iteration with a plan; 0: none yet
+    std::uint64_t latest_plan_active_at_iteration = 0;
+    bool settled = false;  // enough iterations without a miss that no longer period is to be expected
+    std::uint64_t spoilt = 0;  // score: raised by every iteration with a miss, lowered by every clean one
+    std::uint64_t allocations = 0;       // above the small-size threshold
+    std::size_t sequences = 0;
+    std::uint64_t seen = 0, dropped = 0, kept = 0;  // events of the ring
+    std::uint64_t lost = 0;              // events of the tape dropped for lack of room
+    std::uint64_t in_file = 0;           // events waiting in the tape's file
+    std::uint64_t others_layouts = 0;    // changes of the arena layout of other clients' plans
+    std::size_t needed = 0;              // bytes of arena that patterns need
+    Refusal refusal = Refusal::none;     // why no arena of that size exists
+  };
+  State state();
+  ClientStats stats();
+  void reset_peaks() noexcept;
+  // Return the ranges of the arena that block a plan in iteration after iteration, together with all live
+  // ranges that did so before; empty if none blocks a plan at present.
+  std::vector<std::pair<Offset, Offset>> blockers();
+  // Return the ranges of the arena used by plans of the pool's other clients, dormant patterns excepted:
+  // disjoint and in order.
+  std::vector<std::pair<Offset, Offset>> others_reach();
+  std::vector<Divergence> divergences();
+  static OutOfMemory last_out_of_memory() noexcept;
+  const std::string& name() const noexcept { return name_; }
+  Pool& pool() noexcept { return *pool_; }
+
+  // While active, this thread's allocations bypass the adapters: the pool must not record itself.
+  class Bypass {
+   public:
+    void enter() noexcept;
+    void leave() noexcept;
+    static bool active() noexcept;
+  };
+
+ private:
+  struct Sequence {
+    Sequence(std::uint32_t id, Stream stream, const void* thread) : follower(id, stream), thread(thread) {}
+    Follower follower;
+    Lookahead lookahead;
+    const void* thread;  // null: the thread has ended, and the next new thread takes the sequence over
+    std::uint64_t looked_at = 0;  // allocation count at the last sweep
+    bool is_spare() const noexcept { return follower.stream() == kNoStream; }
+  };
+  static constexpr Stream kNoStream = std::numeric_limits<Stream>::min();
+  friend class ThreadCache;
+  struct Aside {  // state of bypassing the plan in an iteration that outgrows the plan
+    unsigned larger = 0;    // buffers at the iteration's beginning that are larger than planned
+    double excess = 0;      // of the last such buffer: (size - planned size) / planned size
+    bool decided = false;  // the decision for this iteration has been made
+    bool stands = false;  // true: the plan is bypassed in this iteration
+    // allocations until the iteration returns to the plan; 0: the arena has been released
+    unsigned patience = 0;
+  };
+  // a live range that blocks a planned slot, and the first and last iteration of the blocking
+  struct Blocker {
+    Occupancy::Range range;
+    std::uint64_t first, last;
+  };
+
+  Sequence& sequence(Stream stream);
+  Sequence& find_sequence(Stream stream, const void* thread);
+  Sequence& new_sequence(Stream stream, const void* thread);
+  void sweep_sequences();
+  void retire(const void* thread) noexcept;
+  Address serve_hit(Sequence& sequence, std::size_t bytes) noexcept;
+  void served(const Pool::Given& given, std::size_t bytes) noexcept;
+  bool is_small(std::size_t bytes) const noexcept { return bytes <= pool_->options().small_bytes; }
+  void served_small(const Pool::Given& given, std::size_t bytes) noexcept;
+  void ended_small(std::size_t requested, std::size_t rounded) noexcept;
+  void serve_small(std::size_t bytes, Stream stream, Pool::Given& given) noexcept;
+  bool serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& given) noexcept;
+  struct Resized {  // the buffer that a new one replaces
+    Address address = 0;
+    Pool::Freed before{};
+    bool done = false;  // the new buffer has taken over memory and contents
+  };
+  Pool::Given serve(std::size_t bytes, Stream stream, Resized* resized = nullptr) noexcept;
+  Pool::Given serve_large(Sequence& sequence, std::size_t bytes, Stream stream, Resized* resized);
+  void ended(std::size_t requested, std::size_t rounded) noexcept;
+  void freed(Address address, std::size_t requested, std::size_t rounded, Stream stream) noexcept;
+  bool free_locked(Address address, Stream stream, bool* dead) noexcept;
+  Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome, Offset& place);
+  void look_ahead(Sequence& sequence) noexcept;
+  bool outside() const noexcept { return dynamic_ != 0 || between_; }
+  bool recorded() const noexcept { return ring_.on() | tape_.on() | history_.on(); }  // as one branch
+  void note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept;
+  void boundary(Pattern* ended) noexcept;
+  void note_blocker(const Occupancy::Range& range) noexcept;
+  void watch_blockers() noexcept;
+  std::uint64_t large_allocations() const noexcept;
+  std::uint64_t misses() const noexcept;         // total
+  std::uint64_t latest_misses() const noexcept;  // since the latest plan took effect
+  void begin_latest() noexcept;
+  void perhaps_in_effect() noexcept;
+  bool settled() const noexcept;
+  void judge_iteration() noexcept;
+  void look_beside() noexcept;
+  Pool::Holes holes_for(const Sequence& asks) const noexcept;
+  void begin(Sequence& sequence, std::uint64_t mark) noexcept;
+  void begin_everywhere(std::uint64_t mark) noexcept;  // `mark`: number of the mark
+  Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
+  void have_arena() noexcept;
+  void take_arena() noexcept;
+  bool awaits_calm() noexcept;
+  void come_to_calm(Stream stream) noexcept;
+  bool outgrows(const Follower::Due& due, std::size_t bytes, const Follower::Match& match) noexcept;
+  bool may_stand_aside() noexcept;
+  void stand_aside(Stream stream) noexcept;
+  bool has_to_ask() const noexcept { return pool_->source().has_budget() && !takes_arena_; }
+  void refused(Pattern& pattern, Refusal why) noexcept;
+  void have_arena_for_others() noexcept;
+  void signal_work() noexcept;
+  bool hear() noexcept;
+  std::size_t events_kept() noexcept;
+  bool is_news(const Wait& wait, double looked, std::uint64_t dropped) noexcept;
+  bool is_due(const Wait& wait) noexcept;
+  std::vector<std::pair<Offset, Offset>> lasting_blockers() const;
+  void refuse(std::size_t bytes) noexcept;
+  void check(const Pattern& pattern, bool cyclic) const;
+  void admit(std::vector<std::unique_ptr<Pattern>> fresh);
+  bool supersede(Pattern* fresh) noexcept;
+  bool in_use(const Pattern* pattern) const noexcept;
+  bool is_idle() noexcept;
+  void forget(Pattern* pattern) noexcept;
+  void name_streams(std::uint32_t sequence) noexcept;
+  void keep_patterns_bounded() noexcept;
+  void layout_changed() noexcept;
+  Pattern* followed() const noexcept;
+
+  std::shared_ptr<Pool> pool_;
+  std::string name_;
+  std::uint64_t uid_;
+  Owner owner_ = 0;  // this client's number in the pool
+  std::deque<Sequence> sequences_;    // by number; a spare sequence keeps the number
+  std::vector<Sequence*> spare_;      // unused for long; their streams or threads may no longer exist
+  std::size_t begun_ = 0;             // new sequences since the last sweep for unused ones
+  std::uint64_t caches_ = 0;          // thread caches are valid only if they hold this number
+  Recorder<BriefEvent> ring_;
+  Tape tape_;
+  Recorder<RecordedEvent> history_{0};
+  std::vector<std::unique_ptr<Pattern>> patterns_;
+  std::vector<Pattern*> known_;       // the same patterns, most recently used first
+  std::uint64_t rested_at_ = 0;       // iteration of the last rest_unused()
+  // at that time: own allocations, and boundaries of other clients
+  std::uint64_t allocations_seen_ = 0, others_seen_ = 0;
+  std::uint64_t layouts_ = 0;         // the pool's layout changes caused by this client
+  Pattern* current_ = nullptr;        // the pattern with which a new iteration or thread begins
+  // An envelope was loaded and the first iteration is not over. The envelope would have slots for all
+  // buffers, also for parameters, so that replay waits.
+  bool holds_back_ = false;
+  bool awaits_calm_ = false;          // growth of the arena is deferred to this iteration's low-water mark
+  // Schedule for releasing idle memory outside the arena on devices where releasing waits for the device,
+  // with backoff.
+  unsigned looks_beside_ = 0;         // remaining looks
+  Rarely beside_{1, 1024};            // in iterations
+  Aside aside_;
+  // in iterations; backoff of bypassing the plan where memory would suffice for both
+  Rarely asides_{1, 1024};
+  // bytes taken from the device in this iteration for buffers without a slot in the arena
+  std::size_t taken_beside_ = 0;
+  Pattern* ended_ = nullptr;          // pattern of the last iteration that ended
+  Succession succession_;             // history of ended iterations
+  Pattern* coming_ = nullptr;  // installed; takes effect when a sequence begins an iteration of the pattern
+  ClientStats stats_;
+  std::deque<Divergence> divergences_;
+  std::vector<Blocker> blockers_;     // live at every boundary since they first blocked a slot
+  unsigned dynamic_ = 0;              // nesting depth of dynamic scopes
+  bool takes_arena_ = false;          // under a budget: see set_takes_arena()
+  Offset place_next_ = kDynamic;      // see place_next()
+  bool between_ = false;              // between the end of a marked region and the beginning of the next
+  bool marked_ = false, replaying_ = false;
+  std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, latest_at_ = 0, spoilt_ = 0;
+  std::uint64_t clean_ = 0;  // consecutive iterations without a miss since the latest plan took effect
+  std::uint64_t longest_clean_ = 0;   // longest such run that ended with a miss
+  decltype(ClientStats::outcomes) before_steady_{};  // outcomes when the first plan took effect
+  decltype(ClientStats::outcomes) before_latest_{};  // outcomes when the latest plan took effect
+  std::uint64_t misses_before_ = 0;   // misses when this iteration began
+  std::uint64_t turn_ = 0;            // number of the last iteration that all followers began together
+  std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // sum of all clients' iterations
+  Rarely for_others_{32, 1024};       // in iterations; backoff of allocating an arena for other clients
+  Refusal refusal_ = Refusal::none;   // for the largest arena that a pattern needs
+  std::uint64_t refusals_ = 0;        // times that refusal_ has changed
+  std::uint64_t check_at_ = 64;       // ring event number
+  Bell bell_;
+  bool work_ = false;
+  bool woken_ = false;                // wake() was called, perhaps before the wait
+  bool interrupted_ = false;          // the ring was off for a while
+  std::uint64_t misses_looked_at_ = ~std::uint64_t{0};
+  std::uint64_t refusals_heard_ = 0;
+  std::size_t retained_ = 0;
+  std::chrono::steady_clock::time_point rested_{};  // time of the last rest_unused() by the clock
+};
+
+}  // namespace mempool

@@ -1,0 +1,154 @@
+// Wake-up of the planner when there may be something to plan.
+//
+// The planner waits outside the interpreter. To enter the interpreter, a thread takes turns with the
+// program's threads, dozens of times if the program keeps releasing the interpreter's lock for a moment, as
+// NumPy does. Checks that would only find nothing to do therefore run here.
+#include <time.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/client.hpp"
+#include "period.hpp"
+
+namespace mempool {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kTick{250};  // interval between checks of conditions that ring no bell
+constexpr std::chrono::seconds kIdle{1};
+// smallest number of events between two rings; at least a quarter of the kept events
+constexpr std::size_t kLeastNews = 16;
+
+double processor_seconds() noexcept {
+  timespec spent;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
+  return static_cast<double>(spent.tv_sec) + 1e-9 * static_cast<double>(spent.tv_nsec);
+}
+
+}  // namespace
+
+void Client::signal_work() noexcept {
+  check_at_ = ~std::uint64_t{0};
+  if (work_) return;
+  work_ = true;
+  bell_.ring();
+}
+
+// Call with the pool's lock held.
+bool Client::hear() noexcept {
+  const bool work = std::exchange(work_, false);
+  // Schedule the next ring whatever the outcome; the listener may choose another time.
+  if (work) check_at_ = ring_.seen() + std::max(kLeastNews, ring_.kept() / 4);
+  return work;
+}
+
+bool Client::heard() noexcept {
+  const Guarded guard(pool_->lock);
+  return hear();
+}
+
+void Client::wake() noexcept {
+  {
+    const Guarded guard(pool_->lock);
+    woken_ = true;
+  }
+  bell_.ring();
+}
+
+void Client::check_again_after(std::uint64_t events) noexcept {
+  const Guarded guard(pool_->lock);
+  check_at_ = ring_.seen() + events;
+}
+
+std::optional<Client::Recurs> Client::look() {
+  std::vector<std::uint32_t> sequences;  // of the allocations, which are part of the kept events
+  std::vector<std::uint64_t> sizes;
+  const std::size_t kept = events_kept();
+  sequences.reserve(kept);  // allocated here, where no request waits
+  sizes.reserve(kept);
+  {
+    const Guarded guard(pool_->lock);
+    misses_looked_at_ = misses();
+    bool marks = false;
+    ring_.each([&](const BriefEvent& event) {
+      marks = marks || event.kind >= RecordedEvent::step;
+      if (event.kind != RecordedEvent::alloc) return;
+      sequences.push_back(event.sequence);
+      sizes.push_back(event.size);
+    });
+    if (marks) return Recurs{0, sizes.size()};
+  }
+  std::int64_t begin = traces::iterations_begin(sequences.data(), sizes.data(), sizes.size(), traces::kIterations);
+  if (begin < 0) begin = traces::iterations_begin_but_rare(sequences.data(), sizes.data(), sizes.size());
+  if (begin >= 0) return Recurs{static_cast<std::size_t>(begin), sizes.size()};
+  return std::nullopt;
+}
+
+// Return true if the ring deserves more than an unsuccessful look. Call without the pool's lock.
+bool Client::is_news(const Wait& wait, double looked, std::uint64_t dropped) noexcept {
+  {
+    const Guarded guard(pool_->lock);
+    if (!ring_.on()) return false;  // an iteration had misses: is_due() decides when there were enough
+    if (looked >= wait.looks || settled() || (replaying_ && misses() == misses_looked_at_)) return true;
+  }
+  try {
+    if (look()) return true;
+  } catch (...) {  // the listener will find the cause
+    return true;
+  }
+  const Guarded guard(pool_->lock);
+  return ring_.dropped() != dropped;
+}
+
+bool Client::is_due(const Wait& wait) noexcept {
+  const Guarded guard(pool_->lock);
+  if (std::exchange(refusals_heard_, refusals_) != refusals_) return true;
+  if (large_allocations() >= wait.allocations) return true;
+  if (wait.others_layouts != ~std::uint64_t{0} && wait.others_layouts != pool_->layouts() - layouts_) return true;
+  if (!ring_.on() && (misses() >= wait.misses || (replaying_ && spoilt_ >= wait.spoilt))) return true;
+  try {
+    return iterations_ >= wait.around && !lasting_blockers().empty();
+  } catch (...) {
+    return true;
+  }
+}
+
+Client::Heard Client::wait_for_work(const Wait& wait) noexcept {
+  const auto patience = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(wait.seconds));
+  Clock::time_point now = Clock::now();
+  const Clock::time_point deadline = now + patience;
+  double looked = 0;
+  std::uint64_t dropped = 0;
+  for (bool waited = false;; waited = true) {
+    const std::uint32_t rings = bell_.rings();
+    bool work = false, rest = false;
+    {
+      const Guarded guard(pool_->lock);
+      if (std::exchange(woken_, false)) return {false, looked};
+      work = hear();
+      if (!waited) dropped = ring_.dropped();
+      rest = now - rested_ >= kIdle;
+      if (rest) rested_ = now;
+      if (now - pool_->idle_returned >= kIdle) {
+        pool_->idle_returned = now;
+        pool_->return_idle();
+      }
+    }
+    if (rest) rest_unused();
+    if (work) {
+      const double before = processor_seconds();
+      const bool news = is_news(wait, looked, dropped);
+      looked += processor_seconds() - before;
+      if (news) return {true, looked};
+    }
+    if (waited && is_due(wait)) return {false, looked};
+    now = Clock::now();
+    if (now >= deadline) return {false, looked};
+    bell_.wait(rings, std::min<Clock::duration>(deadline - now, kTick));
+    now = Clock::now();
+  }
+}
+
+}  // namespace mempool

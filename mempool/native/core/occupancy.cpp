@@ -1,0 +1,248 @@
+#include "core/occupancy.hpp"
+
+#include <algorithm>
+
+namespace mempool {
+
+void BitSet::resize(std::uint32_t size) {
+  levels_.clear();
+  std::size_t words = size;
+  do {
+    words = std::max<std::size_t>(1, (words + 63) / 64);
+    levels_.emplace_back(words, 0);
+  } while (words > 1);
+  ground_ = levels_[0].data();
+}
+
+void BitSet::set_above(std::uint32_t word) noexcept {
+  for (std::size_t level = 1; level < levels_.size(); ++level, word >>= 6) {
+    std::uint64_t& summary = levels_[level][word >> 6];
+    const bool known = summary != 0;
+    summary |= std::uint64_t{1} << (word & 63);
+    if (known) return;
+  }
+}
+
+void BitSet::clear_above(std::uint32_t word) noexcept {
+  for (std::size_t level = 1; level < levels_.size(); ++level, word >>= 6) {
+    std::uint64_t& summary = levels_[level][word >> 6];
+    summary &= ~(std::uint64_t{1} << (word & 63));
+    if (summary != 0) return;
+  }
+}
+
+std::uint32_t BitSet::search_up_to(std::uint32_t index) const noexcept {
+  // Ascend to the first level whose word has a smaller member, then descend to the largest member below.
+  for (std::size_t level = 0; level < levels_.size(); ++level, index = (index >> 6) - 1) {
+    std::uint64_t word = levels_[level][index >> 6] & (~std::uint64_t{0} >> (63 - (index & 63)));
+    if (word == 0) {
+      if (index >> 6 == 0) return kNone;
+      continue;
+    }
+    std::uint32_t found = (index & ~63u) + 63 - static_cast<std::uint32_t>(__builtin_clzll(word));
+    while (level-- > 0) {
+      word = levels_[level][found];
+      found = found * 64 + 63 - static_cast<std::uint32_t>(__builtin_clzll(word));
+    }
+    return found;
+  }
+  return kNone;
+}
+
+std::uint32_t BitSet::first_from(std::uint32_t index) const noexcept {
+  for (std::size_t level = 0; level < levels_.size(); ++level, index = (index >> 6) + 1) {
+    if (index >> 6 >= levels_[level].size()) return kNone;
+    std::uint64_t word = levels_[level][index >> 6] & (~std::uint64_t{0} << (index & 63));
+    if (word == 0) continue;
+    std::uint32_t found = (index & ~63u) + static_cast<std::uint32_t>(__builtin_ctzll(word));
+    while (level-- > 0) {
+      word = levels_[level][found];
+      found = found * 64 + static_cast<std::uint32_t>(__builtin_ctzll(word));
+    }
+    return found;
+  }
+  return kNone;
+}
+
+std::uint32_t Occupancy::slot_of(Offset start) const noexcept {
+  return static_cast<std::uint32_t>((start * 0x9E3779B97F4A7C15ull) >> shift_);
+}
+
+std::uint32_t Occupancy::cell_of(Offset start) const noexcept {
+  if (index_.empty()) return BitSet::kNone;
+  const auto mask = static_cast<std::uint32_t>(index_.size() - 1);
+  for (std::uint32_t slot = slot_of(start);; slot = (slot + 1) & mask) {
+    const std::uint32_t cell = index_[slot];
+    if (cell == BitSet::kNone || cells_[cell].start == start) return cell;
+  }
+}
+
+std::uint32_t Occupancy::cells_before(Offset end) const noexcept {
+  const auto first = std::lower_bound(cells_.begin(), cells_.end(), end,
+                                      [](const Cell& cell, Offset offset) { return cell.start < offset; });
+  return static_cast<std::uint32_t>(first - cells_.begin());
+}
+
+void Occupancy::set_cells(const std::vector<Offset>& starts) {
+  // Build everything before changing anything: running out of host memory here leaves the guard intact.
+  std::vector<Cell> cells;
+  cells.reserve(starts.size());
+  for (const Offset start : starts) cells.push_back({start, 0});
+  unsigned bits = 1;
+  while ((std::size_t{1} << bits) < starts.size() * 2) ++bits;
+  std::vector<std::uint32_t> index(std::size_t{1} << bits, BitSet::kNone);
+  BitSet live;
+  live.resize(static_cast<std::uint32_t>(starts.size()));
+  std::map<Offset, Lives> everything = strangers_;
+  for (std::size_t cell = 0; cell < cells_.size(); ++cell) {
+    if (cells_[cell].end != 0) everything.emplace(cells_[cell].start, at(cells_[cell].start));
+  }
+  std::vector<Whose> whose(starts.size());
+
+  cells_ = std::move(cells);
+  whose_ = std::move(whose);
+  index_ = std::move(index);
+  live_ = std::move(live);
+  shift_ = 64 - bits;
+  const auto mask = static_cast<std::uint32_t>(index_.size() - 1);
+  for (std::uint32_t cell = 0; cell < cells_.size(); ++cell) {
+    std::uint32_t slot = slot_of(cells_[cell].start);
+    while (index_[slot] != BitSet::kNone) slot = (slot + 1) & mask;
+    index_[slot] = cell;
+  }
+  for (auto it = everything.begin(); it != everything.end();) {
+    const std::uint32_t cell = cell_of(it->first);
+    if (cell == BitSet::kNone) {
+      ++it;
+      continue;
+    }
+    cells_[cell].end = it->second.end;
+    whose_[cell] = {it->second.line, it->second.owner};
+    live_.set(cell);
+    it = everything.erase(it);
+  }
+  strangers_ = std::move(everything);
+}
+
+void Occupancy::take(Offset begin, Offset end, Line line) {
+  const std::uint32_t cell = cell_of(begin);
+  if (cell != BitSet::kNone) {
+    take_cell(cell, end);
+    set_line(cell, line);
+    return;
+  }
+  strangers_.emplace(begin, Lives{end, line, 0});
+  ++alive_;
+}
+
+Offset Occupancy::release(Offset begin) noexcept {
+  const std::uint32_t cell = cell_of(begin);
+  Offset end = 0;
+  if (cell != BitSet::kNone) {
+    end = cells_[cell].end;
+    if (end == 0) return 0;
+    cells_[cell].end = 0;
+    live_.clear(cell);
+  } else {
+    const auto found = strangers_.find(begin);
+    if (found == strangers_.end()) return 0;
+    end = found->second.end;
+    strangers_.erase(found);
+  }
+  --alive_;
+  return end;
+}
+
+Occupancy::Lives Occupancy::at(Offset begin) const noexcept {
+  const std::uint32_t cell = cell_of(begin);
+  if (cell != BitSet::kNone) return {cells_[cell].end, whose_[cell].line, whose_[cell].owner};
+  const auto found = strangers_.find(begin);
+  return found != strangers_.end() ? found->second : Lives{0, 0, 0};
+}
+
+void Occupancy::set_owner_at(Offset begin, Owner owner) noexcept {
+  const std::uint32_t cell = cell_of(begin);
+  if (cell != BitSet::kNone) return set_owner(cell, owner);
+  const auto found = strangers_.find(begin);
+  if (found != strangers_.end()) found->second.owner = owner;
+}
+
+bool Occupancy::strangers_free(Offset begin, Offset end) const noexcept {
+  auto after = strangers_.lower_bound(end);
+  return after == strangers_.begin() || (--after)->second.end <= begin;
+}
+
+Occupancy::Range Occupancy::in_the_way(Offset begin, Offset end) const noexcept {
+  const auto after = strangers_.lower_bound(end);
+  if (after != strangers_.begin() && std::prev(after)->second.end > begin) {
+    return {std::prev(after)->first, std::prev(after)->second.end};
+  }
+  const std::uint32_t before = cells_before(end);
+  const std::uint32_t last = before == 0 ? BitSet::kNone : live_.last_up_to(before - 1);
+  if (last == BitSet::kNone || cells_[last].end <= begin) return {};
+  return {cells_[last].start, cells_[last].end};
+}
+
+std::vector<std::pair<Offset, Offset>> Occupancy::live_ranges() const {
+  std::vector<std::pair<Offset, Offset>> ranges;
+  ranges.reserve(alive_);
+  each_live([&](Offset begin, Offset end) { ranges.emplace_back(begin, end); });
+  return ranges;
+}
+
+Offset Occupancy::find_hole(std::size_t bytes, std::size_t alignment, Offset limit) {
+  Offset best = limit;
+  Offset best_size = ~Offset{0};
+  const auto consider = [&](Offset begin, Offset end) {
+    const Offset aligned = (begin + alignment - 1) / alignment * alignment;
+    if (aligned > end || end - aligned < bytes || end - aligned > best_size) return;
+    if (end - aligned == best_size && aligned > best) return;
+    best = aligned;
+    best_size = end - aligned;
+  };
+  if (!MEMPOOL_GUARDED("hole")) {
+    consider(0, limit);
+    return best;
+  }
+  if (end_of_last() < limit) consider(end_of_last(), limit);
+  // With many live ranges, each search continues where the last one stopped, so that no search is long.
+  const bool all = alive_ <= kHolesLookedAt;
+  const Offset from = all ? 0 : hole_cursor_;
+  Offset edge = from;
+  // a range may have been placed there since
+  bool edge_known = is_free(from, from + 1, cells_before(from + 1));
+  std::size_t looked = 0;
+  walk(from, [&](Offset begin, Offset end) {
+    if (edge_known && begin > edge && edge < limit) consider(edge, std::min(begin, limit));
+    edge = end;
+    edge_known = true;
+    return begin < limit && (all || ++looked < kHolesLookedAt);
+  });
+  hole_cursor_ = looked == kHolesLookedAt ? edge : 0;
+  return best;
+}
+
+Offset Occupancy::largest_hole(Offset limit) const noexcept {
+  Offset edge = 0, largest = 0;
+  walk(0, [&](Offset begin, Offset end) {
+    if (begin > edge) largest = std::max(largest, std::min(begin, limit) - std::min(edge, limit));
+    edge = std::max(edge, end);
+    return edge < limit;
+  });
+  return edge < limit ? std::max(largest, limit - edge) : largest;
+}
+
+Offset Occupancy::end_of_last() const noexcept {
+  Offset end = strangers_.empty() ? 0 : strangers_.rbegin()->second.end;
+  if (!cells_.empty()) {
+    const std::uint32_t last = live_.last_up_to(static_cast<std::uint32_t>(cells_.size() - 1));
+    if (last != BitSet::kNone) end = std::max(end, cells_[last].end);
+  }
+  return end;
+}
+
+std::size_t Occupancy::table_bytes() const noexcept {
+  return cells_.capacity() * sizeof(Cell) + whose_.capacity() * sizeof(Whose) + index_.capacity() * sizeof(std::uint32_t) + cells_.size() / 7;
+}
+
+}  // namespace mempool

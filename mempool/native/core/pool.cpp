@@ -1,0 +1,599 @@
+#include "core/pool.hpp"
+
+#include <algorithm>
+
+#include "core/client.hpp"
+
+namespace mempool {
+namespace {
+
+// Upper limit on an arena in bytes. No plan needs more, and the limit keeps page rounding and the fourfold
+// reservation clear of overflow.
+constexpr std::size_t kMostArena = std::size_t{1} << 48;
+#ifdef MEMPOOL_WORLD  // the simulated world's programs are small
+constexpr std::size_t kLeastTakenOver = std::size_t{1} << 20;
+#else
+// bytes; less idle memory is not worth waiting for the device
+constexpr std::size_t kLeastTakenOver = std::size_t{64} << 20;
+#endif
+constexpr std::size_t kMostDeprived = 64;
+// boundaries; an arena that served longer resets the backoff of conversions to segments
+constexpr std::uint64_t kServedLong = 64;
+
+}  // namespace
+
+Pool::Pool(std::unique_ptr<Device> device, const PoolOptions& options)
+    : options_(options),
+      device_(std::move(device)),
+      source_(*device_),
+      small_(source_, options.small_bytes),
+      segments_(source_),
+      streams_(source_, options.share_streams, options.told_apart),
+      uses_(*device_),
+      graphs_(source_) {
+  source_.set_limit(options.max_reserved);
+  options_.small_bytes = small_.largest();
+}
+
+Pool::~Pool() {
+  if (arena_base_ != 0) source_.release_anyway(arena_base_, arena_space_, arena_bytes_);
+}
+
+// On a device with pages, reserve ample address space so that a later plan can grow the arena in place.
+bool Pool::reserve_arena(std::size_t bytes) noexcept {
+  const std::size_t roomy = std::max(bytes * 4, std::size_t{64} << 30);
+  for (const std::size_t space : {source_.traits().page == 0 ? bytes : roomy, bytes}) {
+    arena_base_ = source_.reserve(space, source_.traits().alignment);
+    arena_space_ = space;
+    if (arena_base_ != 0 || space == bytes) break;
+  }
+  arena_bytes_ = 0;
+  if (arena_base_ != 0 && source_.traits().page == 0) arena_bytes_ = bytes;
+  if (arena_base_ != 0) live_arena_.emplace();
+  arena_since_ = boundaries();
+  return arena_base_ != 0;
+}
+
+Refusal Pool::take_arena(std::size_t bytes) noexcept {
+  const Refusal why = try_arena(bytes);
+  if (why != Refusal::none) ++arena_refused_;
+  if (why != Refusal::none && why != Refusal::alive) vacated_.stop(boundaries());
+  return why;
+}
+
+Refusal Pool::try_arena(std::size_t bytes) noexcept {
+  if (bytes > kMostArena) return Refusal::foreseen;
+  const std::size_t wanted = source_.round_to_page(bytes);
+  if (wanted <= arena_bytes_) return Refusal::none;
+  if (source_.held()) return Refusal::captured;
+  // An arena that cannot grow in place is replaced, and only while empty: live buffers never move. If live
+  // ranges prevent the replacement now, free memory is not given back.
+  collect();
+  const bool in_place = arena_base_ != 0 && wanted <= arena_space_;
+  if (arena_base_ != 0 && !in_place && occupancy_.alive() != 0) {
+    vacate(wanted);
+    return Refusal::alive;
+  }
+  if (!within_budget(wanted, in_place)) return Refusal::budget;
+  if (!may_be_had(wanted, in_place)) return Refusal::foreseen;
+  trim();
+  const std::size_t before = arena_bytes_;
+  if (arena_base_ != 0 && !in_place && !release_arena()) return Refusal::device;
+  if (arena_base_ == 0 && !reserve_arena(wanted)) {
+    // Smaller plans continue in a new arena of the same size as the one released for this attempt.
+    if (before != 0 && reserve_arena(before) && source_.commit(arena_base_, before)) arena_bytes_ = before;
+    return Refusal::device;
+  }
+  if (wanted > arena_bytes_ && !source_.commit(arena_base_ + arena_bytes_, wanted - arena_bytes_)) return Refusal::device;
+  arena_bytes_ = std::max(arena_bytes_, wanted);
+  return Refusal::none;
+}
+
+void Pool::vacate(std::size_t arena_bytes) noexcept try {
+  if (source_.has_budget()) return;  // buffers without a slot would be offloaded
+  const auto alive = occupancy_.live_ranges();
+  std::size_t beside = 0;
+  for (const auto& [begin, end] : alive) beside += end - begin;
+  if (!may_be_had(arena_bytes + beside, false)) return vacated_.stop(boundaries());
+  vacated_.add(alive, boundaries());
+} catch (...) {  // no host memory to remember the drained places
+}
+
+void Pool::vacate_no_more() noexcept {
+  if (vacated_.any() && planned_bytes() <= arena_bytes_) vacated_.stop(boundaries());
+}
+
+bool Pool::within_budget(std::size_t arena_bytes, bool in_place) const noexcept {
+  const std::size_t stays = source_.reserved().current - segments_.retained() - (in_place ? 0 : arena_bytes_);
+  const std::size_t more = arena_bytes - (in_place ? arena_bytes_ : 0);
+  return stays <= source_.budget() && more <= source_.budget() - stays;
+}
+
+std::ptrdiff_t Pool::room() const noexcept {
+  // Both ends of an allocation may share a page with other memory.
+  const std::size_t held = source_.reserved().current - segments_.retained() + 2 * source_.traits().page;
+  const std::size_t budget = std::min(source_.budget(), std::size_t{1} << 62);
+  const auto left = static_cast<std::ptrdiff_t>(budget) - static_cast<std::ptrdiff_t>(held);
+  return arena_bytes_ == 0 ? left : std::max(left, static_cast<std::ptrdiff_t>(occupancy_.largest_hole(arena_bytes_)));
+}
+
+// Return true if, as far as known, the limit and the device allow such an arena once all free memory is given
+// back.
+bool Pool::may_be_had(std::size_t arena_bytes, bool in_place) noexcept {
+  const std::size_t stays = segments_.kept_bytes() + (in_place ? arena_bytes_ : 0);
+  return fits_beside(stays, arena_bytes - (in_place ? arena_bytes_ : 0));
+}
+
+// Return true if `more` bytes fit after all held memory except `stays` bytes is given back.
+bool Pool::fits_beside(std::size_t stays, std::size_t more) noexcept {
+  if (stays > source_.limit() || more > source_.limit() - stays) return false;
+  if (source_.traits().prefetches) return true;  // the device may be oversubscribed
+  const DeviceMemory memory = device_->memory();
+  return memory.total == 0 || more <= memory.free + (source_.reserved().current - stays);
+}
+
+bool Pool::lies_in_arena(std::size_t bytes) noexcept {
+  const std::size_t page = source_.traits().page;
+  if (page == 0 || arena_bytes_ == 0) return false;
+  std::size_t free = arena_bytes_;
+  Offset until = 0;  // end of the pages counted as occupied so far
+  occupancy_.each_live([&](Offset begin, Offset end) {
+    const Offset first = std::max(until, begin / page * page), last = (end + page - 1) / page * page;
+    if (last > first) free -= std::min<std::size_t>(free, last - first);
+    until = std::max(until, last);
+  });
+  return fits_beside(source_.reserved().current - free, bytes);
+}
+
+bool Pool::release_arena() noexcept {
+  if (arena_base_ == 0) return true;
+  collect();
+  if (occupancy_.alive() != 0 || source_.held()) return false;
+  if (!source_.release(arena_base_, arena_space_, arena_bytes_)) return false;
+  forget_arena();
+  return true;
+}
+
+void Pool::forget_arena() noexcept {
+  arena_base_ = arena_bytes_ = arena_space_ = 0;
+  live_arena_.reset();
+  vacated_.done();
+  streams_.clear();
+  occupancy_.forget_lines();
+  holes_shut_ = false;
+}
+
+bool Pool::dissolve_arena(Stream stream) noexcept try {
+  const auto ranges = occupancy_.live_ranges();
+  std::vector<Segments::Living> living;
+  living.reserve(ranges.size());
+  for (const auto& [begin, end] : ranges) {
+    const Occupancy::Lives lives = occupancy_.at(begin);
+    const Address address = arena_base_ + begin;
+    living.push_back({address, end - begin, streams_.stream_of(lives.line), lives.owner, place_of(address)});
+  }
+  segments_.adopt(arena_base_, arena_space_, arena_bytes_, living, stream);
+  for (const auto& [begin, end] : ranges) occupancy_.release(begin);
+  forget_arena();
+  if (boundaries() - arena_since_ > kServedLong) retakes_.start_over();
+  retakes_.done(boundaries());
+  ++arena_dissolved_;
+  return true;
+} catch (...) {  // no host memory for the records
+  return false;
+}
+
+std::size_t Pool::planned_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const Client* client : clients_) bytes = std::max(bytes, client->needed_bytes());
+  return bytes;
+}
+
+void Pool::shrink_arena(std::size_t bytes) noexcept {
+  const std::size_t needed = source_.round_to_page(std::max<std::size_t>(bytes, occupancy_.end_of_last()));
+  if (needed >= arena_bytes_ || source_.held()) return;
+  if (needed == 0) {
+    release_arena();
+    return;
+  }
+  if (source_.traits().page == 0) return;
+  if (source_.decommit(arena_base_ + needed, arena_bytes_ - needed)) arena_bytes_ = needed;
+}
+
+std::size_t Pool::table_bytes() const noexcept {
+  std::size_t bytes = occupancy_.table_bytes();
+  for (const Client* client : clients_) {
+    for (const Pattern* pattern : client->patterns()) {
+      for (const Table& table : pattern->tables) bytes += table.bytes();
+    }
+  }
+  return bytes;
+}
+
+void Pool::rebuild_cells() {
+  std::vector<Offset> starts;
+  std::vector<ArenaStreams::Planned> planned;
+  for (const Client* client : clients_) {
+    for (Pattern* pattern : client->patterns()) {
+      pattern->each_planned([&](const Table& table, const Slot& slot, std::uint64_t bytes) {
+        starts.push_back(slot.offset);
+        planned.push_back({slot.offset, slot.offset + bytes, table.stream});
+      });
+    }
+  }
+  streams_.set_plans(planned);
+  std::sort(starts.begin(), starts.end());
+  starts.erase(std::unique(starts.begin(), starts.end()), starts.end());
+  occupancy_.set_cells(starts);
+  for (const Client* client : clients_) {
+    for (Pattern* pattern : client->patterns()) {
+      pattern->each_planned([&](const Table&, Slot& slot, std::uint64_t bytes) {
+        slot.cell = occupancy_.cell_of(slot.offset);
+        slot.cells_before_end = occupancy_.cells_before(slot.offset + bytes);
+      });
+    }
+  }
+}
+
+Address Pool::allocate_small(std::size_t bytes, Stream stream) noexcept try {
+  if (const Address address = small_.allocate(bytes, stream)) return address;
+  ++retries_;
+  trim();
+  return small_.allocate(bytes, stream);
+} catch (...) {
+  return 0;
+}
+
+Pool::Given Pool::from_segments(std::size_t bytes, Stream stream, Segments::Effort effort) {
+  const Block* block = segments_.allocate(bytes, stream, effort);
+  if (block == nullptr) return {};
+  return {block->address, block->size, block->fresh && source_.traits().fresh_is_zero};
+}
+
+// `anywhere`: the range may lie where plans place buffers of another stream, which will then wait for this
+// stream.
+Pool::Given Pool::from_hole(std::size_t bytes, Stream stream, bool anywhere) {
+  if (arena_bytes_ == 0 || forked_) return {};
+  const Offset begin = occupancy_.find_hole(bytes, source_.traits().alignment, arena_bytes_);
+  return begin == arena_bytes_ ? Given{} : claim(begin, bytes, stream, anywhere);
+}
+
+// Claim a range under the same guard as for planned addresses. `anywhere`: streams may share memory that no
+// plan shares between them.
+Pool::Given Pool::claim(Offset begin, std::size_t bytes, Stream stream, bool anywhere) {
+  const Offset end = begin + std::max<std::size_t>(bytes, 1);
+  const bool free = occupancy_.is_free(begin, end, occupancy_.cells_before(end)) || !MEMPOOL_GUARDED("hole");
+  if (end > arena_bytes_ || !free || !(anywhere || streams_.plans(begin, end, stream))) return {};
+  const Line line = streams_.enter(begin, end, stream);
+  if (line == ArenaStreams::kNone) return {};
+  occupancy_.take(begin, end, line);
+  return {arena_base_ + begin, round_up(bytes), false};
+}
+
+void Pool::note_place(Address address, Offset place) noexcept {
+  if (Block* const block = segments_.find(address)) block->place = place;
+}
+
+Offset Pool::place_of(Address address) noexcept {
+  if (arena_holds(address)) {
+    const Offset begin = address - arena_base_;
+    return occupancy_.cell_of(begin) == BitSet::kNone ? kDynamic : begin;
+  }
+  static_assert(Block::kNoPlace == kDynamic);
+  const Block* const block = segments_.find(address);
+  return block == nullptr ? kDynamic : block->place;
+}
+
+Pool::Given Pool::take_place(Offset begin, std::size_t bytes, Stream stream) {
+  return begin > arena_bytes_ || forked_ ? Given{} : claim(begin, bytes, stream, true);
+}
+
+Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
+  ++retries_;
+  trim();
+  Given given = from_segments(bytes, stream, Segments::Effort::last_resort);
+  if (given.address == 0) given = from_hole(bytes, stream, true);
+  if (given.address != 0 || source_.held()) return given;
+  ++waits_;
+  if (!synchronize()) return given;
+  segments_.give_free_blocks_to(stream);
+  trim();
+  if (source_.traits().page != 0) {
+    for (Client* client : clients_) client->forget_unused();
+  }
+  shrink_arena();
+  given = from_segments(bytes, stream, Segments::Effort::last_resort);
+  // Giving up the plan is better than an out-of-memory error: the arena's free memory may suffice in total
+  // although no single hole is large enough.
+  if (given.address != 0 || !lies_in_arena(bytes) || !dissolve_arena(stream)) return given;
+  trim();
+  return from_segments(bytes, stream, Segments::Effort::last_resort);
+}
+
+// Reassign idle memory of other streams. No notification tells that a stream was destroyed, and memory freed
+// on one stream serves no other. If more such memory lies idle than was ever in use, the pool waits for the
+// device before asking for more, and the idle memory goes to the requesting stream. If a stream that lost
+// memory in this way returns, the stream is alive, and the share of idle memory left alone doubles.
+void Pool::take_over_idle(std::size_t bytes, Stream stream) {
+  const std::size_t used = source_.reserved().current - arena_bytes_ - segments_.retained();
+  most_used_ = std::max(most_used_, used + bytes);
+  const auto back = std::find(deprived_.begin(), deprived_.end(), stream);
+  if (back != deprived_.end()) {
+    deprived_.erase(back);
+    left_alone_ *= 2;
+  }
+  const std::size_t others = segments_.idle_of_others(stream);
+  if (others < kLeastTakenOver || others / left_alone_ <= most_used_ || source_.held() || !synchronize()) return;
+  ++waits_;
+  segments_.each_idle_stream([&](Stream one) {
+    if (one == stream) return;
+    if (deprived_.size() == kMostDeprived) deprived_.erase(deprived_.begin());
+    deprived_.push_back(one);
+  });
+  segments_.give_free_blocks_to(stream);
+}
+
+Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, Holes holes) noexcept {
+  try {
+    Given given = from_segments(bytes, stream, Segments::Effort::reuse);
+    // under a budget, holes are the last resort within the budget: long-lived buffers do not belong there
+    const bool budget = source_.has_budget();
+    const bool may = holes == Holes::needed || (holes == Holes::open && !holes_shut_);
+    if (given.address == 0 && may && !vacated_.any() && !budget) given = from_hole(bytes, stream, false);
+    if (given.address == 0) take_over_idle(bytes, stream);
+    if (given.address == 0 && budget && !source_.keep_budget(source_.round_to_page(bytes))) given = from_hole(bytes, stream, true);
+    if (given.address == 0) given = from_segments(bytes, stream, Segments::Effort::normal);
+    if (given.address == 0) given = last_resort(bytes, stream);
+    return given;
+  } catch (...) {
+    return {};
+  }
+}
+
+Pool::Freed Pool::at(Address address) noexcept {
+  if (!uses_.empty() && uses_.waits(address)) return {Freed::dead};
+  if (arena_holds(address)) {
+    const Offset begin = address - arena_base_;
+    const Occupancy::Lives lives = occupancy_.at(begin);
+    if (lives.end == 0) return {Freed::dead};
+    return {Freed::arena, lives.end - begin, round_up(lives.end - begin), streams_.stream_of(lives.line), lives.owner};
+  }
+  if (const SmallBlocks::Place place = small_.find(address); place.in_a_region) return small_at(place);
+  if (const Block* block = segments_.find(address)) {
+    return {Freed::segment, block->requested, block->size, block->stream, block->owner};
+  }
+  Segments* in = nullptr;
+  if (const Block* block = graphs_.find(address, in)) {
+    return {Freed::graph, block->requested, block->size, block->stream, block->owner};
+  }
+  return {owns(address) ? Freed::dead : Freed::foreign};
+}
+
+Pool::Freed Pool::small_at(const SmallBlocks::Place& place) const noexcept {
+  if (!place.is_live()) return {Freed::dead};
+  const auto [requested, rounded, stream, owner] = small_.at(place);
+  return {Freed::small, requested, rounded, stream, owner};
+}
+
+Pool::Freed Pool::free(Address address, Stream stream) noexcept {
+  if (uses_.empty() || !uses_.has(address)) return free_now(address, stream);
+  const Freed freed = at(address);
+  if (!freed.is_live()) return freed;  // already freed, with the release deferred
+  wait_for_uses(address, freed, freed.kind != Freed::arena && add_use(address, freed, stream) ? freed.stream : stream);
+  return freed;
+}
+
+// Defer the release: the program has freed the buffer, and the memory becomes free on `stream` when the
+// streams that use the buffer have completed.
+void Pool::wait_for_uses(Address address, const Freed& freed, Stream stream) noexcept {
+  deferred_.add(freed.rounded);
+  if (is_small(freed)) deferred_small_.add(freed.rounded);
+  uses_.free(address, stream);
+  collect();
+}
+
+// Count the freeing stream as a user of the buffer. False: no host memory to remember the use.
+bool Pool::add_use(Address address, const Freed& freed, Stream stream) noexcept try {
+  if (stream != freed.stream) uses_.add(address, stream);
+  return true;
+} catch (...) {
+  return false;
+}
+
+// Return memory freed by another stream to the own stream once the freeing stream has completed, so that
+// neither stream waits for the other. False: the release is deferred.
+bool Pool::hand_back(Address address, const Freed& freed, Stream stream) noexcept {
+  if (stream == freed.stream) return true;
+  if (add_use(address, freed, stream)) {
+    wait_for_uses(address, freed, freed.stream);
+    return false;
+  }
+  for (int attempt = 0; attempt < 8 && !source_.order(stream, freed.stream); ++attempt) {
+  }
+  return true;
+}
+
+Pool::Freed Pool::free_small(const SmallBlocks::Place& place, Address address, Stream stream) noexcept {
+  const Freed freed = small_at(place);
+  if (freed.is_live() && hand_back(address, freed, stream)) small_.free(place);
+  return freed;
+}
+
+Pool::Freed Pool::free_now(Address address, Stream stream) noexcept {
+  if (arena_holds(address)) {
+    const Freed freed = at(address);
+    if (freed.is_live()) release_in_arena(address, stream);
+    return freed;
+  }
+  if (const SmallBlocks::Place place = small_.find(address); place.in_a_region) return free_small(place, address, stream);
+  Segments* in = &segments_;
+  Block* block = segments_.find(address);
+  if (block == nullptr) block = graphs_.find(address, in);
+  if (block == nullptr) return {owns(address) ? Freed::dead : Freed::foreign};
+  const Freed freed{in == &segments_ ? Freed::segment : Freed::graph, block->requested, block->size, block->stream, block->owner};
+  if (!hand_back(address, freed, stream)) return freed;
+  in->free(block);
+  if (freed.kind == Freed::graph) graphs_.trim();
+  return freed;
+}
+
+Pool::Range Pool::reservation_of(Address address) noexcept {
+  if (arena_holds(address)) return {arena_base_, arena_bytes_};
+  if (small_.owns(address)) return {address / SmallBlocks::kRegion * SmallBlocks::kRegion, SmallBlocks::kRegion};
+  Segments* in = nullptr;
+  const Block* block = segments_.find(address);
+  if (block == nullptr) block = graphs_.find(address, in);
+  return block == nullptr ? Range{address, 0} : Range{block->segment->base, block->segment->size};
+}
+
+// --- more than one stream
+
+bool Pool::use(Address address, Stream stream) {
+  const Freed found = at(address);
+  if (!found.is_live() || found.stream == stream) return false;
+  uses_.add(address, stream);
+  return true;
+}
+
+void Pool::collect_deferred() noexcept {
+  for (ForeignUses::Freed through = uses_.next(true); through.address != 0; through = uses_.next(false)) {
+    const Freed freed = free_now(through.address, through.stream);
+    deferred_.sub(freed.rounded);
+    if (is_small(freed)) deferred_small_.sub(freed.rounded);
+  }
+}
+
+bool Pool::synchronize() noexcept {
+  if (!device_->synchronize()) return false;
+  streams_.synchronized();
+  uses_.synchronized();
+  collect();
+  return true;
+}
+
+// --- graphs
+
+void Pool::begin_graph(GraphPools::Id id, GraphPools::Filter filter) {
+  graphs_.begin(id, std::move(filter));
+  if (!graphs_.hold(id)) return;
+  source_.hold();
+  uses_.pause();
+}
+
+void Pool::end_graph(GraphPools::Id id, bool still) noexcept {
+  graphs_.end(id);
+  if (still || !graphs_.let_go(id)) return;
+  source_.end_hold();
+  uses_.resume();
+  collect();
+  graphs_.trim();  // memory released during the capture
+}
+
+void Pool::release_graph(GraphPools::Id id) noexcept {
+  graphs_.release(id);
+  graphs_.trim();
+}
+
+bool Pool::allocate_for_graph(std::size_t bytes, Stream stream, Given& given) noexcept {
+  Segments* const segments = graphs_.of(stream);
+  if (segments == nullptr || !MEMPOOL_GUARDED("graph")) return false;
+  try {
+    if (const Block* block = segments->allocate(bytes, stream, Segments::Effort::last_resort)) {
+      given = {block->address, block->size, block->fresh && source_.traits().fresh_is_zero};
+    }
+  } catch (...) {  // no host memory for a block's record
+  }
+  return true;
+}
+
+Pool::Given Pool::resize(Address old, std::size_t bytes, Stream stream, Freed& before) noexcept {
+  // another stream may still work on the present contents
+  if (uses_.has(old) && MEMPOOL_GUARDED("resize_shared")) return {};
+  Block* const block = segments_.find(old);
+  if (block == nullptr) return {};
+  before = {Freed::segment, block->requested, block->size, block->stream, block->owner};
+  if (!segments_.resize(block, bytes, stream)) return {};
+  return {block->address, block->size, false};
+}
+
+void Pool::trim() noexcept {
+  collect();
+  graphs_.trim();
+  segments_.trim();
+  small_.trim();
+}
+
+void Pool::return_idle() noexcept {
+  if (source_.traits().slow_return) return;
+  segments_.next_epoch();
+  segments_.trim(segments_.epoch() - 2);
+}
+
+void Pool::return_idle_after(Client& client) noexcept {
+  client.came_to_boundary = true;
+  for (const Client* one : clients_) {
+    if (one->replaying() && !one->came_to_boundary) return;
+  }
+  for (Client* one : clients_) one->came_to_boundary = false;
+  return_idle();
+}
+
+bool Pool::return_beside() noexcept {
+  if (!source_.traits().slow_return) return false;
+  bool held = false;
+  segments_.each_idle_stream([&](Stream stream) { held = held || source_.held_for(stream); });
+  if (held) return false;
+  const std::size_t before = segments_.retained();
+  segments_.next_epoch();
+  segments_.trim(segments_.epoch() - 1, arena_bytes_ / kMostBeside);
+  return segments_.retained() < before;
+}
+
+bool Pool::anyone_plays(const Client* but) const noexcept {
+  return std::any_of(clients_.begin(), clients_.end(),
+                     [&](const Client* client) { return client != but && client->plays(); });
+}
+
+std::uint64_t Pool::boundaries() const noexcept {
+  std::uint64_t sum = past_boundaries_;
+  for (const Client* client : clients_) sum += client->iterations();
+  return sum;
+}
+
+void Pool::retain_as_wished() noexcept {
+  std::size_t most = 0;
+  for (const Client* client : clients_) most = std::max(most, client->retained());
+  segments_.set_retained_limit(most);
+}
+
+Owner Pool::adopt(Client* client) {
+  clients_.push_back(client);
+  return owners_.enlist(client, live_blocks() - uses_.waiting());
+}
+
+void Pool::set_owner(Address address, Owner owner) noexcept {
+  Segments* in = nullptr;
+  if (arena_holds(address)) {
+    occupancy_.set_owner_at(address - arena_base_, owner);
+  } else if (const SmallBlocks::Place place = small_.find(address); place.is_live()) {
+    small_.set_owner(place, owner);
+  } else if (Block* const block = segments_.find(address)) {
+    block->owner = owner;
+  } else if (Block* const block = graphs_.find(address, in)) {
+    block->owner = owner;
+  }
+  owners_.begins(owner);
+}
+
+void Pool::part(Client* client) noexcept {
+  owners_.strike(client, live_blocks() - uses_.waiting());
+  past_boundaries_ += client->iterations();
+  layout_changed();
+  clients_.erase(std::remove(clients_.begin(), clients_.end(), client), clients_.end());
+}
+
+ArenaStats Pool::arena_stats() const noexcept {
+  return {arena_bytes_, occupancy_.alive(), occupancy_.strangers(), arena_refused_, arena_dissolved_};
+}
+
+}  // namespace mempool

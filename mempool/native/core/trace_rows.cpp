@@ -1,0 +1,92 @@
+#include "core/trace_rows.hpp"
+
+#include <cstring>
+#include <utility>
+
+#include "kinds.hpp"
+
+namespace mempool {
+
+namespace {
+
+using Kind = RecordedEvent::Kind;
+
+template <class Event>
+Event nth(const void* packed, std::size_t i) {
+  Event event;
+  std::memcpy(&event, static_cast<const char*>(packed) + i * sizeof event, sizeof event);
+  return event;
+}
+
+void reserve(TraceRows& rows, std::size_t count) {
+  rows.kind.reserve(count), rows.thread.reserve(count), rows.operation.reserve(count);
+  for (auto* column : {&rows.buffer, &rows.size, &rows.stream, &rows.time_ns, &rows.address}) column->reserve(count);
+}
+
+void add(TraceRows& rows, const RecordedEvent& event, std::int64_t buffer) {
+  std::uint8_t kind = traces::kMark;
+  std::int32_t mark = -1;
+  switch (event.kind) {
+    case Kind::alloc: kind = traces::kAlloc; break;
+    case Kind::free:
+    case Kind::handover: kind = traces::kFree; break;
+    case Kind::use: kind = traces::kRead; break;
+    case Kind::found: mark = TraceRows::kFound; break;
+    default: mark = static_cast<std::int32_t>(event.kind - Kind::step);
+  }
+  if (kind != traces::kMark && buffer < 0) return;
+  const bool alloc = kind == traces::kAlloc;
+  rows.kind.push_back(kind);
+  rows.buffer.push_back(buffer);
+  rows.size.push_back(alloc ? static_cast<std::int64_t>(event.size) : 0);
+  rows.stream.push_back(event.stream);
+  rows.time_ns.push_back(static_cast<std::int64_t>(event.time_ns));
+  rows.address.push_back(alloc ? static_cast<std::int64_t>(event.address) : -1);
+  rows.thread.push_back(static_cast<std::int32_t>(event.sequence));
+  rows.operation.push_back(mark);
+}
+
+}  // namespace
+
+TraceRows TraceNames::rows(const void* packed, std::size_t count) {
+  return all(count, [&](std::size_t i) { return nth<RecordedEvent>(packed, i); });
+}
+
+TraceRows TraceNames::rows(const void* packed, std::size_t count, const std::vector<Stream>& streams) {
+  return all(count, [&](std::size_t i) {
+    const auto [address, size, sequence, kind] = nth<BriefEvent>(packed, i);
+    const Stream stream = kind < Kind::use ? streams.at(sequence) : kind == Kind::use ? static_cast<Stream>(size) : 0;
+    return RecordedEvent{i, address, size, 0, stream, sequence, kind};
+  });
+}
+
+template <class Get>
+TraceRows TraceNames::all(std::size_t count, Get get) {
+  TraceRows result;
+  reserve(result, count);
+  for (std::size_t i = 0; i < count; ++i) {
+    RecordedEvent event = get(i);
+    const std::int64_t buffer = id_of(event);
+    if (event.kind == Kind::handover && i + 1 < count) {
+      if (RecordedEvent next = get(i + 1); next.kind == Kind::alloc) {
+        std::swap(event.time_ns, next.time_ns);
+        add(result, next, id_of(next));
+        ++i;
+      }
+    }
+    add(result, event, buffer);
+  }
+  return result;
+}
+
+std::int64_t TraceNames::id_of(const RecordedEvent& event) {
+  if (event.kind == Kind::alloc) return alive_[event.address] = next_++;
+  if (event.kind > Kind::use) return -1;
+  const auto found = alive_.find(event.address);
+  if (found == alive_.end()) return -1;
+  const std::int64_t buffer = found->second;
+  if (event.kind != Kind::use) alive_.erase(found);
+  return buffer;
+}
+
+}  // namespace mempool

@@ -1,0 +1,188 @@
+// The only place where a pool takes memory from the device and returns memory. The class counts the reserved
+// bytes and enforces the limit (`max_reserved`) for arena, segments and small pages together. A *budget* is a
+// soft limit: before more memory is taken, idle memory is released, and memory taken beyond the budget
+// nevertheless is counted.
+#pragma once
+
+#include <algorithm>
+
+#include "devices/device.hpp"
+#include "devices/device_log.hpp"
+#include "core/guards.hpp"
+#include "core/live.hpp"
+#include "core/live_events.hpp"
+#include "core/stats.hpp"
+
+namespace mempool {
+
+// Owner of idle memory.
+class Idle {
+ public:
+  // Release the memory that is idle for longest. False: no memory is idle, or a release is impossible now.
+  virtual bool give_back_oldest() noexcept = 0;
+
+ protected:
+  ~Idle() = default;
+};
+
+class MemorySource {
+ public:
+  explicit MemorySource(Device& device) : device_(device), traits_(device.traits()) {}
+
+  const DeviceTraits& traits() const noexcept { return traits_; }
+  Device& device() noexcept { return device_; }
+
+  // Reserve address space; on a device without pages this takes (and counts) the memory too.
+  Address reserve(std::size_t bytes, std::size_t alignment) noexcept {
+    if (traits_.page == 0 && !may_take(bytes)) return 0;
+    const Address address = device_.reserve(bytes, alignment);
+    ++calls_;
+    if (address != 0) Reservation::made();
+    if (address != 0 && traits_.page == 0) took(RecordedEvent::segment_alloc, address, bytes);
+    return address;
+  }
+  bool commit(Address address, std::size_t bytes) noexcept {
+    if (traits_.page == 0 || bytes == 0) return true;
+    ++calls_;
+    if (!may_take(bytes) || !device_.commit(address, bytes)) return false;
+    took(RecordedEvent::segment_map, address, bytes);
+    return true;
+  }
+  // False, here and below: the device could not be waited for, and the memory is kept because queued work may
+  // use the memory.
+  [[nodiscard]] bool decommit(Address address, std::size_t bytes) noexcept {
+    if (traits_.page == 0 || bytes == 0) return true;
+    ++calls_;
+    if (!wait_for_users()) return false;
+    device_.decommit(address, bytes);
+    gave(RecordedEvent::segment_unmap, address, bytes, bytes);
+    return true;
+  }
+  // Like Device::resize; `to` is a multiple of a page.
+  Address resize(Address address, std::size_t from, std::size_t to) noexcept {
+    if (traits_.page == 0 || (to > from && !may_take(to - from))) return 0;
+    ++calls_;
+    if (!wait_for_users()) return 0;
+    const Address resized = device_.resize(address, from, to);
+    if (resized == 0) return 0;
+    if (resized != address) {
+      log_.gave(RecordedEvent::segment_unmap, address, from);
+      log_.took(RecordedEvent::segment_map, resized, from);
+    }
+    if (to > from) took(RecordedEvent::segment_map, resized + from, to - from);
+    if (to < from) gave(RecordedEvent::segment_unmap, resized + to, from - to, from - to);
+    return resized;
+  }
+  // `committed`: the committed bytes of the reservation (all of them on a device without pages).
+  [[nodiscard]] bool release(Address address, std::size_t bytes, std::size_t committed) noexcept {
+    if ((traits_.page == 0 || committed != 0) && !wait_for_users()) return false;
+    let_go(address, bytes, committed);
+    return true;
+  }
+  // Release memory that no queued work uses, or at a pool's end, when no owner is left to keep it: a device
+  // that cannot be waited for handles this itself.
+  void release_anyway(Address address, std::size_t bytes, std::size_t committed) noexcept {
+    if (traits_.page == 0 || committed != 0) wait_for_users();
+    let_go(address, bytes, committed);
+  }
+
+  // Order streams: work queued on `then` from now on runs after all work queued on `first` so far. False: the
+  // order could not be established.
+  bool order(Stream first, Stream then) noexcept {
+    if (!MEMPOOL_GUARDED("stream")) return true;
+    const Event event = LiveEvents::record(device_, first);
+    const bool ordered = device_.wait(then, event);
+    LiveEvents::forget(device_, event);
+    return ordered || wait_for_users();
+  }
+
+  // Wait until no queued work can touch memory that is about to be released or reassigned. False: the wait
+  // failed.
+  bool wait_for_users() noexcept { return !MEMPOOL_GUARDED("wait") || device_.synchronize() || !MEMPOOL_GUARDED("vain_wait"); }
+
+  // Begin a graph capture: no memory may be released, no call may wait for the device, and no event may be
+  // recorded on a captured stream. Holds nest.
+  void hold() noexcept { ++holds_; }
+  void end_hold() noexcept { --holds_; }
+  bool held() const noexcept { return holds_ != 0 && MEMPOOL_GUARDED("hold"); }
+  // Return true if memory is on hold, or if the program may be capturing the stream into a graph unknown to
+  // the pool.
+  bool held_for(Stream stream) noexcept { return held() || device_.capturing(stream); }
+
+  std::size_t round_to_page(std::size_t bytes) const noexcept {
+    const std::size_t unit = traits_.page != 0 ? traits_.page : std::max(traits_.alignment, traits_.granule);
+    return (bytes + unit - 1) / unit * unit;
+  }
+
+  const Gauge& reserved() const noexcept { return reserved_; }
+  // Return the peak of reserved bytes since the last reset. `reserved().peak` is the all-time peak, on which
+  // decisions of the pool depend.
+  std::size_t recent_peak() const noexcept { return recent_peak_; }
+  void reset_peak() noexcept { recent_peak_ = reserved_.current; }
+  std::uint64_t calls() const noexcept { return calls_; }  // calls to the device for memory
+  std::uint64_t times_took() const noexcept { return took_; }  // calls that got memory
+  std::uint64_t times_gave() const noexcept { return gave_; }  // calls that returned memory
+  DeviceLog& log() noexcept { return log_; }
+  std::size_t limit() const noexcept { return limit_; }
+  void set_limit(std::size_t bytes) noexcept { limit_ = bytes; }
+
+  static constexpr std::size_t kNoBudget = ~std::size_t{0};
+  void set_budget(std::size_t bytes, Idle* idle) noexcept { budget_ = bytes, idle_ = idle; }
+  std::size_t budget() const noexcept { return budget_; }
+  bool has_budget() const noexcept { return budget_ != kNoBudget; }
+  // Release idle memory as far as needed for `bytes` more within the budget. Return true if the budget holds.
+  bool keep_budget(std::size_t bytes) noexcept {
+    while (exceeds(bytes) && idle_ != nullptr && idle_->give_back_oldest()) {
+    }
+    return !exceeds(bytes);
+  }
+  bool exceeds(std::size_t bytes) const noexcept {
+    return bytes > budget_ || reserved_.current > budget_ - bytes;
+  }
+  // times memory was taken beyond the budget
+  std::uint64_t beyond_budget() const noexcept { return beyond_; }
+
+ private:
+  void let_go(Address address, std::size_t bytes, std::size_t committed) noexcept {
+    ++calls_;
+    device_.release(address, bytes);
+    Reservation::gone();
+    if (traits_.page == 0) {
+      gave(RecordedEvent::segment_free, address, bytes, bytes);
+    } else if (committed != 0) {
+      gave(RecordedEvent::segment_unmap, address, bytes, committed);
+    }
+  }
+  void took(RecordedEvent::Kind kind, Address address, std::size_t bytes) noexcept {
+    reserved_.add(bytes);
+    if (reserved_.current > recent_peak_) recent_peak_ = reserved_.current;
+    ++took_;
+    if (reserved_.current > budget_) ++beyond_;
+    log_.took(kind, address, bytes);
+  }
+  // Count a release of `bytes`, of which `held` were committed.
+  void gave(RecordedEvent::Kind kind, Address address, std::size_t bytes, std::size_t held) noexcept {
+    reserved_.sub(held);
+    ++gave_;
+    log_.gave(kind, address, bytes);
+  }
+  // Return true if the limit permits `bytes` more, after releasing idle memory as far as the budget requires.
+  bool may_take(std::size_t bytes) noexcept {
+    keep_budget(bytes);
+    return bytes <= limit_ && reserved_.current <= limit_ - bytes;
+  }
+
+  Device& device_;
+  DeviceTraits traits_;
+  Gauge reserved_;
+  std::size_t recent_peak_ = 0;
+  std::uint64_t calls_ = 0, took_ = 0, gave_ = 0;
+  DeviceLog log_;
+  unsigned holds_ = 0;
+  std::size_t limit_ = ~std::size_t{0};
+  std::size_t budget_ = kNoBudget;
+  Idle* idle_ = nullptr;
+  std::uint64_t beyond_ = 0;
+};
+
+}  // namespace mempool

@@ -1,0 +1,88 @@
+// A device with addresses but no memory: a capacity, an optional page size, counted calls, failures on
+// demand.
+#pragma once
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "devices/device.hpp"
+#include "core/sync.hpp"
+
+namespace mempool {
+
+struct SimulatedOptions {
+  std::size_t capacity = std::size_t{1} << 40;  // bytes that may be committed at one time
+  std::size_t page = 0;                         // bytes; 0: all or nothing, like plain device memory
+  std::size_t alignment = 512;                  // bytes
+  std::size_t shared_segment = std::size_t{2} << 20;
+  std::size_t large = std::size_t{1} << 20;
+};
+
+struct SimulatedCounts {
+  std::size_t committed = 0;       // bytes held now
+  std::size_t peak_committed = 0;  // bytes
+  std::uint64_t reserves = 0, commits = 0, decommits = 0, releases = 0;
+  std::uint64_t resizes = 0;       // reservations that were resized
+  std::uint64_t refusals = 0;      // requests answered with "out of memory"
+  std::uint64_t live_reservations = 0;
+  std::uint64_t events_alive = 0;
+  std::uint64_t synchronizes = 0;
+  // calls that no correct pool makes (unknown address, pages outside a reservation)
+  std::uint64_t errors = 0;
+};
+
+// Streams are queues whose work finishes on the test's command: `record` returns an event that is pending
+// until `finish(stream)` or `synchronize()`.
+class SimulatedDevice final : public Device {
+ public:
+  explicit SimulatedDevice(const SimulatedOptions& options) : options_(options) {}
+  DeviceTraits traits() const noexcept override;
+  Address reserve(std::size_t bytes, std::size_t alignment) noexcept override;
+  bool commit(Address address, std::size_t bytes) noexcept override;
+  void decommit(Address address, std::size_t bytes) noexcept override;
+  Address resize(Address address, std::size_t from, std::size_t to) noexcept override;
+  void release(Address address, std::size_t bytes) noexcept override;
+  void copy(Address, Address, std::size_t, Stream) noexcept override {}
+  void zero(Address, std::size_t, Stream) noexcept override {}
+  Event record(Stream stream) noexcept override;
+  bool query(Event event) noexcept override;
+  bool wait(Stream stream, Event event) noexcept override;
+  void forget(Event event) noexcept override;
+  bool synchronize() noexcept override;
+
+  void finish(Stream stream) noexcept;
+  // Begin a graph capture on these streams; an empty list ends the capture. Calls that would spoil the
+  // capture count as errors: waiting for the device, releasing memory, querying an event, and events of these
+  // streams.
+  void capture(std::vector<Stream> streams);
+  void set_capacity(std::size_t bytes) noexcept;
+  // refuse every request for memory after this many more calls
+  void fail_after(std::uint64_t calls) noexcept;
+  SimulatedCounts counts() const noexcept;
+
+ private:
+  struct Reservation {
+    std::size_t bytes;
+    std::set<std::size_t> pages;  // committed page numbers (page > 0)
+  };
+  bool refuse(std::size_t bytes) noexcept;
+  void spoils_capture() noexcept { counts_.errors += captured_.empty() ? 0 : 1; }
+  void spoils_capture(Stream stream) noexcept;
+  void add(std::size_t bytes) noexcept;
+  Address new_address(std::size_t bytes, std::size_t alignment) noexcept;
+  std::map<Address, Reservation>::iterator find(Address address, std::size_t bytes) noexcept;
+
+  mutable Lock lock_;
+  SimulatedOptions options_;
+  SimulatedCounts counts_;
+  std::map<Address, Reservation> reservations_;
+  std::vector<Stream> captured_;
+  std::map<Event, Stream> pending_;  // events recorded and not finished
+  std::set<Event> events_;           // events alive
+  Address next_ = Address{1} << 44;  // addresses are never reused, so that a stale one is always recognised
+  Event next_event_ = 1;
+  std::uint64_t calls_left_ = ~std::uint64_t{0};
+};
+
+}  // namespace mempool

@@ -1,0 +1,1 @@
+"""From recorded events to installed plans: learner, plan builder, registry, and the planner thread."""

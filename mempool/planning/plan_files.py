@@ -1,0 +1,284 @@
+"""Plan files: plans, the allocation sequence of each buffer, and the warm-up of the program.
+
+A pool may have several plans. The file has the format of a file of the latest plan, so every tool accepts the
+file; the other plans are embedded files, and jointly planned variants have their reach into each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
+
+import numpy as np
+
+from mempool.planning.planned_pattern import Planned
+from mempool.planning.registry import MOST_KNOWN
+from mempool.planning.subprocess_call import apart
+from traces.columns import LARGEST, MOST_THREADS
+from traces.errors import TraceError
+from traces.iterations.pattern import Pattern, WarmUp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from solvers.packing.variants import Kind
+    from traces.buffers import Buffers
+
+T = TypeVar("T")
+#: Prefix of the columns that are embedded files of other plans.
+OTHER = "other."
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Plans of a pool, ready to be saved.
+
+    Attributes:
+        plans: plans, the latest first.
+        kinds: variants that were planned jointly, by their index in ``plans``, in the order of the columns of
+            `solvers.packing.variants.Kind.reach`.
+    """
+
+    plans: Sequence[Planned]
+    kinds: Mapping[int, Kind] = field(default_factory=dict)
+
+    def from_the_beginning(self) -> list[Planned]:
+        """Return the plans, the first of the program (with the shortest warm-up) first."""
+
+        def since(planned: Planned) -> float:
+            warm_up = planned.pattern.warm_up
+            return math.inf if warm_up is None else len(warm_up.size)
+
+        plans = sorted(self.plans, key=since)
+        first = next((one for one in plans if one.native_warm_up() is not None), self.plans[0])
+        return [first, *(one for one in plans if one is not first)]
+
+
+def write_planned(planned: Planned, path: str | Path, *, client: str = "", made_with: str = "") -> None:
+    """Write a file of one plan; ``client`` names the owner: "numpy", "torch"."""
+    write_saved(Saved([planned]), path, client=client, made_with=made_with)
+
+
+def write_saved(saved: Saved, path: str | Path, *, client: str = "", made_with: str = "") -> None:
+    """Write all plans of a pool; ``client`` names the owner: "numpy", "torch"."""
+    extra = {"client": client, "made_with": made_with or saved.plans[0].made_with}
+    others = {}
+    for number in range(1, len(saved.plans)):
+        file = BytesIO()
+        _write_one(saved, number, file, extra, {})
+        others[f"{OTHER}{number}"] = np.frombuffer(file.getbuffer(), np.uint8)
+    _write_one(saved, 0, path, extra, others)
+
+
+def _write_one(
+    saved: Saved,
+    number: int,
+    path: str | Path | BinaryIO,
+    extra: Mapping[str, str],
+    columns: dict[str, NDArray[Any]],
+) -> None:
+    from solvers import write_plan
+
+    planned, kind = saved.plans[number], saved.kinds.get(number)
+    pattern, warm_up = planned.pattern, planned.pattern.warm_up
+    columns = {"sequence": pattern.sequence, **columns}
+    if pattern.least is not None:
+        columns["least"] = pattern.least
+    extra = {
+        **extra,
+        "iterations": str(pattern.iterations),
+        "coverage": repr(pattern.coverage),
+        "warm_up": ""
+        if warm_up is None
+        else json.dumps({name: column.tolist() for name, column in vars(warm_up).items()}),
+    }
+    if kind is not None:
+        extra["kind"] = str(list(saved.kinds).index(number))
+        columns |= {"kind.end": kind.buffers.end, "kind.reach": kind.reach.ravel()}
+    write_plan(planned.plan, planned.buffers, path, extra=extra, extra_columns=columns)
+
+
+def read_planned(path: str | Path) -> Planned:
+    """Read the latest plan of a file, and check the plan before use.
+
+    Raises:
+        solvers.PlanError: the file is no plan of an iteration, or its plan is wrong.
+        traces.TraceError: the file is damaged.
+    """
+    return read_saved(path).plans[0]
+
+
+def read_saved(path: str | Path) -> Saved:
+    """Read all plans of a file, and check the plans before use.
+
+    Raises:
+        solvers.PlanError: the file is no plan of an iteration, or a plan is wrong.
+        traces.TraceError: the file is damaged.
+    """
+    from solvers import PlanError
+
+    one = _read_one(path, path)
+    columns, ones = one.columns, [one]
+    count = sum(name.startswith(OTHER) for name in columns)
+    if count >= MOST_KNOWN:
+        raise PlanError(f"{path}: {count + 1} plans are more than {MOST_KNOWN}")
+    for number in range(1, count + 1):
+        column = columns.get(f"{OTHER}{number}")
+        if column is None or column.dtype != np.uint8:
+            raise TraceError(f"damaged plan: its other plans are not 1 to {count}", file=str(path))
+        ones.append(_read_one(BytesIO(column.tobytes()), path))
+    if len({one.planned.key for one in ones}) != len(ones):
+        raise PlanError(f"{path}: two plans of the same sequence")
+    with _damage(path):
+        kinds = _kinds(ones)
+    return Saved([one.planned for one in ones], kinds)
+
+
+class _One(NamedTuple):
+    planned: Planned
+    extra: dict[str, str]
+    columns: dict[str, NDArray[Any]]
+
+
+def _read_one(file: str | Path | BinaryIO, path: str | Path) -> _One:
+    """Read one plan with all columns; errors name ``path``."""
+    from solvers import PlanError, check, read_plan, read_plan_columns
+
+    try:
+        plan, buffers, extra = read_plan(file)
+        columns = read_plan_columns(file)
+    except TraceError as error:
+        raise error.within(path) from None
+    with _damage(path):
+        check(plan, buffers)
+    if not len(buffers):
+        raise PlanError(f"{path}: a plan of nothing")
+    if plan.arenas:
+        raise PlanError(f"{path}: a plan for {len(plan.arenas)} arenas, and a pool has one")
+    if buffers.period is None or "sequence" not in columns or plan.offset is None:
+        raise PlanError(
+            f"{path}: not a plan of one iteration, which is what a pool replays: the trace that it was made "
+            "from repeats none, or was planned as one (--whole)"
+        )
+    if bool((buffers.size[~buffers.persistent] <= 0).any()):
+        raise PlanError(f"{path}: a buffer without a size")
+    if len(buffers.gap_buffer) or bool(((plan.offset < 0) & ~buffers.persistent[:, None]).any()):
+        raise PlanError(f"{path}: a pool replays no gaps, and no buffers without an offset")
+    with _damage(path):
+        sequence = _numbers(columns["sequence"], "sequence", len(buffers), 0, MOST_THREADS)
+        pattern = Pattern(
+            buffers=buffers,
+            sequence=sequence.astype(np.int32),
+            since={},
+            iterations_seen=0,
+            iterations=int(extra.get("iterations", "2")),
+            begins=np.empty(0, np.int64),
+            event=np.empty(0, np.int64),
+            unresolved=0,
+            coverage=float(extra.get("coverage", "1")),
+            warm_up=_warm_up(extra.get("warm_up", ""), buffers),
+            least=_least(columns["least"], buffers) if "least" in columns else None,
+        )
+    return _One(Planned(pattern, buffers, plan, extra.get("made_with", "")), extra, columns)
+
+
+@contextlib.contextmanager
+def _damage(path: str | Path) -> Iterator[None]:
+    """Convert errors inside the context into errors about the file."""
+    from solvers import PlanError
+
+    try:
+        yield
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise TraceError(f"damaged plan: {type(error).__name__}: {error}", file=str(path)) from None
+
+
+def _kinds(ones: Sequence[_One]) -> dict[int, Kind]:
+    """Return the jointly planned variants, after checking that their plans hold in any succession."""
+    from mempool.planning.variants import MOST_PIECES, pieces
+    from solvers import PlanError
+    from solvers.packing.check import check_kinds
+    from solvers.packing.variants import MOST_COLUMNS, Kind
+
+    places = {number: int(one.extra["kind"]) for number, one in enumerate(ones) if "kind" in one.extra}
+    if not places:
+        return {}
+    numbers = sorted(places, key=places.__getitem__)
+    if [places[number] for number in numbers] != list(range(len(numbers))) or len(numbers) == 1:
+        raise ValueError("kinds are missing")
+    together = [ones[number].planned for number in numbers]
+    most = max(planned.plan.columns for planned in together)
+    if pieces(together) > MOST_PIECES or most > MOST_COLUMNS:  # checking more would take long
+        size = sum(len(planned.buffers) for planned in together)
+        what = f"{len(together)} kinds of {size} buffers in up to {most} columns"
+        raise PlanError(f"{what} are more than are planned together")
+    kinds = {}
+    for number in numbers:
+        planned, columns = ones[number].planned, ones[number].columns
+        rows, count = planned.buffers, len(numbers)
+        end = _numbers(columns["kind.end"], "a kind's end", len(rows), 0, LARGEST)
+        reach = _numbers(columns["kind.reach"], "a kind's reach", len(rows) * count, 0, LARGEST)
+        buffers = dataclasses.replace(rows, end=end)
+        sequence = planned.pattern.sequence.astype(np.int64)
+        kinds[number] = Kind(buffers, reach.reshape(-1, count), sequence, planned.pattern.least)
+    check_kinds(list(kinds.values()), [planned.plan for planned in together])
+    return kinds
+
+
+def read_saved_apart(path: str) -> Saved:
+    """Read as `read_saved`, in a subprocess unless Arrow is loaded already."""
+    return _apart(path, read_saved, path)
+
+
+def write_saved_apart(saved: Saved, path: str, *, client: str, made_with: str) -> None:
+    """Write as `write_saved`, in a subprocess unless Arrow is loaded already."""
+    _apart(path, write_saved, saved, path, client=client, made_with=made_with)
+
+
+def _apart(path: str, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    if path.startswith(("/dev/", "/proc/")):  # such names denote other files in another process
+        return call(*arguments, **options)
+    return apart("pyarrow", call, *arguments, **options)
+
+
+def _numbers(values: Any, name: str, count: int | None, least: int, most: int) -> NDArray[np.int64]:
+    """Return a column of integers, after checking their number and bounds."""
+    found = np.asarray(values)
+    if found.ndim != 1 or (count is not None and len(found) != count):
+        raise ValueError(f"{name} is not a column of {'numbers' if count is None else count}")
+    if len(found) == 0:
+        return np.zeros(0, np.int64)
+    if not np.issubdtype(found.dtype, np.integer):
+        raise ValueError(f"{name} holds something else than whole numbers")
+    if int(found.min()) < least or int(found.max()) > most:
+        raise ValueError(f"{name} is out of range")
+    return found.astype(np.int64)
+
+
+def _least(column: Any, buffers: Buffers) -> NDArray[np.int64]:
+    least = _numbers(column, "the least size", len(buffers), 1, LARGEST)
+    if bool((least > buffers.size).any()):
+        raise ValueError("a least size is larger than the largest")
+    return least
+
+
+def _warm_up(text: str, buffers: Buffers) -> WarmUp | None:
+    if not text:
+        return None
+    table: dict[str, Any] = json.loads(text)
+    size = _numbers(table["size"], "the warm-up's size", None, 1, LARGEST)
+    count = len(size)
+    position = _numbers(table["position"], "the warm-up's position", count, -1, len(buffers) - 1)
+    sequence = _numbers(table["sequence"], "the warm-up's sequence", count, 0, MOST_THREADS)
+    marks = _numbers(table["marks"], "the warm-up's marks", None, 0, count)
+    return WarmUp(sequence.astype(np.int32), size, position, marks)

@@ -1,0 +1,424 @@
+"""Planned pattern: a plan with the pattern that it belongs to, ready for replay by the core."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mempool import _core
+from mempool.settings import NEVER
+from traces.columns import distinct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from solvers import Plan
+    from traces.buffers import Buffers
+    from traces.iterations.pattern import Pattern, WarmUp
+
+#: Node budget of the pool's own solves; nodes are counted, not timed, so that all ranks of a job get the same
+#: plan.
+POOL_NODES = 20_000_000
+#: Node budget where the first solve missed GOOD (arena relative to the lower bound) and nothing else waits;
+#: few patterns need this budget, a second each.
+HARD_NODES, GOOD = 1_000_000_000, 1.01
+#: Share of the longer pattern that a common beginning and end must have for two patterns to be close.
+CLOSE = 0.9
+#: Arena size relative to the lower bound at which a solve stops early.
+CLOSE_ENOUGH = 1.001
+#: Factor by which another plan must need less memory to replace a plan.
+LESS = 1.1
+#: Increase in coverage of the peak that justifies another plan too.
+MORE = 0.01
+#: Least saving, as a share of the arena, for taking the arena in the middle of an iteration.
+LEAST_SAVED = 1 / 64
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A pattern, its buffers with the device's alignment, and their planned offsets.
+
+    ``made_with`` is the framework and its version, as "torch 2.13.0", or empty, for people to read.
+    ``around_bytes`` is the part of the arena that belongs to pinned buffers or other clients, which the plan
+    avoids.
+    """
+
+    pattern: Pattern
+    buffers: Buffers
+    plan: Plan
+    made_with: str = ""
+    around_bytes: int = 0
+
+    @property
+    def fragmentation(self) -> float:
+        """Share of the arena that is unused at the peak; 0.0 for an empty arena."""
+        return self.plan.fragmentation(self.peak_load_bytes + self.around_bytes)
+
+    @property
+    def peak_load_bytes(self) -> int:
+        """Peak load in bytes, every instance counted."""
+        from solvers import peak_load
+
+        return peak_load(self.buffers)
+
+    @property
+    def key(self) -> bytes:
+        """Key of the sequence, equal for equal sequences: `traces.iterations.pattern.Pattern.key`."""
+        return self.pattern.key
+
+    def same_sequence(self, pattern: Pattern) -> bool:
+        """Return true if the other pattern allocates the same sizes in the same order."""
+        return self.serves(pattern) and all(
+            np.array_equal(mine, theirs)
+            for mine, theirs in zip(self.pattern.sizes, pattern.sizes, strict=True)
+        )
+
+    def same_order(self, pattern: Pattern) -> bool:
+        """Return true if the other pattern has as many allocations, in the same sequences in turn."""
+        return np.array_equal(self.pattern.sequence, pattern.sequence)
+
+    def serves(self, pattern: Pattern) -> bool:
+        """Return true if the plan fits each buffer of the other pattern at the same position."""
+        if not self.same_order(pattern):
+            return False
+        (least, most), (smallest, largest) = self.pattern.sizes, pattern.sizes
+        return bool(((least <= smallest) & (largest <= most)).all())
+
+    def rotates_to(self, pattern: Pattern) -> bool:
+        """Return true if the other pattern is a rotation of this one."""
+        if len(self.buffers) != len(pattern.buffers) or self.same_sequence(pattern):
+            return False
+        return self._holds(pattern, 1)
+
+    def repeats(self, pattern: Pattern) -> bool:
+        """Return true if this pattern (as an epoch) contains the other (as a step) twice in a row."""
+        return 2 * len(pattern.buffers) <= len(self.buffers) and self._holds(pattern, 2)
+
+    def _holds(self, pattern: Pattern, times: int) -> bool:
+        """Return true if the circle contains the other pattern `times` times in a row."""
+        mine, theirs = (np.stack([b.size, q.astype(np.int64)]) for b, q in self._and(pattern))
+        doubled = np.concatenate([mine, mine], axis=1).T.tobytes()
+        sought, width = np.tile(theirs, times).T.tobytes(), 16
+        at = doubled.find(sought)
+        while at >= 0 and at % width:
+            at = doubled.find(sought, at + 1)
+        return at >= 0
+
+    def _and(self, pattern: Pattern) -> list[tuple[Buffers, NDArray[np.int32]]]:
+        return [(self.buffers, self.pattern.sequence), (pattern.buffers, pattern.sequence)]
+
+    def is_close_to(self, pattern: Pattern) -> bool:
+        """Return true if the other pattern differs in one short stretch only.
+
+        Such a pattern (an epoch's end, a log) is better served by following this one: the difference misses,
+        and the buffers that both keep alive across the boundary stay at their places.
+        """
+        mine, theirs = self.buffers.size, pattern.buffers.size
+        shorter, longer = sorted((len(mine), len(theirs)))
+        before = mine[:shorter] != theirs[:shorter]
+        after = mine[::-1][:shorter] != theirs[::-1][:shorter]
+        prefix = int(before.argmax()) if before.any() else shorter
+        suffix = int(after.argmax()) if after.any() else shorter
+        return prefix + suffix >= CLOSE * longer
+
+    def outlived_by(self, pattern: Pattern) -> bool:
+        """Return true if a buffer of the same sequence outlives the planned lifetime more than once.
+
+        Any buffer may be kept longer once. A plan for that would have other addresses, blocked by buffers
+        that live on, and would need more memory in every iteration for nothing.
+        """
+        stays = pattern.buffers.persistent & ~self.buffers.persistent
+        return bool(stays.any() or ((pattern.lasting > self.buffers.end) & ~self.buffers.persistent).any())
+
+    def extended(self, pattern: Pattern) -> Pattern:
+        """Return the other pattern of the same sequence with the longer of both lifetimes for each buffer."""
+        stays = pattern.buffers.persistent | self.buffers.persistent
+        end = np.maximum(pattern.lasting, self.buffers.end)
+        return dataclasses.replace(
+            pattern,
+            buffers=dataclasses.replace(pattern.buffers, end=end, persistent=stays),
+            warm_up=pattern.warm_up or self.pattern.warm_up,
+        )
+
+    def shown_as(self, pattern: Pattern) -> Planned:
+        """Return this plan with the lifetimes of `pattern`, of the same sequence, for a later plan."""
+        rows = dataclasses.replace(
+            pattern.buffers, alignment=self.buffers.alignment, offset=self.buffers.offset
+        )
+        warm_up = pattern.warm_up or self.pattern.warm_up
+        return dataclasses.replace(self, pattern=dataclasses.replace(pattern, warm_up=warm_up), buffers=rows)
+
+    def may_be_improved_by(self, pattern: Pattern) -> bool:
+        """Return true if the pattern of the same sequence needs clearly less, or leaves less unplanned."""
+        from solvers import peak_load
+
+        less = peak_load(pattern.buffers) * LESS < self.plan.arena_bytes
+        return less or pattern.coverage > self.pattern.coverage + MORE
+
+    def is_hard(self, *, wait_bytes: int) -> bool:
+        """Return true if the search ran out of nodes before the plan was good, and more may help.
+
+        Where streams share memory, the best arena exceeds the lower bound because waits have a price.
+        """
+        return _is_hard(self.plan, self.buffers, wait_bytes)
+
+    def ranges(self) -> set[tuple[int, int]]:
+        """Return the (begin, end) offsets of all planned buffers."""
+        offset, size = self.plan.offset, self.buffers.size[:, None]
+        assert offset is not None
+        begin, end = offset[offset >= 0], (offset + size)[offset >= 0]
+        return set(zip(begin.tolist(), end.tolist(), strict=True))
+
+    def is_blocked_by(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Return true if a planned buffer lies in one of these ranges of offsets."""
+        offset, size = self.plan.offset, self.buffers.size[:, None]
+        assert offset is not None
+        return any(
+            bool(((offset >= 0) & (offset < end) & (offset + size > begin)).any()) for begin, end in ranges
+        )
+
+    def native(self, counts: Sequence[int] | None = None) -> _core.Pattern:
+        """Return the plan in the form that the core installs.
+
+        Args:
+            counts: number of allocations of each sequence when the pattern was taken from the recording.
+        """
+        assert self.plan.offset is not None
+        native = _core.Pattern(unroll=self.plan.columns, arena_bytes=self.plan.arena_bytes, calm=self.calm())
+        least = self.pattern.least
+        for sequence in self._sequences():
+            rows = np.flatnonzero(self.pattern.sequence == sequence)
+            phase = 0 if counts is None else counts[sequence] - self.pattern.since.get(sequence, 0)
+            native.add_table(
+                sequence=sequence,
+                stream=int(self.buffers.stream[rows[0]]),
+                sizes=np.ascontiguousarray(self.buffers.size[rows]),
+                offsets=np.ascontiguousarray(self.plan.offset[rows]),
+                phase=phase,
+                least=None if least is None else np.ascontiguousarray(least[rows]),
+            )
+        return native
+
+    def calm(self) -> int:
+        """Return the low-water mark: the allocation of the first sequence before which least is alive.
+
+        Returns 0 unless that is clearly less than at the start. The low-water mark is the best moment to take
+        the arena, since buffers alive then move into the arena only from their next allocation on.
+        """
+        from solvers.packing.bounds import load_curve
+
+        times, loads = load_curve(self.buffers)
+        rows = np.flatnonzero(self.pattern.sequence == self._sequences()[0])
+        own = np.where(self.buffers.persistent, 0, self.buffers.size)[rows]
+        at = np.searchsorted(times, rows, side="right") - 1
+        before = np.where(at < 0, 0, loads[at]) - own
+        place = int(before.argmin())
+        saved = int(before[0] - before[place])
+        return place if saved > self.plan.arena_bytes * LEAST_SAVED else 0
+
+    def native_warm_up(self) -> _core.Pattern | None:
+        """Return the warm-up as a core pattern that leads into this one; None if unknown."""
+        warm_up = self.pattern.warm_up
+        if warm_up is None or len(warm_up.size) == 0:
+            return None
+        assert self.plan.offset is not None
+        native = _core.Pattern(
+            cyclic=False,
+            marked=len(warm_up.marks) > 0,
+            unroll=self.plan.columns,
+            arena_bytes=self.plan.arena_bytes,
+        )
+        offset = self._warm_up_offsets(warm_up)
+        first = self._sequences()[0]
+        for sequence in [first, *(s for s in distinct(warm_up.sequence).tolist() if s != first)]:
+            mine = warm_up.sequence == sequence
+            if not mine.any():
+                return None
+            before = np.concatenate([[0], np.cumsum(mine)])
+            marks = before[warm_up.marks]
+            native.add_table(
+                sequence=int(sequence),
+                stream=0,
+                sizes=np.ascontiguousarray(warm_up.size[mine]),
+                offsets=np.repeat(offset[mine][:, None], self.plan.columns, axis=1),
+                marks=marks[marks < int(mine.sum())].tolist(),
+            )
+        return native
+
+    def _warm_up_offsets(self, warm_up: WarmUp) -> NDArray[np.int64]:
+        """Return the offset of each warm-up allocation: the position's, in the column before steady state.
+
+        The core counts one iteration when the warm-up is loaded and one at each mark, so the steady
+        state begins in the column after that; earlier instances of a position take the columns before.
+        """
+        assert self.plan.offset is not None
+        offset = np.full(len(warm_up.size), -1, np.int64)
+        planned = np.flatnonzero(warm_up.position >= 0)
+        position = warm_up.position[planned]
+        later = np.zeros(len(planned), np.int64)  # number of later instances of the same position
+        seen: dict[int, int] = {}
+        for i in range(len(planned) - 1, -1, -1):
+            later[i] = seen.get(int(position[i]), 0)
+            seen[int(position[i])] = int(later[i]) + 1
+        marks = int((warm_up.marks < len(warm_up.size)).sum())  # the last mark may begin the steady state
+        column = (1 + marks - later) % self.plan.columns
+        offset[planned] = self.plan.offset[position, column]
+        return offset
+
+    def _sequences(self) -> list[int]:
+        """Return the sequences of the pattern, the one that determines iteration boundaries first."""
+        first = int(self.pattern.sequence[0])
+        column = self.pattern.sequence
+        if column.tobytes() == column[:1].tobytes() * len(column):
+            return [first]  # nearly always; loads less of NumPy's code into memory
+        group = self.buffers.group
+        main = self.pattern.sequence[group == 0]
+        weight = np.bincount(main, weights=self.buffers.size[group == 0].astype(np.float64))
+        first = int(weight.argmax())
+        return [first, *(s for s in distinct(self.pattern.sequence).tolist() if s != first)]
+
+
+def are_better(made: Sequence[Planned], known: Sequence[Planned]) -> bool:
+    """Return true if plans need clearly less memory than others of the same patterns, or cover more."""
+    now, before = (max(each.plan.arena_bytes for each in plans) for plans in (made, known))
+    gained = (each.pattern.coverage - old.pattern.coverage for each, old in zip(made, known, strict=True))
+    return now * LESS < before or max(gained) > MORE
+
+
+def make_plan(
+    pattern: Pattern,
+    *,
+    alignment: int,
+    interrupt: Callable[[], bool] | None = None,
+    seed: int = 0,
+    around: Sequence[tuple[int, int]] = (),
+    wait_bytes: int = NEVER,
+    patient: bool = True,
+) -> Planned | None:
+    """Plan a pattern and check the plan; return None if interrupted before the first plan.
+
+    Only the native search is used: OR-Tools would bring hundreds of modules, a second and some 100 MB into a
+    program that asked for none of them.
+
+    Args:
+        pattern: pattern to plan.
+        alignment: alignment of every offset, in bytes.
+        interrupt: polled now and then; true stops the search.
+        seed: seed of the search.
+        around: (begin, end) offsets of ranges that the plan must not use; disjoint.
+        wait_bytes: bytes that a plan must save for each wait of one stream for another.
+        patient: true if a plan that is not good is worth a second of search.
+    """
+    from solvers import check, lower_bound
+
+    rows = pattern.buffers
+    buffers = dataclasses.replace(
+        rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
+    )
+    search = Search(wait_bytes=wait_bytes, patient=patient, interrupt=interrupt, seed=seed)
+    everything, bound = with_kept(buffers, around), lower_bound(buffers)
+    plan = search.alone(buffers) if not around else search.briefly(everything)
+    if plan.offset is None:
+        return None
+    check(plan, everything)
+    if not around:
+        return Planned(pattern, buffers, plan)
+    plan = as_if_alone(dataclasses.replace(plan, offset=plan.offset[: len(rows)]), buffers, bound)
+    if plan.arena_bytes > LESS * bound:  # space below a pinned range is hard to use for many buffers
+        apart = search.briefly(buffers)
+        if apart.offset is None:
+            return None
+        base = _first_gap(apart.arena_bytes, around, alignment)
+        if base + apart.arena_bytes < plan.arena_bytes:
+            moved = np.where(apart.offset >= 0, apart.offset + base, apart.offset)
+            plan = as_if_alone(dataclasses.replace(apart, offset=moved), buffers, bound)
+    check(plan, buffers)
+    within = sum(max(min(end, plan.arena_bytes) - begin, 0) for begin, end in around)
+    planned = Planned(pattern, buffers, plan, around_bytes=within)
+    assert not planned.is_blocked_by(around)
+    return planned
+
+
+@dataclass(frozen=True)
+class Search:
+    """The pool's own search and options.
+
+    Attributes:
+        wait_bytes: bytes that a plan must save for each wait of one stream for another.
+        patient: true if a plan that is not good is worth a second of search.
+        interrupt: polled now and then; true stops the search.
+        seed: seed of the search.
+    """
+
+    wait_bytes: int
+    patient: bool
+    interrupt: Callable[[], bool] | None
+    seed: int = 0
+
+    def briefly(self, buffers: Buffers) -> Plan:
+        """Search with the small node budget, as among pinned ranges, where more nodes gain little."""
+        return self._searched(buffers, POOL_NODES, CLOSE_ENOUGH)
+
+    def alone(self, buffers: Buffers) -> Plan:
+        """Search without pinned ranges, for longer if the search is patient and the problem hard."""
+        plan = self.briefly(buffers)
+        if self.patient and plan.offset is not None and _is_hard(plan, buffers, self.wait_bytes):
+            longer = self._searched(buffers, HARD_NODES, GOOD)
+            if longer.offset is not None and longer.arena_bytes < plan.arena_bytes:
+                return longer
+        return plan
+
+    def _searched(self, buffers: Buffers, nodes: int, close_enough: float) -> Plan:
+        from solvers import Stop
+        from solvers.packing.streams import solve_streams
+
+        stop = Stop(nodes=nodes, interrupt=self.interrupt)
+        how: dict[str, Any] = {"seed": self.seed, "solver": "search"}
+        return solve_streams(buffers, stop=stop, wait_bytes=self.wait_bytes, close_enough=close_enough, **how)
+
+
+def _is_hard(plan: Plan, buffers: Buffers, wait_bytes: int) -> bool:
+    shared = wait_bytes < NEVER and len(distinct(buffers.stream)) > 1
+    return plan.stopped_by == "nodes" and plan.arena_bytes > GOOD * plan.lower_bound_bytes and not shared
+
+
+def as_if_alone(plan: Plan, buffers: Buffers, bound: int) -> Plan:
+    """Limit a plan made among pinned ranges to its buffers: arena, lower bound, status feasible."""
+    from solvers import Status
+
+    assert plan.offset is not None
+    arena = int((plan.offset + buffers.size[:, None])[plan.offset >= 0].max(initial=0))
+    return dataclasses.replace(plan, arena_bytes=arena, lower_bound_bytes=bound, status=Status.FEASIBLE)
+
+
+def _first_gap(size: int, around: Sequence[tuple[int, int]], alignment: int) -> int:
+    """Return the lowest aligned offset of a gap of `size` bytes between the ranges."""
+    base = 0
+    for begin, end in sorted(around):
+        if base + size <= begin:
+            break
+        base = max(base, -(-end // alignment) * alignment)
+    return base
+
+
+def with_kept(buffers: Buffers, around: Sequence[tuple[int, int]]) -> Buffers:
+    """Append one immortal buffer at a fixed offset for each range to avoid."""
+    from traces.buffers import COLUMNS, Buffers
+
+    if not around:
+        return buffers
+    begin, end = np.array(around, np.int64).T
+    ever = buffers.period or int(buffers.end.max(initial=0))
+    kept: dict[str, Any] = {"start": 0, "end": ever, "size": end - begin, "alignment": 1}
+    kept |= {"offset": begin, "group": 0, "stream": buffers.stream[0], "persistent": False}
+    table: dict[str, Any] = {
+        name: np.concatenate([getattr(buffers, name), np.broadcast_to(kept[name], len(begin))])
+        for name in COLUMNS
+    }
+    gaps = np.stack([buffers.gap_buffer, buffers.gap_start, buffers.gap_end], axis=1)
+    return Buffers.of(**table, gaps=gaps, period=buffers.period)

@@ -1,0 +1,330 @@
+"""Planner thread: plans beside the program at low priority and bounded cost, never on the hot path."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from mempool import _core
+from mempool.logs import log
+from mempool.planning.learner import Learner
+from mempool.planning.plan_builder import Making
+from mempool.planning.processor_budget import Budget, cost_of_thread
+from mempool.settings import EVERYTHING, NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from mempool.planning.plan_files import Saved
+    from mempool.planning.planned_pattern import Planned
+
+
+#: Limits of the log lines with ``explain``: lines at a time, and seconds between two times.
+MOST_LINES = 8
+SECONDS_BETWEEN_LINES = 5.0
+_FOR_EVER = 1e9  # seconds
+#: Number of plans that are free of charge while the program follows its plans: one for each remembered
+#: variant, and as many joint plans.
+MOST_LEARNED = 32
+#: Cost limits of looking and planning: seconds of processor time at once (enough for a program that repeats),
+#: then this share of the elapsed time. One long solve counts as at most this many seconds of debt.
+ALLOWANCE_SECONDS = 0.1
+SHARE = 0.01
+MOST_DEBT_SECONDS = 0.05
+#: Seconds at once where the memory is a GPU's: fruitless looks before the first step of a training use up a
+#: part, and a training lasts longer than a script. With 0.1 s, the first plan on an H100 came after five
+#: seconds.
+ALLOWANCE_SECONDS_ON_A_GPU = 1.0
+#: Seconds between two checks for budget or for something to log.
+SECONDS_BETWEEN_TURNS = 0.25
+#: Modules that planning imports.
+NEEDED = (
+    "traces.iterations.pattern",
+    "solvers.packing.streams",
+    "mempool.planning.planned_pattern",
+    "mempool.recording.events",
+)
+
+
+#: Planners whose threads run, of pools that are in use, closed late or forgotten.
+_running: set[Planner] = set()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stop all planners, as an exiting interpreter kills threads in the middle of their work."""
+    for planner in list(_running):
+        planner.stop()
+
+
+def first_cache_bytes(device: _core.Device) -> int:
+    """Return the bytes of free memory to keep before the first plan.
+
+    A device with pages returns them one by one, even beside memory in use: when a plan takes effect, after
+    pages were idle for some time, and before the pool takes more than ever. Where returning memory is slow,
+    the pool waits until the arena is taken or memory is short.
+    """
+    return EVERYTHING if device.page or device.slow_return else 0
+
+
+class Planner:
+    """Planner of one client."""
+
+    def __init__(
+        self,
+        core: _core.Pool,
+        client: _core.Client,
+        device: _core.Device,
+        *,
+        small_bytes: int,
+        wait_bytes: int = NEVER,
+        explain: Callable[[], list[str]] | None = None,
+        framework: str = "",
+        patient: bool = True,
+    ) -> None:
+        """Create the planner without starting the thread.
+
+        Args:
+            core: the pool.
+            client: client whose recording is analysed.
+            device: device whose memory is planned.
+            small_bytes: requests up to this size are not planned.
+            wait_bytes: bytes that a plan must save for each wait of one stream for another.
+            explain: returns log lines about new departures from the plan.
+            framework: name of the framework that uses the memory, or empty.
+            patient: true if the program waits for plans.
+        """
+        self._core, self._client = core, client
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._pid = os.getpid()
+        self._explain = explain
+        self._learning = threading.RLock()
+        self._looking = False
+        self._tell_at = 0.0
+        # not logged: "capture" ends soon, "limit" is reported by offloading
+        self._told_refusals = {"", "capture", "limit"}
+        self._device = device
+        self._budget = Budget(
+            allowance=ALLOWANCE_SECONDS_ON_A_GPU if device.slow_return else ALLOWANCE_SECONDS,
+            share=SHARE,
+            most_debt=MOST_DEBT_SECONDS,
+            spent=cost_of_thread,
+        )
+        self._work_left = self._anew = False
+        self._learned = 0  # number of looks that gave a plan
+        interrupt = self._stop.is_set
+        making = Making(
+            core,
+            client,
+            device,
+            wait_bytes=wait_bytes,
+            framework=framework,
+            interrupt=interrupt,
+            patient=patient,
+        )
+        self._learner = Learner(core, client, device, making, small_bytes=small_bytes, interrupt=interrupt)
+
+    @property
+    def planned(self) -> Planned | None:
+        """Plan made last, or None."""
+        return self._learner.known.latest
+
+    @property
+    def plans(self) -> int:
+        """Number of plans made so far."""
+        return self._learner.known.made
+
+    @property
+    def known(self) -> int:
+        """Number of patterns that have a plan now."""
+        return len(self._learner.known)
+
+    def begin(self, loaded: Saved | None = None) -> None:
+        """Begin recording; plans are made by calls of `look`. Loaded plans replay already."""
+        self._learner.begin(loaded)
+
+    def look(self) -> bool:
+        """Look at the recording once; return true if a plan was installed."""
+        if self._pid != os.getpid():
+            return False  # a forked child records nothing, and lacks the thread that holds the lock
+        with self._learning:
+            if self._looking:
+                return False  # called by a signal handler in the middle of this very look
+            self._looking = True
+            try:
+                self._perhaps_begin_anew()
+                return self._learner.look()
+            finally:
+                self._looking = False
+
+    def expect_marks(self) -> None:
+        """Expect marks: no plan is made before the first mark."""
+        self._learner.expect_marks()
+
+    def begin_anew(self) -> None:
+        """Request to drop all plans and record again; do not wait for that."""
+        self._anew = True
+        self._client.wake()
+
+    def _perhaps_begin_anew(self) -> None:
+        if self._anew:
+            self._anew = False
+            self._learner.begin_anew()
+
+    def saved(self) -> Saved | None:
+        """Return the known plans, for `begin` in another process; None if no plan is known."""
+        if self._pid != os.getpid():
+            return self._learner.saved()  # a forked child lacks the thread that holds the lock
+        with self._learning:
+            return self._learner.saved()
+
+    def start(self, loaded: Saved | None = None) -> None:
+        """Begin recording, and plan in a thread of low priority."""
+        # Import the modules that planning needs before the program is at work: an import in a thread beside
+        # the program would alternate with it hundreds of times, and delay the first plan.
+        with _core.Bypass():
+            for module in NEEDED:
+                importlib.import_module(module)
+        self.begin(loaded)
+        self.start_watching()
+
+    def start_watching(self) -> None:
+        """Start the thread; without a recording, the thread only returns idle memory."""
+        # NumPy fails if two threads import it at once, and the program may be about to import NumPy.
+        importlib.import_module("numpy")
+        self._thread = threading.Thread(target=self._run, name="mempool-planner", daemon=True)
+        _running.add(self)
+        try:
+            self._thread.start()
+        except BaseException:
+            _running.discard(self)
+            self._thread = None
+            raise
+
+    def stop(self, seconds: float = 5.0) -> None:
+        """End the thread, waiting at most `seconds`; a running solve is interrupted."""
+        if self._pid != os.getpid():
+            return  # a forked child lacks the thread
+        self._stop.set()
+        self._client.wake()
+        if self._thread is not None and seconds > 0:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            with _core.Bypass():
+                self._work()
+        finally:
+            _running.discard(self)
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError):  # sandboxes may forbid it; the solver is brief
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        while not self._stop.is_set():
+            try:
+                self.round()
+            except Exception:
+                if self._stop.is_set() or not threading.main_thread().is_alive():
+                    return  # the interpreter is shutting down: imports may fail
+                log.exception("the planner failed; the pool goes on without a new plan for now")
+                with self._learning, contextlib.suppress(Exception):
+                    self._learner.rest()
+
+    def round(self, seconds: float = _FOR_EVER) -> None:
+        """Wait for work, at most `seconds`, then do the work; the thread repeats this function."""
+        news = self._wait(seconds)
+        if self._stop.is_set():
+            return
+        with self._learning:
+            self._work_left = self._turn(work=self._work_left or news)
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait until there may be work; return true if the recording deserves a look."""
+        if self._work_left or self._explain is not None:
+            seconds = min(seconds, SECONDS_BETWEEN_TURNS)
+        with self._learning:
+            due = self._learner.due()
+        news, looked = self._client.wait_for_work(
+            seconds,
+            looks=self._budget.left() if self._learner.looks_may_be_in_vain() else 0.0,
+            allocations=due.allocations,
+            misses=due.misses,
+            spoilt=due.spoilt,
+            around=due.around,
+            **({} if due.others_layouts is None else {"others_layouts": due.others_layouts}),
+        )
+        self._budget.charge(looked)
+        return news
+
+    def _turn(self, *, work: bool) -> bool:
+        """Do all work that the budget allows; return true if some is left."""
+        self._perhaps_begin_anew()
+        if self._budget.has_some() and self._learner.making.beside.shares():
+            with self._budget.charged():
+                self._learner.again.beside()
+        if self._client.blockers() and self._budget.has_some():
+            with self._budget.charged():
+                self._learner.again.around()
+        if work and not self._learner.may_learn():
+            work = False
+        elif work and self._budget.has_some():
+            work = False
+            self._learn()
+        elif not work:
+            self._learner.resume_if_changed()
+        self._learner.desert_if_useless()
+        if (left := self._learner.again.may_polish()) and self._budget.has_some():
+            left = False
+            with self._budget.charged():
+                self._learner.polish()
+        self._tell()
+        return work or left
+
+    def _learn(self) -> None:
+        """Try to make a plan, charged to the budget unless the program follows known plans."""
+        follows = self._learner.known.are_followed()
+        with self._budget.charged() as forgive:
+            learned = self._learner.learn()
+            self._learned += learned
+            if learned and follows and self._learned <= MOST_LEARNED:
+                forgive()
+
+    def _tell(self) -> None:
+        """Log once why the arena cannot be had and, with ``explain``, new departures from the plan."""
+        state = self._client.state()
+        if state["refusal"] not in self._told_refusals:
+            self._told_refusals.add(state["refusal"])
+            log.warning("%s; going on without, trying again later", self._refused(state))
+        self._learner.known.tell_of_a_stranger()
+        if self._explain is not None and time.monotonic() >= self._tell_at:
+            for line in self._explain()[:MOST_LINES]:
+                log.warning("%s", line)
+            self._tell_at = time.monotonic() + SECONDS_BETWEEN_LINES
+
+    def _refused(self, state: dict[str, Any]) -> str:
+        """Return the message about the refused arena: size, reason and, if known, free memory."""
+        from mempool.reporting.explain import REFUSALS
+        from mempool.reporting.report import binary
+
+        free, total = self._device.memory() if state["refusal"] == "memory" else (0, 0)
+        there_is = f", which has {binary(free)} free of {binary(total)}" if total else ""
+        what = f"an arena of {binary(state['needed_bytes'])}"
+        return f"{what} cannot be had from the device{there_is}: {REFUSALS[state['refusal']]}"
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until a plan is made or in effect; return false after `seconds`, or if no thread plans."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self._client.state()["replaying"] or self.plans:
+                return True
+            if self._thread is None or self._stop.is_set():
+                return False  # no thread plans
+            time.sleep(0.002)
+        return False

@@ -1,0 +1,158 @@
+"""Registry of the plans that the core replays, with the rate at which the program follows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mempool.logs import log
+from mempool.planning.backoff import NEVER
+from mempool.versions import made_with
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mempool import _core
+    from mempool.planning.planned_pattern import Planned
+    from traces.iterations.pattern import Pattern
+
+
+#: Plans are useless after this many allocations off the plans and a share of hits below this one.
+MOST_STRAYS, LEAST_HITS = 1 << 14, 0.01
+#: Least number of allocations, besides two iterations, before a loaded plan is judged as foreign.
+LEAST_TO_JUDGE = 64
+STRAYS = ("other_size", "occupied", "exhausted", "lost")
+#: Largest number of plans, the same as in the core.
+MOST_KNOWN = 16
+
+
+class KnownPlans:
+    """Plans of one client, the latest first.
+
+    Attributes:
+        latest: the plan made last, or None.
+        made: number of plans made so far.
+    """
+
+    def __init__(self, client: _core.Client, *, framework: str) -> None:
+        """Start without plans; `framework`: name of the framework that uses the memory, or empty."""
+        self._client, self._framework = client, framework
+        self._plans: list[Planned] = []
+        self._loaded: Planned | None = None
+        self._told_stranger = False
+        self._dropped_at = 0, 0  # hits and strays when all plans were dropped last
+        self._installed_at = 0, 0  # hits and strays when a plan was installed last
+        self.latest: Planned | None = None
+        self.made = 0
+
+    def __iter__(self) -> Iterator[Planned]:
+        return iter(self._plans)
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def load(self, plans: Sequence[Planned]) -> None:
+        """Add plans from a file, which replay already, the latest first."""
+        self.latest = self._loaded = plans[0]
+        self._plans = list(plans)
+
+    def install(self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None) -> bool:
+        """Install a plan in the core, as a new one or in place of another of the same sequence.
+
+        Returns:
+            False if the core has dropped the plan to be replaced, which is then dropped here too.
+        """
+        self.tell_of_a_stranger(at_last=True)
+        pattern = planned.pattern
+        instead = instead_of is not None
+        if not self._client.install(planned.native(counts), pattern.iterations_seen, instead=instead):
+            self._plans = [known for known in self if known is not instead_of]
+            self.latest = next(iter(self._plans), None) if self.latest is instead_of else self.latest
+            return False
+        if instead_of is None:
+            self.latest = planned
+            self._plans = [planned, *(k for k in self if not planned.serves(k.pattern))][:MOST_KNOWN]
+        else:
+            self.latest = planned if self.latest is instead_of else self.latest
+            self._plans = [planned if known is instead_of else known for known in self]
+        self.made += 1
+        self._installed_at = self._followed()
+        log.info("planned %d buffers into %d bytes", len(pattern.buffers), planned.plan.arena_bytes)
+        return True
+
+    def drop(self) -> None:
+        """Drop all plans."""
+        self._client.drop_patterns()
+        self.latest, self._plans = None, []
+        self._dropped_at = self._followed()
+
+    def have_envelopes(self) -> bool:
+        """Return true if a plan is for an upper-bound pattern (iterations that differ in sizes only)."""
+        return any(known.pattern.least is not None for known in self)
+
+    def are_found(self) -> bool:
+        """Return true if there are plans and none was loaded from a file."""
+        return self._loaded is None and self.latest is not None
+
+    def alike(self, pattern: Pattern) -> Planned | None:
+        """Return the plan of this pattern, or of a rotation of this pattern; None if unknown."""
+        same = [known for known in self if known.same_sequence(pattern)]
+        return next(iter(same or [known for known in self if known.rotates_to(pattern)]), None)
+
+    def are_useless(self) -> bool:
+        """Return true if the program hardly ever followed the plans, which then only cost time and memory.
+
+        Plans that were followed for long stay, since the program may return to their patterns. A loaded plan
+        stays too: the program may be about to begin the planned iterations, and those of plans made since.
+        """
+        if self._loaded is not None or self.latest is None:
+            return False
+        hits, strays = self._followed_since(self._dropped_at)
+        return strays >= MOST_STRAYS and hits < strays * LEAST_HITS
+
+    def are_followed(self) -> bool:
+        """Return true without plans, or if hits since the last plan are at least as many as strays."""
+        hits, strays = self._followed_since(self._installed_at)
+        return self.latest is None or hits >= strays
+
+    def judged_in(self) -> int:
+        """Return the number of allocations before the plans can be useless, or a loaded plan foreign."""
+        if self._loaded is not None:
+            hits, strays = self._followed()
+            return NEVER if self._told_stranger else self._least_to_judge() - hits - strays
+        if self.latest is None:
+            return NEVER
+        hits, strays = self._followed_since(self._dropped_at)
+        return max(MOST_STRAYS, int(hits / LEAST_HITS)) - strays
+
+    def tell_of_a_stranger(self, *, at_last: bool = False) -> None:
+        """Warn once if the program should have followed the loaded plan by now and has not.
+
+        Args:
+            at_last: true if the program may follow another plan from now on.
+        """
+        if self._loaded is None or self._told_stranger:
+            return
+        hits, strays = self._followed()
+        if hits + strays < (LEAST_TO_JUDGE if at_last else self._least_to_judge()):
+            return
+        self._told_stranger = True
+        if hits < strays:
+            now = made_with(self._framework)
+            known = self._loaded.made_with and self._loaded.made_with != now
+            made = f" (made with {self._loaded.made_with}, this is {now})" if known else ""
+            log.warning(
+                "hardly anything follows the plan so far%s: is it another program's or model's?", made
+            )
+
+    def _least_to_judge(self) -> int:
+        assert self._loaded is not None
+        return max(LEAST_TO_JUDGE, 2 * len(self._loaded.buffers))
+
+    def _followed(self) -> tuple[int, int]:
+        """Return the total number of hits, and of allocations that departed from a plan."""
+        outcomes = self._client.stats()["outcomes"]
+        return outcomes["hit"], sum(outcomes[kind] for kind in STRAYS)
+
+    def _followed_since(self, then: tuple[int, int]) -> tuple[int, int]:
+        hits, strays = self._followed()
+        return hits - then[0], strays - then[1]

@@ -1,0 +1,93 @@
+"""Neighbours in a shared arena: plans of several clients that avoid each other only where both are alive."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mempool import _core
+    from mempool.planning.planned_pattern import Planned
+
+#: Number of requests that find another buffer in their place before plans are made around other clients'.
+MOST_COLLISIONS = 16
+_NEVER_SEEN = (1 << 64) - 2  # impossible number of layout changes
+#: Largest number of ranges to avoid that is given to the solver.
+MOST_RANGES = 64
+
+
+class Beside:
+    """Offsets of the other clients' plans in the arena, from the view of one client."""
+
+    def __init__(self, client: _core.Client) -> None:
+        """Let plans overlap with those of other clients until they collide."""
+        self._client = client
+        self._collisions = 0  # number of collisions at the last check
+        self._layouts: int | None = None  # others' layout changes when plans were made around them, or None
+
+    def reaches(self) -> list[tuple[int, int]]:
+        """Return the (begin, end) offsets that plans avoid; disjoint, in order."""
+        return [] if self._layouts is None else self._others()
+
+    @property
+    def layouts(self) -> int | None:
+        """Others' layout changes when plans were made around others; None while plans may overlap."""
+        return self._layouts
+
+    def shares(self) -> bool:
+        """Return true if other clients use this memory, or did when plans were made."""
+        return self._layouts is not None or self.others_changes() > 0
+
+    def collides(self, plans: Iterable[Planned]) -> bool:
+        """Return true if other clients' buffers repeatedly occupy the places of these plans."""
+        occupied = self.occupied()
+        if occupied - self._collisions < MOST_COLLISIONS or not (others := self._others()):
+            return False
+        if any(planned.is_blocked_by(others) for planned in plans):
+            return True
+        self._collisions = occupied  # collisions with the client's own buffers
+        return False
+
+    def may_come_closer(self) -> bool:
+        """Return true if others have replanned or gone since plans were made around theirs."""
+        return self._layouts is not None and self.others_changes() != self._layouts
+
+    def begin(self) -> None:
+        """Avoid the present plans of other clients from now on."""
+        self._collisions, self._layouts = self.occupied(), self.others_changes()
+
+    def begin_anew(self) -> None:
+        """Note that loaded plans may avoid other clients of an earlier process, which can be gone here."""
+        self._layouts = _NEVER_SEEN
+
+    def give_up(self) -> None:
+        """Let plans overlap again, for lack of room, until they collide."""
+        self._layouts = None
+
+    def occupied(self) -> int:
+        """Return the total number of allocations whose planned place was in use."""
+        return int(self._client.stats()["outcomes"]["occupied"])
+
+    def _others(self) -> list[tuple[int, int]]:
+        return joined(self._client.others_reach())
+
+    def others_changes(self) -> int:
+        """Return the total number of changes to other clients' plans."""
+        return int(self._client.state()["others_layouts"])
+
+
+def joined(ranges: Sequence[tuple[int, int]], most: int = MOST_RANGES) -> list[tuple[int, int]]:
+    """Merge ranges into at most `most` disjoint ones, in order.
+
+    With more ranges than that, the narrowest gaps between them are filled.
+    """
+    from traces import ranges as ranges_of  # imported late, as it brings NumPy
+
+    whole = ranges_of.joined(ranges)
+    if len(whole) <= most:
+        return whole
+    gaps = range(1, len(whole))
+    widest = sorted(sorted(gaps, key=lambda i: whole[i - 1][1] - whole[i][0])[: most - 1])
+    return [(whole[i][0], whole[j - 1][1]) for i, j in itertools.pairwise([0, *widest, len(whole)])]

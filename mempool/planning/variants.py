@@ -1,0 +1,277 @@
+"""Variants of marked iterations: which variant follows which, and one joint plan for all variants.
+
+A plan made for one variant alone assumes that the variant follows itself, and ignores buffers that another
+variant has left alive. Where such buffers get in the way, all known variants are planned jointly:
+`solvers.packing.variants` has the model, `mempool.planning.joint_planning` decides when.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mempool.planning.planned_pattern import GOOD, Planned, Search, as_if_alone, with_kept
+from solvers.packing.bounds import peak_load
+from solvers.packing.coupled_variants import pack_coupled
+from solvers.packing.variants import Joint, Kind, agreeing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from solvers import Plan
+    from traces.buffers import Buffers
+    from traces.iterations.pattern import Pattern
+
+#: Largest factor by which guessed lifetimes may increase the joint peak load; beyond it, guesses are dropped.
+MOST_GUESSED = 1.05
+#: Largest joint packing problem, in pieces of lifetime; a larger one would take seconds.
+MOST_PIECES = 1 << 18
+#: Largest size, in pieces, at which all variants are also packed at once although packing them one after the
+#: other succeeded.
+FEW_PIECES = 1 << 15
+
+
+class Kinds:
+    """Longest observed lifetime of each variant's buffers, by the variant that follows."""
+
+    def __init__(self, before: Kinds | None = None) -> None:
+        """Start empty, or with the (variant, follower) pairs known to `before`, without lifetimes."""
+        #: Pairs (variant, follower) known from an earlier instance, without lifetimes.
+        self._followed: set[tuple[bytes, bytes]] = (
+            set() if before is None else before._followed | before._reach.keys()
+        )
+        self._ends: dict[bytes, NDArray[np.int64]] = {}
+        self._stays: dict[bytes, NDArray[np.bool_]] = {}
+        self._reach: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
+        # variants of the last joint plan, in the order of their columns
+        self._planned: dict[bytes, Kind] = {}
+
+    def note(self, patterns: Sequence[Pattern], known: Iterable[Planned]) -> None:
+        """Add the lifetimes of `patterns`; forget patterns that are neither in `patterns` nor in `known`."""
+        keys = {pattern.key for pattern in patterns} | {planned.key for planned in known}
+        self._ends = {key: ends for key, ends in self._ends.items() if key in keys}
+        self._stays = {key: stays for key, stays in self._stays.items() if key in keys}
+        self._reach = {pair: reach for pair, reach in self._reach.items() if keys.issuperset(pair)}
+        self._followed = {pair for pair in self._followed if keys.issuperset(pair)}
+        for pattern in patterns:
+            key, rows = pattern.key, pattern.buffers
+            self._ends[key] = _larger(self._ends.get(key), rows.end)
+            self._stays[key] = self._stays.get(key, rows.persistent) | rows.persistent
+            for follower, reach in pattern.reach.items():
+                self._reach[key, follower] = _larger(self._reach.get((key, follower)), reach)
+
+    def take_over(self, key: bytes, former: set[bytes]) -> None:
+        """Move the observations of the plans in `former` to plan `key`, which supersedes them."""
+        names = dict.fromkeys(former, key)
+        self._followed = {(names.get(who, who), names.get(by, by)) for who, by in self._followed}
+        reaches, self._reach = self._reach, {}
+        for (who, follower), reach in reaches.items():
+            pair = names.get(who, who), names.get(follower, follower)
+            self._reach[pair] = _larger(self._reach.get(pair), reach)
+        for one in former & self._ends.keys():
+            self._ends[key] = _larger(self._ends.get(key), self._ends.pop(one))
+            stays = self._stays.pop(one)
+            self._stays[key] = self._stays.get(key, stays) | stays
+
+    def can_be_joined(self, planned: Planned) -> bool:
+        """Return true if followers and reach of this variant are known and all buffers have one group."""
+        return bool(self._seen(planned)) and not planned.buffers.group.any()
+
+    def _seen(self, planned: Planned) -> dict[bytes, NDArray[np.int64]]:
+        """Return the reach into each follower, as observed when the plan was made and since."""
+        seen = dict(planned.pattern.reach)
+        for (key, follower), reach in self._reach.items():
+            if key == planned.key:
+                seen[follower] = _larger(seen.get(follower), reach)
+        return seen
+
+    def outgrew(self, known: Sequence[Planned]) -> bool:
+        """Return true if the joint plan covers other variants than the known ones, or is outlived."""
+        if {planned.key for planned in known} != set(self._planned):
+            return True
+        for key, kind in self._planned.items():
+            rows, n = kind.buffers, len(kind)
+            ends, stays = self._ends.get(key, rows.end), self._stays.get(key, rows.persistent)
+            longer = (np.minimum(ends, n) > np.minimum(rows.end, n)) & ~kind.outlives
+            if ((longer | stays) & ~rows.persistent).any():
+                return True
+            for number, follower in enumerate(self._planned):
+                seen = self._reach.get((key, follower))
+                if seen is not None and ((seen > kind.reach[:, number]) & ~rows.persistent).any():
+                    return True
+        return False
+
+    def of(self, known: Sequence[Planned]) -> list[Kind] | None:
+        """Return the variants with their reach into each other; None if the packing problem is too large.
+
+        A follower that was never observed gets a guessed reach: the longest observed reach into the other
+        followers, in allocations or as a share of the follower's length, whichever is longer. If the guesses
+        increase the peak load clearly (as with variants that alternate and never follow themselves),
+        unobserved pairs count as impossible, except pairs that an earlier recording has shown.
+        """
+        if pieces(known) > MOST_PIECES:
+            return None
+        guessed = agreeing([self._kind(planned, known, guesses=True) for planned in known])
+        keys = {planned.key for planned in known}
+        if all(keys.issubset(self._seen(planned)) for planned in known):
+            return guessed
+        as_seen = agreeing([self._kind(planned, known, guesses=False) for planned in known])
+        most = MOST_GUESSED * peak_load(Joint(as_seen).buffers)
+        return guessed if peak_load(Joint(guessed).buffers) <= most else as_seen
+
+    def _kind(self, planned: Planned, known: Sequence[Planned], *, guesses: bool) -> Kind:
+        rows, key, n = planned.buffers, planned.key, len(planned.buffers)
+        seen = self._seen(planned)
+        lengths = {other.key: len(other.buffers) for other in known}
+        never = np.zeros(n, np.int64)
+        columns = [
+            seen[other]
+            if other in seen
+            else _guessed(seen, lengths, length)
+            if guesses or (key, other) in self._followed
+            else never
+            for other, length in lengths.items()
+        ]
+        reach, length = np.stack(columns, axis=1), np.array(list(lengths.values()))
+        end = np.maximum(self._ends.get(key, rows.end), rows.end)
+        unseen = (end > n) & ~reach.any(axis=1)  # the follower was never observed
+        reach = np.where(unseen[:, None], np.minimum((end - n)[:, None], length), reach)
+        stays = rows.persistent | self._stays.get(key, rows.persistent)
+        # It is unknown for how many iterations such a buffer stays alive.
+        stays |= (reach > length + length.min()).any(axis=1)
+        buffers = dataclasses.replace(rows, end=end, persistent=stays)
+        reach = np.where(stays[:, None], 0, reach)
+        return Kind(buffers, reach, planned.pattern.sequence.astype(np.int64), planned.pattern.least)
+
+    def load(self) -> int:
+        """Return the peak load, in bytes, of any succession of the jointly planned variants."""
+        return peak_load(Joint(list(self._planned.values())).buffers)
+
+    def are_planned(self, known: Sequence[Planned], kinds: Sequence[Kind]) -> None:
+        """Note the variants of the last joint plan."""
+        self._planned = {planned.key: kind for planned, kind in zip(known, kinds, strict=True)}
+
+    def planned(self) -> dict[bytes, Kind]:
+        """Return the variants of the last joint plan by key, in the order of their columns."""
+        return self._planned
+
+    def take_up(self, known: Sequence[Planned], kinds: Sequence[Kind]) -> None:
+        """Adopt variants that another process has observed and planned jointly."""
+        self.are_planned(known, kinds)
+        for key, kind in self._planned.items():
+            self._ends[key], self._stays[key] = kind.buffers.end, kind.buffers.persistent
+            for follower, reach in zip(self._planned, kind.reach.T, strict=True):
+                self._reach[key, follower] = reach
+
+
+def pieces(known: Sequence[Planned]) -> int:
+    """Return an upper bound of the joint packing problem's size, in pieces of lifetime."""
+    return 2 * len(known) * sum(len(planned.buffers) for planned in known)
+
+
+def _larger(one: NDArray[np.int64] | None, other: NDArray[np.int64]) -> NDArray[np.int64]:
+    return other if one is None else np.maximum(one, other)
+
+
+def _guessed(seen: dict[bytes, NDArray[np.int64]], long: dict[bytes, int], length: int) -> NDArray[np.int64]:
+    """Guess a variant's reach into an iteration of `length` allocations that was never seen to follow."""
+    guesses = []
+    for follower, reach in seen.items():
+        share = -(-reach * length // long.get(follower, length))
+        guesses.append(np.maximum(np.minimum(reach, length), share))
+    guess: NDArray[np.int64] = np.max(guesses, axis=0)
+    return guess
+
+
+def make_plans(
+    known: Sequence[Planned],
+    kinds: Sequence[Kind],
+    *,
+    alignment: int,
+    wait_bytes: int,
+    patient: bool,
+    around: Sequence[tuple[int, int]] = (),
+    interrupt: Callable[[], bool] | None = None,
+) -> list[Planned] | None:
+    """Plan variants jointly, and check that the plans hold in any succession.
+
+    Args:
+        known: present plans of the same patterns, to be replaced.
+        kinds: variant of each plan.
+        alignment: alignment of every offset, in bytes.
+        wait_bytes: bytes that a plan must save for each wait of one stream for another.
+        patient: true if a plan that is not good is worth a second of search.
+        around: (begin, end) offsets of pinned ranges, which the plans must not use; disjoint.
+        interrupt: polled now and then; true stops the search.
+
+    Returns:
+        One plan for each variant; None if interrupted before the first plan was found.
+    """
+    from solvers import check, lower_bound
+    from solvers.packing.check import check_kinds
+
+    kinds = [_aligned(kind, alignment) for kind in kinds]
+    joint = Joint(kinds)
+    # With lifetime gaps, a patient search would take too long.
+    search = Search(
+        wait_bytes=wait_bytes, patient=patient and len(joint.buffers.gap_buffer) == 0, interrupt=interrupt
+    )
+    everything = with_kept(joint.buffers, around)
+    plan = _packed(joint, everything, search, around)
+    if plan is None or plan.offset is None:
+        return None
+    check(plan, everything)
+    offsets = joint.offsets(plan.offset[: len(joint.buffers), 0])
+    made = []
+    for number, (before, kind, offset) in enumerate(zip(known, kinds, offsets, strict=True)):
+        own = kind.following_itself(number)
+        mine = dataclasses.replace(plan, offset=offset, period=len(kind))
+        mine = as_if_alone(mine, own, lower_bound(own))
+        check(mine, own)
+        within = sum(max(min(end, mine.arena_bytes) - begin, 0) for begin, end in around)
+        made.append(Planned(_as_planned(before.pattern, own), own, mine, around_bytes=within))
+    check_kinds(kinds, [planned.plan for planned in made])
+    return made
+
+
+def _packed(
+    joint: Joint, everything: Buffers, search: Search, around: Sequence[tuple[int, int]]
+) -> Plan | None:
+    """Return the better of two plans of all variants and pinned ranges; None if interrupted before any."""
+    from solvers import Plan, Status, lower_bound
+
+    bound, best = lower_bound(everything), None
+    quick = dataclasses.replace(search, patient=False)
+    offset = pack_coupled(joint, quick.alone, around=around)
+    if offset is not None:
+        offset = np.concatenate([offset, everything.offset[len(offset) :]])
+        arena = int((offset + everything.size)[offset >= 0].max(initial=0))
+        best = Plan(offset[:, None], arena, min(bound, arena), Status.FEASIBLE, "search", 0, 0.0, "finished")
+        if arena <= GOOD * bound or len(everything) + len(everything.gap_buffer) > FEW_PIECES:
+            return best
+    plan = search.briefly(everything) if around else search.alone(everything)
+    if best is None or (plan.offset is not None and plan.arena_bytes < best.arena_bytes):
+        return plan
+    return best
+
+
+def _as_planned(pattern: Pattern, planned: Buffers) -> Pattern:
+    """Return the pattern without the buffers that the plan leaves out, with reduced coverage."""
+    left = planned.persistent & ~pattern.buffers.persistent
+    if not left.any():
+        return pattern
+    end = np.where(left, len(planned), planned.end)
+    everything = dataclasses.replace(planned, end=end, persistent=pattern.buffers.persistent)
+    coverage = pattern.coverage * peak_load(planned) / peak_load(everything)
+    rows = dataclasses.replace(pattern.buffers, persistent=planned.persistent)
+    return dataclasses.replace(pattern, buffers=rows, coverage=coverage)
+
+
+def _aligned(kind: Kind, alignment: int) -> Kind:
+    rows = kind.buffers
+    column = np.full(len(rows), alignment, np.int64)
+    return dataclasses.replace(kind, buffers=dataclasses.replace(rows, alignment=column))

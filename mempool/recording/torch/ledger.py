@@ -1,0 +1,229 @@
+"""The buffer of each living storage, and the buffer's role in the program."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from mempool.recording.torch.rows import ALLOC, FREE, MODULE, NAME, PHASE, POINTER, SIZE, THREAD, Rows
+from mempool.recording.torch.storages import plain_tensors, storages_in
+from traces.errors import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_NOTHING = 99, ""
+#: Roles of a buffer by its holder, the strongest claim first.
+OWNED = ("parameters", "module_buffers", "gradients", "optimizer_state", "inputs")
+
+
+class Known(weakref.ref[Any]):
+    """A living storage.
+
+    Attributes:
+        key: the storage's ``id``, which another storage may get after this one's end.
+        buffer: the number in the trace.
+        size: bytes.
+        device: number of the device.
+        inside: true if made inside a module.
+        pointer: address of the memory, if no operation made the storage; else 0.
+    """
+
+    __slots__ = ("buffer", "device", "inside", "key", "pointer", "size")
+
+    buffer: int
+    device: int
+    inside: bool
+    key: int
+    pointer: int
+    size: int
+
+
+class Ledger:
+    """The living storages met so far, by identity.
+
+    A storage's Python object lives as long as the storage, so a weak reference to that object reports the
+    storage's end. The end may come at any moment, in any thread, and only appends a row.
+
+    Attributes:
+        known: the living storages, by ``id``.
+        devices: the devices met so far, in order.
+        categories: for each buffer, the strength of the claim, and the category.
+        mode: the fake mode whose tensors count as memory; tensors of other fake modes, which DTensor uses to
+            infer shapes, do not.
+        apart: true once an operation of a wrapper was decomposed, which may infer shapes so.
+        modules: number of the module that owns a buffer, if other than the module that made the buffer.
+    """
+
+    def __init__(self, rows: Rows, now: Callable[[], int], *, places: bool = False) -> None:
+        self._rows, self._now, self._places = rows, now, places
+        self._numbers = itertools.count()
+        self._lock = threading.RLock()
+        self.known: dict[int, Known] = {}
+        self.devices: dict[torch.device, int] = {}
+        self.categories: dict[int, tuple[int, str]] = {}
+        self.modules: dict[int, int] = {}
+        self.mode: Any = None
+        self.apart = False
+        self._outside: dict[int, Known] = {}  # storages that no operation made, by address
+        self._others: dict[int, list[int]] = {}  # an entry for each storage of a buffer beyond the first
+
+    def meet(
+        self, tensor: torch.Tensor, storage: Any, head: int, time_ns: int, *, made: bool
+    ) -> Known | None:
+        """Register a storage at the first appearance; return None if the storage is no memory.
+
+        Args:
+            tensor: a tensor in the storage.
+            storage: the storage.
+            head: of the rows of the operation.
+            time_ns: time at which the operation began.
+            made: true if the operation made the storage; else the storage is older, and an input.
+        """
+        device = tensor.device
+        if device.type == "meta" or (isinstance(tensor, FakeTensor) and not self._is_memory(tensor)):
+            return None
+        key = id(storage)
+        with self._lock:
+            if (there := self.known.get(key)) is not None:
+                return there
+            known = Known(storage, self._end)
+            known.key, known.size = key, _size(storage)
+            known.device = self.devices.setdefault(device, len(self.devices))
+            known.inside = head >> MODULE > 0
+            known.pointer = 0 if made else _address(storage)
+            if known.pointer == 0 or not self._is_there(known):
+                self._begin(known, storage, head, time_ns)
+            self.known[key] = known
+        if not made:
+            kind = "parameters" if isinstance(tensor, torch.nn.Parameter) else "inputs"
+            self.claim(known.buffer, kind, len(OWNED))
+        return known
+
+    def _is_memory(self, tensor: FakeTensor) -> bool:
+        if self.mode is None and not self.apart:
+            self.mode = tensor.fake_mode
+        return tensor.fake_mode is self.mode
+
+    def _begin(self, known: Known, storage: Any, head: int, time_ns: int) -> None:
+        known.buffer = buffer = next(self._numbers)
+        size_head = SIZE | known.device << THREAD
+        self._rows.extend((head | ALLOC, buffer, time_ns, size_head, buffer, known.size))
+        if self._places:
+            place = (POINTER, buffer, _address(storage), POINTER | 1 << PHASE, buffer, time.perf_counter_ns())
+            self._rows.extend(place)
+
+    def _is_there(self, known: Known) -> bool:
+        """Return true if another storage shares this memory, such as NumPy's; both then are one buffer."""
+        twin = self._outside.setdefault(known.pointer, known)
+        if twin is known or twin() is None or twin.size != known.size:
+            self._outside[known.pointer] = known
+            return False
+        known.buffer = twin.buffer
+        self._others.setdefault(known.buffer, []).append(0)
+        return True
+
+    def resized(self, known: Known, storage: Any, head: int, time_ns: int) -> None:
+        """Handle a storage with a new size: in the trace, another buffer in place of the old one."""
+        with self._lock:
+            size = _size(storage)
+            if size == known.size:
+                return
+            before, known.size = known.buffer, size
+            self._rows.extend((FREE, before, self._now()))
+            self._begin(known, storage, head, time_ns)
+            if before in self.categories:
+                self.categories[known.buffer] = self.categories[before]
+            if before in self.modules:
+                self.modules[known.buffer] = self.modules[before]
+
+    def _end(self, known: Known) -> None:
+        if self.known.get(known.key) is known:
+            del self.known[known.key]
+        if known.pointer and self._outside.get(known.pointer) is known:
+            del self._outside[known.pointer]
+        if self._others.get(known.buffer):
+            self._others[known.buffer].pop()
+            return
+        self._rows.extend((FREE, known.buffer, self._now()))
+
+    def claim(self, buffer: int, category: str, strength: int) -> None:
+        """Claim a buffer for a category, unless a stronger claim exists; lower numbers are stronger."""
+        if self.categories.get(buffer, _NOTHING)[0] > strength:
+            self.categories[buffer] = strength, category
+
+    def own_input(self, tensor: torch.Tensor) -> None:
+        """Claim a tensor passed to the program's outermost module as an input, unless made in a module."""
+        for plain in plain_tensors(tensor):
+            storage = plain.untyped_storage()
+            known = self.known.get(id(storage)) or self.meet(plain, storage, 0, self._now(), made=False)
+            if known is not None and not known.inside:
+                self.claim(known.buffer, "inputs", len(OWNED) - 1)
+
+    def own(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Claim the storages of some tensors by the user's word, the strongest claim."""
+        for tensor in tensors:
+            self.own_one(category, tensor, -1, strength=-1)
+
+    def own_one(
+        self, category: str, tensor: torch.Tensor | None, module: int, strength: int | None = None
+    ) -> None:
+        """Claim the storages of a tensor.
+
+        Args:
+            category: the category.
+            tensor: owner of the storages; None: no storages.
+            module: number of the module that owns the storages; -1: unknown.
+            strength: of the claim; by default that of the category.
+        """
+        for plain, storage in () if tensor is None else storages_in(tensor):
+            known = self.known.get(id(storage))
+            if known is not None and self.categories.get(known.buffer, _NOTHING)[1] is category:
+                continue  # claimed so before
+            known = known or self.meet(plain, storage, 0, self._now(), made=True)
+            if known is not None:
+                self.claim(known.buffer, category, OWNED.index(category) if strength is None else strength)
+                if module >= 0:
+                    self.modules.setdefault(known.buffer, module)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow storages that are resized outside of operations, as FSDP does."""
+        before = torch.UntypedStorage.resize_
+
+        @functools.wraps(before)
+        def resize(storage: Any, size: int) -> Any:
+            result = before(storage, size)
+            if (known := self.known.get(id(storage))) is not None:
+                self.resized(known, storage, 0, self._now())
+            return result
+
+        torch.UntypedStorage.resize_ = resize
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = before
+
+
+def head_of(thread: int, name: int, module: int) -> int:
+    """Return the head of a row, without kind and phase."""
+    return (thread + 1) << THREAD | (name + 1) << NAME | (module + 1) << MODULE
+
+
+def _address(storage: Any) -> int:
+    return 0 if storage.device.type == "meta" else int(storage.data_ptr())  # also 0 for fake storages
+
+
+def _size(storage: Any) -> int:
+    try:
+        return int(storage.nbytes())
+    except Exception as error:  # torch's error classes are not public
+        raise TraceError(f"a tensor's size depends on data: {str(error).splitlines()[0][:200]}") from error

@@ -1,0 +1,1 @@
+"""Reports of a pool: numbers, reasons of misses, and faults found by ``check=True``."""

@@ -1,0 +1,251 @@
+"""Report of a pool's numbers, as a dict for scripts, as text, and as a table in a notebook."""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mempool import per_rank_files, sharing
+
+if TYPE_CHECKING:
+    from mempool.pool import Pool
+
+#: Outcomes that are not misses: hits, positions that no plan could serve, and allocations that were requested
+#: outside plans.
+NOT_MISSES = ("hit", "dynamic", "outside")
+
+
+def missed(outcomes: dict[str, int]) -> int:
+    """Return the number of allocations that had no plan or did not follow the plan."""
+    return sum(count for outcome, count in outcomes.items() if outcome not in NOT_MISSES)
+
+
+class NewOutcomes:
+    """Counter of each outcome's allocations from one call to the next."""
+
+    def __init__(self) -> None:
+        """Start at zero: the first call returns all allocations."""
+        self._before: dict[str, int] = {}
+
+    def of(self, outcomes: dict[str, int]) -> dict[str, int]:
+        """Return the increase of each outcome since the last call."""
+        new = {outcome: count - self._before.get(outcome, 0) for outcome, count in outcomes.items()}
+        self._before = outcomes
+        return new
+
+
+_TEXT = (
+    ("state", "state"),
+    ("shared_with", "shared with"),
+    ("iterations", "iterations"),
+    ("plan_active_at_iteration", "plan in effect from iteration"),
+    ("hits", "hits"),
+    ("misses", "misses"),
+    ("hit_rate", "hit rate"),
+    ("latest_plan_active_at_iteration", "latest plan from iteration"),
+    ("latest_plan_misses", "misses since then"),
+    ("coverage", "coverage"),
+    ("peak_load_bytes", "peak load"),
+    ("lower_bound_bytes", "lower bound"),
+    ("planned_arena_bytes", "arena as planned"),
+    ("planned_around_bytes", "of it planned around"),
+    ("fragmentation", "fragmentation"),
+    ("arena_bytes", "arena held now"),
+    ("persistent_bytes", "persistent"),
+    ("requested_bytes", "requested now"),
+    ("live_bytes", "live now"),
+    ("reserved_bytes", "reserved now"),
+    ("reserved_peak_bytes", "reserved at most"),
+)
+
+
+_SWAPPING = (
+    ("limit_bytes", "swapping: limit"),
+    ("peak_bytes", "most at once"),
+    ("planned_peak_bytes", "peak as planned"),
+    ("margin_bytes", "planned for less by"),
+    ("unplanned_peak_bytes", "peak without swapping"),
+    ("moves", "moves in the plan"),
+    ("iteration_out_bytes", "to the host, last iteration"),
+    ("iteration_in_bytes", "and back"),
+    ("waits", "copies waited for"),
+    ("waited_seconds", "seconds waited"),
+    ("on_demand", "fetched on demand"),
+    ("evicted", "evicted at once"),
+    ("over", "operations over the limit"),
+    ("beyond", "times more was reserved than that"),
+    ("beyond_bytes", "more by at most"),
+    ("diverged", "iterations off the plan"),
+    ("bypassed", "operations that passed by"),
+    ("plans", "plans"),
+    ("changes", "changes by waits"),
+    ("host_peak_bytes", "host memory at most"),
+    ("host_full", "copies without room there"),
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Counts since the pool began; hits and misses since the first plan took effect. Sizes in bytes."""
+
+    values: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a copy, ready for JSON."""
+        return dict(self.values)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return labels and values as people read them."""
+        said, left_out = self.values, set()
+        if not said["shared_with"]:
+            left_out.add("shared_with")
+        if said["latest_plan_active_at_iteration"] == said["plan_active_at_iteration"]:
+            left_out |= {"latest_plan_active_at_iteration", "latest_plan_misses"}
+        if not said["planned_around_bytes"]:
+            left_out.add("planned_around_bytes")
+        rows = [(label, readable(key, said[key])) for key, label in _TEXT if key not in left_out]
+        reasons = {k: v for k, v in self.values["misses_by_reason"].items() if v}
+        if reasons:
+            after = [label for label, _ in rows].index("misses") + 1
+            rows.insert(after, ("misses by reason", ", ".join(f"{k} {v:,}" for k, v in reasons.items())))
+        rows.extend(_swapping_rows(said.get("swapping")))
+        rows.extend(("fault", fault) for fault in self.values.get("faults", ()))
+        return rows
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        width = max(len(label) for label, _ in rows)
+        return "\n".join([self._title(), *(f"  {a:<{width}}  {b}" for a, b in rows)])
+
+    def _title(self) -> str:
+        rank = self.values.get("rank")
+        return f"mempool: {self.values['name']}" + ("" if rank is None else f" (rank {rank})")
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>"
+            for a, b in self.rows()
+        )
+        return f"<table><caption>{html.escape(self._title())}</caption>{cells}</table>"
+
+
+def _swapping_rows(said: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Return the rows about offloading, without counts of zero."""
+    if said is None:
+        return []
+    first = _SWAPPING[0][0]
+    return [
+        (label if key == first else f"  {label}", readable(key, said[key]))
+        for key, label in _SWAPPING
+        if said.get(key) or key == first
+    ]
+
+
+def readable(key: str, value: Any) -> str:
+    """Return a value as text; sizes in bytes and in binary units."""
+    if value is None:
+        return "-"
+    if key.endswith("_bytes"):
+        return sized(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:.4%}" if key in ("hit_rate", "coverage", "fragmentation") else f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def sized(size_bytes: int) -> str:
+    """Return bytes with binary units: 1536 gives "1,536 B (1.5 KiB)"."""
+    return f"{size_bytes:,} B ({binary(size_bytes)})" if size_bytes >= 1024 else f"{size_bytes:,} B"
+
+
+def source_line(frame: str) -> str:
+    """Return file and line without folders, of either style of paths."""
+    return re.split(r"[/\\]", frame)[-1]
+
+
+def binary(size_bytes: float) -> str:
+    """Return a size in binary units: 1536 gives "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size_bytes) < 1024:
+            return f"{size_bytes:.4g} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.4g} TiB"
+
+
+def make_report(pool: Pool) -> Report:
+    """Collect the numbers of a pool."""
+    client, core = pool.client.stats(), pool.core.stats()
+    state = pool.client.state()
+    planned = pool.planned
+    steady = client["steady"]
+    misses, latest = ({k: v for k, v in c.items() if k not in NOT_MISSES} for c in (steady, client["latest"]))
+    asked = steady["hit"] + sum(misses.values())
+    in_arena = sum(end - begin for begin, end in pool.core.arena_ranges())
+    shared_with = sharing.others(pool)
+    values: dict[str, Any] = {
+        "name": pool.name,
+        "rank": per_rank_files.rank(),
+        "state": pool.state,
+        "iterations": state["iterations"],
+        "plan_active_at_iteration": state["plan_active_at_iteration"] or None,
+        "latest_plan_active_at_iteration": state["latest_plan_active_at_iteration"] or None,
+        "latest_plan_misses": sum(latest.values()),
+        "hits": steady["hit"],
+        "misses": sum(misses.values()),
+        "misses_by_reason": misses,
+        "hits_total": client["outcomes"]["hit"],
+        # Without a plan, as before the first one, allocations cannot miss.
+        "misses_total": missed(client["outcomes"]) - client["outcomes"]["unplanned"],
+        "dynamic": steady["dynamic"],
+        "outside": steady["outside"],
+        "hit_rate": steady["hit"] / asked if asked else None,
+        "coverage": planned.pattern.coverage if planned is not None else None,
+        # The owner of a buffer in the arena is known only to that owner's client.
+        "persistent_bytes": None if shared_with else max(client["live"]["current"] - in_arena, 0),
+        "shared_with": shared_with,
+        "max_reserved_bytes": pool.settings.max_reserved,
+        "arena_bytes": core["arena_bytes"],
+        "small_allocations": client["small"]["total"],
+        "allocations": client["blocks"]["total"],
+        "out_of_memory": client["out_of_memory"],
+        "foreign_frees": client["foreign_frees"],
+        "plans": pool.plans,
+        "arena_refused": core["arena_refused"],
+        "arena_dissolved": core["arena_dissolved"],
+        "device_calls": core["device_calls"],
+        "segments": core["segments"],
+        "stranded_bytes": core["segment_free_bytes"],
+        **_plan_values(pool),
+        "swapping": pool.swapping_values(),
+    }
+    for name, gauge in (
+        ("requested", client["requested"]),
+        ("live", client["live"]),
+        ("reserved", core["reserved"]),
+    ):
+        values[f"{name}_bytes"] = gauge["current"]
+        values[f"{name}_peak_bytes"] = gauge["peak"]
+        values[f"{name}_total_bytes"] = gauge["total"]
+    return Report(values)
+
+
+def _plan_values(pool: Pool) -> dict[str, Any]:
+    planned = pool.planned
+    if planned is None:
+        keys = ("peak_load_bytes", "lower_bound_bytes", "fragmentation", "solver", "status", "solve_seconds")
+        return dict.fromkeys((*keys, "planned_arena_bytes", "planned_around_bytes", "planned_buffers"), None)
+    plan = planned.plan
+    return {
+        "peak_load_bytes": planned.peak_load_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "planned_arena_bytes": plan.arena_bytes,
+        "planned_around_bytes": planned.around_bytes,
+        "planned_buffers": int((~planned.buffers.persistent).sum()),
+        "fragmentation": planned.fragmentation,
+        "solver": plan.solver,
+        "status": str(plan.status),
+        "solve_seconds": plan.seconds,
+    }

@@ -1,0 +1,153 @@
+"""The backend of `torch.compile` that keeps a step within a limit.
+
+    model = torch.compile(model, backend="mempool", options={"limit": "12GiB"})
+
+PyTorch finds the backend by the entry point of the installed package; `register` adds the name to a PyTorch
+that does not see the entry point, such as when run from a source tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mempool.torch.compiled.options import parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import fx
+
+    from mempool.torch.compiled.partition import Partition
+
+
+def mempool(
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile one of Dynamo's graphs.
+
+    Args:
+        graph: the graph from Dynamo.
+        inputs: fake tensors and numbers.
+        options: see `mempool.torch.compiled.options.Options`.
+        mode: not supported.
+
+    Raises:
+        UsageError: the options make no sense.
+        PlanError: the limit is infeasible; the error names the least feasible limit and the cause.
+    """
+    from mempool.torch.compiled.dynamic_sizes import hold_up_to
+    from mempool.torch.compiled.dynamo_frames import code_of, given_to, goes_on, modules, warn_of_the_last
+    from mempool.torch.compiled.graph_budget import budget_of
+    from mempool.torch.compiled.partition import Partition
+    from mempool.torch.compiled.workspaces import of_handle
+
+    chosen = parsed(options, mode)
+    budget, given = budget_of(options), given_to(graph, inputs)
+    looks, present = budget.looks, budget.looks.present
+    present.meet(modules(), given)
+    number = looks.number(code_of(), given)
+    more = goes_on(graph) or looks.is_followed(number)
+    beside = present.beside(number, given, more=more)
+    if chosen.limit is not None and present.device is not None:
+        beside = replace(beside, library=of_handle(present.device))
+    partition = Partition(chosen, budget, number, more, len(given), beside)
+    compile_with = _inductor if chosen.fused else _eager
+    compiled = compile_with(graph, inputs, partition)
+    if chosen.limit is not None and (part := partition.watch.part) is not None:
+        warn_of_the_last()
+        hold_up_to(inputs, part)
+    return compiled
+
+
+def register() -> None:
+    """Register the backend's name with PyTorch."""
+    from torch._dynamo.backends import registry
+
+    if "mempool" not in registry.list_backends(exclude_tags=None):
+        registry.register_backend(mempool)
+
+
+def _eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
+    """Run graphs unfused, each operation by itself."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+    from torch._functorch import config
+
+    from mempool.torch.compiled import forward_only
+
+    def compile_with(graph: fx.GraphModule, inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
+        if (limit := partition.limit_alone) is not None:
+            forward_only.warn(forward_only.needs(graph, partition.outside_bytes), limit)
+        return partition.around(boxed_nop(graph, list(inputs)), inputs, backward=backward)
+
+    with config.patch(donated_buffer=False):  # nothing overwrites them, and a backward pass may run twice
+        compiled: Callable[..., Any] = aot_autograd(
+            fw_compiler=partial(compile_with, backward=False),
+            bw_compiler=partial(compile_with, backward=True),
+            partition_fn=partition,
+            keep_inference_input_mutations=True,
+        )(graph, inputs)
+    return compiled
+
+
+def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
+    """Compile graphs with inductor, PyTorch's own compiler."""
+    from torch._functorch import config as functions
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    from mempool.torch.compiled import forward_only
+    from mempool.torch.compiled.inductor import donated
+    from mempool.torch.compiled.inductor.exact_rounding import as_written
+
+    def compile_with(graph: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
+        backward = bool(given.get("is_backward"))
+        kernels, limit = partition.passes.get(backward), partition.limit_alone
+        if limit is not None:
+            kernels = forward_only.kernels_of(graph, partition.outside_bytes, limit)
+        places = partition.donated if backward and partition.options.rewrites else None
+        settings = {} if kernels is None else kernels.settings()
+        with config.patch(settings), donated.told(places), as_written():
+            made = compile_fx_inner(graph, inputs, **given)
+        if limit is not None and kernels is not None:
+            forward_only.warn(int(kernels.loads.max()), limit)
+        if (run := getattr(made, "current_callable", None)) is not None:  # otherwise the run is not measured
+            made.current_callable = partition.around(run, inputs, backward=backward)
+        return made
+
+    # Caches are off, since decisions depend on more than the graph. Layout optimization is off: an offloaded
+    # value would get another layout than a value that stays, and results would differ in the last bits.
+    # Precision casts are emulated: a low-precision value used where it is made must equal the reloaded value.
+    changes = {
+        "emulate_precision_casts": True,
+        "custom_partitioner_fn": _ours(partition),
+        "fx_graph_cache": False,
+        "layout_optimization": False,
+    }
+    if partition.options.rewrites:
+        # An offload may be the last reader of a buffer, and reuse would overwrite the buffer during the copy.
+        # Besides, buffers kept for reuse are not counted.
+        changes["allow_buffer_reuse"] = False
+    may_write = bool(functions.donated_buffer) and donated.CAN_BE_TOLD
+    with functions.patch(enable_autograd_cache=False, donated_buffer=may_write):
+        compiled: Callable[..., Any] = compile_fx(graph, inputs, compile_with, changes)
+    return compiled
+
+
+def _ours(partition: Partition) -> Any:
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    class Ours(CustomPartitionerFn):
+        def __call__(self, joint: fx.GraphModule, inputs: Sequence[object], **given: Any) -> Any:
+            return partition(joint, inputs, **given)
+
+        def uuid(self) -> None:
+            """Return None, since nothing is cached."""
+
+    return Ours()

@@ -1,0 +1,330 @@
+"""Live memory on a device outside the running graph, tracked by weak references to storages."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from mempool.torch.compiled.tensor_layout import extent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+#: Number of parameters, at least, whose referrers are searched for the optimizers' state.
+_ASKED = 16
+
+Memories = dict[StorageWeakRef, int]
+"""Bytes of memories, each once; a reference keeps the name of a memory, but not the memory."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Bytes on the device that are outside a graph and not among the graph's inputs.
+
+    Attributes:
+        held: bytes that other graphs of the same function hold: saved values and results still in use; plus
+            gradients of earlier steps.
+        kept: the part of `held` that other graphs save, results included if a graph saves them for the
+            backward pass.
+        own: bytes held by other runs of the same graph, or of another graph of the same code.
+        going: positions of the graph's inputs that nothing else needs after the forward pass.
+        parameters: parameters and buffers that the graph does not read.
+        gradients: additional gradients in the backward pass, of parameters that later graphs read.
+        state: the optimizers' state.
+        library: the cuBLAS workspace of each of the threads that run passes.
+    """
+
+    held: int = 0
+    kept: int = 0
+    own: int = 0
+    going: tuple[int, ...] = ()
+    parameters: int = 0
+    gradients: int = 0
+    state: int = 0
+    library: int = 0
+
+
+NOTHING = Beside()
+
+
+class Told(NamedTuple):
+    """A weak reference to a tensor, the address of the first element, and the extent in bytes."""
+
+    tensor: weakref.ref[torch.Tensor]
+    place: int
+    size: int
+
+
+@dataclass
+class Run:
+    """The memory of one forward run of a graph.
+
+    Attributes:
+        given: inputs, without parameters.
+        asked: results that the program requested.
+        kept: values saved for the backward run, without parameters.
+        going: inputs that the decision assumed to be freed after the forward run.
+        over: true if the backward run has happened.
+    """
+
+    given: Memories
+    asked: Memories
+    kept: Memories
+    going: Memories = field(default_factory=dict)
+    over: bool = False
+
+    @property
+    def all(self) -> Memories:
+        """Return all memories of the run that are alive."""
+        return _alive(self.given | self.asked | self.kept)
+
+    @property
+    def results(self) -> Memories:
+        """Return the results that the program requested and that are alive."""
+        return _alive(self.asked)
+
+    @property
+    def waits(self) -> Memories:
+        """Return the live memories that only the pending backward run needs."""
+        if self.over:
+            return {}
+        others = self.asked.keys() | self.given.keys()
+        return {one: size for one, size in _alive(self.kept).items() if one not in others}
+
+
+@dataclass(eq=False)
+class Present:
+    """The memory of the graphs of one call of `torch.compile` and of the compiled modules' parameters.
+
+    Graph numbers grow in the order in which the graphs of a step first ran; a graph may run several times.
+
+    Attributes:
+        device: the device with most bytes, preferring any device over the CPU; only memory there counts.
+    """
+
+    device: torch.device | None = None
+    _modules: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
+    _parameters: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    _given: dict[int, Memories] = field(default_factory=dict)
+    _runs: dict[int, list[Run]] = field(default_factory=dict)
+    _made_back: list[Told] = field(default_factory=list)
+    _lasting: Memories = field(default_factory=dict)
+    _state: Memories | None = None
+
+    def meet(self, modules: Iterable[torch.nn.Module], given: Iterable[Any]) -> None:
+        """Register modules whose parameters count, and choose the device by the inputs of a graph."""
+        self._modules = {key: one for key, one in self._modules.items() if one() is not None}
+        for module in modules:
+            self._modules[id(module)] = weakref.ref(module)
+        sizes: dict[torch.device, int] = {}
+        for one in (plain for some in [*given, *self._values()] for plain in _plain(some)):
+            sizes[one.device] = sizes.get(one.device, 0) + one.nbytes
+        if sizes:
+            self.device = with_most(sizes)
+
+    def meet_parameters(self, values: Iterable[Any]) -> None:
+        """Register parameters among a graph's inputs: code compiled once may run for many modules."""
+        for one in values:
+            if isinstance(one, torch.nn.Parameter):
+                self._parameters[id(one)] = weakref.ref(one)
+
+    def beside(self, number: int, given: Sequence[Any], *, more: bool) -> Beside:
+        """Return the memory outside a graph that is about to run for the first time.
+
+        Args:
+            number: the number of the graph.
+            given: the inputs of the graph.
+            more: true if other graphs follow.
+        """
+        if self._runs:
+            gc.collect()  # reference cycles of earlier compilations may hold tensors
+        own = self._given[number] = self.memories(given)
+        parameters, others, gradients = self.parameters(), self.others(number), self.gradients()
+        every = [run for runs in self._runs.values() for run in runs]
+        kept = _together(_alive(run.kept) for run in every)
+        goes = _together(_alive(run.asked) for run in every).keys() - kept.keys()
+        memories = [self.memories([one]) for one in given]
+        return Beside(
+            held=total(others | gradients, own, parameters),
+            kept=total({one: size for one, size in others.items() if one not in goes}, own, parameters),
+            own=total(_together(run.all for run in self.runs(number)), own, parameters, others),
+            going=tuple(i for i, some in enumerate(memories) if some and some.keys() <= goes),
+            parameters=total(parameters, own),
+            gradients=self._later(number) if more else 0,
+            state=total(self.state()),
+        )
+
+    def runs(self, number: int) -> list[Run]:
+        """Return the forward runs of a graph in this step with any live memory."""
+        self._runs[number] = [run for run in self._runs.get(number, ()) if run.all]
+        return list(self._runs[number])
+
+    def others(self, number: int) -> Memories:
+        """Return the memories that runs of other graphs hold."""
+        numbers = [one for one in list(self._runs) if one != number]
+        return _together(run.all for one in numbers for run in self.runs(one))
+
+    @property
+    def is_used(self) -> bool:
+        """Return true if any module that these graphs belong to is alive."""
+        return bool(self._alive_modules())
+
+    @property
+    def has_several(self) -> bool:
+        """Return true if more than one run is recorded, alive or not."""
+        return sum(map(len, list(self._runs.values()))) > 1
+
+    def waits(self) -> bool:
+        """Return true if any run waits for a backward run."""
+        return any(run.waits for runs in list(self._runs.values()) for run in list(runs))
+
+    def waiting(self) -> list[int]:
+        """Return the graphs that keep memory for a backward run that has not happened."""
+        every = [(number, run) for number, runs in list(self._runs.items()) for run in list(runs)]
+        return list(dict.fromkeys(number for number, run in every if not run.over and _alive(run.kept)))
+
+    def parameters(self) -> Memories:
+        """Return parameters, buffers, and live inputs of graphs from earlier steps; no optimizer state."""
+        state = self.state()
+        lasting = {one: size for one, size in _alive(self._lasting).items() if one not in state}
+        return self.memories(self._values()) | lasting
+
+    def state(self) -> Memories:
+        """Return the optimizers' state, as far as the state existed when the step began."""
+        if self._state is None:
+            parameters = [one for one in self._values() if isinstance(one, torch.nn.Parameter)]
+            self._state = self.memories(states_of(parameters))
+        return _alive(self._state)
+
+    def gradients(self) -> Memories:
+        """Return the gradients of the parameters, of this step or of earlier ones."""
+        leaves = (value for value in self._values() if value.is_leaf)  # PyTorch warns of non-leaves
+        return self.memories(value.grad for value in leaves)
+
+    def on_the_way(self, given: Iterable[torch.Tensor]) -> int:
+        """Return the bytes of gradients made by backward passes and not consumed yet, except those given."""
+        self._made_back = [one for one in self._made_back if one.tensor() is not None]
+        return bytes_of(self._made_back, but=self.told(given))
+
+    def went_forward(self, number: int, run: Run) -> None:
+        """Record a forward run of a graph."""
+        self._runs.setdefault(number, []).append(run)
+
+    def went_back(self, made: Iterable[Any]) -> None:
+        """Record the gradients that a graph has made.
+
+        Reading a tensor's storage creates a share in that storage, and PyTorch then no longer accumulates in
+        place. So gradients are tracked by weak references to the tensors, which live until the gradients are
+        consumed.
+        """
+        self._made_back += self.told(made)
+
+    def told(self, values: Iterable[Any]) -> list[Told]:
+        """Return weak entries of the tensors on the device, without a share in their storage."""
+        plain = (one for value in values for one in _plain(value) if one.device == self.device)
+        return [Told(weakref.ref(one), one.data_ptr(), extent(one)) for one in plain]
+
+    def step(self) -> None:
+        """Start a new step; memory left over from the previous step is not attributed to the graphs."""
+        runs = [run for some in self._runs.values() for run in some]
+        made = _together(run.asked | run.kept for run in runs)
+        given = _together(_alive(run.given) for run in runs)
+        self._lasting = _alive(self._lasting) | {one: size for one, size in given.items() if one not in made}
+        self._runs.clear()
+        self._made_back.clear()
+        self._state = None
+
+    def memories(self, values: Iterable[Any]) -> Memories:
+        """Return the memories of the tensors on the device."""
+        found: Memories = {}
+        for one in values:
+            for plain in _plain(one):
+                if plain.device == self.device:
+                    storage = plain.untyped_storage()
+                    found[StorageWeakRef(storage)] = storage.nbytes()
+        return found
+
+    def _values(self) -> Iterator[torch.Tensor]:
+        for module in self._alive_modules():
+            yield from module.parameters()
+            yield from module.buffers()
+        for reference in list(self._parameters.values()):
+            if (one := reference()) is not None:
+                yield one
+
+    def _alive_modules(self) -> list[torch.nn.Module]:
+        return [module for one in list(self._modules.values()) if (module := one()) is not None]
+
+    def _later(self, number: int) -> int:
+        """Return the bytes of pending gradients of the parameters of later graphs.
+
+        Parameters that a module has twice count too.
+        """
+        read = {one for earlier, given in self._given.items() if earlier <= number for one in given}
+        found: Memories = {}
+        for module in self._alive_modules():
+            seen: Memories = {}
+            for value in (one for _, one in module.named_parameters(remove_duplicate=False)):
+                if value.requires_grad and value.is_leaf and value.grad is None:
+                    memory = self.memories([value])
+                    found |= {one: size for one, size in memory.items() if one in seen or one not in read}
+                    seen |= memory
+        return total(found)
+
+
+def states_of(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
+    """Yield the state that optimizers of any kind keep, in dictionaries keyed by parameters.
+
+    Only some parameters are searched for referrers, since the search takes longer the more parameters are
+    searched. An optimizer that has none of these parameters is not found.
+    """
+    trained = [one for one in parameters if one.requires_grad]
+    for holder in gc.get_referrers(*trained[:: max(len(trained) // _ASKED, 1)]):
+        if isinstance(holder, dict) and isinstance(next(iter(holder), None), torch.nn.Parameter):
+            for one in parameters:
+                if isinstance(state := holder.get(one), dict):
+                    yield from state.values()
+
+
+def with_most(sizes: Mapping[torch.device, int]) -> torch.device:
+    """Return the device with the most bytes, preferring any device over the CPU."""
+    return max(sizes, key=lambda one: (one.type != "cpu", sizes[one]), default=torch.device("cpu"))
+
+
+def total(memories: Mapping[StorageWeakRef, int], *but: Memories) -> int:
+    """Return the bytes of memories that are not in any of `but`."""
+    return sum(size for one, size in memories.items() if not any(one in some for some in but))
+
+
+def bytes_of(tensors: Iterable[Told], *, but: Iterable[Told] = ()) -> int:
+    """Return the bytes of live tensors, except those at the addresses of tensors in `but`."""
+    taken = {one.place for one in but}
+    there = (one for one in tensors if one.tensor() is not None and one.place not in taken)
+    return sum({one.place: one.size for one in there}.values())
+
+
+def _together(some: Iterable[Memories]) -> Memories:
+    return {memory: size for one in some for memory, size in one.items()}
+
+
+def _alive(memories: Memories) -> Memories:
+    return {one: size for one, size in memories.items() if not one.expired()}
+
+
+def _plain(value: Any) -> Iterator[torch.Tensor]:
+    """Yield a tensor that has memory, or the inner tensors of a wrapper subclass."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or is_lazy(value):
+        return
+    if is_traceable_wrapper_subclass(value):
+        for name in value.__tensor_flatten__()[0]:
+            yield from _plain(getattr(value, name))
+    elif value.layout == torch.strided and value.device.type != "meta":
+        yield value

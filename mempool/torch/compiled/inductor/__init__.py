@@ -1,0 +1,1 @@
+"""Memory of the kernels that inductor makes of a rewritten graph."""

@@ -1,0 +1,74 @@
+"""Donated buffers: inputs of a backward graph that die with their last reader and may be overwritten."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import torch
+from torch._functorch import config
+from torch._inductor import graph as lowering
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from mempool.torch.compiled.decision import Decided
+    from mempool.torch.compiled.merged_graph import Joined
+
+#: True if this version of inductor accepts a list of donated buffers.
+CAN_BE_TOLD = hasattr(lowering, "get_donated_idxs")
+
+
+def handed_over(joined: Joined, made: Decided) -> Mapping[str, tuple[int, int]]:
+    """Map the inputs of the backward graph that die with their last readers to (memory, bytes).
+
+    Keys are names of placeholders. Memories are values of the captured graph, which knows shared storages, or
+    negative numbers for tickets.
+
+    Args:
+        joined: the graphs, with the decision applied.
+        made: the decision.
+    """
+    graph, halves, lasting = made.captured.graph, joined.halves, made.lasting
+    inside = {joined.source[node]: value for node, value in made.captured.value_of.items()}
+    value_of = {node.name: value for node, value in inside.items() if node.graph is halves.forward.graph}
+    given: dict[str, tuple[int, int]] = {}
+    for i, (name, node) in enumerate(halves.handed.items()):
+        base = int(graph.base[value_of[name]]) if name in value_of else -1
+        if base < 0 and isinstance(node.meta["val"], torch.Tensor):  # a ticket
+            given[node.name] = -1 - i, node.meta["val"].nbytes
+        elif base >= 0 and not lasting[base] and not graph.host[base]:
+            given[node.name] = base, int(graph.size[base])
+    return given
+
+
+def donated(joined: Joined, made: Decided) -> list[int]:
+    """Return the positions of inputs of the backward graph whose memory is not shared.
+
+    The arguments are those of `handed_over`. PyTorch donates everything that the forward graph saves unless
+    the memory is shared with an argument or result of the function. But a value and a view of that value may
+    both be saved, and one of the two could be read after the other has been overwritten.
+    """
+    if not config.donated_buffer:
+        return []
+    given, lasting = handed_over(joined, made), made.captured.graph.lasting
+    times = Counter(memory for memory, _ in given.values())
+    own = {memory for memory, often in times.items() if memory >= 0 and often == 1 and not lasting[memory]}
+    alone = {name for name, (memory, _) in given.items() if memory in own}
+    inputs = joined.halves.backward.graph.find_nodes(op="placeholder")
+    return [i for i, node in enumerate(inputs) if node.name in alone]
+
+
+@contextlib.contextmanager
+def told(places: Sequence[int] | None) -> Iterator[None]:
+    """Restrict inductor's donated buffers to these inputs of a backward graph; None: no restriction."""
+    if places is None or not CAN_BE_TOLD:
+        yield
+        return
+    asked = lowering.get_donated_idxs
+    lowering.get_donated_idxs = lambda: list(places)
+    try:
+        yield
+    finally:
+        lowering.get_donated_idxs = asked

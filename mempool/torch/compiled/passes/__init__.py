@@ -1,0 +1,1 @@
+"""Graph passes that apply a decision: offload, reload and recompute."""

@@ -1,0 +1,94 @@
+"""Swapping for a pool, from the pool's installation into PyTorch to the pool's end."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+from mempool.torch.eager.mode import Swapper
+from mempool.torch.offload.host_limit import default_host_limit
+
+if TYPE_CHECKING:
+    import torch
+
+    from mempool.torch import TensorPool
+    from mempool.torch.offload.engine import Engine
+
+
+class Swapping:
+    """Keeps a pool's memory within a limit, for the creating thread and that thread's backward passes.
+
+    Attributes:
+        swapper: the dispatch mode.
+    """
+
+    def __init__(self, pool: TensorPool, device: torch.device, limit_bytes: int) -> None:
+        """Start swapping."""
+        host_bytes = pool.settings.host_limit or default_host_limit()
+        self._engine = engine_for(device, host_bytes)
+        self.swapper = Swapper(
+            self._engine,
+            device,
+            limit_bytes,
+            alignment=pool.device.alignment,
+            host_bytes=host_bytes,
+            client=pool.client,
+            ended=pool.mark_found_step,
+            anew=pool.begin_anew,
+        )
+        self._pid = os.getpid()
+        self._ended = False
+        self.swapper.__enter__()
+
+    def begin(self) -> None:
+        """Begin an iteration, as marked by the program; earlier operations belong to no iteration."""
+        self.swapper.begin()
+
+    def marked(self) -> None:
+        """Expect the program's marks of iterations; optimizer steps no longer end iterations."""
+        self.swapper.marked = True
+
+    def mark(self) -> None:
+        """End an iteration, as marked by the program."""
+        self.swapper.marked = True
+        self.swapper.step()
+
+    def values(self) -> dict[str, Any]:
+        """Return the report entries, with sizes in bytes."""
+        return {**self.swapper.values(), "host_bytes": self._engine.host_bytes}
+
+    def end(self) -> None:
+        """Reload every storage and leave PyTorch; to be called in the thread that works with tensors."""
+        if self._ended or self._pid != os.getpid():
+            return  # a forked child goes on as is, with reloads on demand
+        self._ended = True
+        if self.swapper in _get_current_dispatch_mode_stack():
+            _take_out(self.swapper)
+        else:  # called in another thread
+            self.swapper.end()
+        self._engine.close()
+
+
+def engine_for(device: torch.device, host_bytes: int) -> Engine:
+    """Return the copy engine between a device and the host, with at most `host_bytes` of host memory."""
+    if device.type == "cuda":
+        from mempool.torch.offload.cuda_engine import CudaEngine
+
+        return CudaEngine(device, host_bytes)
+    from mempool.torch.offload.host_engine import HostEngine
+
+    return HostEngine(host_bytes)
+
+
+def _take_out(mode: Any) -> None:
+    """Exit a mode, even if other modes were entered later."""
+    above = []
+    while _get_current_dispatch_mode_stack()[-1] is not mode:
+        above.append(_pop_mode())
+    try:
+        mode.__exit__(None, None, None)
+    finally:
+        for other in reversed(above):
+            _push_mode(other)

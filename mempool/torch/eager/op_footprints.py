@@ -1,0 +1,221 @@
+"""Memory footprints of operations: bytes of their results, and of the workspace taken while they run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from mempool.recording.torch.storages import storages_in, tensors_in
+from mempool.torch.eager.operator_traits import PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mempool import _core
+
+#: Runs of an operation with the same shapes whose workspace is measured.
+SAMPLES = 2
+#: The footprint is not computed beforehand if the free room is this many times the bytes of the arguments,
+#: and the operation never made more than this many times its arguments. For an operation whose tensors have
+#: several shapes, as with broadcasting, the footprint is always computed.
+_AMPLE = 8
+#: Maximum number of cached footprints.
+_MOST = 1 << 16
+#: Operations with large workspaces: until measured, the estimate is the bytes of arguments and results.
+_HUNGRY = ("conv", "rnn", "lstm", "gru")
+
+
+class Need:
+    """Memory footprint of an operation with given shapes, in bytes.
+
+    Attributes:
+        made: bytes of the new storages that the operation returns.
+        room: upper bound of the workspace; an estimate until measured.
+        samples: number of measurements of the workspace.
+    """
+
+    __slots__ = ("made", "room", "samples")
+
+    def __init__(self, made: int, room: int = 0) -> None:
+        self.made, self.room, self.samples = made, room, 0
+
+
+class Counters:
+    """Pool counters around one operation, read without disturbing the peaks that others read."""
+
+    def __init__(self, client: _core.Client) -> None:
+        """Read the counters of this client's pool."""
+        self._client = client
+        self._live = self._total = 0
+
+    def begin(self) -> None:
+        """Store the counters before an operation."""
+        live = self._client.stats()["live"]
+        self._live, self._total = live["current"], live["total"]
+
+    def taken(self) -> int:
+        """Return an upper bound of the bytes alive at once since `begin`, beyond those alive at `begin`.
+
+        The bound is the smaller of all bytes allocated since and the distance to the pool's peak so far: each
+        may exceed the true number, neither is below.
+        """
+        live: dict[str, int] = self._client.stats()["live"]
+        return max(min(live["total"] - self._total, live["peak"] - self._live), 0)
+
+
+class Needs:
+    """Cache of footprints by operation and shapes.
+
+    An unknown footprint is computed with tensors that have no memory; if the result's size depends on data, a
+    bound or the largest result seen is used.
+    """
+
+    def __init__(self, counters: Counters | None = None, alignment: int = 1) -> None:
+        """Create an empty cache; without a pool's counters, workspaces stay unknown."""
+        self._counters = counters
+        self._alignment = alignment
+        self._known: dict[Any, Need] = {}
+        self._seen: dict[Any, int] = {}
+        self._share: dict[Any, float] = {}
+        self._grown: dict[Any, float] = {}  # largest ratio of result bytes to argument bytes
+
+    def of(self, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Need:
+        """Return the footprint of an operation.
+
+        Args:
+            func: the operation.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            given: bytes of the storages among the arguments.
+            spare: free bytes without any eviction.
+        """
+        sized = given == 0  # sized by a number, as arange; elsewhere numbers are learning rates and the like
+        try:
+            key = (func, _part(args, sized), _part(kwargs, sized) if kwargs else None)
+            need = self._known.get(key)
+        except Exception:  # an argument without hash or shape: a nested tensor
+            return Need(self._asked(func, args, kwargs))
+        if need is None:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            modest = self._grown.get(func, math.inf) <= _AMPLE and _is_even(args)
+            ample = modest and 0 < given * _AMPLE <= spare
+            made = 0 if ample else self._asked(func, args, kwargs)
+            need = self._known[key] = Need(made, self._guessed(func, given + made))
+        return need
+
+    def _guessed(self, func: Any, touched: int) -> int:
+        """Estimate the workspace: the same share of the touched bytes as with other shapes."""
+        if self._counters is None:
+            return 0
+        share = self._share.get(func)
+        if share is None:
+            share = float(any(part in str(func) for part in _HUNGRY))
+        return int(share * touched)
+
+    def begin(self) -> None:
+        """Begin the measurement of an operation."""
+        if self._counters is not None:
+            self._counters.begin()
+
+    def end(self, func: Any, need: Need, given: int, made: int) -> None:
+        """Record an ended operation's argument and result bytes, and the workspace if it is sampled."""
+        self._grown[func] = max(self._grown.get(func, 0), made / max(given, 1))
+        if made > need.made:
+            need.made = made
+            self._seen[func] = max(self._seen.get(func, 0), made)
+        if need.samples < SAMPLES:
+            if self._counters is not None:
+                room = max(self._counters.taken() - made, 0)
+                need.room = min(need.room, room) if need.samples else room
+                self._share[func] = max(self._share.get(func, 0), room / max(given + made, 1))
+            need.samples += 1
+
+    def _asked(self, func: Any, args: Any, kwargs: Any) -> int:
+        """Return the bytes of an operation's results, as far as they can be predicted."""
+        try:
+            return self._rounded(_without_memory(func, args, kwargs))
+        except Exception:  # data-dependent size, or no meta kernel
+            bound = _BOUNDS.get(func.name().partition(".")[0]) if hasattr(func, "name") else None
+            try:
+                return self._seen.get(func, 0) if bound is None else bound(args)
+            except Exception:  # arguments that the bound does not expect
+                return self._seen.get(func, 0)
+
+    def _rounded(self, sizes: list[int]) -> int:
+        unit = self._alignment
+        return sum(-(-size // unit) * unit for size in sizes)
+
+
+def _is_even(args: Any) -> bool:
+    """Return whether all tensors among these arguments have one shape."""
+    return len({value.shape for value in args if isinstance(value, torch.Tensor)}) <= 1
+
+
+def _part(value: Any, sized: bool) -> Any:  # noqa: FBT001
+    """Return the part of an argument that determines the size of a result; floats count only if ``sized``."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value.shape, value.dtype, None if value.is_contiguous() else value.stride()
+    if kind is tuple or kind is list:
+        return tuple([_part(entry, sized) for entry in value])
+    if kind is dict:
+        return tuple([(name, _part(entry, sized)) for name, entry in value.items()])
+    if isinstance(value, torch.Tensor):
+        return kind, value.shape, value.dtype
+    return kind, None if kind is float and not sized else value
+
+
+def _without_memory(func: Any, args: Any, kwargs: Any) -> list[int]:
+    """Return the sizes of an operation's new storages, computed with meta tensors of the same shapes."""
+
+    def empty(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+    with _disable_current_modes(), torch.no_grad():
+        args, kwargs = tree_map(empty, (args, kwargs))
+        if "device" in kwargs:
+            kwargs["device"] = torch.device("meta")
+        given = {id(storage) for tensor in tensors_in((args, kwargs)) for _, storage in storages_in(tensor)}
+        made = {id(storage): storage.nbytes() for _, storage in storages_in(func(*args, **kwargs))}
+    return [size for key, size in made.items() if key not in given]
+
+
+def _indices(args: Any) -> int:
+    """Bound the result of ``nonzero``: int64[numel, dim]."""
+    return int(8 * args[0].numel() * max(args[0].dim(), 1))
+
+
+def _chosen(args: Any) -> int:
+    """Bound the result of ``masked_select``: every element."""
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    return int(args[0].element_size() * shape.numel())
+
+
+def _distinct(args: Any) -> int:
+    """Bound the results of ``unique`` and variants: each element with an index and a count."""
+    return int((args[0].element_size() + 16) * args[0].numel())
+
+
+def _indexed(args: Any) -> int:
+    """Bound the result of ``index`` with masks: every element."""
+    return int(args[0].element_size() * args[0].numel())
+
+
+#: Upper bounds in bytes for operations whose result size depends on data.
+_BOUNDS: dict[str, Callable[[Any], int]] = {
+    "aten::nonzero": _indices,
+    "aten::masked_select": _chosen,
+    "aten::_unique": _distinct,
+    "aten::_unique2": _distinct,
+    "aten::unique_dim": _distinct,
+    "aten::unique_consecutive": _distinct,
+    "aten::unique_dim_consecutive": _distinct,
+    "aten::index": _indexed,
+}

@@ -1,0 +1,285 @@
+"""Device emulation: fake tensors of the CPU that take memory as tensors of another device do.
+
+    with FakeTensorMode(), as_on("cuda", capability=(9, 0)):
+        loss = model(x).sum()
+        loss.backward()
+
+A build of PyTorch without CUDA supports fake tensors "on cuda" only up to the backward pass. Fake tensors on
+the CPU support everything, but some functions take other buffers there. Inside the block these take the
+target's buffers:
+
+* attention: `attention.py` chooses the kernel; dropout keeps a mask of bytes, not of the input's type; a
+  recurrent layer is one cuDNN call (`recurrent.py`); all through `kernels.py`;
+* `torch.autocast("cuda")` is autocast, with CUDA's list of operations that run in 32 bits (`precision.py`);
+* optimizers and gradient clipping take their foreach forms, as they do for parameters on CUDA;
+* the device name "cuda" stands for the fake device: `.to("cuda")` moves nothing;
+* modules can be converted and moved, which fake tensors otherwise refuse (`modules_convert`);
+* transformers, unable to read positions, does not assume packed sequences (`masks.py`);
+* optimizers of bitsandbytes have their state, and take no step (`eight_bit.py`);
+* `trunc_normal_`, unable to read values, does not draw forever for values within bounds (`drawn.py`).
+
+Functions that take the same buffers on CUDA stay unchanged: batch norm (cuDNN's keeps mean and inverse
+deviation as the native one does; the reserve is empty unless fused with an activation, which eager mode never
+requests), layer norm, cross entropy, embedding. Memory that kernels allocate inside is in `margins.py`,
+except for attention's backward pass, which is large and known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+from mempool.errors import UsageError
+from mempool.torch.estimate.device import autocast, kernels
+from mempool.torch.estimate.device.masks import sequences_unpacked
+from mempool.torch.estimate.device.rejection_sampling import drawn_blindly
+from mempool.torch.estimate.fake.eight_bit_optimizers import optimizers_by_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A model of GPU, as far as the choice of kernels depends on the model.
+
+    Attributes:
+        capability: the compute capability: (8, 0) is an A100, (8, 9) an RTX 4090 or L4, (9, 0) an H100.
+        cudnn: cuDNN's version, as returned by `torch.backends.cudnn.version()`.
+    """
+
+    capability: tuple[int, int] = (8, 0)
+    cudnn: int = 91600
+
+    @property
+    def prefers_cudnn_attention(self) -> bool:
+        """Return whether cuDNN's attention comes first (`check_prefer_cudnn_attention`)."""
+        return self.cudnn > 91500 and self.capability[0] in (9, 10)
+
+
+@contextlib.contextmanager
+def as_on(
+    device: str = "cuda", *, capability: tuple[int, int] = (8, 0), cudnn: int = 91600
+) -> Iterator[None]:
+    """Let fake tensors of the CPU take the buffers of tensors on a device.
+
+    Real tensors are unaffected, except for the types that autocast chooses: the changes hold for the whole
+    process while the block runs. The innermost of nested blocks counts: entering removes the kernels of the
+    enclosing block, and leaving restores them.
+
+    Args:
+        device: "cuda", or "cpu", for which only the last four changes of the module's list are made, and deep
+            copies.
+        capability: the compute capability, which decides between kernels of attention.
+        cudnn: cuDNN's version, likewise.
+
+    Raises:
+        UsageError: the device is another one.
+    """
+    kind = str(device).partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise UsageError(f"no device {device!r} to fit on: there are 'cuda' and 'cpu'")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(modules_convert())
+        stack.enter_context(_numbers_copied())
+        stack.enter_context(sequences_unpacked())
+        stack.enter_context(optimizers_by_layout())
+        stack.enter_context(drawn_blindly())
+        stack.enter_context(_kernels_of(Target(capability, cudnn) if kind == "cuda" else None))
+        if kind == "cuda":
+            stack.enter_context(cuda_is_here())
+        yield
+
+
+def device_around() -> str | None:
+    """Return the device of the innermost open block of `as_on`; None outside of all blocks."""
+    return None if _innermost is None else "cpu" if _innermost.target is None else "cuda"
+
+
+@contextlib.contextmanager
+def cuda_is_here() -> Iterator[None]:
+    """Let "cuda" name the device of fake tensors, so that `.to("cuda")` moves nothing."""
+    with _backward_stays_in(), _CudaIsHere():
+        yield
+
+
+class _Kernels:
+    """Overrides of functions that a device computes differently than the CPU; None: no overrides."""
+
+    def __init__(self, target: Target | None) -> None:
+        self.target = target
+        self._stack = contextlib.ExitStack()
+
+    def take(self) -> None:
+        """Override the functions."""
+        if self.target is not None:
+            enter = self._stack.enter_context
+            enter(foreach_by_default())
+            enter(autocast.autocast_of_cuda())
+            enter(kernels.overriding("AutocastCPU", autocast.of_cuda()))
+            enter(kernels.overriding("AutogradCPU", kernels.of_cuda(self.target)))
+            enter(_no_inference_mode())
+
+    def give_back(self) -> None:
+        """Restore the functions."""
+        self._stack.close()
+
+
+#: Kernels of the innermost open block.
+_innermost: _Kernels | None = None
+
+
+@contextlib.contextmanager
+def _kernels_of(target: Target | None) -> Iterator[None]:
+    """Override the kernels in the block; an enclosing block's overrides are suspended meanwhile."""
+    global _innermost
+    around, mine = _innermost, _Kernels(target)
+    if around is not None and around.target == target:
+        yield
+        return
+    if around is not None:
+        around.give_back()
+    _innermost = mine
+    try:
+        mine.take()
+        yield
+    finally:
+        mine.give_back()
+        _innermost = around
+        if around is not None:
+            around.take()
+
+
+@contextlib.contextmanager
+def modules_convert() -> Iterator[None]:
+    """Let `Module.to`, `half`, `cuda` and similar methods convert fake parameters in place.
+
+    PyTorch would swap each parameter for a new one, which weak references forbid; fake mode holds such
+    references.
+    """
+    before = nn.Module._apply
+
+    def apply(module: Any, fn: Any, recurse: bool = True) -> Any:  # noqa: FBT001, FBT002 - PyTorch's own
+        held = [*module._parameters.values(), *module._buffers.values()]
+        if not any(isinstance(tensor, FakeTensor) for tensor in held):
+            return before(module, fn, recurse)
+        for child in module.children() if recurse else ():
+            child._apply(fn)
+        with torch.no_grad():
+            for tensor in held:
+                for part in (tensor, None if tensor is None else tensor.grad):
+                    if part is not None:
+                        part.data = fn(part)
+        return module
+
+    nn.Module._apply = apply
+    try:
+        yield
+    finally:
+        nn.Module._apply = before
+
+
+@contextlib.contextmanager
+def _numbers_copied() -> Iterator[None]:
+    """Let `copy.deepcopy` copy fake tensors with a known value, such as batch norm's count of batches.
+
+    PyTorch would give the copy the storage of the known value, which is on another device.
+    """
+
+    def copied(tensor: Any, memo: dict[int, Any]) -> Any:
+        if tensor.constant is None or not tensor.is_leaf or tensor.requires_grad:
+            return Tensor.__deepcopy__(tensor, memo)
+        return memo.setdefault(id(tensor), tensor.clone())
+
+    outermost = "__deepcopy__" not in vars(FakeTensor)
+    if outermost:
+        FakeTensor.__deepcopy__ = copied
+    try:
+        yield
+    finally:
+        if outermost:
+            del FakeTensor.__deepcopy__
+
+
+@contextlib.contextmanager
+def foreach_by_default() -> Iterator[None]:
+    """Let optimizers and gradient clipping choose for fake tensors as they do for parameters on CUDA.
+
+    Both check the exact type and the kind of device (`torch.optim.optimizer._default_to_fused_or_foreach`,
+    `torch.utils._foreach_utils._has_foreach_support`).
+    """
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+
+    lists = (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types)
+    before = optimizer._get_foreach_kernels_supported_devices
+    added = [known for known in lists if FakeTensor not in known]
+    for known in added:
+        known.append(FakeTensor)
+    optimizer._get_foreach_kernels_supported_devices = lambda: [*before(), "cpu"]
+    try:
+        yield
+    finally:
+        optimizer._get_foreach_kernels_supported_devices = before
+        for known in added:
+            known.remove(FakeTensor)
+
+
+@contextlib.contextmanager
+def _no_inference_mode() -> Iterator[None]:
+    """Replace `torch.inference_mode`, which skips the overridden autograd keys, by `torch.no_grad`."""
+    before = torch._C._InferenceMode
+    torch._C._InferenceMode = lambda on: torch.no_grad() if on else contextlib.nullcontext()
+    try:
+        yield
+    finally:
+        torch._C._InferenceMode = before
+
+
+class _CudaIsHere(TorchFunctionMode):
+    """Function mode that replaces the device "cuda" by the device of fake tensors, the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ASKED:
+            kwargs = kwargs or {}
+            if func is Tensor.backward:  # checkpoints that recompute in the backward find the mode on
+                with self:
+                    return _backward(*args, **kwargs)
+            if func is Tensor.cuda and isinstance(args[0], FakeTensor):
+                return args[0]
+            if func is Tensor.to:
+                args = (args[0], *(_here(a) for a in args[1:]))
+        if not kwargs:
+            return func(*args)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": _here(kwargs["device"])}
+        return func(*args, **kwargs)
+
+
+_ASKED = frozenset((Tensor.backward, Tensor.cuda, Tensor.to))
+
+
+def _backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
+    torch.autograd.backward(tensor, gradient, *args, inputs=inputs, **kwargs)
+
+
+@contextlib.contextmanager
+def _backward_stays_in() -> Iterator[None]:
+    """Keep `torch.autograd.backward` and ``grad`` from modes, which would be off inside of them."""
+    before = torch.autograd.has_torch_function
+    torch.autograd.has_torch_function = lambda _: False
+    try:
+        yield
+    finally:
+        torch.autograd.has_torch_function = before
+
+
+def _here(device: Any) -> Any:
+    named = isinstance(device, (str, torch.device)) and str(device).partition(":")[0] == "cuda"
+    return "cpu" if named or type(device) is int else device

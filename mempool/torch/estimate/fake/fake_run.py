@@ -1,0 +1,245 @@
+"""Fake run: a job on tensors without memory, recorded as a trace of the allocations of a real run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from mempool.errors import UsageError
+from mempool.recording.torch import AccessRecorder
+from mempool.reporting.report import binary
+from mempool.torch.estimate.device.emulation import as_on
+from mempool.torch.estimate.failures import told
+from mempool.torch.estimate.fake.isolation import isolated
+from mempool.torch.estimate.fake.mode import ValuelessMode, fake_mode
+from mempool.torch.estimate.fake.tensors import to_fake
+from mempool.torch.estimate.losses import loss_of
+from mempool.torch.estimate.model_outputs import cache_tensors, note_of_loop
+from mempool.torch.estimate.models import made_model
+from mempool.torch.estimate.positions import beyond_positions
+from mempool.torch.estimate.remedies.checkpointing import checkpointed
+from traces.trace import COLUMNS
+
+LOOKED = (
+    "the optimizer looks at values, which there are none of: what it needs is taken not to depend on them"
+)
+PAGED = (
+    "not counted: {} of optimizer state in unified memory, which moves to the host where the GPU is full; "
+    "each step is slower by the copies then"
+)
+#: Category of the optimizer's tensors on the host; removed from the returned trace.
+_HOST = "host"
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from mempool.torch.estimate.training_step import Job
+    from traces import Trace
+
+
+def run(
+    job: Job,
+    steps: int = 2,
+    *,
+    warn: Callable[[str], object] = lambda _: None,
+    clock: Callable[[Any, Any, Any, Any], int] | None = None,
+) -> Trace:
+    """Run some steps of a job without a GPU and without memory.
+
+    Random states, defaults, modes and settings of the process are restored afterwards, and ``functools``
+    caches that received fake tensors are emptied. State that the job's own code keeps elsewhere stays, such
+    as a list filled by hooks or a dictionary of masks in a module.
+
+    Args:
+        job: the job.
+        steps: number of steps; the first one makes the optimizer's state, the second is like all that follow.
+        warn: called with circumstances that make the result less certain.
+        clock: returns the time of an operation on the device, for `AccessRecorder`; None: no time.
+
+    Returns:
+        The trace: buffers alive from before, then the steps, each ended by a mark "step", with "forward",
+        "backward" and "optimizer" between; categories, modules and operations. Sizes are not rounded.
+
+    Raises:
+        UsageError: the job cannot be tried; the message names the place and, for known cases, the remedy.
+    """
+    with (
+        isolated(),
+        fake_mode() as mode,
+        as_on(job.device, capability=job.capability),
+        told(f"trying a step without memory, mode {job.mode}") as watch,
+    ):
+        made = _Made.of(job, mode, warn)
+        watch.model = made.model
+        with AccessRecorder([made.model], made.optimizers, clock=clock) as recorder:
+            inputs = _inputs(job, made.model, recorder, warn)
+            begin = _train if job.mode == "train" else _infer
+            take = begin(job, made, inputs, recorder, warn)
+            for _ in range(steps):
+                next(take)
+                recorder.own(_HOST, _on_the_host(job, made))
+                recorder.step()
+            if paged := _paged(job, made):
+                warn(PAGED.format(binary(sum(tensor.nbytes for tensor in paged))))
+            del take
+    trace = _without_host(recorder.trace())
+    of = {"clock": "none" if clock is None else "modelled"}
+    return dataclasses.replace(trace, metadata=dict(trace.metadata) | of)
+
+
+def _inputs(
+    job: Job, model: nn.Module, recorder: AccessRecorder, warn: Callable[[str], object]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield batch after batch, as a loader does: a new one exists before the previous one is freed."""
+    while True:
+        batch = to_fake((*job.inputs(job.batch), job.labels and job.labels(job.batch)))
+        recorder.own("inputs", _tensors(batch))
+        if text := beyond_positions(model, *batch[:2]):
+            warn(text)
+        yield batch
+
+
+@dataclass
+class _Made:
+    """A job's model and optimizers."""
+
+    model: nn.Module
+    optimizers: list[torch.optim.Optimizer]
+
+    @classmethod
+    def of(cls, job: Job, mode: FakeTensorMode, warn: Callable[[str], object]) -> _Made:
+        model = made_model(job.model, job.dtype, warn)
+        model.train(job.mode == "train")
+        if job.checkpoint:
+            checkpointed(model, job.checkpoint)
+        if job.optimizer is None or job.mode == "inference":
+            return cls(model, [])
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trained:
+            raise UsageError("no parameter of the model requires a gradient: there is nothing to train")
+        optimizer = job.optimizer(trained)
+        _let_look(optimizer, mode, warn)
+        if job.mode == "eval":
+            _make_state(optimizer)
+        return cls(model, [optimizer])
+
+
+def _let_look(optimizer: torch.optim.Optimizer, mode: FakeTensorMode, warn: Callable[[str], object]) -> None:
+    """Let the optimizer's step read values, which affect the length of a step but not the memory."""
+    if isinstance(mode, ValuelessMode):
+        step = optimizer.step
+
+        @functools.wraps(step)
+        def looking(*args: Any, **kwargs: Any) -> Any:
+            with mode.guessing(lambda: warn(LOOKED)):
+                return step(*args, **kwargs)
+
+        optimizer.step = looking
+
+
+def _make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Make the optimizer's state as a first step of training does."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _on_the_host(job: Job, made: _Made) -> list[torch.Tensor]:
+    """Return step counts, which optimizers keep on the host unless fused or capturable, and paged state."""
+    return _paged(job, made) + [
+        state["step"]
+        for optimizer in (made.optimizers if job.device == "cuda" else ())
+        for group in optimizer.param_groups
+        if not group.get("fused") and not group.get("capturable")
+        for parameter in group["params"]
+        if isinstance((state := optimizer.state.get(parameter, {})).get("step"), torch.Tensor)
+    ]
+
+
+def _paged(job: Job, made: _Made) -> list[torch.Tensor]:
+    """Return optimizer state in unified memory, which moves to the host if the GPU is full."""
+    states = [state for each in made.optimizers if job.device == "cuda" for state in each.state.values()]
+    held = [value for state in states if isinstance(state, dict) for value in state.values()]
+    return [value for value in held if getattr(value, "of_host", False)]
+
+
+def _without_host(trace: Trace) -> Trace:
+    """Return the trace without buffers on the host."""
+    if _HOST not in trace.names:
+        return trace
+    there = np.zeros(len(trace), np.bool_)
+    there[trace.category == trace.names.index(_HOST)] = True
+    keep = ~(there[trace.births] & trace.of_buffers)
+    return dataclasses.replace(trace, **{name: getattr(trace, name)[keep] for name in COLUMNS})
+
+
+def _train(
+    job: Job,
+    made: _Made,
+    inputs: Iterator[tuple[Any, ...]],
+    recorder: AccessRecorder,
+    warn: Callable[[str], object],
+) -> Iterator[None]:
+    (optimizer,) = made.optimizers
+    held: list[Any] = [None, None]  # variables of a loop: output and loss
+    while True:
+        for at, (args, kwargs, labels) in zip(range(job.accumulate), inputs, strict=False):
+            with _precision(job):
+                output = made.model(*args, **kwargs)
+                recorder.own("key_value_cache", cache_tensors(output))
+                held[0] = output if job.holds_output else None
+                loss = loss_of(job, output, labels, warn)
+                del output
+            if job.accumulate > 1:
+                loss = loss / job.accumulate
+            held[1] = loss if job.holds_output else None
+            if job.clears_late and at == 0:
+                optimizer.zero_grad(set_to_none=job.set_to_none)
+            loss.backward()
+            del loss
+        optimizer.step()
+        if not job.clears_late:
+            optimizer.zero_grad(set_to_none=job.set_to_none)
+        yield
+
+
+def _infer(
+    job: Job,
+    made: _Made,
+    inputs: Iterator[tuple[Any, ...]],
+    recorder: AccessRecorder,
+    warn: Callable[[str], object],
+) -> Iterator[None]:
+    held: list[Any] = [None]
+    for args, kwargs, _ in inputs:
+        with torch.no_grad(), _precision(job):
+            output = made.model(*args, **kwargs)
+        recorder.own("key_value_cache", cache_tensors(output))
+        if job.hold_output is None and (note := note_of_loop(output, made.model)):
+            warn(note)
+        held[0] = output if job.holds_output else None
+        del output
+        yield
+
+
+def _precision(job: Job) -> contextlib.AbstractContextManager[Any]:
+    if job.autocast is None:
+        return contextlib.nullcontext()
+    lower: contextlib.AbstractContextManager[Any] = torch.autocast("cpu", dtype=job.autocast)
+    return lower
+
+
+def _tensors(given: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]

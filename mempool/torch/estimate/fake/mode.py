@@ -1,0 +1,225 @@
+"""Fake mode with shortcuts for operations that change only values."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import _DisableTorchDispatch
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from mempool.torch.estimate.device.in_place import IN_PLACE, Meeting, in_place
+from mempool.torch.estimate.fake import ones
+from mempool.torch.estimate.fake.meta_cache import Remembered, can_be
+from mempool.torch.estimate.fake.meta_results import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: Assumed values of tensors that are not floating-point.
+_GUESS = {
+    torch.bool: False,
+    **dict.fromkeys((torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64), 1),
+}
+#: Operation that returns a tensor's device.
+_DEVICE = torch.ops.prim.device.default
+#: Operation that reads a value.
+_LOOK_AT = torch.ops.aten._local_scalar_dense.default
+#: Operations that turn a number's tensor into a fake tensor of the mode.
+_LIFTS = frozenset((torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default))
+_ADD = torch.ops.aten.add.Tensor
+#: Losses whose mean or sum is written into the storage of the elementwise loss, which stays alive.
+_SHRINKING = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
+)
+#: Operations applied to counts of batches and steps.
+_NUMBERS = (int, float)
+_COUNTS = frozenset((torch.ops.aten.add_.Tensor, torch.ops.aten.zero_.default))
+
+
+class ValuelessMode(FakeTensorMode):
+    """FakeTensorMode with shortcuts for operations that only write values.
+
+    Initialising a model and updating parameters take thousands of these; nothing is computed and nothing is
+    allocated, so the argument is the result.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._guessed: Callable[[], object] | None = None
+        self._remembered = Remembered(self)
+        self._meeting = Meeting()
+        self._within = 0  # operations that are being found out
+        self.cache_enabled = False  # PyTorch's own cache, which would add a lookup and an insertion
+
+    def __deepcopy__(self, memo: object) -> ValuelessMode:
+        """Return this mode: the copy of a tensor, which copies all attributes, stays in the same mode."""
+        return self
+
+    @contextlib.contextmanager
+    def guessing(self, told: Callable[[], object]) -> Iterator[None]:
+        """Allow reads of values that do not affect memory: numbers are 1, booleans are false.
+
+        For optimizers, which read norms to choose the length of a step.
+
+        Args:
+            told: called at each read.
+        """
+        self._guessed = told
+        try:
+            yield
+        finally:
+            self._guessed = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and not self.in_kernel_invocation and type(args[0]) is FakeTensor:
+            return args[0].fake_device  # requested several times in each operation
+        way = _WAYS.get(func)
+        if way is None:
+            way = _WAYS[func] = _way(func)
+        if way is _SHRINK:
+            return self._shrunk(self._found_out(func, types, args, kwargs), args)
+        if way not in _BY_KIND:
+            answer = self._at_once(way, func, args, kwargs)
+            if answer is not _NOTHING:
+                return answer
+        if way in _REMEMBERED and not self.in_kernel_invocation:
+            made = self._as_before(in_place(func) if way is _OUT_OF_PLACE else func, types, args, kwargs)
+            if way is _ONES:
+                ones.mark_result(func, args, made)
+            return made
+        return self._found_out(func, types, args, kwargs)
+
+    def _found_out(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Return PyTorch's own result, which may decompose the operation into others that reach this mode."""
+        self._within += 1
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._within -= 1
+
+    def _shrunk(self, loss: Any, args: Any) -> Any:
+        """Return a reduced loss in a storage with one value for each element; other losses unchanged."""
+        whole = torch.broadcast_shapes(args[0].shape, args[1].shape)
+        if loss.dim() or not whole:
+            return loss
+        storage = torch.empty(whole, dtype=loss.dtype, device="meta")
+        return self._remembered.tensor(storage.as_strided((), ()))
+
+    def _at_once(self, way: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a result that does not depend on sizes, or _NOTHING."""
+        if way is _UPDATE:
+            return None if all(map(_is_plain, args[0])) else _NOTHING
+        if way is _LIFT:
+            return self._constant(args[0]) if _is_number(args[0]) else _NOTHING
+        if type(args[0]) is not FakeTensor:
+            return _NOTHING
+        constant = args[0].constant
+        if way is _FILL and constant is None:
+            return args[0]
+        if way is _LOOK:
+            return self._look(func, args[0], constant)
+        if way is _MEET:
+            meets = constant is None and not self._within and self._meeting.in_place(args, kwargs)
+            return args[0] if meets else _NOTHING
+        if func in _COUNTS and constant is not None and all(type(value) in _NUMBERS for value in args[1:]):
+            with _DisableTorchDispatch():
+                func(constant, *args[1:])
+            return args[0]
+        return _NOTHING
+
+    def _look(self, func: Any, tensor: FakeTensor, constant: torch.Tensor | None) -> Any:
+        """Return a known value, such as an optimizer's count of steps, or a guess if allowed."""
+        if constant is not None:
+            with _DisableTorchDispatch():
+                return func(constant)
+        if self._guessed is None:
+            return _NOTHING
+        self._guessed()
+        return _GUESS.get(tensor.dtype, 1.0)
+
+    def _constant(self, number: torch.Tensor) -> FakeTensor:
+        """Turn a number's tensor into a fake tensor with a known value, as FakeTensorMode does."""
+        with _DisableTorchDispatch():
+            value = number.clone()
+            made = self._remembered.tensor(torch.empty_like(number, device="meta"))
+        made.constant = value
+        self.fake_tensor_converter.add_constant_storage_mapping(made)
+        self.fake_tensor_converter.set_tensor_memo(value, made)
+        return made
+
+    def _as_before(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Return the cached result, or else PyTorch's, which is then cached."""
+        memory = self._remembered
+        key = memory.key(func, args, kwargs)
+        answer = None if key is None else memory.answer(key, args, kwargs or {})
+        if isinstance(answer, Answer):
+            return memory.told(answer, args)
+        found = self._found_out(func, types, args, kwargs)
+        if key is not None and answer is False:
+            memory.learn(key, func, args, kwargs, found)
+        return found
+
+
+def fake_mode() -> FakeTensorMode:
+    """Return the active fake mode, whose tensors a job may use, or a new mode."""
+    return detect_fake_mode() or ValuelessMode()
+
+
+_USUAL, _FILL, _UPDATE, _OUT_OF_PLACE = "usual", "fill", "update", "out of place"
+_LOOK, _LIFT, _COUNT, _MEET, _KNOWN, _SHRINK = "look", "lift", "count", "meet", "known", "shrink"
+_ONES = "ones"
+_REMEMBERED = frozenset((_KNOWN, _ONES, _COUNT, _MEET, _OUT_OF_PLACE))
+#: Shortcuts that depend only on the kinds of the arguments.
+_BY_KIND = frozenset((_KNOWN, _ONES, _USUAL))
+_NOTHING = object()
+#: Shortcut of each operation seen so far.
+_WAYS: dict[Any, str] = {}
+#: Operations that fill a tensor from numbers, and return the tensor.
+_FILLS = frozenset(
+    f"aten::{name}" for name in ("uniform_", "normal_", "zero_", "fill_.Scalar", "erfinv_", "clamp_")
+)
+
+
+def _way(operation: Any) -> str:
+    name = operation.name()
+    if name in _FILLS:
+        return _FILL
+    if operation in IN_PLACE:
+        return _OUT_OF_PLACE
+    if operation is _LOOK_AT:
+        return _LOOK
+    if operation in _LIFTS:
+        return _LIFT
+    if operation in _SHRINKING:
+        return _SHRINK
+    if operation in _COUNTS:
+        return _COUNT
+    if operation is _ADD:
+        return _MEET
+    if operation in ones.TELLING:
+        return _ONES
+    updates = name.startswith("aten::_foreach_") and name.partition(".")[0].endswith("_")
+    if updates and not operation._schema.returns:
+        return _UPDATE
+    return _KNOWN if can_be(operation) else _USUAL
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Return whether a tensor is fake without a known value."""
+    return type(tensor) is FakeTensor and tensor.constant is None
+
+
+def _is_number(tensor: Any) -> bool:
+    """Return whether a tensor is real and holds at most one number."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.numel() <= 1
+        and not tensor.dtype.is_complex
+        and not tensor.requires_grad
+    )

@@ -1,0 +1,120 @@
+"""Search for the largest batch that fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mempool.errors import UsageError
+from mempool.torch.estimate.measure import needed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from mempool.torch.estimate.training_step import Job
+
+#: Limits of the search: number of batches tried, and the largest batch tried.
+MOST_TRIES, MOST_BATCH = 64, 1 << 24
+
+
+class NoLargestBatchError(UsageError):
+    """Error for a search that found no largest batch."""
+
+
+def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> int:
+    """Return the largest batch that needs at most a number of bytes; 0 if one sample is too many.
+
+    Memory is assumed to grow with the batch. Between a batch that fits and one that does not, the next batch
+    tried is the intersection of the line through both with the limit, since memory is nearly affine in the
+    batch; if that step has not halved the interval, the next is the middle. The result fits, and one more
+    sample does not, by trial of both.
+
+    Args:
+        needs: bytes of a batch; called once for each batch.
+        limit_bytes: available memory.
+        first: first batch tried.
+
+    Raises:
+        NoLargestBatchError: even `MOST_BATCH` fit, or the search does not end within `MOST_TRIES`.
+    """
+    known: dict[int, int] = {}
+
+    def need(batch: int) -> int:
+        if len(known) >= MOST_TRIES:
+            raise NoLargestBatchError(
+                f"no largest batch after {MOST_TRIES} tries: memory does not grow with the batch"
+            )
+        if batch not in known:
+            known[batch] = needs(batch)
+        return known[batch]
+
+    low, high = 0, first
+    while need(high) <= limit_bytes:
+        if high >= MOST_BATCH:
+            raise NoLargestBatchError(f"no largest batch: one of {high:,} still fits, and no more is tried")
+        low, high = high, min(_beyond(known, low, high, limit_bytes), MOST_BATCH)
+    slow = False
+    while high - low > 1:
+        between = high - low
+        middle = (low + high) // 2 if slow else _guess(known, low, high, limit_bytes)
+        if need(middle) <= limit_bytes:
+            low = middle
+        else:
+            high = middle
+        slow = not slow and 2 * (high - low) > between
+    return low
+
+
+def _beyond(known: dict[int, int], low: int, high: int, limit: int) -> int:
+    """Return a larger batch that probably does not fit: by the line through the last two, at least doubled.
+
+    An allocator takes memory by segments: across a step the line is too steep, and predicts a batch that is
+    hardly larger. So the increment is at least doubled.
+    """
+    if low and known[high] > known[low]:
+        slope = (known[high] - known[low]) / (high - low)
+        return max(high + 2 * (high - low), int(high + (limit - known[high]) / slope) + 1)
+    return 2 * high
+
+
+def _guess(known: dict[int, int], low: int, high: int, limit: int) -> int:
+    """Return a batch strictly between two, at the intersection of the line through both with the limit."""
+    other = low if low else min((b for b in known if b > high), default=0)
+    if not other or known[other] == known[high]:
+        return (low + high) // 2
+    slope = (known[high] - known[other]) / (high - other)
+    return (
+        min(max(int(high - (known[high] - limit) / slope), low + 1), high - 1)
+        if slope > 0
+        else (low + high) // 2
+    )
+
+
+def largest_batch(
+    job: Job,
+    limit_bytes: int,
+    allocator: str = "pytorch",
+    *,
+    known: Mapping[int, int] | None = None,
+    told: Callable[[str], object] = lambda _: None,
+) -> int:
+    """Return the largest batch of a job that fits in a device's memory, margins included; 0 if none fits.
+
+    Args:
+        job: its batch is tried first.
+        limit_bytes: of the device.
+        allocator: name of the allocator whose reserved bytes count, with settings behind a colon.
+        known: bytes that some batches need, which are not tried again.
+        told: called with the name of each trial.
+
+    Raises:
+        UsageError: a batch cannot be tried, or no largest batch exists.
+    """
+    known = known or {}
+
+    def needs(batch: int) -> int:
+        if batch in known:
+            return known[batch]
+        told(f"batch {batch:,}")
+        return needed(job.but(batch=batch), allocator)
+
+    return largest(needs, limit_bytes, job.batch)

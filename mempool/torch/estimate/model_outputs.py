@@ -1,0 +1,62 @@
+"""Tensors in a model's output: the key-value cache of a language model, and the bytes of all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from mempool.reporting.report import binary
+
+#: Fields of outputs in which transformers returns keys and values, or the state, of the tokens so far.
+_CACHES = ("cache", "past_key_values", "past_key_value", "cache_params", "past_buckets_states", "mems")
+#: Largest number of objects of a cache that are searched.
+_MOST_OBJECTS = 100_000
+#: Smallest output that deserves a note, as a share of the parameters' bytes: a smaller one decides nothing.
+_LEAST_SHARE = 0.01
+
+
+def cache_tensors(output: Any) -> list[torch.Tensor]:
+    """Return the tensors of the key-value cache in an output of transformers, by name or in a tuple."""
+    if isinstance(output, (tuple, list)):
+        return _tensors([part for part in output if type(part).__name__.endswith("Cache")])
+    fields = output if isinstance(output, dict) else getattr(output, "__dict__", {})
+    return _tensors([fields[name] for name in list(fields) if name in _CACHES])
+
+
+def _tensors(roots: list[Any]) -> list[torch.Tensor]:
+    """Return the tensors in objects, their attributes and items."""
+    found, left, seen = [], list(roots), set[int]()
+    while left and len(seen) < _MOST_OBJECTS:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, (nn.Module, type, str, bytes, int, float)):
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            found.append(one)
+        elif isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, (list, tuple, set)):
+            left += one
+        elif hasattr(one, "__dict__"):
+            left += vars(one).values()
+    return found
+
+
+def note_of_loop(output: Any, model: nn.Module) -> str | None:
+    """Return a note on loops that keep the output until the next one, or None for a small output."""
+    leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    storages = {
+        storage._cdata: storage.nbytes()
+        for tensor in (*leaves, *cache_tensors(output))
+        for storage in [tensor.untyped_storage()]
+    }
+    size = sum(storages.values())
+    if size < _LEAST_SHARE * sum(p.numel() * p.element_size() for p in model.parameters()) or not size:
+        return None
+    return (
+        f"the output of a step, {binary(size)}, is taken to be gone before the next forward; a loop with "
+        "`output = model(...)` holds it until then, and needs up to that much more: `del output` at its end"
+    )

@@ -1,0 +1,144 @@
+"""Models without memory: made in a fake mode, or copied from a real model, which stays unchanged."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from mempool.errors import UsageError
+from mempool.torch.estimate.fake.tensors import fake_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+EAGER = "the result is of the eager model, and a compiled one may need more or less"
+#: Attributes of modules that hold hooks.
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def made_model(
+    make: Callable[[], nn.Module],
+    dtype: torch.dtype | None,
+    warn: Callable[[str], object] = lambda _: None,
+) -> nn.Module:
+    """Return the model of ``make`` on tensors without memory; called inside a FakeTensorMode.
+
+    ``warn`` is called with the parts that the copy of a real model shares with the original.
+
+    Raises:
+        UsageError: the result is no module, or cannot be copied.
+    """
+    with _copies():
+        model = make()
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
+    model = unwrapped(model)
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise UsageError("a ScriptModule cannot be looked into: give the module that it was made of")
+    if not all(isinstance(t, FakeTensor) and t.device.type == "cpu" for t in _held(model)):
+        if hooked := _hooked(model):
+            warn(
+                f"hooks of {', '.join(hooked[:3])}{', ...' if hooked[3:] else ''} run too, as part of the "
+                "model: what they keep outside of it are tensors without values"
+            )
+        model = _copied(model)
+    for module in model.modules():
+        module._compiled_call_impl = None  # of module.compile()
+        for name, child in module._modules.items():
+            if child is not None:
+                module._modules[name] = unwrapped(child)
+    return model if dtype is None else model.to(dtype)
+
+
+@contextlib.contextmanager
+def _copies() -> Iterator[None]:
+    """Make fake tensors copyable, for which PyTorch otherwise reads their address."""
+
+    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if type(tensor) is not FakeTensor:
+            return torch.Tensor.__deepcopy__(tensor, memo)
+        if id(tensor) not in memo:
+            memo[id(tensor)] = fake_of(tensor, {}, again=True)
+        copy_: torch.Tensor = memo[id(tensor)]
+        return copy_
+
+    before = FakeTensor.__deepcopy__
+    FakeTensor.__deepcopy__ = copied
+    try:
+        yield
+    finally:
+        FakeTensor.__deepcopy__ = before
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module inside torch.compile, DataParallel or DistributedDataParallel."""
+    while True:
+        if isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = cast(nn.Module, model._orig_mod)
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether `torch.compile` has compiled a model or a part of a model."""
+    return any(
+        isinstance(getattr(module, "_orig_mod", None), nn.Module)
+        or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+def _hooked(model: nn.Module) -> list[str]:
+    """Return the names of modules with hooks outside PyTorch; hooks are functions, and not copied."""
+    return [
+        name or type(model).__name__
+        for name, module in model.named_modules()
+        for hooks in (getattr(module, kind, None) for kind in _HOOKS)
+        if any(
+            not f"{getattr(hook, '__module__', None) or type(hook).__module__}.".startswith("torch.")
+            for hook in (hooks or {}).values()
+        )
+    ]
+
+
+def _held(model: nn.Module) -> list[torch.Tensor]:
+    return list(itertools.chain(model.parameters(), model.buffers()))
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """Copy modules with fake tensors. Attributes are copied, hooks and sharing kept."""
+    if any(nn.parameter.is_lazy(tensor) for tensor in _held(model)):
+        raise UsageError("the model has lazy modules without sizes: call it once with an input before")
+    bases: dict[int, torch.Tensor] = {}
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for tensor in pytree.tree_leaves(list(vars(module).values())):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
+                memo[id(tensor)] = fake_of(tensor, bases)
+    try:
+        return copy.deepcopy(model, dict(memo))
+    except Exception:
+        return _copied_in_parts(model, memo)
+
+
+def _copied_in_parts(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Copy each attribute; share those that cannot be copied, such as locks, handles, streams."""
+    parts = [(module, object.__new__(type(module))) for module in model.modules()]
+    memo |= {id(module): made for module, made in parts}
+    for module, made in parts:
+        for name, value in vars(module).items():
+            try:
+                made.__dict__[name] = copy.deepcopy(value, memo)
+            except Exception:
+                made.__dict__[name] = value
+    copied: nn.Module = memo[id(model)]
+    return copied

@@ -1,0 +1,219 @@
+"""Savings and costs of a swap plan, computed by `solvers.swap` for the predicted step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mempool.hardware.gpu_throughput import DEFAULT, rates_of
+from mempool.hardware.roofline import Roofline
+from mempool.torch.estimate.attribution import rounded
+from mempool.torch.estimate.fake.fake_run import run
+from mempool.torch.estimate.measure import ROUNDED_TO
+from mempool.torch.estimate.remedies.trials import Help
+from mempool.torch.estimate.text_report import size
+from solvers import Stop, solve
+from solvers.swap import LinkBound, SwapPlanner, parse_link, step_of
+from solvers.swap.placement import device_buffers
+
+if TYPE_CHECKING:
+    from mempool.torch.estimate.fit import Fit
+    from mempool.torch.estimate.training_step import Job
+    from solvers.swap import Link, Step, Swap
+
+#: Share by which a step may take longer if no memory limit is given.
+SLOWER = 0.1
+#: Orders tried for each limit, and bisection steps for a slowdown; few, since the question is only whether
+#: swapping is worth trying.
+_TRIES, _HALVINGS = 2, 5
+#: Node budget of an address plan, and attempts with lower limits until the arena is small enough.
+_STOP, _AGAIN = Stop(nodes=10_000_000), 3
+_NAME = "swapping"
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """A memory limit that swapping can hold, checked by replay. Bytes, and shares of a step's time.
+
+    Attributes:
+        needed_bytes: device memory: the arena of a plan made after the swaps, plus the margins of a GPU.
+        peak_bytes: peak load on the device.
+        slower: share by which a step takes longer.
+        slower_bound: lower bound of ``slower`` over all schedules.
+        swapped_bytes: bytes copied back in a step.
+        host_bytes: peak bytes held on the host.
+    """
+
+    needed_bytes: int
+    peak_bytes: int
+    slower: float
+    slower_bound: float
+    swapped_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class Swapping:
+    """Limits that swapping can reach, and their costs.
+
+    Attributes:
+        assumed: the rates and the link, in words.
+        step_seconds: lower bound of a step's time at these rates.
+        floor_bytes: lower bound of the peak over all schedules.
+        floor_operation: the operation that needs ``floor_bytes``.
+        free: lowest peak at which no operation waits.
+        slower: lowest peak for a step longer by `SLOWER`; None if the job does not fit without swapping.
+        asked: schedule at the limit, or at the nearest feasible limit above; None if the job fits anyway or
+            has no limit.
+        fits: whether the job fits at the limit; None without a limit.
+    """
+
+    assumed: str
+    step_seconds: float
+    floor_bytes: int
+    floor_operation: str
+    free: Swapped
+    slower: Swapped | None = None
+    asked: Swapped | None = None
+    fits: bool | None = None
+
+    @property
+    def told(self) -> Swapped:
+        """Return the schedule to report first."""
+        return self.asked or self.free
+
+
+def swappable(job: Job) -> bool:
+    """Return whether swapping can be planned for a job: training on CUDA."""
+    return job.mode == "train" and job.device == "cuda"
+
+
+def swapping(job: Job, fit: Fit) -> Swapping | None:
+    """Return the findings of the swap planner for a training step on CUDA; None for other jobs.
+
+    Times are those of a device at full rates: a real device leaves more time for copies.
+
+    Args:
+        job: the job.
+        fit: result of the job's fake run.
+
+    Raises:
+        UsageError, ValueError, solvers.errors.PlanError: the job cannot be tried, or no plan be made.
+    """
+    if not swappable(job):
+        return None
+    rates = rates_of(job.card or DEFAULT, job.capability)
+    named = job.link or rates.link
+    link = parse_link(named)
+    # Three steps: the second of them shows which buffers live into the next step.
+    trace = rounded(run(job, 3, clock=Roofline(rates).nanoseconds), ROUNDED_TO[job.device])
+    found = _Found(step_of(trace), link, sum(fit.margin_bytes.values()))
+    floor, op = found.planner.floor()
+    asked = slower = None
+    if fit.limit_bytes is not None and fit.fits is False:
+        asked = found.at(fit.limit_bytes)
+    else:
+        slower = found.within(SLOWER)
+    return Swapping(
+        assumed=f"{rates}, a link like {named} ({_rates(link)})",
+        step_seconds=found.step.duration,
+        floor_bytes=floor,
+        floor_operation=found.step.name(op),
+        free=found.told(found.planner.without_stall()),
+        slower=slower,
+        asked=asked,
+        fits=None
+        if fit.limit_bytes is None
+        else bool(fit.fits or (asked is not None and asked.needed_bytes <= fit.limit_bytes)),
+    )
+
+
+class _Found:
+    """A step and a swap planner for the step."""
+
+    def __init__(self, step: Step, link: Link, margin: int) -> None:
+        self.step, self.margin = step, margin
+        self.planner = SwapPlanner(step, link, tries=_TRIES)
+        self._bound = LinkBound(step, link)
+
+    def at(self, limit: int) -> Swapped:
+        """Return a schedule whose arena and margins fit the limit, or the smallest schedule found.
+
+        At the limit much of a step is as full as possible, so fragmentation is higher than without swaps: the
+        next attempt plans for a lower peak.
+        """
+        free = self.planner.without_stall()
+        best = self._arena(free), free
+        room = wanted = max(limit - self.margin, 0)
+        for _ in range(_AGAIN):
+            if best[0] <= room:
+                break
+            swap = self.planner.nearest(wanted)
+            arena = self._arena(swap)
+            best = min(best, (arena, swap), key=lambda one: one[0])
+            if swap.peak_bytes > wanted:  # no lower peak is feasible
+                break
+            wanted = int(wanted * min(room / max(arena, 1), 1))
+        return self.told(best[1], best[0])
+
+    def within(self, slower: float) -> Swapped:
+        """Return roughly the lowest peak of a step that is longer by at most a share."""
+        best = self.planner.without_stall()
+        low, high = self.planner.floor()[0], best.peak_bytes
+        for _ in range(_HALVINGS):
+            found = self.planner.nearest((low + high) // 2)
+            if found.stall_seconds <= slower * self.step.duration:
+                best, high = found, min(high, found.peak_bytes)
+            else:
+                low = (low + high) // 2
+        return self.told(best)
+
+    def _arena(self, swap: Swap) -> int:
+        return solve(device_buffers(self.step, swap.schedule)[0], stop=_STOP).arena_bytes
+
+    def told(self, swap: Swap, arena: int | None = None) -> Swapped:
+        """Return the figures of a schedule to report."""
+        did, duration = swap.replayed, max(self.step.duration, 1e-12)
+        return Swapped(
+            needed_bytes=(arena or self._arena(swap)) + self.margin,
+            peak_bytes=did.peak_bytes,
+            slower=did.stall_seconds / duration,
+            slower_bound=self._bound.stall_seconds(did.peak_bytes) / duration if did.stall_seconds else 0.0,
+            swapped_bytes=did.returned_bytes,
+            host_bytes=did.host_bytes,
+        )
+
+
+def as_help(found: Swapping, fit: Fit) -> Help:
+    """Return the findings as a remedy."""
+    told = found.told
+    reserved = told.needed_bytes - sum(fit.margin_bytes.values())
+    limit = f'"{-(-reserved // 2**20)}MiB"'  # the pool's limit, without the margins of a GPU
+    how = f"buffers wait on the host, by plan: {size(told.swapped_bytes)} come back in a step of at least "
+    how += f"{found.step_seconds * 1e3:,.0f} ms, which takes {told.slower:.1%} longer"
+    if told.slower:
+        how += f" (no schedule less than {told.slower_bound:.1%})"
+    how += f"; with {found.assumed}; slower ones of the former wait less"
+    return Help(
+        name=_NAME,
+        saves_bytes=fit.needed_bytes - told.needed_bytes,
+        how=how,
+        code=f"import mempool.torch; pool = mempool.torch.install(limit={limit}); pool.watch(optimizer)",
+        needed_bytes=told.needed_bytes,
+        peak_bytes=told.peak_bytes,
+        saves_peak_bytes=fit.peak_bytes - told.peak_bytes,
+        reserved_bytes=reserved,
+        saves_reserved_bytes=fit.reserved_bytes[fit.allocator] - reserved,
+        peak_phase="",
+        peak_operation=found.floor_operation,
+        fits=found.fits,
+        cost="transfers",
+        parts=(_NAME,),
+    )
+
+
+def _rates(link: Link) -> str:
+    rates = [1e-9 / max(one, 1e-15) for one in (link.out_per_byte, link.in_per_byte)]
+    if abs(rates[0] - rates[1]) < 0.01 * rates[0]:
+        return f"{rates[0]:.3g} GB/s each way" if link.duplex else f"{rates[0]:.3g} GB/s both ways together"
+    return f"{rates[0]:.3g} GB/s out, {rates[1]:.3g} back"

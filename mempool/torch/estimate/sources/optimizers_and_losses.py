@@ -1,0 +1,139 @@
+"""Optimizers and losses by the names of the command line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from mempool.errors import UsageError
+from mempool.torch.estimate.fake.eight_bit_optimizers import STAND_INS
+from mempool.torch.estimate.sources.scripts import load_module, load_script
+from mempool.torch.model_spec import parse_name, parse_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from mempool.torch.model_spec import Named
+
+#: Optimizers of `torch.optim` that step without a closure and take any parameter, by lower-case class name.
+OPTIMIZERS = {
+    name.lower(): name
+    for name in (
+        "AdamW", "Adam", "SGD", "Adafactor", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
+        "ASGD", "Rprop",
+    )
+    if hasattr(torch.optim, name)
+}  # fmt: skip
+
+#: Optimizers of bitsandbytes by class names; "adamw_bnb_8bit" and "paged_adamw_8bit" are other spellings.
+_EIGHT_BIT = {name.lower(): made for name, made in STAND_INS.items() if name.endswith("bit")}
+
+
+def optimizer_of(named: Named) -> Callable[..., torch.optim.Optimizer]:
+    """Return a function that makes the optimizer of a name: ``adamw``, ``sgd+momentum``, ``module:function``.
+
+    Raises:
+        UsageError: the name is unknown.
+    """
+    arguments = dict(named.arguments)
+    if named.kind:
+        made = _of_file(named)
+    else:
+        name, _, more = named.name.lower().partition("+")
+        eight = _EIGHT_BIT.get(re.sub("bnb|[-_]", "", name))
+        if (name not in OPTIMIZERS and eight is None) or more not in ("", "momentum"):
+            known = [*OPTIMIZERS, "sgd+momentum", *_EIGHT_BIT]
+            raise UsageError(_unknown("optimizer", named.name, known))
+        made = eight or getattr(torch.optim, OPTIMIZERS[name])
+        if more:
+            arguments.setdefault("momentum", 0.9)
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        try:
+            found: torch.optim.Optimizer = made(parameters, **arguments)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{named}: {error}") from None
+        return found
+
+    return optimizer
+
+
+def loss_of_name(named: Named) -> Callable[[Any], torch.Tensor]:
+    """Return a loss, a function of the output, by name: ``cross-entropy``, ``module:function``.
+
+    Raises:
+        UsageError: the name is unknown.
+    """
+    if named.kind:
+        made: Callable[[Any], torch.Tensor] = _of_file(named)
+        return made
+    if (found := LOSSES.get(named.name.lower().replace("_", "-"))) is None or named.arguments:
+        raise UsageError(_unknown("loss", named.name, list(LOSSES)))
+    return lambda output: found(_tensor(output))
+
+
+def resolved(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes of a `Job` with names replaced by the losses, optimizers and types they stand for.
+
+    Names are those of the command line: "cross-entropy", "sgd+momentum", "bf16". A loss by name makes the
+    labels itself, so that given ones are dropped.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    found = dict(attributes)
+    if isinstance(found.get("loss"), str):
+        found |= {"loss": loss_of_name(parse_name(found["loss"])), "labels": None}
+    if isinstance(found.get("optimizer"), str):
+        found["optimizer"] = optimizer_of(parse_name(found["optimizer"]))
+    for name in ("dtype", "autocast"):
+        if isinstance(found.get(name), str):
+            found[name] = getattr(torch, parse_type(found[name]))
+    return found
+
+
+def _of_file(named: Named) -> Any:
+    module = (load_script if named.kind == "script" else load_module)(named.where).module
+    if not named.name or not callable(found := getattr(module, named.name, None)):
+        raise UsageError(f"{named.where} has no function {named.name!r}")
+    return found
+
+
+def _unknown(what: str, name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}"
+    return f"no {what} {name!r}; {hint} One of your own: module:function"
+
+
+def _tensor(output: Any) -> torch.Tensor:
+    """Return the logits of an output of transformers, or else the first floating-point tensor."""
+    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+    for leaf in pytree.tree_leaves(logits if logits is not None else output):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            return leaf
+    raise UsageError("the model's output has no floating tensor to take the loss of")
+
+
+def _cross_entropy(logits: torch.Tensor) -> torch.Tensor:
+    if logits.dim() > 2 and logits.size(1) < logits.size(-1) and logits.dim() == 3:
+        logits = logits.flatten(0, 1)  # tokens, classes last, as in language models
+    target = torch.zeros((logits.size(0), *logits.shape[2:]), dtype=torch.int64, device=logits.device)
+    return functional.cross_entropy(logits, target)
+
+
+#: Losses by name, as functions of the output; each makes its own target.
+LOSSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cross-entropy": _cross_entropy,
+    "mse": lambda output: functional.mse_loss(output, torch.zeros_like(output)),
+    "l1": lambda output: functional.l1_loss(output, torch.zeros_like(output)),
+    "bce-with-logits": lambda output: functional.binary_cross_entropy_with_logits(
+        output, torch.zeros_like(output)
+    ),
+    "sum": torch.sum,
+    "mean": torch.mean,
+}

@@ -1,0 +1,205 @@
+"""Models of transformers from a configuration: built-in, or a local config.json. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mempool.errors import UsageError
+from mempool.torch.model_presets import SHAPES
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Classes that choose the model, by task; a family without a given task gets the first supported task.
+TASKS = {
+    "speech-seq2seq": "AutoModelForSpeechSeq2Seq",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "causal-lm": "AutoModelForCausalLM",
+    "image-classification": "AutoModelForImageClassification",
+    "ctc": "AutoModelForCTC",
+    "base": "AutoModel",
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "audio-classification": "AutoModelForAudioClassification",
+}
+#: Families for which their own class is the better choice, since they hold several models.
+_BASE = ("clip", "siglip", "blip", "align", "chinese_clip")
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A configuration with the task and class of the model.
+
+    Attributes:
+        config: of the model.
+        task: a key of `TASKS`.
+        kind: the model's class.
+    """
+
+    config: Any
+    task: str
+    kind: Any
+
+    def model(self) -> nn.Module:
+        """Return a new model, with the type of parameters that the configuration names."""
+        made: nn.Module = self.kind._from_config(self.config)
+        return made
+
+    @property
+    def takes(self) -> list[str]:
+        """Return the names of the forward's arguments."""
+        return list(inspect.signature(self.kind.forward).parameters)
+
+
+def hub(name: str, arguments: dict[str, Any], task: str | None = None) -> Hub:
+    """Return the model of a name.
+
+    Args:
+        name: of a family ("gpt2"), a size of a family ("gpt2-xl"), a class ("LlamaConfig"), a folder with a
+            config.json or such a file, or a model in the local cache of the Hugging Face Hub.
+        arguments: of the configuration, overriding the defaults.
+        task: a key of `TASKS`; None: the task that the configuration names, or the usual one of the family.
+
+    Raises:
+        UsageError: name, argument or task is unknown, or transformers is not installed.
+        OSError: a file cannot be read.
+    """
+    transformers = _transformers()
+    config = _config(transformers, name, arguments)
+    two = getattr(config, "is_encoder_decoder", False)
+    if two and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 0  # the choice of token changes no size, and without one nothing runs
+    if task is not None and task not in TASKS:
+        raise UsageError(f"no task {task!r}; there are {', '.join(TASKS)}")
+    if task is None and (kind := _architecture(transformers, config)) is not None:
+        return Hub(config, task_of(kind), kind)
+    chosen = task or _usual(transformers, config)
+    mapping = getattr(transformers, TASKS[chosen])._model_mapping
+    if type(config) not in mapping:
+        there = [one for one in TASKS if type(config) in getattr(transformers, TASKS[one])._model_mapping]
+        raise UsageError(f"{name} has no head for {chosen}; it has {', '.join(there) or 'none'}")
+    found = mapping[type(config)]
+    return Hub(config, chosen, found[0] if isinstance(found, (tuple, list)) else found)
+
+
+def names() -> list[str]:
+    """Return names of families and sizes without importing models; only sizes without transformers."""
+    try:
+        auto = importlib.import_module("transformers.models.auto.configuration_auto")
+    except ImportError:
+        return list(SHAPES)
+    return [*SHAPES, *auto.CONFIG_MAPPING_NAMES]
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError:
+        raise UsageError("transformers: is not installed: pip install transformers") from None
+
+
+def _config(transformers: Any, name: str, arguments: dict[str, Any]) -> Any:
+    if name.endswith(".json") or "\\" in name or Path(name).exists() or name.startswith((".", "/", "~")):
+        return _of_file(transformers, Path(name).expanduser(), arguments)
+    family, own = _family(transformers, name)
+    if family is None:
+        return _cached(transformers, name, arguments)
+    make = functools.partial(family, **own)
+    _check_arguments(name, make(), arguments)
+    return _made(name, make, arguments)
+
+
+def _family(transformers: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    """Return the class of a configuration and the arguments of a size; (None, {}) for an unknown name."""
+    if name.endswith("Config") and hasattr(transformers, name):
+        return getattr(transformers, name), {}
+    for key in (plain(name), name.lower()):
+        if key in SHAPES:
+            kind, own = SHAPES[key]
+            return transformers.CONFIG_MAPPING[kind], own
+        for spelling in (key, key.replace("-", "_"), key.replace("_", "-")):
+            if spelling in transformers.CONFIG_MAPPING:
+                return transformers.CONFIG_MAPPING[spelling], {}
+    return None, {}
+
+
+def plain(name: str) -> str:
+    """Return a model's name in the spelling of `SHAPES`: "meta-llama/Llama-2-7b-hf" is "llama-2-7b"."""
+    key = name.lower().rpartition("/")[2].replace("_", "-").replace("meta-llama-", "llama-")
+    for end in ("-hf", "-instruct", "-chat", "-v0.1", "-v0.3", "-v1.0", "-uncased", "-cased", "-patch16-224"):
+        key = key.removesuffix(end)
+    return key.replace("llama-3.1-", "llama-3-").replace("whisper-large-v2", "whisper-large")
+
+
+def _of_file(transformers: Any, path: Path, arguments: dict[str, Any]) -> Any:
+    file = path / "config.json" if path.is_dir() else path
+    file.open("rb").close()  # raises the error for a wrong name
+    return _made(str(file), functools.partial(transformers.AutoConfig.from_pretrained, str(file)), arguments)
+
+
+def _cached(transformers: Any, name: str, arguments: dict[str, Any]) -> Any:
+    """Return a configuration that an earlier download left on this machine."""
+    try:
+        return transformers.AutoConfig.from_pretrained(name, local_files_only=True, **arguments)
+    except Exception:  # any failure means that no usable configuration exists
+        known = names()
+        near = difflib.get_close_matches(plain(name), known, n=4, cutoff=0.6)
+        hint = (
+            f"did you mean {', '.join(near)}?" if near else "such as gpt2, bert, llama-2-7b, LlamaConfig(...)"
+        )
+        raise UsageError(
+            f"transformers knows no model {name!r}, and this machine has no config.json of it: {hint}"
+        ) from None
+
+
+def _check_arguments(name: str, config: Any, arguments: dict[str, Any]) -> None:
+    """Refuse unknown arguments, which a configuration would accept without effect."""
+    known = {key for key in dir(config) if not key.startswith("_")} | {"attn_implementation", "dtype"}
+    for key in arguments:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise UsageError(f"{name} has no {key!r}{hint}")
+
+
+def _made(name: str, make: Any, arguments: dict[str, Any]) -> Any:
+    try:
+        return make(**arguments)
+    except Exception as error:  # transformers has many errors of its own, for one thing
+        raise UsageError(f"{name}: {type(error).__name__}: {error}") from None
+
+
+def _architecture(transformers: Any, config: Any) -> Any:
+    """Return the class that a config.json names, if transformers has that class."""
+    for name in getattr(config, "architectures", None) or ():
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    return None
+
+
+def task_of(kind: Any) -> str:
+    """Return the task of a class from its name: the mapping of the task may list another class of several."""
+    name = kind.__name__
+    for task, auto in TASKS.items():
+        if name.endswith(auto.removeprefix("AutoModel")) and task != "base":
+            return task
+    if name.endswith("LMHeadModel"):
+        return "causal-lm"
+    return "seq2seq-lm" if name.endswith("ForConditionalGeneration") else "base"
+
+
+def _usual(transformers: Any, config: Any) -> str:
+    if config.model_type in _BASE:
+        return "base"
+    for task, auto in TASKS.items():
+        if type(config) in getattr(transformers, auto)._model_mapping:
+            return task
+    raise UsageError(f"a {type(config).__name__} has none of the heads {', '.join(TASKS)}")

@@ -1,0 +1,264 @@
+"""Replacements of PyTorch's functions about CUDA memory, answered by the pool.
+
+With a pluggable allocator PyTorch does not know the held memory, so `torch.cuda.memory_allocated` and similar
+functions raise. All of them call a few functions of `torch._C`, which are replaced here: everything above
+stays PyTorch's own, also under names that were imported before.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mempool import _core
+from mempool.errors import UsageError
+from mempool.torch.introspection.counts import Counts
+
+#: Function from a device's index to the client and pool that serve the device; None if no pool does.
+Source = Callable[[int], "tuple[_core.Client, _core.Pool] | None"]
+
+_ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "oom",
+    "snapshot",
+)
+#: Limit in bytes from which on there is no limit.
+_UNLIMITED = 2**63
+
+
+def begin(source: Source) -> None:
+    """Answer PyTorch's memory functions from the pools of this source until `end`; replace an earlier source.
+
+    A device without a pool, for which the source returns None, has no memory in use. A history that is being
+    recorded continues.
+    """
+    import torch
+
+    with _answers.lock:
+        _answers.source = source
+        _answers.go_on()
+        for name, answer in _ANSWERS.items():
+            present = getattr(torch._C, name, None)
+            if present is None or present is _ours.get(name):
+                continue  # absent from this version or build, or replaced already
+            _ours[name] = _replacement(present, answer)
+            _originals[name] = present
+            setattr(torch._C, name, _ours[name])
+
+
+def end() -> None:
+    """Restore PyTorch's functions, except those that others have replaced meanwhile."""
+    import torch
+
+    with _answers.lock:
+        _answers.forget()
+        for name, ours in list(_ours.items()):
+            if getattr(torch._C, name, None) is ours:
+                setattr(torch._C, name, _originals[name])
+            del _ours[name], _originals[name]
+
+
+@dataclass(frozen=True)
+class History:
+    """Arguments of the last `torch.cuda.memory._record_memory_history`."""
+
+    max_entries: int = 0
+    skip: tuple[str, ...] = ()
+
+
+class Answers:
+    """PyTorch's functions answered from the pools of a source; NotImplemented passes on to the original."""
+
+    def __init__(self) -> None:
+        """Begin without a source."""
+        self.source: Source | None = None
+        self.history = History()
+        self.lock = threading.RLock()  # reentrant: garbage collection in here may call these functions again
+        self._counts: dict[int, Counts] = {}
+
+    def forget(self) -> None:
+        """Drop the source, the history and all statistics."""
+        for client, _ in self._served().values():
+            _core.set_history(client, 0)
+        self.source, self.history = None, History()
+        self._counts.clear()
+
+    def go_on(self) -> None:
+        """Record the requested history for the clients that serve now."""
+        if self.history.max_entries:
+            for client, _ in self._served().values():
+                _core.set_history(client, self.history.max_entries)
+
+    def memory_stats(self, device: int) -> Any:
+        """Return the nested dict of `torch.cuda.memory_stats_as_nested_dict`."""
+        counts = self._counts_of(device)
+        return NotImplemented if counts is None else counts.nested()
+
+    def reset_peaks(self, device: int) -> Any:
+        """Implement `torch.cuda.reset_peak_memory_stats`."""
+        counts = self._counts_of(device)
+        return NotImplemented if counts is None else counts.reset_peaks()
+
+    def reset_totals(self, device: int) -> Any:
+        """Implement `torch.cuda.reset_accumulated_memory_stats`."""
+        counts = self._counts_of(device)
+        return NotImplemented if counts is None else counts.reset_totals()
+
+    def memory_fraction(self, device: int) -> Any:
+        """Return the pool's limit as a fraction of the device's memory; 1.0 without a limit."""
+        if self.source is None:
+            return NotImplemented
+        served = self.source(device) or _nobody()
+        limit = served[1].stats()["max_reserved_bytes"]
+        if limit >= _UNLIMITED:
+            return 1.0
+        import torch
+
+        return min(1.0, limit / torch.cuda.get_device_properties(device).total_memory)
+
+    def memory_snapshot(self, asked: tuple[Any, ...] | None = None) -> Any:
+        """Implement `torch.cuda.memory._snapshot`.
+
+        Args:
+            asked: the two numbers of a pool's id, and optionally whether to include traces; None for
+                everything.
+        """
+        if self.source is None:
+            return NotImplemented
+        from mempool.torch.introspection import snapshots
+
+        pool_id, traced = (0, 0), True
+        if asked is not None:
+            pool_id, traced = tuple(asked[:2]), asked[2] if len(asked) > 2 else True
+        segments: list[Any] = []
+        traces: list[list[Any]] = [[] for _ in range(devices())]
+        for device, (client, pool) in self._served().items():
+            max_entries = self.history.max_entries if traced else 0
+            found, traces[device] = snapshots.of_device(
+                device, client, pool, max_entries=max_entries, skip=self.history.skip
+            )
+            segments.extend(s for s in found if pool_id in ((0, 0), s["segment_pool_id"]))  # zeros: all pools
+        return snapshots.whole(segments, traces)
+
+    def record_history(
+        self, enabled: str | None, context: str | None, stacks: str, max_entries: int, *more: Any
+    ) -> Any:
+        """Implement `torch.cuda.memory._record_memory_history`, without frames.
+
+        Raises:
+            UsageError: a value is unknown to PyTorch.
+        """
+        if self.source is None:
+            return NotImplemented
+        _one_of("enabled", enabled, (None, "state", "all"))
+        _one_of("context", context, (None, "state", "alloc", "all"))
+        _one_of("stacks", stacks, ("python", "all"))
+        return self._record(max_entries if enabled == "all" else 0, *more)
+
+    def record_history_legacy(
+        self, enabled: Any, _context: Any, max_entries: int, _alloc_context: Any, _cpp: Any, *more: Any
+    ) -> Any:
+        """Implement the older form of `record_history`."""
+        return NotImplemented if self.source is None else self._record(max_entries if enabled else 0, *more)
+
+    def _record(self, max_entries: int, clear: Any = False, *more: Any) -> None:  # noqa: FBT002
+        skip = next((tuple(argument) for argument in more if isinstance(argument, (list, tuple))), ())
+        for action in skip:
+            _one_of("skip_actions", action, _ACTIONS)
+        if max_entries < 0:
+            raise UsageError(f"max_entries is {max_entries}, which is negative")
+        self.history = History(max_entries, skip)
+        for client, _ in self._served().values():
+            if clear:
+                _core.set_history(client, 0)
+            _core.set_history(client, max_entries)
+
+    def is_history_enabled(self) -> Any:
+        """Return true if events are recorded."""
+        return NotImplemented if self.source is None else self.history.max_entries != 0
+
+    def allocation_traceback(self, _address: int) -> Any:
+        """Return None, since no frames are recorded."""
+        return NotImplemented if self.source is None else None
+
+    def _served(self) -> dict[int, tuple[_core.Client, _core.Pool]]:
+        if self.source is None:
+            return {}
+        answers = ((device, self.source(device)) for device in range(devices()))
+        return {device: served for device, served in answers if served is not None}
+
+    def _counts_of(self, device: int) -> Counts | None:
+        if self.source is None:
+            return None
+        served = self.source(device) or _nobody()
+        counts = self._counts.get(device)
+        if counts is None or counts.client is not served[0]:
+            counts = self._counts[device] = Counts(*served)
+        return counts
+
+
+@functools.cache
+def _nobody() -> tuple[_core.Client, _core.Pool]:
+    """Return an empty client and pool for a device without a pool."""
+    pool = _core.Pool(device=_core.SimulatedDevice(capacity=0))
+    return _core.Client(pool, "nobody"), pool
+
+
+def devices() -> int:
+    """Return the number of CUDA devices that PyTorch sees."""
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+def _one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:
+    if value not in known:
+        raise UsageError(f"{name} is {value!r}; there are {', '.join(map(repr, known))}")
+
+
+def _replacement(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(answer)
+    def replaced(*args: Any) -> Any:
+        # Allocations here are not the program's, and the pool must not learn from them.
+        with _core.Bypass(), _answers.lock:
+            answered = answer(*args)
+        return original(*args) if answered is NotImplemented else answered
+
+    return replaced
+
+
+_answers = Answers()
+_ours: dict[str, Callable[..., Any]] = {}
+_originals: dict[str, Callable[..., Any]] = {}
+#: Answers by name in `torch._C`. `torch.accelerator` calls the same functions under its own names.
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "_cuda_memoryStats": _answers.memory_stats,
+    "_cuda_resetPeakMemoryStats": _answers.reset_peaks,
+    "_cuda_resetAccumulatedMemoryStats": _answers.reset_totals,
+    "_cuda_getMemoryFraction": _answers.memory_fraction,
+    "_cuda_memorySnapshot": _answers.memory_snapshot,
+    "_cuda_record_memory_history": _answers.record_history,
+    "_cuda_record_memory_history_legacy": _answers.record_history_legacy,
+    "_cuda_isHistoryEnabled": _answers.is_history_enabled,
+    "_cuda_allocationTraceback": _answers.allocation_traceback,
+    "_accelerator_getDeviceStats": _answers.memory_stats,
+    "_accelerator_resetPeakStats": _answers.reset_peaks,
+    "_accelerator_resetAccumulatedStats": _answers.reset_totals,
+}
+
+
+def _after_fork_in_child() -> None:
+    _answers.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

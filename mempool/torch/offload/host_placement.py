@@ -1,0 +1,70 @@
+"""Places and lifetimes of a program's copies in the host's arena, packed before anything moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mempool.torch.offload.free_list import PAGE, pages
+from solvers import Stop, solve
+from solvers.swap.placement import host_buffers
+from traces.buffers import Buffers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from solvers.swap import Schedule, Step
+
+#: Node limit of the search; the first plan is good already.
+_NODES = 2000
+
+
+@dataclass(frozen=True, eq=False)
+class HostCopies:
+    """A schedule's copies in the host's arena.
+
+    Attributes:
+        at: int64[q], offset of each move's copy, bytes.
+        last: int64[c], the operation after which each copy is no longer needed; copies kept for ever are left
+            out.
+        of: int64[c], the rows of these copies' buffers in the step.
+        size: bytes from the first to the last copy, whole pages.
+    """
+
+    at: NDArray[np.int64]
+    last: NDArray[np.int64]
+    of: NDArray[np.int64]
+    size: int
+
+
+def host_copies(step: Step, schedule: Schedule) -> HostCopies:
+    """Pack the copies of a circular step's schedule.
+
+    A copy takes its place after the operation that precedes the offload has ended, and frees the place after
+    the last operation that needs the copy has ended, before other buffers leave.
+
+    Raises:
+        PlanError: the sizes exceed the countable range.
+    """
+    copies, of, which = host_buffers(step, schedule, alignment=PAGE)
+    k = max(len(step), 1)
+    made = np.zeros(len(copies), np.bool_)  # made anew in each turn; others stay for ever
+    made[which[schedule.copied]] = True
+    start, end = copies.start + made, copies.end
+    late = start // k * k
+    lives = Buffers.of(start - late, end - late, copies.size, alignment=PAGE, period=k)
+    at, size = packed(lives)
+    return HostCopies(at[which], (end[made] - 1) % k, of[made], size)
+
+
+def packed(copies: Buffers) -> tuple[NDArray[np.int64], int]:
+    """Return the offset of each copy, int64[n], and the bytes from the first to the last, in whole pages.
+
+    Raises:
+        PlanError: the sizes exceed the countable range.
+    """
+    plan = solve(copies, stop=Stop(nodes=_NODES), solver="search")
+    assert plan.offset is not None  # no capacity limits the plan
+    return plan.offset[:, 0], pages(plan.arena_bytes)

@@ -1,0 +1,91 @@
+"""Measurement of the copy speed between device and host."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from solvers.swap.link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mempool.torch.offload.engine import Engine
+
+#: Sizes of the timed copies, bytes.
+SIZES = tuple(1 << bits for bits in range(14, 25, 2))
+_ROUNDS = 7
+
+
+class Copies(Protocol):
+    """Timed copies between the device and the host."""
+
+    def timed(self, size: int, *, out: bool, back: bool) -> float:
+        """Return the seconds of one copy of `size` bytes in each named direction, until all have ended."""
+
+
+def measure(copies: Copies, sizes: Sequence[int] = SIZES) -> Link:
+    """Fit a link to medians of copies of these sizes, in bytes: each direction alone, and both at once."""
+    ways = ((True, False), (False, True), (True, True))
+    for out, back in ways:  # warm up pages and contexts
+        copies.timed(sizes[-1], out=out, back=back)
+    times = {
+        way: [
+            statistics.median(copies.timed(size, out=way[0], back=way[1]) for _ in range(_ROUNDS))
+            for size in sizes
+        ]
+        for way in ways
+    }
+    out_seconds, in_seconds, both = (times[way] for way in ways)
+    # With an engine per direction, both take as long as the slower copy; with one engine, the sum.
+    alone = max(out_seconds[-1], in_seconds[-1]), out_seconds[-1] + in_seconds[-1]
+    return Link(*fitted(sizes, out_seconds), *fitted(sizes, in_seconds), duplex=both[-1] < sum(alone) / 2)
+
+
+def fitted(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Fit non-negative a and b so that ``a + b * size`` is nearest to the times, by least relative squares.
+
+    Args:
+        sizes: bytes, at least two different values.
+        seconds: time for each size.
+    """
+    size, time = np.asarray(sizes, np.float64), np.maximum(np.asarray(seconds, np.float64), 1e-9)
+    columns = np.stack([1 / time, size / time], axis=1)
+    scale = np.sqrt((columns**2).sum(axis=0))
+    both = np.linalg.lstsq(columns / scale, np.ones(len(size)), rcond=None)[0] / scale
+    each = columns.sum(axis=0) / scale**2  # best fit with a alone, and with b alone
+    lines = np.stack([both, each * (1, 0), each * (0, 1)])
+    lines = lines[(lines >= 0).all(axis=1)]
+    off = ((lines @ columns.T - 1) ** 2).sum(axis=1)
+    fixed, per_byte = lines[off.argmin()].tolist()
+    return fixed, per_byte
+
+
+def of_this_machine() -> tuple[Link, str]:
+    """Return the link to this machine's GPU, or from memory to memory without a GPU, and a description.
+
+    PyTorch is imported only if there is a GPU.
+    """
+    from mempool import _core
+
+    if _core.cuda_devices() and importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            from mempool.torch.offload.cuda_engine import CudaEngine
+
+            link = _of(CudaEngine(torch.device("cuda", 0), 1 << 28))
+            return link, f"to {torch.cuda.get_device_name(0)} and back"
+    from mempool.torch.offload.host_engine import HostEngine
+
+    return _of(HostEngine(1)), "from memory to memory, as PyTorch sees no GPU"
+
+
+def _of(engine: Engine) -> Link:
+    try:
+        return engine.link()
+    finally:
+        engine.close()

@@ -1,0 +1,1 @@
+"""Packing: offsets for buffers with known lifetimes, lower bounds, and an independent checker."""

@@ -1,0 +1,143 @@
+"""Number of columns (iterations until addresses repeat) for buffers that outlive an iteration.
+
+``x = f(x)`` needs two addresses in turn. But if k such buffers of one size are replaced one after the other,
+each new buffer can take the place just freed by the one before: k + 1 places are enough, and addresses repeat
+after k + 1 iterations. With two columns the same buffers need 2 k places.
+
+So several numbers of columns are tried, one after the other within one limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers.packing.plan import Plan, Status, Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from solvers.packing.progress import Total
+    from traces.buffers import Buffers
+
+#: Largest number of rows of an unrolled problem that is still quick to pack; then the largest number of
+#: columns, and of numbers of columns tried.
+_MOST_ROWS = 100_000
+_MOST_COLUMNS = 32
+_MOST_TRIED = 4
+#: Fraction of the limits that the first round may spend; most numbers of columns are settled in this round.
+_FIRST_ROUND = 1 / 8
+
+
+def columns_to_try(buffers: Buffers) -> list[int]:
+    """Return the numbers of columns to try, the most promising first, always with `Buffers.max_instances`."""
+    least = buffers.max_instances
+    if least == 1 or (buffers.offset >= 0).any():
+        return [least]
+    longer = ~buffers.persistent & (buffers.instances > 1)
+    sizes, count = np.unique(buffers.size[longer], return_counts=True)
+    weight: dict[int, int] = {}
+    for size, k in zip(sizes.tolist(), count.tolist(), strict=True):
+        columns = max(least, k + least - 1)
+        weight[columns] = weight.get(columns, 0) + size * k
+    tried = sorted(weight, key=lambda columns: -weight[columns])
+    most = min(_MOST_COLUMNS, max(least, _MOST_ROWS // len(buffers)))
+    tried = [columns for columns in [*tried, least, least + 1, least + 2] if columns <= most]
+    chosen = list(dict.fromkeys([*tried, least]))[:_MOST_TRIED]
+    return chosen if least in chosen else [*chosen[:-1], least]
+
+
+class Attempts:
+    """Plans for each number of columns; iteration yields the number and the limits of each next attempt.
+
+    A proof for one number of columns says nothing about another number: a plan is optimal if no number tried
+    can give a smaller arena.
+
+    Args:
+        columns: the numbers of columns to try, the most promising first.
+        stop: limits of all attempts together.
+        total: work and time of all attempts so far.
+        rounds: make the first of two rounds short, so that a slow attempt leaves time for the others, and
+            attempts that end early leave their share to slow ones.
+    """
+
+    def __init__(self, columns: Sequence[int], stop: Stop, total: Total, *, rounds: bool) -> None:
+        self._columns, self._stop, self._total = columns, stop, total
+        self._shares = (_FIRST_ROUND, 1.0) if rounds and len(columns) > 1 else (1.0,)
+        self._plans = dict[int, Plan]()
+
+    def __iter__(self) -> Iterator[tuple[int, Stop]]:
+        for share in self._shares:
+            waiting = [columns for columns in self._columns if not self._ended(columns)]
+            for k, columns in enumerate(waiting):
+                part = self._part(share / (len(waiting) - k if share == 1 else len(waiting)))
+                if columns not in self._plans or 0 not in (part.nodes, part.seconds):
+                    yield columns, part
+
+    def _ended(self, columns: int) -> bool:
+        return columns in self._plans and self._plans[columns].stopped_by not in ("nodes", "time")
+
+    def _part(self, share: float) -> Stop:
+        """Return limits that are this share of the remaining limits."""
+        stop, total = self._stop, self._total
+        nodes = stop.node_budget
+        return dataclasses.replace(
+            stop,
+            nodes=None if nodes is None else int(max(nodes - total.nodes, 0) * share),
+            seconds=None if stop.seconds is None else max(stop.seconds - total.seconds, 0.0) * share,
+        )
+
+    def add(self, columns: int, plan: Plan) -> None:
+        """Record an attempt's plan; replaces the earlier plan unless the new arena is larger."""
+        earlier = self._plans.get(columns)
+        if earlier is None or _arena(plan) <= _arena(earlier):
+            self._plans[columns] = plan
+
+    @property
+    def best(self) -> Plan | None:
+        """Return the plan with the smallest arena; without any offsets, preferably one not infeasible."""
+        return min(self._plans.values(), key=_rank, default=None)
+
+    def together(self, bound: int, stopped_by: str = "") -> Plan:
+        """Return the best plan, with bound and status valid for all numbers of columns tried.
+
+        Args:
+            bound: lower bound in bytes for any number of columns.
+            stopped_by: reason that stopped all attempts, if other than the best plan's reason.
+        """
+        best = self.best
+        assert best is not None
+        all_tried = len(self._plans) == len(self._columns)
+        if best.status is Status.INFEASIBLE and best.stopped_by == "proof" and not all_tried:
+            best = dataclasses.replace(best, status=Status.UNKNOWN, reason="stopped before there was a plan")
+        if all_tried:
+            bound = min(plan.lower_bound_bytes for plan in self._plans.values())
+        stopped_by = stopped_by or best.stopped_by
+        proven = best.offset is not None and best.arena_bytes <= bound
+        if best.status is Status.OPTIMAL and not proven and stopped_by in ("bound", "proof"):
+            stopped_by = self._limit or "finished"
+        return dataclasses.replace(
+            best,
+            lower_bound_bytes=min(best.lower_bound_bytes, bound),
+            status=Status.FEASIBLE if best.status is Status.OPTIMAL and not proven else best.status,
+            stopped_by=stopped_by,
+            seconds=self._total.seconds,
+            nodes=self._total.nodes,
+        )
+
+    @property
+    def _limit(self) -> str:
+        """Return a limit that some attempt has reached, or "" if none has."""
+        reached = {plan.stopped_by for plan in self._plans.values()}
+        return next((limit for limit in ("interrupt", "time", "nodes") if limit in reached), "")
+
+
+def _arena(plan: Plan) -> tuple[bool, int]:
+    return plan.offset is None, plan.arena_bytes
+
+
+def _rank(plan: Plan) -> tuple[bool, int, bool]:
+    """Return a sort key, smaller is better; infeasible is last: other numbers may be feasible."""
+    return *_arena(plan), plan.status is Status.INFEASIBLE

@@ -1,0 +1,397 @@
+"""Entry point `solve`: makes a plan for buffers, group by group."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers._core import clash, put
+from solvers.packing.arenas import WITH_ARENAS, Arenas, arenas_of, fill, least_load
+from solvers.packing.bounds import bound_of
+from solvers.packing.greedy import quick
+from solvers.packing.jobs import Jobs, jobs_of
+from solvers.packing.pieces import Pieces, at, pieces_of
+from solvers.packing.plan import Plan, Status, Stop
+from solvers.packing.portfolio import cores
+from solvers.packing.progress import Progress, Total
+from solvers.packing.registry import FEW, SOLVERS, search
+from solvers.packing.rotation import Attempts, columns_to_try
+from solvers.packing.task import Task, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from traces.buffers import Buffers
+
+#: Largest number of live instances of one buffer; a buffer alive over more periods accumulates and is
+#: refused.
+MOST_INSTANCES = 64
+#: Nodes for the first estimate of the arena with each number of columns; some milliseconds.
+_NODES_AT_FIRST = 4_000_000
+#: The first estimate with one number of columns spends at most this fraction (1 / 50) of the node budget.
+_PART_AT_FIRST = 50
+#: Seconds per buffer and column to assemble the plan after the last check of the clock; measured.
+_SECONDS_A_BUFFER = 5e-8
+#: Solvers that try several numbers of columns.
+ROTATING = ("auto", "search", "greedy")
+
+
+def solve(
+    buffers: Buffers,
+    *,
+    capacity: int | Sequence[int] | None = None,
+    stop: Stop | None = None,
+    seed: int = 0,
+    solver: str = "auto",
+    columns: int | None = None,
+    threads: int | None = None,
+    on_improvement: Callable[[Plan], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Plan:
+    """Find offsets for all buffers in an arena as small as possible.
+
+    The result is deterministic on one thread: the same buffers, seed and node budget give the same plan,
+    unless the clock or an interrupt stopped the solve. Groups are packed one after the other, on top of each
+    other. On Ctrl-C the best plan so far is returned.
+
+    Args:
+        buffers: the buffers to place. Persistent buffers are left out (offset -1).
+        capacity: bytes; the first plan that fits is accepted, and if none is found, the returned plan has no
+            offsets. Several capacities mean as many arenas: each buffer lies within one of them, and the
+            first arena is filled first, see `Plan.in_arenas`. Fixed offsets are then addresses in the common
+            space of all arenas.
+        stop: limits of the solve; the default is a node budget and no clock.
+        seed: seed of the search.
+        solver: one of `SOLVERS`: "auto", "search" (auto without OR-Tools), "greedy" (search without the
+            complete searches), "exact", or a baseline such as "best_fit".
+        columns: number of iterations after which addresses repeat, at least `Buffers.max_instances`; by
+            default a few numbers are tried if a buffer outlives its iteration.
+        threads: number of threads that search at once; by default one with a node limit, and one per core
+            with only a clock limit or an interrupt.
+        on_improvement: called from this thread with every plan that is better than the last.
+        on_progress: called from this thread whenever the limits are checked, even without a better plan: at
+            most ten times a second, the first time after a tenth of a second.
+
+    Raises:
+        ValueError: unknown solver, too few columns or threads, a buffer alive over more than 64 periods,
+            sizes that sum to too many bytes; no capacities, one below 1 among several, or several capacities
+            for a solver that supports only one arena.
+        ModuleNotFoundError: "exact" without OR-Tools.
+        KeyboardInterrupt: the user interrupted before any plan was found.
+    """
+    if solver not in SOLVERS:
+        raise ValueError(f"no solver {solver!r}; there are {', '.join(SOLVERS)}")
+    if buffers.max_instances > MOST_INSTANCES:
+        raise ValueError(f"a buffer lives {buffers.max_instances} periods, more than {MOST_INSTANCES}")
+    if columns is not None and columns < buffers.max_instances:
+        raise ValueError(
+            f"{columns} columns are fewer than the {buffers.max_instances} instances of a buffer"
+        )
+    several = arenas_of(capacity)
+    if several and solver not in WITH_ARENAS:
+        raise ValueError(f"solver {solver!r} has one arena; for several there are {', '.join(WITH_ARENAS)}")
+    arenas = Arenas.for_buffers(several, buffers) if several else None
+    stop = stop or Stop()
+    if threads is None:
+        threads = cores() if stop.node_budget is None else 1
+    if threads < 1:
+        raise ValueError(f"{threads} threads are too few")
+    tried = (
+        [columns or buffers.max_instances] if columns or solver not in ROTATING else columns_to_try(buffers)
+    )
+    if not (capacity is None or isinstance(capacity, int | np.integer)):
+        capacity = int(capacity[0]) if arenas is None else arenas.end
+    return _solve_each(
+        tried, buffers, capacity, arenas, stop, seed, solver, threads, on_improvement, Total(on_progress)
+    )
+
+
+def _solve_each(
+    tried: list[int],
+    buffers: Buffers,
+    capacity: int | None,
+    arenas: Arenas | None,
+    stop: Stop,
+    seed: int,
+    solver: str,
+    threads: int,
+    on_improvement: Callable[[Plan], None] | None,
+    total: Total,
+) -> Plan:
+    """Return the best plan over these numbers of columns; a plan that is good enough ends the search."""
+    pieces = pieces_of(buffers)
+    bound = bound_of(buffers, pieces) if arenas is None else least_load(buffers)
+    enough = max(stop.target_bytes or 0, capacity or 0, bound)
+    several = len(tried) > 1
+    tell = total.teller(lambda of_one: bound if several else of_one)
+    proofs = several and solver in ("auto", "search") and len(buffers) <= FEW
+    if proofs:
+        tried = sorted(tried, key=lambda columns: _quickly(buffers, pieces, columns, stop, total))
+    attempts = Attempts(tried, stop, total, rounds=proofs)
+
+    def better(plan: Plan) -> None:
+        best = attempts.best
+        if on_improvement is None:
+            return
+        if best is None or best.offset is None or plan.arena_bytes < best.arena_bytes:
+            on_improvement(plan)
+
+    for columns, part in attempts:
+        try:
+            found = None if on_improvement is None else better
+            plan = _Solve(
+                buffers, pieces, bound, capacity, arenas, part, seed, solver, threads, found, tell, columns
+            ).run()
+        except KeyboardInterrupt:
+            if attempts.best is None:
+                raise
+            return attempts.together(bound, "interrupt")
+        total.add(plan)
+        attempts.add(columns, plan)
+        done = plan.offset is not None and plan.arena_bytes <= enough
+        if (
+            done
+            or plan.stopped_by == "interrupt"
+            or (plan.status is Status.INFEASIBLE and plan.stopped_by == "bound")
+        ):
+            break
+    return attempts.together(bound)
+
+
+def _quickly(buffers: Buffers, pieces: Pieces, columns: int, stop: Stop, total: Total) -> int:
+    """Return the arena of a short search with this number of columns, used to try promising numbers first."""
+    budget, arena = stop.node_budget, 0
+    nodes = _NODES_AT_FIRST if budget is None else min(_NODES_AT_FIRST, budget // _PART_AT_FIRST)
+    for rows in _groups(buffers, pieces):
+        task = Task(jobs_of(buffers.select(rows).unrolled(columns)), Watch(Stop(nodes=nodes)))
+        search(task)
+        arena += task.arena
+        total.nodes += task.watch.nodes
+    return arena
+
+
+class _Solve:
+    """One solve with a fixed number of columns: packs each group, combines the offsets, sets the status."""
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        pieces: Pieces,
+        bound: int,
+        capacity: int | None,
+        arenas: Arenas | None,
+        stop: Stop,
+        seed: int,
+        solver: str,
+        threads: int,
+        on_improvement: Callable[[Plan], None] | None,
+        on_progress: Callable[[Progress], None] | None,
+        columns: int,
+    ) -> None:
+        self._capacity, self._arenas, self._seed, self._solver = capacity, arenas, seed, solver
+        self._buffers = buffers if arenas is None else arenas.within(buffers)
+        self._pieces = pieces
+        self._on_improvement, self._on_progress = on_improvement, on_progress
+        self._threads = threads
+        self._watch = Watch(stop, _SECONDS_A_BUFFER * len(buffers) * columns)
+        self._bound = bound
+        self._target = max(stop.target_bytes or 0, capacity or 0)
+        # Buffers that are not packed: persistent ones get -1; those without memory keep a fixed offset or get
+        # 0.
+        self._offset = np.maximum(buffers.offset[:, None], np.zeros(columns, np.int64))
+        self._offset[buffers.persistent] = -1
+        self._latest: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._groups = _groups(buffers, pieces)
+        self._arena = 0
+        self._refuted = False
+
+    def run(self) -> Plan:
+        """Solve group by group and return the plan."""
+        if self._capacity is not None and (reason := self._too_small()):
+            return self._no_plan(Status.INFEASIBLE, "bound", reason)
+        stopped_by = "bound"
+        for k, rows in enumerate(self._groups):
+            self._watch.share(len(self._groups) - k)
+            task = self._task(k, rows)
+            if self._on_progress is not None:
+                self._watch.tell = partial(self._tell, task, self._on_progress, k)
+            if reason := _contradiction(self._buffers, rows, task.jobs):
+                return self._no_plan(Status.INFEASIBLE, "proof", reason)
+            self._work(task)
+            if task.offsets is None:
+                return self._no_plan(Status.UNKNOWN, task.stopped_by, "stopped before there was a plan")
+            self._offset = self._with(rows, task.jobs, task.offsets)
+            self._arena = task.arena
+            stopped_by = stopped_by if task.stopped_by == "bound" else task.stopped_by
+            if len(self._groups) == 1:
+                self._refuted = self._capacity is not None and task.lower_bound > self._capacity
+                if self._arenas is None:
+                    self._bound = task.lower_bound
+        return self._judge(stopped_by)
+
+    def _task(self, k: int, rows: NDArray[np.int64]) -> Task:
+        columns = self._offset.shape[1]
+        whole = len(self._groups) == 1 and columns == 1
+        buffers = self._buffers if len(rows) == len(self._buffers) else self._buffers.select(rows)
+        bound, pieces = (self._bound, self._pieces) if whole else (None, None)
+        taken = _taken(self._buffers, self._groups, k, self._offset, on_top=self._arenas is None)
+        if self._arenas is not None:
+            bound, taken = least_load(buffers), taken + self._arenas.walls
+        jobs = jobs_of(buffers.unrolled(columns), bound, taken, pieces)
+        last = k == len(self._groups) - 1
+
+        def found(offsets: NDArray[np.int64], arena: int) -> None:
+            if self._on_improvement is None or (self._capacity is not None and arena > self._capacity):
+                return
+            self._on_improvement(self._plan(self._with(rows, jobs, offsets), arena, self._bound, ""))
+
+        # Earlier groups are packed as tightly as possible: only the last group may stop at a target.
+        target, capacity = (self._target, self._capacity) if last else (0, None)
+        return Task(jobs, self._watch, self._seed, target, capacity, self._threads, found if last else None)
+
+    def _tell(self, task: Task, on_progress: Callable[[Progress], None], k: int) -> None:
+        """Report progress; the arena of all groups is known only when the last group has one."""
+        one, last = self._arenas is None, k == len(self._groups) - 1
+        arena = task.arena if task.offsets is not None and one and last else None
+        bound = task.lower_bound if one and len(self._groups) == 1 else self._bound
+        on_progress(Progress(arena, bound, self._watch.nodes, self._watch.seconds))
+
+    def _work(self, task: Task) -> None:
+        try:
+            if self._arenas is not None:
+                fill(task, self._arenas)
+                if task.done(of_nodes=task.offsets is not None):
+                    return
+            (quick if self._watch.interrupted else SOLVERS[self._solver])(task)
+        except KeyboardInterrupt:
+            if task.offsets is None:
+                raise
+            self._watch.interrupted = True
+            task.stopped_by = "interrupt"
+
+    def _with(self, rows: NDArray[np.int64], jobs: Jobs, found: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the offsets so far with the given group's offsets filled in; the latest result is cached."""
+        if self._latest is None or self._latest[0] is not found:
+            offset = self._offset.copy()
+            put(offset, rows, jobs.row, found)
+            offset.flags.writeable = False  # several plans share this array, and callers hold some of them
+            self._latest = found, offset
+        return self._latest[1]
+
+    def _judge(self, stopped_by: str) -> Plan:
+        if self._capacity is not None and self._arena > self._capacity:
+            if self._refuted:
+                return self._no_plan(Status.INFEASIBLE, "proof", self._too_small() or "a search found none")
+            found = f"smallest arena found {self._arena} > capacity {self._capacity}"
+            if self._arenas is not None:
+                found = "nothing was found that lies within the arenas"
+            return self._no_plan(Status.UNKNOWN, stopped_by, found)
+        if self._arenas is not None:
+            return self._plan(self._offset, self._arena, self._bound, "target")
+        if stopped_by in ("bound", "proof") and self._arena > self._bound:
+            stopped_by = "finished"  # each group is optimal by itself, which proves nothing for all together
+        return self._plan(self._offset, self._arena, self._bound, stopped_by)
+
+    def _plan(self, offset: NDArray[np.int64], arena: int, bound: int, stopped_by: str) -> Plan:
+        if self._arenas is not None:
+            arena = self._arenas.used(self._buffers, offset)
+            stopped_by = "bound" if stopped_by and arena <= bound else stopped_by
+        status = Status.OPTIMAL if arena <= bound else Status.FEASIBLE
+        return self._make(offset, arena, bound, status, stopped_by, "")
+
+    def _no_plan(self, status: Status, stopped_by: str, reason: str) -> Plan:
+        return self._make(None, 0, self._bound, status, stopped_by, reason)
+
+    def _make(
+        self,
+        offset: NDArray[np.int64] | None,
+        arena: int,
+        bound: int,
+        status: Status,
+        stopped_by: str,
+        reason: str,
+    ) -> Plan:
+        return Plan(
+            offset,
+            arena,
+            bound,
+            status,
+            self._solver,
+            self._seed,
+            self._watch.seconds,
+            stopped_by,
+            self._buffers.period,
+            reason,
+            self._watch.nodes,
+            () if self._arenas is None else self._arenas.capacities,
+        )
+
+    def _too_small(self) -> str:
+        if self._arenas is not None:
+            return self._arenas.why_not(self._buffers)
+        if self._capacity is None or self._bound <= self._capacity:
+            return ""
+        return f"lower bound {self._bound} > capacity {self._capacity}"
+
+
+def _groups(buffers: Buffers, pieces: Pieces) -> list[NDArray[np.int64]]:
+    """Return rows of the buffers that need memory by group; coarsest alignment first, to waste least.
+
+    With a single group, all rows are returned: rows of buffers that need no memory have no pieces.
+    """
+    rows = pieces.rows
+    if len(rows) == 0:
+        return []
+    group = at(buffers.group, rows)
+    if (group == group[0]).all():
+        return [np.arange(len(buffers))]
+    order = np.argsort(group, kind="stable")
+    ends = np.flatnonzero(np.diff(group[order])) + 1
+    groups = [rows[part] for part in np.split(order, ends)]
+    return sorted(groups, key=lambda part: -int(buffers.alignment[part].max()))
+
+
+def _taken(
+    buffers: Buffers, groups: list[NDArray[np.int64]], k: int, offset: NDArray[np.int64], *, on_top: bool
+) -> list[tuple[int, int]]:
+    """Return address ranges that group k must avoid: earlier groups' buffers, later groups' fixed ones.
+
+    With ``on_top`` and no fixed offsets, the result is one range from 0 up to the topmost end.
+    """
+    before = np.concatenate([np.zeros(0, np.int64), *groups[:k]])
+    after = np.concatenate([np.zeros(0, np.int64), *groups[k + 1 :]])
+    after = after[buffers.offset[after] >= 0]
+    rows = np.concatenate([before, after])
+    low, size = offset[rows].ravel(), np.repeat(buffers.size[rows], offset.shape[1])
+    if on_top and not (buffers.offset >= 0).any():  # nothing pins a group: the next goes on top
+        return [(0, int((low + size).max()))] if len(low) else []
+    ranges: list[tuple[int, int]] = []
+    for start, length in sorted(zip(low.tolist(), size.tolist(), strict=True)):
+        if ranges and start <= ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], start + length))
+        else:
+            ranges.append((start, start + length))
+    return ranges
+
+
+def _contradiction(buffers: Buffers, rows: NDArray[np.int64], jobs: Jobs) -> str:
+    """Return the reason why the fixed offsets of a group are infeasible, or ""."""
+    fixed = np.flatnonzero(jobs.fixed >= 0)
+    if len(fixed) == 0:
+        return ""
+    wrong = fixed[jobs.fixed[fixed] % jobs.alignment[fixed] != 0]
+    if len(wrong):
+        row = rows[jobs.row[wrong[0]] % len(rows)]
+        return f"the fixed offset of buffer {buffers.name(row)} is not a multiple of its alignment"
+    pair = clash(jobs.native())
+    if pair is None:
+        return ""
+    first, second = (
+        "another group" if jobs.row[j] < 0 else f"buffer {buffers.name(rows[jobs.row[j] % len(rows)])}"
+        for j in pair
+    )
+    return f"the fixed offsets of {first} and {second} overlap"

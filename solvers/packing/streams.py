@@ -1,0 +1,237 @@
+"""Address sharing between CUDA streams: the trade of arena bytes against stream waits.
+
+A stream may use memory that another stream has freed only after waiting for the work queued there, so sharing
+addresses saves bytes and costs time. Streams that share no addresses are packed as separate groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from solvers._core import count_waits
+from solvers.packing.arenas import arenas_of, least_load
+from solvers.packing.bounds import lower_bound, peak_load
+from solvers.packing.plan import Status, Stop
+from solvers.packing.progress import Total
+from solvers.packing.solve import solve
+from solvers.packing.task import Watch
+from traces.columns import distinct, numbered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from fractions import Fraction
+
+    from solvers.packing.plan import Plan
+    from solvers.packing.progress import Progress
+    from traces.buffers import Buffers
+
+
+#: Value of `wait_bytes` at which streams share no addresses.
+NEVER = 2**63 - 1
+#: Largest number of streams for which pairs are tried (with more, only all streams together), and largest
+#: number of plans made.
+MOST_PARTS, MOST_ATTEMPTS = 8, 8
+
+
+def waits(plan: Plan, buffers: Buffers) -> float:
+    """Return the mean number of waits of one stream for another per iteration, in steady state.
+
+    When a stream gets memory that another stream freed last, the stream waits for this free, unless the
+    stream has already waited for the other stream since.
+
+    Args:
+        plan: a plan with offsets for these buffers.
+        buffers: the buffers, with their streams.
+    """
+    assert plan.offset is not None
+    rows = (~buffers.persistent & (buffers.size > 0) & (buffers.lengths > 0)).nonzero()[0]
+    if len(rows) == 0:
+        return 0.0
+    stream = numbered(buffers.stream[rows])[1]
+    counted = count_waits(
+        buffers.start[rows],
+        buffers.end[rows],
+        buffers.size[rows],
+        stream,
+        np.ascontiguousarray(plan.offset[rows]).ravel(),
+        columns=plan.columns,
+        period=buffers.period or 0,
+    )
+    return counted / plan.columns
+
+
+def solve_streams(
+    buffers: Buffers,
+    *,
+    wait_bytes: int,
+    stop: Stop | None = None,
+    capacity: int | Sequence[int] | None = None,
+    close_enough: float | Fraction | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    **how: Any,
+) -> Plan:
+    """Make a plan in which streams share addresses if this saves enough bytes; otherwise as `solve`.
+
+    The first attempt packs each stream separately. Then all streams together are tried and, with 3 to
+    `MOST_PARTS` streams and no capacity, pairs of streams whose loads peak at different times, one pair after
+    the other, as long as the possible saving may be worth the waits.
+
+    Args:
+        buffers: the buffers to place; groups never share addresses.
+        wait_bytes: bytes that a plan must save for each wait in an iteration. 0: search for the smallest
+            arena. `NEVER`: streams share no addresses.
+        stop: when to stop; the node limit applies to each attempt. No further attempt is made at the target.
+        capacity: bytes of one or of several arenas; the first plan that fits is accepted, however many waits
+            the plan has, unless `wait_bytes` is `NEVER`.
+        close_enough: largest ratio of arena to lower bound at which the search for a smaller arena stops.
+        on_progress: as for `solve`. The reported arena may come from an attempt with too many waits.
+        how: the other arguments of `solve`.
+
+    Raises:
+        ValueError: as `solve`, or a negative price.
+        KeyboardInterrupt: the user interrupted before any plan was found.
+    """
+    if wait_bytes < 0:
+        raise ValueError(f"a wait cannot be worth {wait_bytes} bytes")
+    placed = ~buffers.persistent & (buffers.offset < 0)
+    streams = distinct(buffers.stream[placed]).tolist()
+    apart = [frozenset([stream]) for stream in streams]
+    search = _Search(buffers, wait_bytes, stop or Stop(), capacity, close_enough, on_progress, how)
+    search.attempt(apart)
+    if len(streams) > 1 and wait_bytes < NEVER:
+        search.share(apart, [frozenset(streams)])
+    return search.result()
+
+
+class _Search:
+    """Search over partitions of the streams; holds the best plan so far and the plan's cost in bytes."""
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        wait_bytes: int,
+        stop: Stop,
+        capacity: int | Sequence[int] | None,
+        close_enough: float | Fraction | None,
+        on_progress: Callable[[Progress], None] | None,
+        how: dict[str, Any],
+    ) -> None:
+        self._buffers, self._price, self._stop = buffers, wait_bytes, stop
+        self._capacity, self._close_enough, self._how = capacity, close_enough, how
+        self._total = Total(on_progress)
+        several = arenas_of(capacity)
+        room = sum(several) if several else capacity if isinstance(capacity, int) else 0
+        self._enough = max(self._stop.target_bytes or 0, room)
+        self._watch = Watch(stop)
+        self._bound = least_load(buffers) if several else lower_bound(buffers)
+        self._attempts = 0
+        self._best: Plan | None = None
+        self._cost = self._last_cost = math.inf
+        self._stopped_by = ""
+        self._load = functools.cache(self._load_of)
+
+    def attempt(self, parts: list[frozenset[int]]) -> None:
+        """Make a plan in which these parts share no addresses; keep the cheaper plan."""
+        apart, all_share = self._apart(parts), len(parts) <= 1
+        holds = all_share or self._price >= NEVER
+        tell = self._total.teller(lambda bound: max(bound, self._bound) if holds else self._bound)
+        enough = self._stop.target_bytes
+        if self._close_enough is not None:
+            enough = int(lower_bound(apart) * self._close_enough)
+        stop = dataclasses.replace(self._stop, target_bytes=enough, seconds=self._watch.seconds_left)
+        try:
+            plan = solve(apart, capacity=self._capacity, stop=stop, on_progress=tell, **self._how)
+        except KeyboardInterrupt:
+            if self._best is None:
+                raise
+            self._stopped_by = "interrupt"
+            return
+        self._attempts += 1
+        self._total.add(plan)
+        if all_share:  # a bound for shared streams holds for any partition
+            self._bound = max(self._bound, plan.lower_bound_bytes)
+        if plan.stopped_by == "interrupt":
+            self._stopped_by = "interrupt"
+        self._last_cost = math.inf
+        if plan.offset is not None:
+            count = waits(plan, self._buffers) if self._price else 0
+            self._last_cost = plan.arena_bytes + self._price * count
+        if self._best is None or self._best.offset is None or self._last_cost < self._cost:
+            self._best, self._cost = plan, self._last_cost
+
+    def share(self, apart: list[frozenset[int]], together: list[frozenset[int]]) -> None:
+        """Search for a cheaper plan than with all streams apart."""
+        assert self._best is not None
+        parts, cost = apart, self._last_cost
+        if self._may_go_on() and (self._best.offset is None or self._saves(apart, together) > self._price):
+            self.attempt(together)
+        if not 2 < len(apart) <= MOST_PARTS or self._capacity is not None:
+            return
+        refused: set[frozenset[int]] = set()
+        while self._attempts < MOST_ATTEMPTS and self._may_go_on():
+            pairs = [one | other for one, other in itertools.combinations(parts, 2)]
+            pairs = [pair for pair in pairs if pair not in refused]
+            saved = [self._saves(parts, _joined(parts, pair)) for pair in pairs]
+            if not saved or max(saved) <= self._price:  # less than the price of a single wait
+                return
+            pair = pairs[saved.index(max(saved))]
+            self.attempt(_joined(parts, pair))
+            if self._last_cost < cost:
+                parts, cost = _joined(parts, pair), self._last_cost
+            else:
+                refused.add(pair)
+
+    def result(self) -> Plan:
+        """Return the best plan; the bound, status and stop reason hold even if any two streams may share."""
+        assert self._best is not None
+        plan = dataclasses.replace(self._best, seconds=self._watch.seconds, nodes=self._total.nodes)
+        if self._stopped_by:
+            plan = dataclasses.replace(plan, stopped_by=self._stopped_by)
+        bound = self._bound
+        if plan.offset is None or plan.lower_bound_bytes == bound or self._price >= NEVER:
+            return plan
+        if plan.arena_bytes <= bound:
+            return dataclasses.replace(plan, lower_bound_bytes=bound, status=Status.OPTIMAL)
+        proven = plan.stopped_by in ("bound", "proof")  # proven only for these separate streams
+        stopped_by = plan.stopped_by
+        if proven:
+            stopped_by = "target" if plan.arena_bytes <= self._enough else "finished"
+        return dataclasses.replace(
+            plan, lower_bound_bytes=bound, status=Status.FEASIBLE, stopped_by=stopped_by
+        )
+
+    def _may_go_on(self) -> bool:
+        if not self._stopped_by:
+            self._stopped_by = self._watch.reason(of_nodes=False)
+        best = self._best
+        enough = best is not None and best.offset is not None and best.arena_bytes <= self._enough
+        return not self._stopped_by and not enough
+
+    def _saves(self, parts: list[frozenset[int]], together: list[frozenset[int]]) -> int:
+        """Return the largest saving in bytes of partition `together` over `parts`, by peak loads."""
+        return sum(map(self._load, parts)) - sum(map(self._load, together))
+
+    def _load_of(self, part: frozenset[int]) -> int:
+        """Return the sum of the groups' peak loads in bytes for the streams in `part`."""
+        b = self._buffers
+        rows = np.flatnonzero(np.isin(b.stream, list(part)) & ~b.persistent & (b.offset < 0))
+        groups = distinct(b.group[rows])
+        return sum(peak_load(b.select(rows[b.group[rows] == group])) for group in groups)
+
+    def _apart(self, parts: list[frozenset[int]]) -> Buffers:
+        """Return the buffers with one group per part; buffers with a fixed offset keep this offset."""
+        b = self._buffers
+        part = np.zeros(len(b), np.int64)
+        for k, streams in enumerate(parts):
+            part[np.isin(b.stream, list(streams)) & (b.offset < 0)] = k
+        return dataclasses.replace(b, group=numbered(b.group * max(len(parts), 1) + part)[1])
+
+
+def _joined(parts: list[frozenset[int]], pair: frozenset[int]) -> list[frozenset[int]]:
+    return [pair, *(part for part in parts if not part <= pair)]

@@ -1,0 +1,1 @@
+"""Readers and writers of trace files, one module per format."""

@@ -1,5 +1,0 @@
-"""Recorder of the allocations, accesses and frees of PyTorch's operations, on real or fake tensors."""
-
-from traces.recorders.torch.recorder import AccessRecorder
-
-__all__ = ["AccessRecorder"]
