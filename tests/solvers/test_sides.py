@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def test_low_load_at_the_peak_tries_peak_outward_search_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    advanced, fullest, order = list[int](), _core.fullest, list[str]()
+    advanced, fullest, order = list[int](), _core.pack_max_load_first, list[str]()
 
     def filled(*args: Any) -> NDArray[np.int64]:
         order.append("fullest")
@@ -34,16 +34,16 @@ def test_low_load_at_the_peak_tries_peak_outward_search_first(
 
     class Watched:
         def __init__(self, *_: Any) -> None:
-            self.looks, self.given_up = 0, False
+            self.work, self.given_up = 0, False
 
         def advance(self, budget: int) -> bool:
             order.append("outward")
             advanced.append(budget)
-            self.looks += budget
+            self.work += budget
             return False
 
-    monkeypatch.setattr(greedy._core, "Outward", Watched)
-    monkeypatch.setattr(greedy._core, "fullest", filled)
+    monkeypatch.setattr(greedy._core, "PeakOutward", Watched)
+    monkeypatch.setattr(greedy._core, "pack_max_load_first", filled)
     solve(flat(1_000, 0, mean_live=100), solver="greedy", stop=Stop(nodes=10**7))
     assert not advanced
     solve(flat(1_000, 0, mean_live=100), stop=Stop(nodes=10**8))
@@ -73,25 +73,25 @@ def test_peak_outward_search_follows_slow_window_repair_for_many_buffers(
             def __init__(self, *args: Any) -> None:
                 original(*args)
                 order.append(name)
-                self.looks, self.given_up = 0, False
+                self.work, self.given_up = 0, False
 
             def advance(self, budget: int, *_: int) -> bool:
-                self.looks += budget
+                self.work += budget
                 return False
 
         return Watched
 
-    for name in ("Outward", "Stretches"):
+    for name in ("PeakOutward", "WindowRepair"):
         monkeypatch.setattr(greedy._core, name, watched(name))
     monkeypatch.setattr(greedy, "_FEW", 100)
     jobs = jobs_of(flat(1_000, 0, mean_live=100))
     task = Task(jobs, Watch(Stop(nodes=2**40)))
     assert greedy.valleys(task) is not None
-    assert order == ["Stretches", "Outward", "Stretches"]
+    assert order == ["WindowRepair", "PeakOutward", "WindowRepair"]
     order.clear()
     monkeypatch.setattr(greedy, "_MUCH", 0.01)  # what comes first does not come again
     assert greedy.valleys(Task(jobs, Watch(Stop(nodes=2**40)))) is not None
-    assert order == ["Outward", "Stretches"]
+    assert order == ["PeakOutward", "WindowRepair"]
 
 
 def test_peak_outward_search_runs_beside_window_repair_with_two_threads(
@@ -103,13 +103,13 @@ def test_peak_outward_search_runs_beside_window_repair_with_two_threads(
         arena = 2**62
 
         def __init__(self, *_: Any) -> None:
-            self.looks = 0
+            self.work = 0
 
         def advance(self, *_: int) -> bool:
             time.sleep(0.001)
             return False
 
-    monkeypatch.setattr(greedy._core, "Stretches", Idle)
+    monkeypatch.setattr(greedy._core, "WindowRepair", Idle)
     monkeypatch.setattr(greedy, "_FEW", 100)
     buffers = next(b for b in (flat(1_000, seed, mean_live=60) for seed in range(50)) if soon(b))
     task = Task(jobs_of(buffers), Watch(Stop()), threads=2)
@@ -127,7 +127,7 @@ def test_peak_outward_offsets_become_the_plan_beside_long_work_at_once(
     def fullest(*_: Any) -> None:
         assert go_on.wait(60), "it was waited for"
 
-    monkeypatch.setattr(greedy._core, "fullest", fullest)
+    monkeypatch.setattr(greedy._core, "pack_max_load_first", fullest)
     monkeypatch.setattr(greedy, "_FEW", 100)
     monkeypatch.setattr(worker_thread, "_SOON", 100)
     buffers = next(b for b in (flat(1_000, seed, mean_live=60) for seed in range(50)) if soon(b))
@@ -160,10 +160,10 @@ def test_given_up_peak_outward_round_leaves_the_budget_to_the_others(monkeypatch
 
         def advance(self, budget: int) -> bool:
             advanced.append(budget)
-            self.looks, self.given_up = self.looks + 10_000, True
+            self.work, self.given_up = self.work + 10_000, True
             return False
 
-    monkeypatch.setattr(peak_outward._core, "Outward", GivenUp)
+    monkeypatch.setattr(peak_outward._core, "PeakOutward", GivenUp)
     buffers = scattered(1_000, 0)
     enough = jobs_of(buffers).lower_bound + 5
     plan = solve(buffers, stop=Stop(nodes=10**6, target_bytes=enough), seed=-3, solver="greedy")
@@ -183,16 +183,16 @@ def test_given_up_arena_is_followed_by_bisection_towards_the_best(
     class Deciding:
         def __init__(self, jobs: _core.Jobs, goal: int, seed: int, tries: int) -> None:
             asked.append((goal, tries))
-            self.looks, self.given_up = 1, False
+            self.work, self.given_up = 1, False
             self.arena = goal
             self.offsets = np.array([goal])
 
         def advance(self, looks: int) -> bool:
-            self.looks += looks
+            self.work += looks
             self.given_up = self.arena < fits
             return not self.given_up
 
-    monkeypatch.setattr(peak_outward._core, "Outward", Deciding)
+    monkeypatch.setattr(peak_outward._core, "PeakOutward", Deciding)
     work, arena, found = Sides(jobs_of(flat(10, 0)).native(), 0), 2_000, list[int]()
     while not work.rounds:
         if work.advance(10, 1_000, arena):
@@ -201,7 +201,7 @@ def test_given_up_arena_is_followed_by_bisection_towards_the_best(
             found.append(arena)
     assert [goal for goal, _ in asked] == [1_000, 1_500, 1_750, 1_375, 1_562]
     assert found == [1_750]
-    assert work.looks == 11 * len(asked)
+    assert work.work == 11 * len(asked)
     work.advance(10, 1_000, arena)
     assert asked[-1][0] == 1_000
     assert asked[-1][1] > asked[0][1], "more tries in later rounds"
@@ -214,10 +214,10 @@ class Outward:
 
     def __init__(self, jobs: _core.Jobs, goal: int, seed: int, tries: int) -> None:
         self.goals.append(goal)
-        self.looks, self.given_up, self.arena, self.offsets = 1, False, goal + 300, np.array([goal + 300])
+        self.work, self.given_up, self.arena, self.offsets = 1, False, goal + 300, np.array([goal + 300])
 
     def advance(self, looks: int) -> bool:
-        self.looks += 1
+        self.work += 1
         return True
 
 
@@ -227,14 +227,14 @@ class Stretches:
     least: int
 
     def __init__(self, jobs: _core.Jobs, offsets: NDArray[np.int64], seed: int) -> None:
-        self.looks, self.arena = 0, int(offsets[0])
+        self.work, self.arena = 0, int(offsets[0])
 
     @property
     def offsets(self) -> NDArray[np.int64]:
         return np.array([self.arena])
 
     def advance(self, looks: int, target: int) -> bool:
-        self.looks += looks
+        self.work += looks
         before, self.arena = self.arena, max(self.arena - 100, self.least, target)
         return self.arena < before
 
@@ -252,8 +252,8 @@ def test_window_repair_refines_buffers_far_from_the_peak(
 ) -> None:
     """Offsets above the goal are offered only below the best arena."""
     Outward.goals, Stretches.least = [], least
-    monkeypatch.setattr(peak_outward._core, "Outward", Outward)
-    monkeypatch.setattr(peak_outward._core, "Stretches", Stretches)
+    monkeypatch.setattr(peak_outward._core, "PeakOutward", Outward)
+    monkeypatch.setattr(peak_outward._core, "WindowRepair", Stretches)
     monkeypatch.setattr(peak_outward, "_PATIENCE", 25)
     work, arena, offered = Sides(jobs_of(flat(10, 0)).native(), 0), 1_300, list[int]()
     while len(Outward.goals) < len(goals):
@@ -310,7 +310,7 @@ def test_limit_is_obeyed_within_peak_outward_search(where: str, monkeypatch: pyt
             return False
 
     monkeypatch.setattr(worker_thread, "_SOON", 10)
-    monkeypatch.setattr(greedy._core, "Outward", Stuck)
+    monkeypatch.setattr(greedy._core, "PeakOutward", Stuck)
     buffers = scattered(1_000, 0)
     try:
         plan = solve(buffers, stop=Stop(interrupt=begun.is_set), threads=1)
