@@ -175,9 +175,9 @@ class Pattern:
     One recurring iteration: expected sizes in order, and their planned offsets.
     """
 
-    def __init__(self, *, cyclic: bool = True, marked: bool = False, unroll: int = 1, arena_bytes: int, calm: int = 0) -> None:
+    def __init__(self, *, cyclic: bool = True, marked: bool = False, unroll: int = 1, arena_bytes: int, low_water: int = 0) -> None:
         """
-        calm: the position of the first table before which least is alive, so that the arena is best taken there.
+        low_water: the position of the first table before which least is alive, so that the arena is best taken there.
         """
 
     def add_table(self, *, sequence: int, stream: int, sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], phase: int = 0, marks: Sequence[int] = [], least: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None:
@@ -282,10 +282,10 @@ class Client:
     def reallocate(self, address: int, bytes: int, stream: int = 0) -> tuple[int, bool]:
         """(new address or 0, whether the old one is not ours)."""
 
-    def mark(self, mark: Mark, *, found: bool = False) -> None:
+    def mark(self, mark: Mark, *, detected: bool = False) -> None:
         """found: the program did not set it."""
 
-    def show_found(self) -> None:
+    def record_detected_step(self) -> None:
         """A step that only the tape shows: nothing begins or ends by it."""
 
     def enter_dynamic(self) -> None: ...
@@ -294,7 +294,7 @@ class Client:
 
     def set_recording(self, on: bool) -> None: ...
 
-    def set_tape(self, on: bool, *, folder: str = '', piece: int = 262144) -> None:
+    def set_tracing(self, on: bool, *, folder: str = '', piece: int = 262144) -> None:
         """
         Record everything. Events beyond a piece in memory go to a file in the folder, if there is one.
         """
@@ -304,12 +304,12 @@ class Client:
         The planner's ring, or its last so many allocations and what came between: (packed records, for `TraceNames`; streams by sequence; allocations ever by sequence; nothing was lost or left out).
         """
 
-    def look(self) -> tuple[int, int] | None:
+    def find_recurrence(self) -> tuple[int, int] | None:
         """
         What recurs in the planner's ring: (the earliest of its allocations that says anything, 0 where there are marks; how many there are). None: nothing, and the bell rings again when a quarter more has come.
         """
 
-    def take_tape(self) -> bytes:
+    def take_trace(self) -> bytes:
         """
         The oldest records of the tape that nobody has taken, packed; empty: there are none.
         """
@@ -332,29 +332,29 @@ class Client:
         Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or by force. True: no arena is left.
         """
 
-    def ask_for_arena(self) -> bool:
+    def request_arena(self) -> bool:
         """
         The arena that patterns need, now rather than at the next boundary. False: it is not so large.
         """
 
-    def set_takes_arena(self, takes: bool) -> None:
+    def set_arena_allowed(self, takes: bool) -> None:
         """
-        Whether within a budget the arena comes at boundaries, as where there is none, or only by `ask_for_arena`.
+        Whether within a budget the arena comes at boundaries, as where there is none, or only by `request_arena`.
         """
 
-    def place_of(self, address: int) -> int | None:
+    def planned_offset_of(self, address: int) -> int | None:
         """
         Offset in the arena that the plan followed now has for a live buffer, or would have if there were an arena; None: none.
         """
 
-    def place_next(self, place: int) -> None:
+    def allocate_next_at(self, place: int) -> None:
         """
         The next request inside of a dynamic scope gets this offset in the arena, if it is free there.
         """
 
-    def wait_for_work(self, seconds: float, looks: float = 0.0, allocations: int = 18446744073709551615, misses: int = 18446744073709551615, spoilt: int = 18446744073709551615, around: int = 0, others_layouts: int = 18446744073709551615) -> tuple[bool, float]:
+    def wait_for_work(self, seconds: float, search_seconds: float = 0.0, allocations: int = 18446744073709551615, misses: int = 18446744073709551615, miss_score: int = 18446744073709551615, replan_at_iteration: int = 0, other_layouts: int = 18446744073709551615) -> tuple[bool, float]:
         """
-        (there may be something to plan; seconds of processor time that looks in vain took). Waits at most so many seconds; looks in vain end no wait as long as they took less than `looks`. Also ends when something stays in the way of a plan, not before iteration `around`, when the arena was refused, at so many allocations, while nothing is recorded at so many misses and when so much of the program goes off its plan, and, where it is given, when `others_layouts` of the state is another number.
+        (there may be something to plan; seconds of processor time that looks in vain took). Waits at most so many seconds; looks in vain end no wait as long as they took less than `looks`. Also ends when something stays in the way of a plan, not before iteration `around`, when the arena was refused, at so many allocations, while nothing is recorded at so many misses and when so much of the program goes off its plan, and, where it is given, when `other_layouts` of the state is another number.
         """
 
     def grow_recording(self) -> bool:
@@ -362,7 +362,7 @@ class Client:
         Room for twice as many events. False: it is not full, or would be more than a sixteenth of the memory held.
         """
 
-    def rest_unused(self) -> None:
+    def retire_unused_patterns(self) -> None:
         """
         Once a second, as waiting for work does: for what nobody has followed for long no arena is kept.
         """
@@ -384,12 +384,12 @@ class Client:
         Free memory that this client would have the pool keep; of all clients' wishes the largest counts.
         """
 
-    def blockers(self) -> list[tuple[int, int]]:
+    def pinned_ranges(self) -> list[tuple[int, int]]:
         """
         Where something is in the way of a plan iteration after iteration: its range of the arena, (begin, end) offsets, and all that were in the way before and are still there.
         """
 
-    def others_reach(self) -> list[tuple[int, int]]:
+    def other_plans_ranges(self) -> list[tuple[int, int]]:
         """
         (begin, end) offsets in the arena where other clients' plans lie, but those that rest; disjoint, in order.
         """
@@ -418,7 +418,7 @@ class TraceNames:
     def __init__(self) -> None: ...
 
     def rows(self, packed: bytes | NDArray[numpy.uint8]) -> dict[str, NDArray[Any]]:
-        """Columns of a trace, from events as `Client.take_tape` gives them."""
+        """Columns of a trace, from events as `Client.take_trace` gives them."""
 
     def brief_rows(self, packed: bytes | NDArray[numpy.uint8], streams: Sequence[int]) -> dict[str, NDArray[Any]]:
         """The same from those of `Client.recording`, all at time 0."""
@@ -651,7 +651,7 @@ class Occupancy:
 
     def __init__(self) -> None: ...
 
-    def set_cells(self, starts: Sequence[int]) -> None: ...
+    def set_planned_slots(self, starts: Sequence[int]) -> None: ...
 
     def is_free(self, begin: int, end: int) -> bool: ...
 

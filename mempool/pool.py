@@ -215,7 +215,7 @@ class Pool:
 
     def _step(self, *, found: bool = False) -> None:
         self._check_outside_iterations()
-        self.client.mark(_core.Mark.STEP, found=found)
+        self.client.mark(_core.Mark.STEP, detected=found)
 
     def _check_outside_iterations(self) -> None:
         with self._lock:
@@ -298,7 +298,7 @@ class Pool:
             return "off"
         if self.client.patterns():
             return "armed"
-        return "recording" if state["recording"] or state["tape"] else "dynamic"
+        return "recording" if state["recording"] or state["tracing"] else "dynamic"
 
     def report(self) -> Report:
         """Return counts and sizes: print the report, show it in a notebook, or take ``.to_dict()``."""

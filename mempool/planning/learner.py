@@ -226,7 +226,7 @@ class Learner:
         from mempool.planning import variable_shapes
         from mempool.recording.events import recurring
 
-        found = self._client.look()
+        found = self._client.find_recurrence()
         if found is None:
             return [], []
         begin, allocations = found
@@ -261,7 +261,7 @@ class Learner:
         if pattern.least is not None:
             return self._is_worth_enveloping(pattern, state)
         cannot_be_had = state["refusal"] == "memory" and not state["replaying"]  # the known plan is of no use
-        spoilt = state["spoilt"] >= SPOILT or cannot_be_had
+        spoilt = state["miss_score"] >= SPOILT or cannot_be_had
         astray = self._rest.share_of_misses(self.making.counts()) > MOST_ASTRAY
         for known in self.known:
             if not spoilt and known.rotates_to(pattern):
@@ -386,7 +386,9 @@ class Learner:
     def _has_changed(self) -> bool:
         """Return true if recording should start again; called while recording is off."""
         state = self._client.state()
-        return self._rest.is_over(self.making.counts(), replaying=state["replaying"], spoilt=state["spoilt"])
+        return self._rest.is_over(
+            self.making.counts(), replaying=state["replaying"], spoilt=state["miss_score"]
+        )
 
     def desert_if_useless(self) -> None:
         """Drop all plans if the program does not follow them."""

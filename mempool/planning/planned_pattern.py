@@ -189,7 +189,9 @@ class Planned:
             counts: number of allocations of each sequence when the pattern was taken from the recording.
         """
         assert self.plan.offset is not None
-        native = _core.Pattern(unroll=self.plan.columns, arena_bytes=self.plan.arena_bytes, calm=self.calm())
+        native = _core.Pattern(
+            unroll=self.plan.columns, arena_bytes=self.plan.arena_bytes, low_water=self.low_water()
+        )
         least = self.pattern.least
         for sequence in self._sequences():
             rows = np.flatnonzero(self.pattern.sequence == sequence)
@@ -204,7 +206,7 @@ class Planned:
             )
         return native
 
-    def calm(self) -> int:
+    def low_water(self) -> int:
         """Return the low-water mark: the allocation of the first sequence before which least is alive.
 
         Returns 0 unless that is clearly less than at the start. The low-water mark is the best moment to take

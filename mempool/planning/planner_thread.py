@@ -253,12 +253,12 @@ class Planner:
             due = self._learner.due()
         news, looked = self._client.wait_for_work(
             seconds,
-            looks=self._budget.left() if self._learner.looks_may_be_in_vain() else 0.0,
+            search_seconds=self._budget.left() if self._learner.looks_may_be_in_vain() else 0.0,
             allocations=due.allocations,
             misses=due.misses,
-            spoilt=due.spoilt,
-            around=due.around,
-            **({} if due.others_layouts is None else {"others_layouts": due.others_layouts}),
+            miss_score=due.spoilt,
+            replan_at_iteration=due.around,
+            **({} if due.others_layouts is None else {"other_layouts": due.others_layouts}),
         )
         self._budget.charge(looked)
         return news
@@ -269,7 +269,7 @@ class Planner:
         if self._budget.has_some() and self._learner.making.beside.shares():
             with self._budget.charged():
                 self._learner.again.beside()
-        if self._client.blockers() and self._budget.has_some():
+        if self._client.pinned_ranges() and self._budget.has_some():
             with self._budget.charged():
                 self._learner.again.around()
         if work and not self._learner.may_learn():

@@ -72,7 +72,7 @@ class Replanning:
         Nothing alive is moved. Where kept buffers keep changing, the backoff makes replanning ever rarer.
         """
         making = self._making
-        blockers = self._client.blockers() if making.known else []
+        blockers = self._client.pinned_ranges() if making.known else []
         iteration, when = making.iteration(), making.prospects.blocked
         if not blockers or self.improves or not when.may_be_done(iteration):
             return False

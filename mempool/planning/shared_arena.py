@@ -71,11 +71,11 @@ class Beside:
         return int(self._client.stats()["outcomes"]["occupied"])
 
     def _others(self) -> list[tuple[int, int]]:
-        return joined(self._client.others_reach())
+        return joined(self._client.other_plans_ranges())
 
     def others_changes(self) -> int:
         """Return the total number of changes to other clients' plans."""
-        return int(self._client.state()["others_layouts"])
+        return int(self._client.state()["other_layouts"])
 
 
 def joined(ranges: Sequence[tuple[int, int]], most: int = MOST_RANGES) -> list[tuple[int, int]]:

@@ -65,14 +65,14 @@ class PoolRecorder(ArrayRecorder):
     def __enter__(self) -> Self:
         super().__enter__()
         for _, pool in self._pools:
-            pool.client.set_tape(True)
+            pool.client.set_tracing(True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for _, pool in self._pools:
-            pool.client.set_tape(False)
+            pool.client.set_tracing(False)
         super().__exit__(kind, error, trace)
 
     def trace(self) -> Trace:
@@ -84,9 +84,9 @@ class PoolRecorder(ArrayRecorder):
         with _core.Bypass():  # keeps its own allocations out of the trace
             made = []
             for device, pool in self._pools:
-                while packed := pool.client.take_tape():
+                while packed := pool.client.take_trace():
                     self._taken[device].append(packed)
-                if lost := pool.client.state()["tape_lost"]:
+                if lost := pool.client.state()["trace_lost"]:
                     raise MemoryError(f"no room for {lost:,} events of the pool")
                 recording = Recording(pool.device.alignment, addresses=True)
                 made.append((device, recording.trace(b"".join(self._taken[device]))))

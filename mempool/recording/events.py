@@ -35,7 +35,7 @@ class Recording:
         """Convert the next piece.
 
         Args:
-            packed: records from `mempool._core.Client.take_tape`.
+            packed: records from `mempool._core.Client.take_trace`.
         """
         return self._trace(self._names.rows(packed))
 

@@ -55,7 +55,7 @@ class Tape:
             self._writer.__enter__()
         except OSError as error:  # error of the temporary file, whose name the user does not know
             raise OSError(error.errno, error.strerror, path) from None
-        client.set_tape(True, folder=str(Path(path).absolute().parent))
+        client.set_tracing(True, folder=str(Path(path).absolute().parent))
         _tapes.add(self)
 
     def start(self) -> None:
@@ -91,22 +91,22 @@ class Tape:
             try:
                 more = True
                 while more:  # own allocations are recorded too, unless the caller bypasses the pool
-                    more = self._client.state()["tape_in_file"] > 0
-                    if packed := self._client.take_tape():
+                    more = self._client.state()["trace_in_file"] > 0
+                    if packed := self._client.take_trace():
                         self._writer.write(self._recording.trace(packed))
-                if lost := self._client.state()["tape_lost"]:
+                if lost := self._client.state()["trace_lost"]:
                     raise OSError(
                         errno.ENOSPC, f"no room for {lost:,} events until they are written", self._path
                     )
             except BaseException as error:
                 self._open = False
-                self._client.set_tape(False)
+                self._client.set_tracing(False)
                 self._writer.__exit__(type(error), error, error.__traceback__)
                 raise
 
     def disown(self) -> None:
         """Stop recording in a forked child, and leave the file to the parent."""
-        self._client.set_tape(False)
+        self._client.set_tracing(False)
         self._open = False
         self._writer.disown()
 
@@ -116,7 +116,7 @@ class Tape:
         Raises:
             OSError: the file cannot be written, and no earlier call has raised this error.
         """
-        self._client.set_tape(False)
+        self._client.set_tracing(False)
         self._stop.set()
         if self._thread is not None and self._pid == os.getpid():
             self._thread.join()

@@ -214,7 +214,7 @@ def make_report(pool: Pool) -> Report:
         "foreign_frees": client["foreign_frees"],
         "plans": pool.plans,
         "arena_refused": core["arena_refused"],
-        "arena_dissolved": core["arena_dissolved"],
+        "arena_conversions": core["arena_conversions"],
         "device_calls": core["device_calls"],
         "segments": core["segments"],
         "stranded_bytes": core["segment_free_bytes"],

@@ -74,7 +74,7 @@ class FoundSteps:
             pool.begin_anew()
             pool.mark_found_step()
         elif self._shown:
-            pool.client.show_found()
+            pool.client.record_detected_step()
 
     def _is_the_one(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return true if this optimizer ends iterations: the first to step, as long as it keeps stepping."""

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = (
     "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/mempool demo",
-    "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/pytest",
+    "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/pytest -n auto --dist loadfile",
 )
 
 

@@ -175,9 +175,9 @@ def test_holes_of_an_arena_are_anothers_only_when_memory_runs_out() -> None:
     core.run([512 << 10, 1024])
     core.client.enter_dynamic()
     core.allocate(400 << 10, 5)
-    assert core.arena_alive == 0
+    assert core.arena_live_ranges == 0
     core.allocate(400 << 10, 5)
-    assert core.arena_alive == 1
+    assert core.arena_live_ranges == 1
     assert waits(core) == 1
 
 

@@ -150,7 +150,7 @@ class Three:
         for round_ in range(73):
             self.iteration(scale)
             for pool in self.pools if round_ >= 60 else ():
-                pool.client.rest_unused()  # as each second
+                pool.client.retire_unused_patterns()  # as each second
         for pool in self.pools:
             pool.client.reset_peaks()
         self.iteration(scale)
@@ -176,16 +176,16 @@ def test_plan_hears_of_layout_changes_of_other_pools_only() -> None:
             together(memory, others)
         one.client.set_recording(False)
         one.client.wait_for_work(0.0)  # what rang before
-        now = one.client.state()["others_layouts"]
-        assert one.client.wait_for_work(0.6, others_layouts=now)[0] is False
-        assert one.client.state()["others_layouts"] == now
+        now = one.client.state()["other_layouts"]
+        assert one.client.wait_for_work(0.6, other_layouts=now)[0] is False
+        assert one.client.state()["other_layouts"] == now
         began = time.monotonic()
         other.client.drop_patterns()
-        one.client.wait_for_work(60.0, others_layouts=now)
+        one.client.wait_for_work(60.0, other_layouts=now)
         assert time.monotonic() - began < 30
-        now = one.client.state()["others_layouts"]
+        now = one.client.state()["other_layouts"]
         one.client.drop_patterns()
-        assert one.client.state()["others_layouts"] == now
+        assert one.client.state()["other_layouts"] == now
 
 
 def test_plan_dropped_by_the_core_stays_dropped(pools: tuple[Pool, Pool]) -> None:
@@ -206,7 +206,7 @@ def test_plan_dropped_by_the_core_stays_dropped(pools: tuple[Pool, Pool]) -> Non
         one.step()
         layers(memory, 10, 40_000)
         one.plan_now()
-        one.client.rest_unused()
+        one.client.retire_unused_patterns()
     assert one.client.patterns() == 1
     assert arena(one) <= 1.1 * memory.peak / 7  # the large layers' share
 
@@ -278,7 +278,7 @@ def test_plan_saved_beside_another_moves_down_without_a_neighbour(
             end(pool, iteration(pool, handle), handle)
         assert pool.report().to_dict()["misses_total"] == 0
         assert not is_high(pool)
-        pool.client.rest_unused()
+        pool.client.retire_unused_patterns()
         assert pool.planned is not None
         assert arena(pool) <= 1.1 * pool.planned.peak_load_bytes
 

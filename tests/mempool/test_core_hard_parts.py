@@ -23,7 +23,7 @@ def test_planned_address_is_refused_where_any_live_buffer_intersects() -> None:
     k = core.allocate(2500)
     assert core.outcomes["occupied"] == 2
     assert len({p0, p1, k}) == 3
-    assert core.arena_alive == 1
+    assert core.arena_live_ranges == 1
 
 
 def test_buffers_of_a_plan_stay_whole_while_another_plan_replays() -> None:
@@ -61,9 +61,9 @@ def test_buffer_of_a_dropped_plan_still_guards_its_range() -> None:
 
 def arena_of(core: Core, address: int) -> bool:
     """Return whether an address lies in the arena, judged by the effect of the free."""
-    before = core.arena_alive
+    before = core.arena_live_ranges
     core.free(address)
-    return core.arena_alive < before
+    return core.arena_live_ranges < before
 
 
 def test_fallback_takes_free_segments_first_then_holes_then_the_device() -> None:
@@ -114,16 +114,16 @@ def test_pinned_buffer_in_an_arena_hole_is_reported_and_holes_are_reserved() -> 
     kept = core.allocate(300_000)  # far behind the last planned one: in a hole
     for number in range(6):
         core.step()
-        assert number >= 3 or core.client.blockers() == []
+        assert number >= 3 or core.client.pinned_ranges() == []
         core.run([600_000, 700_000])
-    ((begin, end),) = core.client.blockers()
+    ((begin, end),) = core.client.pinned_ranges()
     assert end - begin == 300_000
     assert (begin, end) in core.pool.arena_ranges()
     assert not arena_of(core, core.allocate(250_000))
     for address in (kept, *more):
         core.free(address)
     core.step()
-    assert core.client.blockers() == []
+    assert core.client.pinned_ranges() == []
     core.give_everything_back()
 
 

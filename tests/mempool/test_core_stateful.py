@@ -248,7 +248,7 @@ class Core(RuleBasedStateMachine):
     @rule(on=st.booleans())
     def record(self, on: bool) -> None:
         self.client.set_recording(on)
-        self.client.set_tape(on)
+        self.client.set_tracing(on)
         packed, _, counts, _ = self.client.recording()
         assert len(packed) % 24 == 0
         assert sum(counts) <= self.blocks.total + self.out_of_memory
@@ -298,7 +298,7 @@ class Core(RuleBasedStateMachine):
 
     @rule()
     def release_arena(self) -> None:
-        in_arena = self.pool.stats()["arena_alive"]
+        in_arena = self.pool.stats()["arena_live_ranges"]
         assert self.pool.release_arena() == (in_arena == 0)
 
     @rule()

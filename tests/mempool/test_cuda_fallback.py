@@ -63,7 +63,7 @@ def test_no_arena_is_taken_within_a_capture(fake: FakeCuda, kind: str) -> None:
 
     client.set_retained_limit(EVERYTHING)
     iteration()
-    client.install(pattern(sizes, calm=1, stream=stream, sequence=1))  # 0: of the marks
+    client.install(pattern(sizes, low_water=1, stream=stream, sequence=1))  # 0: of the marks
     fake.begin_capture(stream)
     iteration()
     assert pool.stats()["arena_bytes"] == 0

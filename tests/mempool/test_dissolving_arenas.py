@@ -45,7 +45,7 @@ def half_full(limit: int = LIMIT, page: int = PAGE) -> tuple[Core, list[int]]:
 
 
 def dissolved(core: Core) -> int:
-    count: int = core.pool.stats()["arena_dissolved"]
+    count: int = core.pool.stats()["arena_conversions"]
     return count
 
 
@@ -80,11 +80,11 @@ def test_converted_arena_serves_all_free_memory() -> None:
 
 def test_planned_slots_of_live_buffers_are_known_after_conversion() -> None:
     core, alive = half_full()
-    places = [core.client.place_of(address) for address in alive]
+    places = [core.client.planned_offset_of(address) for address in alive]
     assert all(place is not None for place in places)
     served(core, LARGER * 4)
     assert dissolved(core) == 1
-    assert [core.client.place_of(address) for address in alive] == places
+    assert [core.client.planned_offset_of(address) for address in alive] == places
 
 
 def test_arena_without_pages_is_not_converted() -> None:
@@ -182,9 +182,9 @@ def test_arena_is_not_converted_where_the_device_has_too_little_memory(fake: Fak
         fake.set_capacity(160 * MIB)
         with pytest.raises(MemoryError):
             pool.allocate(97 * MIB)
-        assert pool.report().to_dict()["arena_dissolved"] == 0
+        assert pool.report().to_dict()["arena_conversions"] == 0
         large = pool.allocate(88 * MIB)
-        assert pool.report().to_dict()["arena_dissolved"] == 1
+        assert pool.report().to_dict()["arena_conversions"] == 1
         for address in [large, *alive[1::2]]:
             pool.free(address)
 
@@ -193,7 +193,7 @@ def test_arena_is_not_converted_where_the_device_has_too_little_memory(fake: Fak
 def test_arena_is_not_converted_for_a_request_too_large_anyway(asked: int) -> None:
     core, alive = half_full()
     assert core.client.allocate(asked, 0) == 0
-    assert (dissolved(core), arena(core), core.arena_alive) == (0, sum(SIZES), len(alive))
+    assert (dissolved(core), arena(core), core.arena_live_ranges) == (0, sum(SIZES), len(alive))
 
 
 def test_device_memory_of_other_programs_counts_against_the_limit() -> None:
@@ -227,7 +227,7 @@ def test_live_buffers_keep_their_contents_through_conversion() -> None:
         assert client.free(address, 0)
     more = [client.allocate(9 << 20, 0) for _ in range(18)]
     assert all(more)
-    assert pool.stats()["arena_dissolved"] == 1
+    assert pool.stats()["arena_conversions"] == 1
     for address in more:
         ctypes.memset(address, 255, 9 << 20)
     for i, (address, size) in enumerate(zip(addresses, sizes, strict=True)):

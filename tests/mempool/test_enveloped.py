@@ -130,7 +130,7 @@ def test_buffer_behind_a_smaller_buffer_in_the_same_slot_is_no_obstacle(core: Co
     small = core.allocate(LEAST[0])  # 4000 of the 16,000 bytes of its place
     core.client.enter_dynamic()
     place = core.pool.arena_ranges()[0][0] + 4096
-    core.client.place_next(place)
+    core.client.allocate_next_at(place)
     behind = core.allocate(1024)
     core.client.leave_dynamic()
     assert (place, place + 1024) in core.pool.arena_ranges()

@@ -398,7 +398,7 @@ def test_shrinking_lifetimes_give_way_to_smaller_joint_plans(pool: Pool) -> None
     in_steps(pool, keeping, 2 * LEARNED)
     before = pool.report().to_dict()["arena_bytes"]
     in_steps(pool, keeping, 3000, first=2 * LEARNED)
-    pool.client.rest_unused()
+    pool.client.retire_unused_patterns()
     assert pool._planner._learner.making.together
     assert pool.report().to_dict()["arena_bytes"] < before
     assert pool.report().to_dict()["coverage"] > 0.99

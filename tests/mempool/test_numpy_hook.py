@@ -426,7 +426,7 @@ def test_arrays_in_cycles_are_freed_by_a_collection_inside_an_allocation() -> No
 @pytest.mark.parametrize(
     "call",
     ["pool.core.stats", "client.stats", "client.state", "client.divergences", "client.recording",
-     "client.look", "client.take_tape", "pool.core.arena_ranges", "pool.report", "pool.explain"],
+     "client.find_recurrence", "client.take_trace", "pool.core.arena_ranges", "pool.report", "pool.explain"],
 )  # fmt: skip
 def test_no_garbage_is_collected_under_the_lock(call: str) -> None:
     """Results are built outside the lock.

@@ -49,14 +49,14 @@ class Guard(RuleBasedStateMachine):
             self.live[begin] = end
 
     @rule(cells=st.sets(starts, max_size=200), keep=st.booleans())
-    def set_cells(self, cells: set[int], keep: bool) -> None:
+    def set_planned_slots(self, cells: set[int], keep: bool) -> None:
         self.cells = sorted(cells | set(self.cells if keep else []))
-        self.guard.set_cells(self.cells)
+        self.guard.set_planned_slots(self.cells)
 
     @rule()
     def dense_cells(self) -> None:
         self.cells = list(range(0, LIMIT, 1 << 1))
-        self.guard.set_cells(self.cells)
+        self.guard.set_planned_slots(self.cells)
 
     @rule(begin=starts, length=lengths)
     def take_anywhere(self, begin: int, length: int) -> None:

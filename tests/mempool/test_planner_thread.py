@@ -84,7 +84,7 @@ def test_difference_after_the_end_of_recording_wakes_the_planner() -> None:
                 iteration()
             for layer in range(12):
                 memory.free(memory.allocate(50_000 + 3_000 * layer))
-            assert pool.client.state()["spoilt"] < backoff.SPOILT
+            assert pool.client.state()["miss_score"] < backoff.SPOILT
 
         for _ in range(600):  # long before it would be asked whether anything follows the plan
             epoch()
@@ -258,7 +258,7 @@ def test_impossible_plan_around_pinned_ranges_is_tried_ever_more_rarely(
         known = learner.known.latest
         assert known is not None
         monkeypatch.setattr(type(known), "is_blocked_by", lambda *_: True)
-        monkeypatch.setattr(learner._client.__class__, "blockers", lambda _: [(0, 64)], raising=False)
+        monkeypatch.setattr(learner._client.__class__, "pinned_ranges", lambda _: [(0, 64)], raising=False)
 
         def fails(*_: object, **__: object) -> None:
             tried.append(pool.client.state()["iterations"])

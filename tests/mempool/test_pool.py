@@ -73,7 +73,7 @@ def test_plan_takes_at_most_256_bytes_of_tables_a_buffer(pool: Pool, count: int)
 def test_accumulating_buffers_are_served_outside_the_arena(pool: Pool) -> None:
     memory = programs.Watched(pool)
     run(pool, programs.piling(memory), 30, marks=True)
-    assert pool.core.stats()["arena_alive"] == 0
+    assert pool.core.stats()["arena_live_ranges"] == 0
     assert pool.report().to_dict()["dynamic"] > 0
 
 

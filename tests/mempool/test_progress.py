@@ -181,7 +181,7 @@ def test_buffers_kept_for_a_while_cost_no_hits_for_ever(marks: bool, kept: int, 
             program.play(one)
     for _ in range(12_000):
         program.play(always)
-    program.memory.client.rest_unused()
+    program.memory.client.retire_unused_patterns()
     assert program.memory.client.stats()["outcomes"]["dynamic"] < 12_000
     assert program.memory.core.stats()["arena_bytes"] <= 1.05 * arena
     assert sum(program.play(always) for _ in range(20)) == 0

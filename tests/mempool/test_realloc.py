@@ -211,13 +211,13 @@ def test_new_buffer_is_recorded_before_the_end_of_the_old(old: int, new: int) ->
     """
     core = Core()
     core.client.set_recording(True)
-    core.client.set_tape(True)
+    core.client.set_tracing(True)
     first = core.allocate(old)
     core.free(reallocate(core, first, new))
     packed, streams, _, whole = core.client.recording()
     assert whole
     recording = Recording(512)
-    for trace in (recording.brief(packed, streams), Recording(512).trace(core.client.take_tape())):
+    for trace in (recording.brief(packed, streams), Recording(512).trace(core.client.take_trace())):
         trace.validate()
         assert trace.size.tolist() == [old, new, 0, 0]
         assert trace.kind.tolist() == [0, 0, 1, 1]

@@ -107,11 +107,11 @@ def test_arena_beyond_the_budget_waits_for_room() -> None:
     core.client.install(pattern([MIB, 1024]), 3)
     core.step()
     assert core.client.state()["refusal"] == "limit"
-    assert not core.client.ask_for_arena()
+    assert not core.client.request_arena()
     core.free(leaves)
     for _ in range(8):  # it is not asked for again at every boundary
         core.step()
-    assert core.client.ask_for_arena()
+    assert core.client.request_arena()
     assert core.client.state()["refusal"] == ""
     assert reserved(core) == 5 * MIB // 4 + PAGE
     assert core.run([MIB, 1024]) == 2
@@ -125,18 +125,18 @@ def test_arena_is_taken_automatically_while_permitted_and_within_the_budget() ->
     core.client.install(pattern([MIB // 2]), 3)
     core.step()
     assert core.pool.stats()["arena_bytes"] == 0
-    core.client.set_takes_arena(True)  # whatever was refused before
+    core.client.set_arena_allowed(True)  # whatever was refused before
     core.step()
     assert core.pool.stats()["arena_bytes"] == MIB // 2
-    assert core.client.ask_for_arena()  # which changes nothing of it
+    assert core.client.request_arena()  # which changes nothing of it
     core.client.install(pattern([MIB]), 4)
     core.step()
     assert core.pool.stats()["arena_bytes"] == MIB
-    core.client.set_takes_arena(False)
+    core.client.set_arena_allowed(False)
     core.client.install(pattern([5 * MIB // 4]), 5)
     core.step()
     assert core.pool.stats()["arena_bytes"] == MIB
-    core.client.set_takes_arena(True)
+    core.client.set_arena_allowed(True)
     core.client.install(pattern([2 * MIB]), 6)
     core.step()
     assert core.pool.stats()["arena_bytes"] == 5 * MIB // 4

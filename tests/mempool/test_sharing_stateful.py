@@ -111,7 +111,7 @@ class Clients(RuleBasedStateMachine):
 
     @rule(whose=which, force=st.booleans())
     def give_back(self, whose: int, force: bool) -> None:
-        in_arena = self.pool.stats()["arena_alive"]
+        in_arena = self.pool.stats()["arena_live_ranges"]
         none_left = self.clients[whose].give_back(force)
         assert not (none_left and in_arena)
 

@@ -166,7 +166,7 @@ def test_bypass_backs_off_where_memory_beside_the_arena_suffices(limit: int, tim
 
 def test_arena_deferred_to_the_low_water_mark_is_not_taken_for_a_new_plan() -> None:
     core = Core()
-    core.client.install(pattern(SIZES, least=LEAST, calm=9))
+    core.client.install(pattern(SIZES, least=LEAST, low_water=9))
     for _ in range(3):
         core.step()
         core.run(SIZES)
@@ -174,22 +174,22 @@ def test_arena_deferred_to_the_low_water_mark_is_not_taken_for_a_new_plan() -> N
     one_by_one(core, LARGER)
     assert arena(core) == 0
     core.step()
-    core.client.install(pattern(LARGER, least=LEAST, calm=9))
+    core.client.install(pattern(LARGER, least=LEAST, low_water=9))
     assert arena(core) == 0
     assert one_by_one(core, SIZES) == len(SIZES) - 9
 
 
-@pytest.mark.parametrize("calm", [0, 9])
-def test_plan_installed_during_the_bypass_takes_no_arena(calm: int) -> None:
+@pytest.mark.parametrize("low_water", [0, 9])
+def test_plan_installed_during_the_bypass_takes_no_arena(low_water: int) -> None:
     core = Core()
-    core.client.install(pattern(SIZES, least=LEAST, calm=calm))
+    core.client.install(pattern(SIZES, least=LEAST, low_water=low_water))
     for _ in range(3):
         core.step()
         core.run(SIZES)
     core.step()
     kept = [core.allocate(size) for size in LARGER[:60]]
     assert arena(core) == 0
-    core.client.install(pattern(LARGER, least=LEAST, calm=calm))
+    core.client.install(pattern(LARGER, least=LEAST, low_water=low_water))
     kept += [core.allocate(size) for size in LARGER[60:]]
     assert arena(core) == 0
     assert core.committed <= 1.1 * sum(LARGER)
@@ -206,7 +206,7 @@ def test_iteration_outgrowing_the_plan_again_takes_no_arena_at_the_low_water_mar
     least = [size if is_fixed else size - 6400 for size, is_fixed in zip(SIZES, fixed, strict=True)]
     larger = [size if is_fixed else size * 9 // 8 for size, is_fixed in zip(SIZES, fixed, strict=True)]
     core = Core()
-    core.client.install(pattern(SIZES, least=least, calm=90))
+    core.client.install(pattern(SIZES, least=least, low_water=90))
     for _ in range(4):
         core.step()
         core.run(SIZES)
@@ -229,10 +229,10 @@ def test_exact_size_hits_its_slot_among_halving_sizes(taped: bool) -> None:
     for _ in range(3):
         core.step()
         core.run(sizes)
-    core.client.set_tape(taped)
+    core.client.set_tracing(taped)
     core.step()
     assert core.run([sizes[0], *sizes]) == len(sizes)
-    core.client.set_tape(False)
+    core.client.set_tracing(False)
 
 
 @pytest.mark.parametrize("recording", [False, True])
@@ -308,9 +308,9 @@ def test_late_buffers_of_a_bypass_take_reserved_arena_holes() -> None:
         core.run(SMALLER)
     core.step()
     one_by_one(core, SMALLER[:EARLY])
-    inside, before = core.arena_alive, core.committed
+    inside, before = core.arena_live_ranges, core.committed
     kept = [core.allocate(size) for size in LARGER[EARLY:]]
-    assert core.arena_alive > inside
+    assert core.arena_live_ranges > inside
     assert core.committed < before + arena(core) / 4
     for address in [*kept, stranger]:
         core.free(address)

@@ -123,7 +123,7 @@ class TestABufferThatAnotherStreamUses:
         """
         pool = _core.Pool(device=simulated(page=0))
         client = _core.Client(pool, "test")
-        client.set_tape(True)
+        client.set_tracing(True)
         client.set_recording(True)
         pool.set_retained_limit(1 << 40)
         first = client.allocate(BIG, 1)
@@ -134,14 +134,14 @@ class TestABufferThatAnotherStreamUses:
         client.use(second, 8)
         recording = Recording(64)
         packed, streams, *_ = client.recording()
-        tape = client.take_tape()
+        tape = client.take_trace()
         client.use(second, 9)
         for trace in (recording.trace(tape), Recording(64).brief(packed, streams)):
             trace.validate()
             reads = np.flatnonzero(trace.kind == Kind.READ)
             assert trace.stream[reads].tolist() == [7, 8]
             assert trace.buffer[reads].tolist() == [0, 1]
-        later = recording.trace(client.take_tape())
+        later = recording.trace(client.take_trace())
         assert (later.kind.tolist(), later.buffer.tolist(), later.stream.tolist()) == ([Kind.READ], [1], [9])
 
 

@@ -46,9 +46,9 @@ def test_plan_takes_effect_with_hardly_more_memory_than_the_peak_load(
         assert pool.client.stats()["out_of_memory"] == 0
 
 
-def with_calm(core: Core, calm: int) -> int:
+def with_calm(core: Core, low_water: int) -> int:
     """Run an iteration after a mark; return the number of allocations before the arena was taken."""
-    core.client.install(pattern(SIZES, calm=calm))
+    core.client.install(pattern(SIZES, low_water=low_water))
     core.step()
     for number, size in enumerate(SIZES):
         if core.pool.stats()["arena_bytes"]:
@@ -57,12 +57,12 @@ def with_calm(core: Core, calm: int) -> int:
     return len(SIZES)
 
 
-@pytest.mark.parametrize("calm", [0, 1, 7, 19])
-def test_arena_is_taken_at_the_low_water_mark(calm: int) -> None:
+@pytest.mark.parametrize("low_water", [0, 1, 7, 19])
+def test_arena_is_taken_at_the_low_water_mark(low_water: int) -> None:
     core = Core()
     core.step()
-    assert with_calm(core, calm) == (calm + 1 if calm else 0)
-    for size in SIZES[calm + 1 :] if calm else SIZES:
+    assert with_calm(core, low_water) == (low_water + 1 if low_water else 0)
+    for size in SIZES[low_water + 1 :] if low_water else SIZES:
         core.free(core.allocate(size))
     core.step()
     assert core.run(SIZES) == len(SIZES)
@@ -70,7 +70,7 @@ def test_arena_is_taken_at_the_low_water_mark(calm: int) -> None:
 
 def test_allocations_after_the_low_water_mark_hit() -> None:
     core = Core()
-    core.client.install(pattern(SIZES, calm=7))
+    core.client.install(pattern(SIZES, low_water=7))
     core.step()
     assert core.run(SIZES) == len(SIZES) - 7
     assert core.run(SIZES[:0]) == 0
@@ -78,7 +78,7 @@ def test_allocations_after_the_low_water_mark_hit() -> None:
 
 def test_arena_is_taken_at_the_next_mark_if_the_low_water_mark_is_not_reached() -> None:
     core = Core()
-    core.client.install(pattern(SIZES, calm=15))
+    core.client.install(pattern(SIZES, low_water=15))
     core.step()
     core.run(SIZES[:10])
     assert core.pool.stats()["arena_bytes"] == 0
@@ -104,18 +104,18 @@ def gradients(core: Core, sizes: Sequence[int], steps: int) -> list[int]:
     return arenas
 
 
-@pytest.mark.parametrize("calm", [0, 1])
-def test_fixed_arena_is_replaced_despite_live_buffers_at_each_mark(calm: int) -> None:
+@pytest.mark.parametrize("low_water", [0, 1])
+def test_fixed_arena_is_replaced_despite_live_buffers_at_each_mark(low_water: int) -> None:
     """No buffer lives in the arena at a low-water mark.
 
     Without such a mark, surviving buffers are served elsewhere.
     """
     core = Core(page=0)
-    core.client.install(pattern(SIZES, calm=calm))
+    core.client.install(pattern(SIZES, low_water=low_water))
     before = gradients(core, SIZES, 3)[-1]
     assert before > 0
     larger = [*SIZES[:5], 50_000, *SIZES[5:]]
-    core.client.install(pattern(larger, calm=calm))
+    core.client.install(pattern(larger, low_water=low_water))
     assert gradients(core, larger, 6)[-1] > before
     hits = core.hits
     gradients(core, larger, 2)
@@ -230,9 +230,9 @@ def test_low_water_mark_is_the_allocation_before_which_least_is_alive(
         )
         for at in range(n)
     ]
-    calm = planned.calm()
-    if calm:
-        assert alive[calm] == min(alive)
+    low_water = planned.low_water()
+    if low_water:
+        assert alive[low_water] == min(alive)
     else:
         assert alive[0] - min(alive) <= planned.plan.arena_bytes / 64
 
@@ -251,11 +251,11 @@ def test_low_water_mark_counts_allocations_of_the_first_sequence() -> None:
 
         run(pool, iteration, 10, marks=True)
         assert pool.planned is not None
-        assert pool.planned.calm() == 0  # freed before the first allocation: as good as the mark
+        assert pool.planned.low_water() == 0  # freed before the first allocation: as good as the mark
 
 
 def test_low_water_mark_is_found_in_a_recorded_network() -> None:
     trace = scaled("resnet", GIB, [1.0] * 4, marks=True)
     planned = make_plan(find_patterns(trace)[0], alignment=512, patient=False)
     assert planned is not None
-    assert planned.calm() > 0
+    assert planned.low_water() > 0

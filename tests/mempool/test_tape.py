@@ -22,13 +22,13 @@ from mempool.recording.trace_writer import Tape
 def test_tape_on_disk_equals_the_tape_in_memory(tmp_path: Path, piece: int) -> None:
     """Two equal programs; both tapes are taken now and then, as a trace writer does."""
     cores = [Core(), Core()]
-    cores[0].client.set_tape(True)
-    cores[1].client.set_tape(True, folder=str(tmp_path), piece=piece)
+    cores[0].client.set_tracing(True)
+    cores[1].client.set_tracing(True, folder=str(tmp_path), piece=piece)
     taken: list[list[np.ndarray]] = [[], []]
 
     def take() -> None:
         for core, kept in zip(cores, taken, strict=True):
-            while packed := core.client.take_tape():
+            while packed := core.client.take_trace():
                 kept.append(np.frombuffer(packed, RECORD))
 
     rng = random.Random(piece)
@@ -46,22 +46,22 @@ def test_tape_on_disk_equals_the_tape_in_memory(tmp_path: Path, piece: int) -> N
     np.testing.assert_array_equal(file["index"], np.arange(2000))
     for name in ("kind", "size", "stream", "sequence"):
         np.testing.assert_array_equal(file[name], memory[name])
-    assert cores[1].client.state()["tape_lost"] == 0
+    assert cores[1].client.state()["trace_lost"] == 0
 
 
 def test_tape_stays_in_memory_where_no_file_can_be_made(tmp_path: Path) -> None:
     core = Core()
-    core.client.set_tape(True, folder=str(tmp_path / "nowhere"), piece=10)
+    core.client.set_tracing(True, folder=str(tmp_path / "nowhere"), piece=10)
     for _ in range(100):
         core.free(core.allocate(1000))
-    assert len(np.frombuffer(core.client.take_tape(), RECORD)) == 200
-    assert core.client.state()["tape_lost"] == 0
+    assert len(np.frombuffer(core.client.take_trace(), RECORD)) == 200
+    assert core.client.state()["trace_lost"] == 0
 
 
 def test_disk_space_is_returned(tmp_path: Path) -> None:
     """While the recording goes on, once all records are taken; and all space at the end."""
     core = Core()
-    core.client.set_tape(True, folder=str(tmp_path), piece=10)
+    core.client.set_tracing(True, folder=str(tmp_path), piece=10)
 
     def in_files() -> list[int]:
         links = list(Path("/proc/self/fd").iterdir())
@@ -71,14 +71,14 @@ def test_disk_space_is_returned(tmp_path: Path) -> None:
     for _ in range(50):
         core.free(core.allocate(1000))
     assert in_files() == [100 * RECORD.itemsize]
-    while core.client.take_tape():
+    while core.client.take_trace():
         pass
     assert in_files() == [0]
     for _ in range(50):
         core.free(core.allocate(1000))
-    core.client.set_tape(False)
+    core.client.set_tracing(False)
     assert len(in_files()) == 1
-    while core.client.take_tape():
+    while core.client.take_trace():
         pass
     assert in_files() == []
 
@@ -95,7 +95,7 @@ def test_events_lost_to_a_full_disk_are_counted(tmp_path: Path) -> None:
         try:
             pool.close()
         except (MemoryError, OSError) as error:
-            print(type(error).__name__, pool.client.state()["tape_lost"] > 0)
+            print(type(error).__name__, pool.client.state()["trace_lost"] > 0)
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr == ""
@@ -132,7 +132,7 @@ def test_program_with_allocations_only_is_recorded_in_bounded_memory(tmp_path: P
             return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         device = _core.SimulatedDevice()
         client = _core.Client(_core.Pool(device=device), "test")
-        client.set_tape(True, folder=sys.argv[1])
+        client.set_tracing(True, folder=sys.argv[1])
         allocate, free = client.allocate, client.free
         for k in range(1_500_000):
             free(allocate(1000))
@@ -148,17 +148,17 @@ def test_program_with_allocations_only_is_recorded_in_bounded_memory(tmp_path: P
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_forked_child_leaves_its_parents_file_alone(tmp_path: Path) -> None:
     core = Core()
-    core.client.set_tape(True, folder=str(tmp_path), piece=10)
+    core.client.set_tracing(True, folder=str(tmp_path), piece=10)
     for _ in range(50):
         core.free(core.allocate(1000))
     child = os.fork()
     if child == 0:
         for _ in range(50):
             core.free(core.allocate(2000))
-        os._exit(len(core.client.take_tape()))
+        os._exit(len(core.client.take_trace()))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     total = 0
-    while packed := core.client.take_tape():
+    while packed := core.client.take_trace():
         records = np.frombuffer(packed, RECORD)
         total += len(records)
         assert set(records["size"][records["kind"] == 0].tolist()) <= {1000}

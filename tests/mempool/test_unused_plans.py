@@ -15,7 +15,7 @@ def rounds(pool: Pool, count: int, scale: int, memory: programs.Watched, *, mark
     """Run iterations for the given seconds of the planner's clock."""
     for _ in range(count):
         run(pool, lambda _: programs.layers(memory, scale=scale), 3, marks=marks)
-        pool.client.rest_unused()
+        pool.client.retire_unused_patterns()
 
 
 @pytest.mark.parametrize("marks", [True, False])
@@ -55,7 +55,7 @@ def test_long_iteration_between_two_looks_does_not_make_its_plan_unused() -> Non
         rounds(pool, 4, LARGE, memory, marks=True)
         large = pool.report().to_dict()["arena_bytes"]
         for _ in range(30):
-            pool.client.rest_unused()
+            pool.client.retire_unused_patterns()
         assert pool.report().to_dict()["arena_bytes"] == large
 
 
@@ -71,7 +71,7 @@ def test_plan_of_an_idle_pool_rests_beside_a_busy_pool_until_resumed() -> None:
             for second in range(30):
                 run(busy, lambda _: programs.layers(small, scale=SMALL), 3, marks=True)
                 for pool in (idle, busy):
-                    pool.client.rest_unused()
+                    pool.client.retire_unused_patterns()
                 if second == 8:
                     assert idle.report().to_dict()["arena_bytes"] == before["arena_bytes"]
             assert idle.report().to_dict()["arena_bytes"] <= before["arena_bytes"] * SMALL / LARGE * 1.1
@@ -92,7 +92,7 @@ def test_plan_does_not_rest_within_an_iteration() -> None:
         first = large.allocate(LARGE)
         for _ in range(30):
             run(busy, lambda _: programs.layers(small, scale=SMALL), 3, marks=True)
-            waits.client.rest_unused()
+            waits.client.retire_unused_patterns()
         assert waits.report().to_dict()["arena_bytes"] >= arena
         large.free(first)
 

@@ -68,7 +68,7 @@ def test_work_and_wake_up_end_the_wait_at_once(what: str) -> None:
 def test_looks_in_vain_end_no_wait() -> None:
     """A repetition ends the wait, and so does an unpaid look."""
     with recording() as pool:
-        waiting = Waiting(pool.client, looks=LONG)
+        waiting = Waiting(pool.client, search_seconds=LONG)
         never_the_same(pool, 3000)
         assert not waiting.is_over()
         for _ in range(4000):
@@ -87,7 +87,7 @@ def test_wrapped_ring_ends_the_wait() -> None:
     core = _core.Pool(device=simulated(), recorded_events=1000)
     client = _core.Client(core, "test")
     client.set_recording(True)
-    waiting = Waiting(client, looks=LONG)
+    waiting = Waiting(client, search_seconds=LONG)
     sizes = random.Random(0)
     for _ in range(200):
         for _ in range(50):
@@ -100,7 +100,7 @@ def test_wrapped_ring_ends_the_wait() -> None:
 
 def test_wait_ends_at_a_number_of_allocations() -> None:
     with recording() as pool:
-        waiting = Waiting(pool.client, looks=LONG, allocations=1000)
+        waiting = Waiting(pool.client, search_seconds=LONG, allocations=1000)
         never_the_same(pool, 999)
         assert not waiting.is_over()
         never_the_same(pool, 1)
@@ -112,7 +112,7 @@ def test_wait_ends_when_the_program_left_its_plan_while_not_recording() -> None:
         memory = programs.Watched(pool)
         run(pool, lambda _: programs.layers(memory), 10, marks=True)
         pool.client.set_recording(False)
-        waiting = Waiting(pool.client, looks=LONG, spoilt=12)
+        waiting = Waiting(pool.client, search_seconds=LONG, miss_score=12)
         for number in range(14):
             if number == 10:
                 assert not waiting.is_over()
@@ -123,7 +123,7 @@ def test_wait_ends_when_the_program_left_its_plan_while_not_recording() -> None:
 
 def test_wait_ends_at_a_number_of_misses_while_not_recording() -> None:
     with recording() as pool:
-        waiting = Waiting(pool.client, looks=LONG, misses=1000)
+        waiting = Waiting(pool.client, search_seconds=LONG, misses=1000)
         never_the_same(pool, 1200)
         assert not waiting.is_over()
         pool.client.set_recording(False)
@@ -135,14 +135,14 @@ def test_wait_ends_when_a_pinned_buffer_blocks_the_plan() -> None:
         memory = programs.Watched(pool)
         run(pool, lambda _: programs.layers(memory), 10, marks=True)
         pool.client.set_recording(False)
-        waiting = Waiting(pool.client, looks=LONG)
+        waiting = Waiting(pool.client, search_seconds=LONG)
         pool.step()
         kept = memory.allocate(1024)
         for _ in range(6):
             pool.step()
             programs.layers(memory)
         assert not waiting.news()
-        assert pool.client.blockers()
+        assert pool.client.pinned_ranges()
         memory.free(kept)
 
 
@@ -153,12 +153,12 @@ def test_wait_ends_when_the_arena_was_refused() -> None:
         pool.client.set_recording(False)
         assert pool.client.give_back(force=True)
         hog = memory.allocate(4 << 20)
-        waiting = Waiting(pool.client, looks=LONG)
+        waiting = Waiting(pool.client, search_seconds=LONG)
         assert not waiting.is_over()
         pool.step()
         assert not waiting.news()
         assert pool.core.stats()["arena_refused"]
-        again = Waiting(pool.client, looks=LONG)
+        again = Waiting(pool.client, search_seconds=LONG)
         assert not again.is_over(), "it is told of once"
         pool.client.wake()
         memory.free(hog)

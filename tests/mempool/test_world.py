@@ -27,8 +27,8 @@ FOUND = [
     ("resize_shared", 65, "whole", 2000),
     ("vain_wait", 10, "whole", 3000),
     ("vain_wait", 10, "inside", 3000),
-    ("room", 2622, "whole", 100),
-    ("room", 9375, "inside", 100),
+    ("region_table", 2622, "whole", 100),
+    ("region_table", 9375, "inside", 100),
     ("replays", 1050, "whole", 300),
 ]
 SOAK_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -10,7 +11,12 @@ import sys
 import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[1] / "mempool" / "native"
@@ -71,6 +77,15 @@ def has_sanitizer(sanitizer: str) -> bool:
         )
 
 
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time build in a folder; the others then find the objects that this one built."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def build(
     program: str, folder: Path, *, sanitizer: str = "none", mutations: bool = False, soon: bool = True
 ) -> Path:
@@ -87,10 +102,12 @@ def build(
     core += sorted((HERE / "world").glob("*.cpp")) if world else []
     folders = OF_HEADERS.get(program, (CORE, TRACES, HERE, HERE / "world"))
     options = flags(sanitizer, mutations, world=world, timed=program.endswith("_bench"), soon=soon)
-    objects = _objects([HERE / f"{program}.cpp"], folder, folders, options)
-    if sanitizer != "none":  # alone, each file shows what it forgets to include
-        core = _joined(core, folder)
-    return _linked(folder / program, [*objects, *_objects(core, folder, folders, options)], options, "-ldl")
+    with _locked(folder):
+        objects = _objects([HERE / f"{program}.cpp"], folder, folders, options)
+        if sanitizer != "none":  # alone, each file shows what it forgets to include
+            core = _joined(core, folder)
+        objects += _objects(core, folder, folders, options)
+        return _linked(folder / program, objects, options, "-ldl")
 
 
 def build_module(name: str, folder: Path, *, sanitizer: str = "none") -> Path:
@@ -105,9 +122,10 @@ def build_module(name: str, folder: Path, *, sanitizer: str = "none") -> Path:
     sources = [*sorted(ours.glob("*.cpp")), *sorted(CORE.glob("adapters/cupy_*.cpp"))]
     options = flags(sanitizer, mutations=False, soon=True)
     python = [f"-I{ours}", "-isystem", sysconfig.get_path("include")]
-    objects = _objects(sources, folder, (CORE, TRACES, ours, ours / "nanobind"), [*python, *options])
-    core = _objects(_joined(_core(), folder), folder, (CORE, TRACES, HERE, HERE / "world"), options)
-    return _linked(folder / f"{name}.so", [*objects, *core], options, "-shared")
+    with _locked(folder):
+        objects = _objects(sources, folder, (CORE, TRACES, ours, ours / "nanobind"), [*python, *options])
+        core = _objects(_joined(_core(), folder), folder, (CORE, TRACES, HERE, HERE / "world"), options)
+        return _linked(folder / f"{name}.so", [*objects, *core], options, "-shared")
 
 
 def _core(*left_out: str) -> list[Path]:
@@ -183,9 +201,10 @@ def build_library(name: str, folder: Path, *, sanitizer: str = "none", defines: 
     texts = b"".join(p.read_bytes() for p in sorted((HERE / name).iterdir()))
     key = hashlib.sha256(repr((compiler(), options)).encode() + texts).hexdigest()[:20]
     target = folder / f"lib{name}-{key}.so"
-    if not target.exists():
-        _run([compiler(), *options, *map(str, sources), "-o", f"{target}.part"])
-        Path(f"{target}.part").replace(target)
+    with _locked(folder):
+        if not target.exists():
+            _run([compiler(), *options, *map(str, sources), "-o", f"{target}.part"])
+            Path(f"{target}.part").replace(target)
     return target
 
 

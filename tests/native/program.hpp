@@ -167,7 +167,7 @@ std::unique_ptr<mempool::Pattern> any_pattern(const std::vector<Program>& progra
     pattern->tables.push_back(std::move(part.table));
     pattern->arena_bytes = std::max(pattern->arena_bytes, part.bytes);
   }
-  if (chance(random, 50)) pattern->calm = static_cast<std::uint32_t>(below(random, pattern->tables.front().length()));
+  if (chance(random, 50)) pattern->low_water = static_cast<std::uint32_t>(below(random, pattern->tables.front().length()));
   return pattern;
 }
 

@@ -248,7 +248,7 @@ void meddle(Setting& s, Random random) {
       case 4: if (chance(random, 20)) client.drop_patterns(); break;
       case 5: client.set_recording(chance(random, 70)); break;
       case 6: client.recording(); break;
-      case 7: client.set_tape(chance(random, 50)); client.take_tape(); break;
+      case 7: client.set_tracing(chance(random, 50)); client.take_trace(); break;
       case 8: { const Guarded guard(s.pool->lock); s.pool->trim(); break; }
       case 9: { const Guarded guard(s.pool->lock); s.pool->release_arena(); break; }
       case 10: {
@@ -259,10 +259,10 @@ void meddle(Setting& s, Random random) {
         break;
       }
       case 11: { const Guarded guard(s.pool->lock); s.pool->segments().set_retained_limit(below(random, 1 << 22)); break; }
-      case 12: client.ask_for_arena(); client.set_takes_arena(chance(random, 50)); client.stats(); client.state(); client.divergences(); client.blockers(); client.reset_peaks(); break;
+      case 12: client.request_arena(); client.set_arena_allowed(chance(random, 50)); client.stats(); client.state(); client.divergences(); client.pinned_ranges(); client.reset_peaks(); break;
       case 15: client.set_history(chance(random, 60) ? 100 : 0); break;
       case 16: look_at(take_snapshot(*s.pool, &client)); take_usage(*s.pool); break;
-      case 17: client.look(); client.wait_for_work({0.0005, 1.0, below(random, 10000), below(random, 10000), 12}); break;
+      case 17: client.find_recurrence(); client.wait_for_work({0.0005, 1.0, below(random, 10000), below(random, 10000), 12}); break;
       case 13: {
         const Guarded guard(s.pool->lock);  // as all who call the device: a child would find its lock held for ever
         if (s.simulated != nullptr) s.simulated->fail_after(chance(random, 20) ? below(random, 50) : ~0ull);
@@ -415,5 +415,5 @@ int main(int argc, char** argv) {
     std::printf(", \"%s\": %llu", kOutcomeNames[i], static_cast<unsigned long long>(sum.outcomes[i]));
   }
   std::printf(", \"out_of_memory\": %llu", static_cast<unsigned long long>(sum.out_of_memory));
-  std::printf(", \"dissolved\": %llu}\n", static_cast<unsigned long long>(s.pool->arena_stats().dissolved));
+  std::printf(", \"conversions\": %llu}\n", static_cast<unsigned long long>(s.pool->arena_stats().conversions));
 }

@@ -349,7 +349,7 @@ std::unique_ptr<mempool::Pattern> pattern_for(const Setting& s, Random& random) 
     pattern->arena_bytes = std::max(pattern->arena_bytes, part.bytes);
     pattern->tables.push_back(std::move(part.table));
   }
-  if (chance(random, 50)) pattern->calm = static_cast<std::uint32_t>(below(random, pattern->tables.front().length()));
+  if (chance(random, 50)) pattern->low_water = static_cast<std::uint32_t>(below(random, pattern->tables.front().length()));
   return pattern;
 }
 

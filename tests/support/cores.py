@@ -25,12 +25,12 @@ def pattern(
     marks: Sequence[int] = (),
     phase: int = 0,
     least: Sequence[int] | None = None,
-    calm: int = 0,
+    low_water: int = 0,
 ) -> _core.Pattern:
     """A pattern of one sequence, or more: ``others`` are (sequence, stream, sizes, offsets).
 
     Without offsets every position has a place of its own. A row of offsets: one for each unrolled iteration.
-    ``least``: the least sizes of an envelope. ``calm``: before which position least is alive.
+    ``least``: the least sizes of an envelope. ``low_water``: before which position least is alive.
     """
     if offsets is None:
         offsets = np.concatenate([[0], np.cumsum([-(-size // 512) * 512 for size in sizes])[:-1]]).tolist()
@@ -38,7 +38,7 @@ def pattern(
     unroll = np.array(offsets).reshape(len(sizes), -1).shape[1]
     rows = [np.array(o, np.int64).reshape(len(s), unroll) for *_, s, o in tables]
     arena = max(int((o.max(axis=1) + s).max()) for o, (_, _, s, _) in zip(rows, tables, strict=True))
-    made = _core.Pattern(cyclic=cyclic, unroll=unroll, arena_bytes=arena, calm=calm)
+    made = _core.Pattern(cyclic=cyclic, unroll=unroll, arena_bytes=arena, low_water=low_water)
     how = {} if least is None else {"least": np.array(least, np.int64)}
     for o, (number, on, s, _) in zip(rows, tables, strict=True):
         made.add_table(
@@ -113,8 +113,8 @@ class Core:
         return outcomes
 
     @property
-    def arena_alive(self) -> int:
-        alive: int = self.pool.stats()["arena_alive"]
+    def arena_live_ranges(self) -> int:
+        alive: int = self.pool.stats()["arena_live_ranges"]
         return alive
 
     @property

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 #: tests/native/stress.cpp, on the machine's own threads.
-STRESS = ["cells", "strangers", "hole", "arena_end", "own_size", "lock", "record_stream", "wait", "fork"]
+STRESS = [
+    "planned_slots",
+    "unplanned_ranges",
+    "hole",
+    "arena_end",
+    "own_size",
+    "lock",
+    "record_stream",
+    "wait",
+    "fork",
+]
 #: tests/native/torch_cuda.cpp, on the fake driver.
 CUDA = ["record_stream", "hold", "graph", "replays", "arena_stream", "wait", "own_size"]
 _ALWAYS = [
-    *("cells", "strangers", "hole", "arena_end", "own_size", "stream", "wait", "fork"),
+    *("planned_slots", "unplanned_ranges", "hole", "arena_end", "own_size", "stream", "wait", "fork"),
     *("hold", "record_stream", "graph", "replays", "resize_shared", "vain_wait"),
-    *("arena_stream", "first_line", "early_event", "rest", "no_wait", "line", "ahead"),
+    *(
+        "arena_stream",
+        "first_clock",
+        "early_event",
+        "undistinguished",
+        "failed_wait",
+        "stream_index",
+        "prefetch_end",
+    ),
 ]
 #: tests/native/world.cpp, by guard: in which modes. Whole calls never meet, so they miss no lock; only where
 #: threads take turns do programs wait for a use by another stream after the free.

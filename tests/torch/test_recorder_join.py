@@ -117,7 +117,7 @@ def test_what_an_error_ends_is_recorded_too(pool: mempool.torch.TensorPool, tmp_
     with pytest.raises(ZeroDivisionError):
         fail(tmp_path / "a.trace")
     assert (read_trace(tmp_path / "a.trace").kind == Kind.WRITE).any()
-    assert not pool.client.state()["tape"]
+    assert not pool.client.state()["tracing"]
 
 
 def fail(path: Path) -> None:

@@ -8,7 +8,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from traces import Kind, Trace, workload
-from traces.iterations.pattern import find_patterns, windows
+from traces.iterations import windows
+from traces.iterations.pattern import find_patterns
 from traces.iterations.windows import FIRST_WINDOWS, LAST_WINDOWS, find_windows
 
 

@@ -65,7 +65,7 @@ class Undisturbed {
 };
 
 // Return "file:line" of a frame; `library` is set if a caller further out should be named instead.
-std::string place_of(PyFrameObject* frame, bool& library) {
+std::string planned_offset_of(PyFrameObject* frame, bool& library) {
   PyCodeObject* const code = PyFrame_GetCode(frame);
   const char* const file = PyUnicode_AsUTF8(code->co_filename);
   std::string place = file == nullptr ? "?" : file;
@@ -84,7 +84,7 @@ Site here() noexcept try {
   std::string innermost;
   for (int depth = 0; frame != nullptr; ++depth) {
     bool library = false;
-    std::string place = place_of(frame, library);
+    std::string place = planned_offset_of(frame, library);
     PyFrameObject* const back = library && depth < 50 ? PyFrame_GetBack(frame) : nullptr;
     Py_DECREF(frame);
     frame = back;

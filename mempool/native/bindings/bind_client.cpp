@@ -51,7 +51,7 @@ Items state(Client& client) {
   const Client::State s = patiently(client.pool(), [&] { return client.state(); });
   Items d;
   d["recording"] = s.recording;
-  d["tape"] = s.tape;
+  d["tracing"] = s.tracing;
   d["marked"] = s.marked;
   d["replaying"] = s.replaying;
   d["iterations"] = s.iterations;
@@ -59,15 +59,15 @@ Items state(Client& client) {
   d["plan_active_at_iteration"] = s.plan_active_at_iteration;
   d["latest_plan_active_at_iteration"] = s.latest_plan_active_at_iteration;
   d["settled"] = s.settled;
-  d["spoilt"] = s.spoilt;
+  d["miss_score"] = s.miss_score;
   d["allocations"] = s.allocations;
   d["sequences"] = s.sequences;
   d["events_seen"] = s.seen;
   d["events_dropped"] = s.dropped;
   d["events_kept"] = s.kept;
-  d["tape_lost"] = s.lost;
-  d["tape_in_file"] = s.in_file;
-  d["others_layouts"] = s.others_layouts;
+  d["trace_lost"] = s.lost;
+  d["trace_in_file"] = s.in_file;
+  d["other_layouts"] = s.other_layouts;
   d["needed_bytes"] = s.needed;
   d["refusal"] = kRefusalNames[static_cast<std::size_t>(s.refusal)];
   return d;
@@ -101,21 +101,21 @@ bool is_over() noexcept {
 
 // Wait without the interpreter's lock. Once the interpreter ends, the lock is not taken again: Python would
 // end this thread by unwinding, which noexcept functions on the thread's stack forbid.
-std::pair<bool, double> wait_for_work(Client& client, double seconds, double looks, std::uint64_t allocations,
-                                      std::uint64_t misses, std::uint64_t spoilt, std::uint64_t around,
-                                      std::uint64_t others_layouts) {
+std::pair<bool, double> wait_for_work(Client& client, double seconds, double search_seconds, std::uint64_t allocations,
+                                      std::uint64_t misses, std::uint64_t miss_score, std::uint64_t replan_at_iteration,
+                                      std::uint64_t other_layouts) {
   PyThreadState* const state = PyEval_SaveThread();
-  const Client::Heard heard = client.wait_for_work({seconds, looks, allocations, misses, spoilt, around, others_layouts});
+  const Client::WaitResult result = client.wait_for_work({seconds, search_seconds, allocations, misses, miss_score, replan_at_iteration, other_layouts});
   while (is_over()) pause();
   PyEval_RestoreThread(state);
-  return {heard.news, heard.looked};
+  return {result.news, result.search_seconds};
 }
 
-nb::bytes take_tape(Client& client) {
+nb::bytes take_trace(Client& client) {
   std::vector<RecordedEvent> events;
   {
     const nb::gil_scoped_release released;  // part of the tape may be in a file
-    events = client.take_tape();
+    events = client.take_trace();
   }
   return nb::bytes(events.data(), events.size() * sizeof(RecordedEvent));
 }
@@ -150,12 +150,12 @@ void bind_client(nb::module_& m) {
              const Address moved = unlocked([&] { return c.reallocate(address, bytes, stream, &foreign); });
              return nb::make_tuple(moved, foreign);
            }, "address"_a, "bytes"_a, "stream"_a = 0, "(new address or 0, whether the old one is not ours).")
-      .def("mark", &Client::mark, released, "mark"_a, nb::kw_only(), "found"_a = false, "found: the program did not set it.")
-      .def("show_found", &Client::show_found, released, "A step that only the tape shows: nothing begins or ends by it.")
+      .def("mark", &Client::mark, released, "mark"_a, nb::kw_only(), "detected"_a = false, "found: the program did not set it.")
+      .def("record_detected_step", &Client::record_detected_step, released, "A step that only the tape shows: nothing begins or ends by it.")
       .def("enter_dynamic", &Client::enter_dynamic, released)
       .def("leave_dynamic", &Client::leave_dynamic, released)
       .def("set_recording", [](Client& c, bool on) { patiently(c.pool(), [&] { c.set_recording(on); }); }, "on"_a)
-      .def("set_tape", &Client::set_tape, "on"_a, nb::kw_only(), "folder"_a = "", "piece"_a = Tape::kPiece,
+      .def("set_tracing", &Client::set_tracing, "on"_a, nb::kw_only(), "folder"_a = "", "piece"_a = TraceBuffer::kPiece,
            "Record everything. Events beyond a piece in memory go to a file in the folder, if there is one.")
       .def("recording",
            [](Client& c, std::size_t allocations)
@@ -165,15 +165,15 @@ void bind_client(nb::module_& m) {
            }, "allocations"_a = ~std::size_t{0},
            "The planner's ring, or its last so many allocations and what came between: (packed records, for `TraceNames`; "
            "streams by sequence; allocations ever by sequence; nothing was lost or left out).")
-      .def("look",
+      .def("find_recurrence",
            [](Client& c) -> std::optional<std::pair<std::size_t, std::size_t>> {
-             const auto found = unlocked([&] { return c.look(); });
+             const auto found = unlocked([&] { return c.find_recurrence(); });
              if (!found) return std::nullopt;
              return std::make_pair(found->begin, found->allocations);
            },
            "What recurs in the planner's ring: (the earliest of its allocations that says anything, 0 where there are "
            "marks; how many there are). None: nothing, and the bell rings again when a quarter more has come.")
-      .def("take_tape", &take_tape, "The oldest records of the tape that nobody has taken, packed; empty: there are none.")
+      .def("take_trace", &take_trace, "The oldest records of the tape that nobody has taken, packed; empty: there are none.")
       .def("install",
            [](Client& c, Pattern& p, std::uint64_t seen, bool instead) {
              return unlocked([&] { return c.install(owned(&p), seen, instead); });
@@ -188,29 +188,29 @@ void bind_client(nb::module_& m) {
       .def("give_back", &Client::give_back, released, "force"_a = false,
            "Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or "
            "by force. True: no arena is left.")
-      .def("ask_for_arena", &Client::ask_for_arena, released,
+      .def("request_arena", &Client::request_arena, released,
            "The arena that patterns need, now rather than at the next boundary. False: it is not so large.")
-      .def("set_takes_arena", &Client::set_takes_arena, "takes"_a, released,
-           "Whether within a budget the arena comes at boundaries, as where there is none, or only by `ask_for_arena`.")
-      .def("place_of",
+      .def("set_arena_allowed", &Client::set_arena_allowed, "takes"_a, released,
+           "Whether within a budget the arena comes at boundaries, as where there is none, or only by `request_arena`.")
+      .def("planned_offset_of",
            [](Client& c, Address address) -> std::optional<Offset> {
-             const Offset place = patiently(c.pool(), [&] { return c.place_of(address); });
+             const Offset place = patiently(c.pool(), [&] { return c.planned_offset_of(address); });
              return place == kDynamic ? std::nullopt : std::make_optional(place);
            }, "address"_a,
            "Offset in the arena that the plan followed now has for a live buffer, or would have if there were an arena; None: none.")
-      .def("place_next", &Client::place_next, released, "place"_a,
+      .def("allocate_next_at", &Client::allocate_next_at, released, "place"_a,
            "The next request inside of a dynamic scope gets this offset in the arena, if it is free there.")
-      .def("wait_for_work", &wait_for_work, "seconds"_a, "looks"_a = 0.0, "allocations"_a = ~std::uint64_t{0},
-           "misses"_a = ~std::uint64_t{0}, "spoilt"_a = ~std::uint64_t{0}, "around"_a = 0,
-           "others_layouts"_a = ~std::uint64_t{0},
+      .def("wait_for_work", &wait_for_work, "seconds"_a, "search_seconds"_a = 0.0, "allocations"_a = ~std::uint64_t{0},
+           "misses"_a = ~std::uint64_t{0}, "miss_score"_a = ~std::uint64_t{0}, "replan_at_iteration"_a = 0,
+           "other_layouts"_a = ~std::uint64_t{0},
            "(there may be something to plan; seconds of processor time that looks in vain took). Waits at most so many "
            "seconds; looks in vain end no wait as long as they took less than `looks`. Also ends when something stays in "
            "the way of a plan, not before iteration `around`, when the arena was refused, at so many allocations, while nothing is "
            "recorded at so many misses and when so much of the program goes off its plan, and, where it is given, when "
-           "`others_layouts` of the state is another number.")
+           "`other_layouts` of the state is another number.")
       .def("grow_recording", &Client::grow_recording, released,
            "Room for twice as many events. False: it is not full, or would be more than a sixteenth of the memory held.")
-      .def("rest_unused", &Client::rest_unused, released,
+      .def("retire_unused_patterns", &Client::retire_unused_patterns, released,
            "Once a second, as waiting for work does: for what nobody has followed for long no arena is kept.")
       .def("wake", [](Client& c) { patiently(c.pool(), [&] { c.wake(); }); })
       .def("check_again_after",
@@ -227,10 +227,10 @@ void bind_client(nb::module_& m) {
       .def("reset_peaks", &Client::reset_peaks, released)
       .def("set_retained_limit", &Client::set_retained_limit, released, "bytes"_a,
            "Free memory that this client would have the pool keep; of all clients' wishes the largest counts.")
-      .def("blockers", [](Client& c) { return patiently(c.pool(), [&] { return c.blockers(); }); },
+      .def("pinned_ranges", [](Client& c) { return patiently(c.pool(), [&] { return c.pinned_ranges(); }); },
            "Where something is in the way of a plan iteration after iteration: its range of the arena, (begin, end) offsets, "
            "and all that were in the way before and are still there.")
-      .def("others_reach", [](Client& c) { return unlocked([&] { return c.others_reach(); }); },
+      .def("other_plans_ranges", [](Client& c) { return unlocked([&] { return c.other_plans_ranges(); }); },
            "(begin, end) offsets in the arena where other clients' plans lie, but those that rest; disjoint, in order.")
       .def("divergences", &divergences)
       .def_static("last_out_of_memory", []() -> nb::typed<nb::dict, nb::str, std::size_t> {

@@ -50,8 +50,8 @@ void bind_harness(nb::module_& m) {
   m.def("thread_stream", &ThreadStream::mine, "The calling thread's own number of the per-thread default stream.");
   nb::class_<Occupancy>(m, "Occupancy", "The guard alone.")
       .def(nb::init<>())
-      .def("set_cells", &Occupancy::set_cells, "starts"_a)
-      .def("is_free", [](const Occupancy& o, Offset begin, Offset end) { return o.is_free(begin, end, o.cells_before(end)); },
+      .def("set_planned_slots", &Occupancy::set_planned_slots, "starts"_a)
+      .def("is_free", [](const Occupancy& o, Offset begin, Offset end) { return o.is_free(begin, end, o.slots_before(end)); },
            "begin"_a, "end"_a)
       .def("take", [](Occupancy& o, Offset begin, Offset end) { o.take(begin, end, 0); }, "begin"_a, "end"_a)
       .def("release", &Occupancy::release, "begin"_a,

@@ -56,17 +56,17 @@ void bind_pattern(nb::module_& m) {
   nb::class_<Pattern>(m, "Pattern", "One recurring iteration: expected sizes in order, and their planned offsets.")
       .def(
           "__init__",
-          [](Pattern* self, bool cyclic, bool marked, std::uint32_t unroll, std::size_t arena_bytes, std::uint32_t calm) {
+          [](Pattern* self, bool cyclic, bool marked, std::uint32_t unroll, std::size_t arena_bytes, std::uint32_t low_water) {
             if (unroll == 0 || unroll > 4096) throw nb::value_error("unroll must lie between 1 and 4096");
             new (self) Pattern;
             self->cyclic = cyclic;
             self->marked = marked;
             self->unroll = unroll;
             self->arena_bytes = arena_bytes;
-            self->calm = calm;
+            self->low_water = low_water;
           },
-          nb::kw_only(), "cyclic"_a = true, "marked"_a = false, "unroll"_a = 1, "arena_bytes"_a, "calm"_a = 0,
-          "calm: the position of the first table before which least is alive, so that the arena is best taken there.")
+          nb::kw_only(), "cyclic"_a = true, "marked"_a = false, "unroll"_a = 1, "arena_bytes"_a, "low_water"_a = 0,
+          "low_water: the position of the first table before which least is alive, so that the arena is best taken there.")
       .def("add_table", &add_table, nb::kw_only(), "sequence"_a, "stream"_a, "sizes"_a, "offsets"_a,
            "phase"_a = 0, "marks"_a = std::vector<std::uint32_t>{}, "least"_a = nb::none(),
            "Positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: dynamic). "

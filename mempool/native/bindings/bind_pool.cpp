@@ -105,10 +105,9 @@ nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
   d["reserved"] = gauge(s.reserved);
   d["deferred"] = gauge(s.deferred);
   d["arena_bytes"] = s.arena.bytes;
-  d["arena_alive"] = s.arena.alive;
-  d["arena_strangers"] = s.arena.strangers;
+  d["arena_live_ranges"] = s.arena.alive;
   d["arena_refused"] = s.arena.refused;
-  d["arena_dissolved"] = s.arena.dissolved;
+  d["arena_conversions"] = s.arena.conversions;
   d["idle_bytes"] = s.idle;
   d["recent_reserved_bytes"] = s.recent_reserved;
   d["budget_bytes"] = s.budget;
@@ -142,7 +141,7 @@ void bind_pool(nb::module_& m) {
             auto& borrowed = nb::cast<Device&>(device);
             if (recorded_events < 16) throw nb::value_error("recorded_events must be at least 16");
             new (self) Pool(std::make_unique<BorrowedDevice>(borrowed, device),
-                            {small_bytes, max_reserved, recorded_events, ArenaStreams::kMost, share_streams});
+                            {small_bytes, max_reserved, recorded_events, ArenaStreams::kMostStreams, share_streams});
           },
           nb::kw_only(), "device"_a, "small_bytes"_a = 512, "max_reserved"_a = ~std::size_t{0},
           "recorded_events"_a = PoolOptions{}.recorded_events, "share_streams"_a = true)

@@ -37,7 +37,7 @@ void bind_recording(nb::module_& m) {
       .def(nb::init<>())
       .def("rows", &rows<RecordedEvent>, "packed"_a,
            nb::sig("def rows(self, packed: bytes | NDArray[numpy.uint8]) -> dict[str, NDArray[typing.Any]]"),
-           "Columns of a trace, from events as `Client.take_tape` gives them.")
+           "Columns of a trace, from events as `Client.take_trace` gives them.")
       .def("brief_rows", &rows<BriefEvent, std::vector<Stream>>, "packed"_a, "streams"_a,
            nb::sig("def brief_rows(self, packed: bytes | NDArray[numpy.uint8], streams: collections.abc.Sequence[int]) -> "
                    "dict[str, NDArray[typing.Any]]"),

@@ -32,12 +32,12 @@ void ArenaStreams::cut(const std::vector<Planned>& plans, std::vector<Stream>& k
   std::vector<Border> borders;
   borders.reserve(2 * plans.size());
   for (const Planned& one : plans) {
-    const unsigned bit = bit_of(known, one.stream, kMost);
+    const unsigned bit = bit_of(known, one.stream, kMostStreams);
     borders.push_back({one.begin, bit, 1});
     borders.push_back({one.end, bit, -1});
   }
   std::sort(borders.begin(), borders.end(), [](const Border& a, const Border& b) { return a.at < b.at; });
-  std::array<int, kMost> counts{};
+  std::array<int, kMostStreams> counts{};
   planned[0] = 0;
   for (std::size_t i = 0; i < borders.size();) {
     const Offset at = borders[i].at;
@@ -68,95 +68,95 @@ void ArenaStreams::cut(const std::vector<Planned>& plans, std::vector<Stream>& k
 }
 
 ArenaStreams::ArenaStreams(MemorySource& source, bool share, unsigned most)
-    : source_(source), share_(share), most_(std::min(most, kMost)) {}
+    : source_(source), share_(share), most_streams_(std::min(most, kMostStreams)) {}
 
 void ArenaStreams::set_plans(const std::vector<Planned>& plans) {
   std::vector<Stream> known;
-  for (const Planned& one : plans) bit_of(known, one.stream, kMost);
+  for (const Planned& one : plans) bit_of(known, one.stream, kMostStreams);
   std::vector<Offset> begins{0};
   std::vector<Mask> planned{static_cast<Mask>(known.empty() ? 0 : 1)};
   if (known.size() > 1) cut(plans, known, begins, planned);
   // Each new zone inherits the latest frees of the overlapping old zones.
-  std::vector<Uses> uses(begins.size(), Uses{});
+  std::vector<FreeClocks> uses(begins.size(), FreeClocks{});
   for (std::size_t zone = 0, old = 0; zone < begins.size(); ++zone) {
     const Offset end = zone + 1 < begins.size() ? begins[zone + 1] : ~Offset{0};
     while (old + 1 < begins_.size() && begins_[old + 1] <= begins[zone]) ++old;
     for (std::size_t i = old; i < begins_.size() && begins_[i] < end; ++i) {
-      for (unsigned line = 0; line < kLines; ++line) uses[zone][line] = std::max(uses[zone][line], uses_[i][line]);
+      for (unsigned index = 0; index < kTimelines; ++index) uses[zone][index] = std::max(uses[zone][index], free_clocks_[i][index]);
     }
   }
   begins_ = std::move(begins);
   planned_ = std::move(planned);
-  uses_ = std::move(uses);
-  known_ = std::move(known);
+  free_clocks_ = std::move(uses);
+  planned_streams_ = std::move(known);
 }
 
-Line ArenaStreams::find(Stream stream) const noexcept {
-  for (unsigned line = 0; line < count_; ++line) {
-    if (lines_[line].stream == stream) return static_cast<Line>(line);
+StreamIndex ArenaStreams::find(Stream stream) const noexcept {
+  for (unsigned index = 0; index < count_; ++index) {
+    if (timelines_[index].stream == stream) return static_cast<StreamIndex>(index);
   }
   return kNone;
 }
 
-Line ArenaStreams::line_of(Stream stream) noexcept {
-  const Line found = find(stream);
-  if (found != kNone || count_ == most_) return found;
+StreamIndex ArenaStreams::index_of(Stream stream) noexcept {
+  const StreamIndex found = find(stream);
+  if (found != kNone || count_ == most_streams_) return found;
   // the first stream's frees have not been counted so far
-  if (count_ == 1 && MEMPOOL_GUARDED("first_line")) {
-    for (Uses& uses : uses_) uses[0] = lines_[0].clock;
+  if (count_ == 1 && MEMPOOL_GUARDED("first_clock")) {
+    for (FreeClocks& uses : free_clocks_) uses[0] = timelines_[0].clock;
   }
-  lines_[count_].stream = stream;
-  only_ = count_ == 0 ? stream : kNobody;
-  return static_cast<Line>(count_++);
+  timelines_[count_].stream = stream;
+  sole_stream_ = count_ == 0 ? stream : kNobody;
+  return static_cast<StreamIndex>(count_++);
 }
 
 std::size_t ArenaStreams::zone_at(Offset offset) const noexcept {
   return static_cast<std::size_t>(std::upper_bound(begins_.begin(), begins_.end(), offset) - begins_.begin()) - 1;
 }
 
-bool ArenaStreams::plans(Offset begin, Offset end, Stream stream) const noexcept {
-  const auto known = std::find(known_.begin(), known_.end(), stream);
-  if (known == known_.end()) return false;
-  const unsigned others = ~(1u << (known - known_.begin()));
+bool ArenaStreams::plans_only(Offset begin, Offset end, Stream stream) const noexcept {
+  const auto known = std::find(planned_streams_.begin(), planned_streams_.end(), stream);
+  if (known == planned_streams_.end()) return false;
+  const unsigned others = ~(1u << (known - planned_streams_.begin()));
   for (std::size_t zone = zone_at(begin); zone < begins_.size() && begins_[zone] < end; ++zone) {
     if ((planned_[zone] & others) != 0) return false;
   }
   return true;
 }
 
-Line ArenaStreams::enter(Offset begin, Offset end, Stream stream) noexcept {
-  const Line line = line_of(stream);
-  if (line == kNone || count_ == 1) return line;
+StreamIndex ArenaStreams::prepare(Offset begin, Offset end, Stream stream) noexcept {
+  const StreamIndex index = index_of(stream);
+  if (index == kNone || count_ == 1) return index;
   ++entered_;
-  State& mine = lines_[line];
-  Uses due{};
+  Timeline& mine = timelines_[index];
+  FreeClocks due{};
   bool any = false;
   for (std::size_t zone = zone_at(begin); zone < begins_.size() && begins_[zone] < end; ++zone) {
-    for (unsigned other = 0; other < kLines; other = other + 1 == count_ ? kRest : other + 1) {
-      const std::uint64_t clock = uses_[zone][other];
-      if (other == line || clock <= mine.waited[other] || clock <= due[other]) continue;
+    for (unsigned other = 0; other < kTimelines; other = other + 1 == count_ ? kUndistinguished : other + 1) {
+      const std::uint64_t clock = free_clocks_[zone][other];
+      if (other == index || clock <= mine.waited[other] || clock <= due[other]) continue;
       due[other] = clock;
       any = true;
     }
   }
-  if (!any || !MEMPOOL_GUARDED("arena_stream")) return line;
+  if (!any || !MEMPOOL_GUARDED("arena_stream")) return index;
   if (source_.held()) return kNone;
   if (!share_ && MEMPOOL_GUARDED("late_order")) {
-    if (waited_at_ != 0 && entered_ - waited_at_ < kRarely) return kNone;
+    if (waited_at_ != 0 && entered_ - waited_at_ < kEntriesBetweenSyncs) return kNone;
     waited_at_ = entered_;
-    return wait_for_device() ? line : kNone;
+    return wait_for_device() ? index : kNone;
   }
-  if (due[kRest] != 0 && MEMPOOL_GUARDED("rest")) return wait_for_device() ? line : kNone;
+  if (due[kUndistinguished] != 0 && MEMPOOL_GUARDED("undistinguished")) return wait_for_device() ? index : kNone;
   for (unsigned other = 0; other < count_; ++other) {
-    if (due[other] != 0 && !wait(mine, static_cast<Line>(other), due[other])) return wait_for_device() ? line : kNone;
+    if (due[other] != 0 && !wait(mine, static_cast<StreamIndex>(other), due[other])) return wait_for_device() ? index : kNone;
   }
-  return line;
+  return index;
 }
 
-// Let a line wait for another line's frees. False: impossible. If an event became part of a graph and is
+// Let a stream wait for another stream's frees. False: impossible. If an event became part of a graph and is
 // therefore useless, a new event is tried.
-bool ArenaStreams::wait(State& waiting, Line other, std::uint64_t clock) noexcept {
-  State& past = lines_[other];
+bool ArenaStreams::wait(Timeline& waiting, StreamIndex other, std::uint64_t clock) noexcept {
+  Timeline& past = timelines_[other];
   for (int attempt = 0; attempt < 2; ++attempt) {
     std::size_t i = 0;
     while (i < past.events_kept && past.events[i].clock < clock && MEMPOOL_GUARDED("early_event")) ++i;
@@ -164,7 +164,7 @@ bool ArenaStreams::wait(State& waiting, Line other, std::uint64_t clock) noexcep
       record(past);
       i = past.events_kept - 1;
     }
-    if (source_.device().wait(waiting.stream, past.events[i].event) || !MEMPOOL_GUARDED("no_wait")) {
+    if (source_.device().wait(waiting.stream, past.events[i].event) || !MEMPOOL_GUARDED("failed_wait")) {
       waiting.waited[other] = past.events[i].clock;
       ++waits_;
       return true;
@@ -181,51 +181,51 @@ bool ArenaStreams::wait_for_device() noexcept {
   return true;
 }
 
-void ArenaStreams::record(State& line) noexcept {
-  if (line.events_kept == kMostEvents) {  // a wait for the oldest event becomes a wait for a later one
-    LiveEvents::forget(source_.device(), line.events[0].event);
-    std::move(line.events.begin() + 1, line.events.end(), line.events.begin());
-    --line.events_kept;
+void ArenaStreams::record(Timeline& timeline) noexcept {
+  if (timeline.events_kept == kMostEvents) {  // a wait for the oldest event becomes a wait for a later one
+    LiveEvents::forget(source_.device(), timeline.events[0].event);
+    std::move(timeline.events.begin() + 1, timeline.events.end(), timeline.events.begin());
+    --timeline.events_kept;
   }
-  line.events[line.events_kept++] = {line.clock, LiveEvents::record(source_.device(), line.stream)};
+  timeline.events[timeline.events_kept++] = {timeline.clock, LiveEvents::record(source_.device(), timeline.stream)};
 }
 
 void ArenaStreams::note_free(Offset begin, Offset end, Stream stream) noexcept {
-  Line line = line_of(stream);
-  if (line == kNone) line = kRest;
+  StreamIndex index = index_of(stream);
+  if (index == kNone) index = kUndistinguished;
   if (count_ == 1) return;
-  State& mine = lines_[line];
+  Timeline& mine = timelines_[index];
   ++mine.clock;
   unsigned planned = 0;
   for (std::size_t zone = zone_at(begin); zone < begins_.size() && begins_[zone] < end; ++zone) {
-    uses_[zone][line] = mine.clock;
+    free_clocks_[zone][index] = mine.clock;
     planned |= is_shared(planned_[zone]) ? 1u : 0u;
   }
-  if (planned != 0 && line != kRest && share_ && !source_.held()) record(mine);
+  if (planned != 0 && index != kUndistinguished && share_ && !source_.held()) record(mine);
 }
 
 void ArenaStreams::synchronized() noexcept {
   forget_events();
-  for (unsigned line = 0; line < count_; ++line) {
-    for (unsigned other = 0; other < kLines; ++other) lines_[line].waited[other] = lines_[other].clock;
+  for (unsigned index = 0; index < count_; ++index) {
+    for (unsigned other = 0; other < kTimelines; ++other) timelines_[index].waited[other] = timelines_[other].clock;
   }
 }
 
-void ArenaStreams::forget_events(State& line) noexcept {
-  for (std::size_t i = 0; i < line.events_kept; ++i) LiveEvents::forget(source_.device(), line.events[i].event);
-  line.events_kept = 0;
+void ArenaStreams::forget_events(Timeline& timeline) noexcept {
+  for (std::size_t i = 0; i < timeline.events_kept; ++i) LiveEvents::forget(source_.device(), timeline.events[i].event);
+  timeline.events_kept = 0;
 }
 
 void ArenaStreams::forget_events() noexcept {
-  for (unsigned line = 0; line < count_; ++line) forget_events(lines_[line]);
+  for (unsigned index = 0; index < count_; ++index) forget_events(timelines_[index]);
 }
 
 void ArenaStreams::clear() noexcept {
   forget_events();
-  std::fill(uses_.begin(), uses_.end(), Uses{});
-  lines_.fill(State{});
+  std::fill(free_clocks_.begin(), free_clocks_.end(), FreeClocks{});
+  timelines_.fill(Timeline{});
   count_ = 0;
-  only_ = kNobody;
+  sole_stream_ = kNobody;
 }
 
 }  // namespace mempool

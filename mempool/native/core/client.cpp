@@ -37,11 +37,11 @@ Client::~Client() {
   pool_->part(this);
   if (pool_->source().log().history() == &history_) pool_->source().log().end();
   try {
-    pool_->rebuild_cells();  // without this client's plans
+    pool_->rebuild_slots();  // without this client's plans
   } catch (...) {            // the old slots stay: correct, and slightly more than needed
   }
   pool_->shrink_arena();
-  if (retained_ != 0) pool_->retain_as_wished();
+  if (retained_ != 0) pool_->apply_retained_limits();
 }
 
 // --- coordination with other clients
@@ -75,7 +75,7 @@ void Client::inherit(Client& former) noexcept {
 void Client::set_retained_limit(std::size_t bytes) noexcept {
   const Guarded guard(pool_->lock);
   retained_ = bytes;
-  pool_->retain_as_wished();
+  pool_->apply_retained_limits();
 }
 
 // --- sequences
@@ -95,13 +95,13 @@ Client::Sequence& Client::find_sequence(Stream stream, const void* thread) {
   Sequence& fresh = new_sequence(stream, thread);
   name_streams(fresh.follower.sequence());
   // A new thread begins where the recorded thread began, in the current iteration of the other threads.
-  if (current_ != nullptr || holds_back_) begin(fresh, ~std::uint64_t{0});
+  if (current_ != nullptr || warmup_only_) begin(fresh, ~std::uint64_t{0});
   return fresh;
 }
 
 void Client::begin(Sequence& sequence, std::uint64_t mark) noexcept {
   sequence.follower.begin(current_, mark, turn_);
-  if (holds_back_ && current_ == nullptr) sequence.follower.hold_back();
+  if (warmup_only_ && current_ == nullptr) sequence.follower.warmup_only();
 }
 
 Client::Sequence& Client::new_sequence(Stream stream, const void* thread) {
@@ -184,13 +184,13 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   const Follower::Due due = replaying_ && marked_ ? sequence.follower.early() : Follower::Due{};
   Follower::Match match = sequence.follower.next(bytes, known_, marked_);
   if (match.boundary) boundary(sequence.follower.finished());
-  if (awaits_calm_ && match.slot != nullptr && sequence.follower.is_calm()) come_to_calm(sequence.follower.stream());
+  if (growth_deferred_ && match.slot != nullptr && sequence.follower.at_low_water()) grow_at_low_water(sequence.follower.stream());
   if (due.size != 0 && bytes > due.size && outgrows(due, bytes, match)) {
     match = Follower::Match::none(Outcome::other_size);
   }
   outcome = match.outcome;
-  if (aside_.stands && replaying_) {
-    stand_aside(sequence.follower.stream());
+  if (bypass_.active && replaying_) {
+    bypass_plan(sequence.follower.stream());
     outcome = match.slot != nullptr ? Outcome::no_arena : match.outcome;
     return 0;
   }
@@ -207,26 +207,26 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   if (match.slot->offset == kDynamic) {
     outcome = Outcome::dynamic;
   } else if (const Address address = pool_->take_planned(*match.slot, bytes, sequence.follower.stream())) {
-    if (pool_->foresees()) look_ahead(sequence);
+    if (pool_->foresees()) prefetch_upcoming(sequence);
     return address;
-  } else if (match.slot->offset + bytes > pool_->arena_bytes() || pool_->vacated().has(match.slot->offset)) {
+  } else if (match.slot->offset + bytes > pool_->arena_bytes() || pool_->drain().has(match.slot->offset)) {
     outcome = Outcome::no_arena;
   } else {
-    const Occupancy::Range range = pool_->occupancy().in_the_way(match.slot->offset, match.slot->offset + bytes);
+    const Occupancy::Range range = pool_->occupancy().overlapping(match.slot->offset, match.slot->offset + bytes);
     outcome = range.end == 0 ? Outcome::other_stream : Outcome::occupied;
-    note_blocker(range);
+    note_pinned(range);
   }
   return 0;
 }
 
 // Prefetch upcoming buffers. On a device with more memory reserved than present, the plan knows the next
 // buffers in advance, page faults do not.
-void Client::look_ahead(Sequence& sequence) noexcept {
+void Client::prefetch_upcoming(Sequence& sequence) noexcept {
   Device& device = pool_->source().device();
   const std::size_t window = device.foresight();
   if (window == 0 || pool_->source().held()) return;
   sequence.lookahead.go_on(sequence.follower, window, [&](Offset offset, std::size_t bytes) {
-    const bool there = offset + bytes <= pool_->arena_bytes() || !MEMPOOL_GUARDED("ahead");
+    const bool there = offset + bytes <= pool_->arena_bytes() || !MEMPOOL_GUARDED("prefetch_end");
     if (there) device.prefetch(pool_->arena_base() + offset, bytes);
   });
 }
@@ -235,7 +235,7 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
   Outcome outcome = Outcome::outside;
   Pool::Given given;
   Offset place = kDynamic;
-  if (place_next_ != kDynamic && dynamic_ != 0) given = pool_->take_place(std::exchange(place_next_, kDynamic), bytes, stream);
+  if (next_offset_ != kDynamic && dynamic_ != 0) given = pool_->take_place(std::exchange(next_offset_, kDynamic), bytes, stream);
   if (!outside() && !pool_->forked()) {
     given.address = serve_planned(sequence, bytes, outcome, place);
     given.rounded = pool_->round_up(bytes);
@@ -249,8 +249,8 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
     const std::size_t before = pool_->source().reserved().current;
     given = pool_->allocate_dynamic(bytes, stream, holes_for(sequence));
     const std::size_t after = pool_->source().reserved().current;
-    if (after > before) taken_beside_ += after - before;
-    if (place != kDynamic && given.address != 0) pool_->note_place(given.address, place);
+    if (after > before) taken_outside_arena_ += after - before;
+    if (place != kDynamic && given.address != 0) pool_->note_planned_offset(given.address, place);
   }
   if (given.address != 0) {
     ++stats_.outcomes[static_cast<std::size_t>(outcome)];
@@ -262,11 +262,11 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
 // during warm-up may stay in them. If an iteration has outgrown its envelope, the arena serves requests in
 // any hole once much memory was taken beside the arena.
 Pool::Holes Client::holes_for(const Sequence& asks) const noexcept {
-  if (pool_->anyone_plays(this)) return Pool::Holes::kept;
+  if (pool_->another_client_replays(this)) return Pool::Holes::kept;
   if (!replaying_) return Pool::Holes::open;
   const Follower& own = asks.follower;
   const bool outgrown = own.pattern() != nullptr && own.pattern()->is_envelope() &&
-                        taken_beside_ > pool_->arena_bytes() / Pool::kMostBeside;
+                        taken_outside_arena_ > pool_->arena_bytes() / Pool::kOutsideShare;
   const bool kept = std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& one) {
     if (one.follower.warms_up()) return true;
     return !outgrown && (&one == &asks ? one.follower.in_step() : one.follower.plays());
@@ -275,7 +275,7 @@ Pool::Holes Client::holes_for(const Sequence& asks) const noexcept {
 }
 
 // The lock is held, here and below.
-void Client::served(const Pool::Given& given, std::size_t bytes) noexcept {
+void Client::count_allocation(const Pool::Given& given, std::size_t bytes) noexcept {
   stats_.requested.add(bytes);
   stats_.live.add(given.rounded);
   stats_.blocks.add(1);
@@ -283,62 +283,62 @@ void Client::served(const Pool::Given& given, std::size_t bytes) noexcept {
 }
 
 // Small means requested as small, no matter where the request was served.
-void Client::served_small(const Pool::Given& given, std::size_t bytes) noexcept {
+void Client::count_small_allocation(const Pool::Given& given, std::size_t bytes) noexcept {
   stats_.small.add(1);
   stats_.small_requested.add(bytes);
   stats_.small_live.add(given.rounded);
 }
 
-void Client::ended_small(std::size_t requested, std::size_t rounded) noexcept {
+void Client::count_small_free(std::size_t requested, std::size_t rounded) noexcept {
   stats_.small.sub(1);
   stats_.small_requested.sub(requested);
   stats_.small_live.sub(rounded);
 }
 
-void Client::ended(std::size_t requested, std::size_t rounded) noexcept {
+void Client::count_free(std::size_t requested, std::size_t rounded) noexcept {
   stats_.requested.sub(requested);
   stats_.live.sub(rounded);
   stats_.blocks.sub(1);
-  if (is_small(requested)) ended_small(requested, rounded);
+  if (is_small(requested)) count_small_free(requested, rounded);
 }
 
 // Fill `given` field by field: copying the struct would stall until the values just written can be read
 // again.
 void Client::serve_small(std::size_t bytes, Stream stream, Pool::Given& given) noexcept try {
-  const std::uint32_t recorded_as = tape_.on() ? sequence(stream).follower.sequence() : 0;
+  const std::uint32_t recorded_as = trace_.on() ? sequence(stream).follower.sequence() : 0;
   given.address = pool_->allocate_small(bytes, stream);
   given.rounded = pool_->small().rounded(bytes);
   // any hole will do
   if (given.address == 0) given = pool_->allocate_dynamic(bytes, stream, Pool::Holes::open);
-  if (given.address == 0) return refuse(bytes);
-  served_small(given, bytes);
-  served(given, bytes);
-  if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
+  if (given.address == 0) return report_out_of_memory(bytes);
+  count_small_allocation(given, bytes);
+  count_allocation(given, bytes);
+  if (trace_.on()) trace_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
 } catch (...) {  // no host memory for a new thread's sequence
   given = {};
-  refuse(bytes);
+  report_out_of_memory(bytes);
 }
 
 // Serve a request during a graph capture; false: the request does not belong to the graph.
 bool Client::serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& given) noexcept try {
-  const std::uint32_t recorded_as = tape_.on() ? sequence(stream).follower.sequence() : 0;
+  const std::uint32_t recorded_as = trace_.on() ? sequence(stream).follower.sequence() : 0;
   if (!pool_->allocate_for_graph(bytes, stream, given)) return false;
   if (given.address == 0) {
-    refuse(bytes);
+    report_out_of_memory(bytes);
     return true;
   }
-  served(given, bytes);
+  count_allocation(given, bytes);
   if (is_small(bytes)) {
-    served_small(given, bytes);
+    count_small_allocation(given, bytes);
   } else {
     ++stats_.outcomes[static_cast<std::size_t>(Outcome::outside)];
   }
-  if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
+  if (trace_.on()) trace_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   return true;
 } catch (...) {  // no host memory for a new thread's sequence
-  refuse(bytes);
+  report_out_of_memory(bytes);
   return true;
 }
 
@@ -347,35 +347,35 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
   Sequence& mine = sequence(stream);
   const Pool::Given given = serve_large(mine, bytes, stream, resized);
   if (given.address == 0) {
-    refuse(bytes);
+    report_out_of_memory(bytes);
     return given;
   }
   if (resized != nullptr && resized->done) {
     pool_->owners().ends(resized->before.owner, this);
-    ended(resized->before.requested, resized->before.rounded);
+    count_free(resized->before.requested, resized->before.rounded);
     if (ring_.on()) ring_.add(outside() ? RecordedEvent::free : RecordedEvent::handover, resized->address, 0, stream, 0);
-    if (tape_.on()) tape_.add(RecordedEvent::handover, resized->address, 0, stream, 0);
+    if (trace_.on()) trace_.add(RecordedEvent::handover, resized->address, 0, stream, 0);
     if (history_.on()) {
       history_.add(RecordedEvent::handover, resized->address, resized->before.requested, stream, 0);
     }
   }
-  served(given, bytes);
+  count_allocation(given, bytes);
   if (ring_.on() && !outside()) {
     ring_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
     if (!marked_ && ring_.seen() >= check_at_) signal_work();
   }
-  if (tape_.on()) tape_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
+  if (trace_.on()) trace_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
   return given;
 } catch (...) {
-  refuse(bytes);
+  report_out_of_memory(bytes);
   return {};
 }
 
 // Fast path of the steady state; 0: recording, a decision or another source of memory is required.
 Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
-  if (!replaying_ || awaits_calm_ || aside_.stands || outside() || recorded() || pool_->forked() || pool_->foresees()) return 0;
-  if (aside_.larger != 0 && sequence.follower.early().size != 0) return 0;
+  if (!replaying_ || growth_deferred_ || bypass_.active || outside() || recorded() || pool_->forked() || pool_->foresees()) return 0;
+  if (bypass_.larger != 0 && sequence.follower.early().size != 0) return 0;
   const Slot* slot = sequence.follower.expected_slot(bytes);
   if (slot == nullptr || slot->offset == kDynamic) return 0;
   const Address address = pool_->take_planned(*slot, bytes, sequence.follower.stream());
@@ -413,7 +413,7 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
 Address Client::allocate_at_once(std::size_t bytes, Stream stream) noexcept {
   const ThreadCache& cache = ThreadCache::mine();
   if (cache.stream != stream || is_small(bytes) || !pool_->lock.try_lock()) return 0;
-  const bool plain = cache.client == caches_ && !pool_->capturing() && pool_->arena_streams().alone(stream);
+  const bool plain = cache.client == caches_ && !pool_->capturing() && pool_->arena_streams().is_sole(stream);
   const Address address = plain ? serve_hit(*cache.sequence, bytes) : 0;
   pool_->lock.unlock();
   return address;
@@ -436,7 +436,7 @@ bool Client::free_locked(Address address, Stream stream, bool* dead) noexcept {
   if (dead != nullptr) *dead = false;
   if (!recorded() && !pool_->owners().several()) {
     if (const std::size_t bytes = pool_->free_in_arena(address, stream)) {
-      ended(bytes, pool_->round_up(bytes));  // a small buffer in a hole is possible
+      count_free(bytes, pool_->round_up(bytes));  // a small buffer in a hole is possible
       return true;
     }
   } else if (!recorded()) {
@@ -460,10 +460,10 @@ bool Client::free_locked(Address address, Stream stream, bool* dead) noexcept {
 
 // Count the end of a buffer of this client, whichever client frees the buffer.
 void Client::freed(Address address, std::size_t requested, std::size_t rounded, Stream stream) noexcept {
-  ended(requested, rounded);
+  count_free(requested, rounded);
   if (!recorded()) return;
   if (!is_small(requested) && ring_.on()) ring_.add(RecordedEvent::free, address, 0, stream, 0);
-  if (tape_.on()) tape_.add(RecordedEvent::free, address, 0, stream, 0);
+  if (trace_.on()) trace_.add(RecordedEvent::free, address, 0, stream, 0);
   if (history_.on()) history_.add(RecordedEvent::free, address, requested, stream, 0);
 }
 
@@ -473,7 +473,7 @@ bool Client::use(Address address, Stream stream) {
   Client* const owner = pool_->owners().several() ? pool_->owners().of(pool_->at(address).owner, this) : this;
   if (owner == nullptr) return true;
   if (owner->ring_.on()) owner->ring_.add(RecordedEvent::use, address, static_cast<std::size_t>(stream), stream, 0);
-  if (owner->tape_.on()) owner->tape_.add(RecordedEvent::use, address, 0, stream, 0);
+  if (owner->trace_.on()) owner->trace_.add(RecordedEvent::use, address, 0, stream, 0);
   return true;
 }
 
@@ -498,7 +498,7 @@ Address Client::reallocate(Address address, std::size_t bytes, Stream stream, bo
   return given.address;
 }
 
-void Client::refuse(std::size_t bytes) noexcept {
+void Client::report_out_of_memory(std::size_t bytes) noexcept {
   ++stats_.out_of_memory;
   if (history_.on()) history_.add(RecordedEvent::refused, 0, bytes, 0, 0);
   std::size_t requested = 0, live = 0;
@@ -520,9 +520,9 @@ OutOfMemory Client::last_out_of_memory() noexcept { return ThreadCache::mine().o
 
 Client::State Client::state() {
   const Guarded guard(pool_->lock);
-  return {ring_.on(), tape_.on(),  marked_,           replaying_,   iterations_, marks_,
-          active_at_, latest_at_, settled(),   spoilt_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
-          ring_.kept(), tape_.lost(), tape_.spilt(), pool_->layouts() - layouts_, needed_bytes(), refusal_};
+  return {ring_.on(), trace_.on(),  marked_,           replaying_,   iterations_, marks_,
+          active_at_, latest_at_, settled(),   miss_score_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
+          ring_.kept(), trace_.lost(), trace_.spilt(), pool_->layouts() - layouts_, needed_bytes(), refusal_};
 }
 
 ClientStats Client::stats() {

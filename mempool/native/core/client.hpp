@@ -17,16 +17,16 @@
 #include <string>
 #include <vector>
 
-#include "core/bell.hpp"
+#include "core/wake_signal.hpp"
 #include "core/follower.hpp"
 #include "core/live.hpp"
 #include "core/lookahead.hpp"
 #include "core/pool.hpp"
-#include "core/rarely.hpp"
+#include "core/backoff.hpp"
 #include "core/recorder.hpp"
 #include "core/stats.hpp"
-#include "core/succession.hpp"
-#include "core/tape.hpp"
+#include "core/pattern_history.hpp"
+#include "core/trace_buffer.hpp"
 
 namespace mempool {
 
@@ -80,7 +80,7 @@ class Client : private Live<Client> {
   // --- marks and scopes; any thread
   // found: detected by the pool, not set by the program; the tape records the difference
   void mark(Mark mark, bool found = false);
-  void show_found();                         // writes a detected step to the tape only
+  void record_detected_step();                         // writes a detected step to the tape only
   void enter_dynamic() noexcept;  // no planning or recording until leave_dynamic()
   void leave_dynamic() noexcept;
 
@@ -91,7 +91,7 @@ class Client : private Live<Client> {
   bool grow_recording();
   // Record all events for a trace file. Events that exceed the memory for them go to a file in `folder`, if
   // given (see tape.hpp). May throw std::bad_alloc.
-  void set_tape(bool on, const std::string& folder = {}, std::size_t piece = Tape::kPiece);
+  void set_tracing(bool on, const std::string& folder = {}, std::size_t piece = TraceBuffer::kPiece);
   struct Recording {
     std::vector<BriefEvent> events;     // oldest first
     std::vector<Stream> streams;        // by sequence
@@ -102,7 +102,7 @@ class Client : private Live<Client> {
   Recording recording(std::size_t allocations = ~std::size_t{0});
   // Return the oldest events of the tape not yet taken; empty: none are left. One thread at a time. May throw
   // std::bad_alloc.
-  std::vector<RecordedEvent> take_tape();
+  std::vector<RecordedEvent> take_trace();
   // Keep the last `events` allocations, frees and device calls for later questions; 0: keep none and forget
   // the kept events. An unchanged number continues the history; another number starts a new history. A free
   // event holds the requested bytes. May throw std::bad_alloc.
@@ -126,48 +126,48 @@ class Client : private Live<Client> {
   // possible is released. The next boundary allocates the arena again. True: no arena is left.
   bool give_back(bool force) noexcept;
   // Allocate the arena now instead of at the next boundary and regardless of earlier refusals, because room
-  // was made for the arena. Under a budget an arena is allocated only by this call, unless set_takes_arena()
+  // was made for the arena. Under a budget an arena is allocated only by this call, unless set_arena_allowed()
   // allows more. False: the arena is smaller than the patterns need.
-  bool ask_for_arena() noexcept;
+  bool request_arena() noexcept;
   // Under a budget, allow arena allocation at boundaries too, as long as the caller makes sure that there is
   // room.
-  void set_takes_arena(bool takes) noexcept;
+  void set_arena_allowed(bool takes) noexcept;
   // Return the offset of the live buffer in the followed plan, also for a buffer that is outside the arena
   // only for lack of one; kDynamic: none.
-  Offset place_of(Address address) noexcept;
+  Offset planned_offset_of(Address address) noexcept;
   // Give the next request inside a dynamic scope this place in the arena, if the place is free: used to
   // restore a buffer to the former place.
-  void place_next(Offset place) noexcept;
+  void allocate_next_at(Offset place) noexcept;
   bool is_alone() const noexcept;  // true: no other client uses this memory
 
   // --- waiting for planning work; the planner's thread
   // Recurring part of the recording, as found by a brief look.
-  struct Recurs {
+  struct Recurrence {
     std::size_t begin;        // the earliest relevant allocation in the ring; 0 if there are marks
     std::size_t allocations;  // in the ring
   };
   // Search the recording for a recurring iteration. None: nothing recurs. May throw std::bad_alloc.
-  std::optional<Recurs> look();
+  std::optional<Recurrence> find_recurrence();
   // Conditions that end a wait, besides news in the recording.
   struct Wait {
     double seconds;             // longest wait
-    double looks;               // seconds of processor time for unsuccessful looks, which do not end the wait
+    double search_seconds;               // seconds of processor time for unsuccessful looks, which do not end the wait
     std::uint64_t allocations;  // State::allocations to reach
     std::uint64_t misses;       // total misses to reach, while nothing is recorded
-    std::uint64_t spoilt;       // State::spoilt to reach, while nothing is recorded
-    std::uint64_t around = 0;   // State::iterations before which no replanning around blocking ranges starts
-    // ends the wait if State::others_layouts differs; the default: ignored
-    std::uint64_t others_layouts = ~std::uint64_t{0};
+    std::uint64_t miss_score;       // State::miss_score to reach, while nothing is recorded
+    std::uint64_t replan_at_iteration = 0;   // State::iterations before which no replanning around blocking ranges starts
+    // ends the wait if State::other_layouts differs; the default: ignored
+    std::uint64_t other_layouts = ~std::uint64_t{0};
   };
-  struct Heard {
+  struct WaitResult {
     bool news;      // true: there may be something to plan
-    double looked;  // seconds of processor time
+    double search_seconds;  // seconds of processor time
   };
   // Wait until one of the conditions holds. Also ends when a range keeps blocking a plan, when the arena was
   // refused, and by wake(). Meanwhile releases free memory that has been idle for one to two seconds.
-  Heard wait_for_work(const Wait& wait) noexcept;
+  WaitResult wait_for_work(const Wait& wait) noexcept;
   // Return true if the bell rang since the last call, for callers that inspect the recording without waiting.
-  bool heard() noexcept;
+  bool take_work_signal() noexcept;
   void wake() noexcept;
   void check_again_after(std::uint64_t events) noexcept;  // in events of the ring, from now
 
@@ -184,7 +184,7 @@ class Client : private Live<Client> {
   // Take over the live buffers of `former`: from now on they are freed and counted here. Both clients serve
   // the same framework, one after the other.
   void inherit(Client& former) noexcept;
-  bool came_to_boundary = false;  // since idle memory was last released: see Pool::return_idle_after
+  bool reached_boundary = false;  // since idle memory was last released: see Pool::return_idle_after
 
   // Set the bytes of free memory that the pool should keep for this client; takes the lock. The largest wish
   // of all clients counts.
@@ -199,23 +199,23 @@ class Client : private Live<Client> {
   // Mark patterns as dormant if no sequence has followed them for long, and all patterns while only other
   // clients of the memory are at work; the arena gives back the memory that only dormant patterns need. Call
   // about once a second. A pattern that is followed again has the whole arena from the second iteration on.
-  void rest_unused() noexcept;
+  void retire_unused_patterns() noexcept;
   // Forget unused patterns that need a larger arena than the patterns in use. Call with the pool's lock held.
   void forget_unused() noexcept;
   struct State {
-    bool recording = false, tape = false, marked = false, replaying = false;
+    bool recording = false, tracing = false, marked = false, replaying = false;
     std::uint64_t iterations = 0;        // boundaries seen
     std::uint64_t marks = 0;
     std::uint64_t plan_active_at_iteration = 0;  // the first iteration with a plan; 0: none yet
     std::uint64_t latest_plan_active_at_iteration = 0;
     bool settled = false;  // enough iterations without a miss that no longer period is to be expected
-    std::uint64_t spoilt = 0;  // score: raised by every iteration with a miss, lowered by every clean one
+    std::uint64_t miss_score = 0;  // score: raised by every iteration with a miss, lowered by every clean one
     std::uint64_t allocations = 0;       // above the small-size threshold
     std::size_t sequences = 0;
     std::uint64_t seen = 0, dropped = 0, kept = 0;  // events of the ring
     std::uint64_t lost = 0;              // events of the tape dropped for lack of room
     std::uint64_t in_file = 0;           // events waiting in the tape's file
-    std::uint64_t others_layouts = 0;    // changes of the arena layout of other clients' plans
+    std::uint64_t other_layouts = 0;    // changes of the arena layout of other clients' plans
     std::size_t needed = 0;              // bytes of arena that patterns need
     Refusal refusal = Refusal::none;     // why no arena of that size exists
   };
@@ -224,10 +224,10 @@ class Client : private Live<Client> {
   void reset_peaks() noexcept;
   // Return the ranges of the arena that block a plan in iteration after iteration, together with all live
   // ranges that did so before; empty if none blocks a plan at present.
-  std::vector<std::pair<Offset, Offset>> blockers();
+  std::vector<std::pair<Offset, Offset>> pinned_ranges();
   // Return the ranges of the arena used by plans of the pool's other clients, dormant patterns excepted:
   // disjoint and in order.
-  std::vector<std::pair<Offset, Offset>> others_reach();
+  std::vector<std::pair<Offset, Offset>> other_plans_ranges();
   std::vector<Divergence> divergences();
   static OutOfMemory last_out_of_memory() noexcept;
   const std::string& name() const noexcept { return name_; }
@@ -252,16 +252,16 @@ class Client : private Live<Client> {
   };
   static constexpr Stream kNoStream = std::numeric_limits<Stream>::min();
   friend class ThreadCache;
-  struct Aside {  // state of bypassing the plan in an iteration that outgrows the plan
+  struct PlanBypass {  // state of bypassing the plan in an iteration that outgrows the plan
     unsigned larger = 0;    // buffers at the iteration's beginning that are larger than planned
     double excess = 0;      // of the last such buffer: (size - planned size) / planned size
     bool decided = false;  // the decision for this iteration has been made
-    bool stands = false;  // true: the plan is bypassed in this iteration
+    bool active = false;  // true: the plan is bypassed in this iteration
     // allocations until the iteration returns to the plan; 0: the arena has been released
     unsigned patience = 0;
   };
   // a live range that blocks a planned slot, and the first and last iteration of the blocking
-  struct Blocker {
+  struct Pinned {
     Occupancy::Range range;
     std::uint64_t first, last;
   };
@@ -272,10 +272,10 @@ class Client : private Live<Client> {
   void sweep_sequences();
   void retire(const void* thread) noexcept;
   Address serve_hit(Sequence& sequence, std::size_t bytes) noexcept;
-  void served(const Pool::Given& given, std::size_t bytes) noexcept;
+  void count_allocation(const Pool::Given& given, std::size_t bytes) noexcept;
   bool is_small(std::size_t bytes) const noexcept { return bytes <= pool_->options().small_bytes; }
-  void served_small(const Pool::Given& given, std::size_t bytes) noexcept;
-  void ended_small(std::size_t requested, std::size_t rounded) noexcept;
+  void count_small_allocation(const Pool::Given& given, std::size_t bytes) noexcept;
+  void count_small_free(std::size_t requested, std::size_t rounded) noexcept;
   void serve_small(std::size_t bytes, Stream stream, Pool::Given& given) noexcept;
   bool serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& given) noexcept;
   struct Resized {  // the buffer that a new one replaces
@@ -285,46 +285,46 @@ class Client : private Live<Client> {
   };
   Pool::Given serve(std::size_t bytes, Stream stream, Resized* resized = nullptr) noexcept;
   Pool::Given serve_large(Sequence& sequence, std::size_t bytes, Stream stream, Resized* resized);
-  void ended(std::size_t requested, std::size_t rounded) noexcept;
+  void count_free(std::size_t requested, std::size_t rounded) noexcept;
   void freed(Address address, std::size_t requested, std::size_t rounded, Stream stream) noexcept;
   bool free_locked(Address address, Stream stream, bool* dead) noexcept;
   Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome, Offset& place);
-  void look_ahead(Sequence& sequence) noexcept;
+  void prefetch_upcoming(Sequence& sequence) noexcept;
   bool outside() const noexcept { return dynamic_ != 0 || between_; }
-  bool recorded() const noexcept { return ring_.on() | tape_.on() | history_.on(); }  // as one branch
+  bool recorded() const noexcept { return ring_.on() | trace_.on() | history_.on(); }  // as one branch
   void note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept;
   void boundary(Pattern* ended) noexcept;
-  void note_blocker(const Occupancy::Range& range) noexcept;
-  void watch_blockers() noexcept;
+  void note_pinned(const Occupancy::Range& range) noexcept;
+  void forget_freed_pinned() noexcept;
   std::uint64_t large_allocations() const noexcept;
   std::uint64_t misses() const noexcept;         // total
   std::uint64_t latest_misses() const noexcept;  // since the latest plan took effect
   void begin_latest() noexcept;
-  void perhaps_in_effect() noexcept;
+  void begin_latest_if_followed() noexcept;
   bool settled() const noexcept;
   void judge_iteration() noexcept;
-  void look_beside() noexcept;
+  void release_idle_outside_arena() noexcept;
   Pool::Holes holes_for(const Sequence& asks) const noexcept;
   void begin(Sequence& sequence, std::uint64_t mark) noexcept;
   void begin_everywhere(std::uint64_t mark) noexcept;  // `mark`: number of the mark
   Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
   void have_arena() noexcept;
   void take_arena() noexcept;
-  bool awaits_calm() noexcept;
-  void come_to_calm(Stream stream) noexcept;
+  bool defer_growth_to_low_water() noexcept;
+  void grow_at_low_water(Stream stream) noexcept;
   bool outgrows(const Follower::Due& due, std::size_t bytes, const Follower::Match& match) noexcept;
-  bool may_stand_aside() noexcept;
-  void stand_aside(Stream stream) noexcept;
-  bool has_to_ask() const noexcept { return pool_->source().has_budget() && !takes_arena_; }
+  bool may_bypass_plan() noexcept;
+  void bypass_plan(Stream stream) noexcept;
+  bool needs_request() const noexcept { return pool_->source().has_budget() && !arena_allowed_; }
   void refused(Pattern& pattern, Refusal why) noexcept;
   void have_arena_for_others() noexcept;
   void signal_work() noexcept;
-  bool hear() noexcept;
+  bool take_signal() noexcept;
   std::size_t events_kept() noexcept;
   bool is_news(const Wait& wait, double looked, std::uint64_t dropped) noexcept;
   bool is_due(const Wait& wait) noexcept;
-  std::vector<std::pair<Offset, Offset>> lasting_blockers() const;
-  void refuse(std::size_t bytes) noexcept;
+  std::vector<std::pair<Offset, Offset>> lasting_pinned() const;
+  void report_out_of_memory(std::size_t bytes) noexcept;
   void check(const Pattern& pattern, bool cyclic) const;
   void admit(std::vector<std::unique_ptr<Pattern>> fresh);
   bool supersede(Pattern* fresh) noexcept;
@@ -345,40 +345,40 @@ class Client : private Live<Client> {
   std::size_t begun_ = 0;             // new sequences since the last sweep for unused ones
   std::uint64_t caches_ = 0;          // thread caches are valid only if they hold this number
   Recorder<BriefEvent> ring_;
-  Tape tape_;
+  TraceBuffer trace_;
   Recorder<RecordedEvent> history_{0};
   std::vector<std::unique_ptr<Pattern>> patterns_;
   std::vector<Pattern*> known_;       // the same patterns, most recently used first
-  std::uint64_t rested_at_ = 0;       // iteration of the last rest_unused()
+  std::uint64_t unused_checked_at_ = 0;       // iteration of the last retire_unused_patterns()
   // at that time: own allocations, and boundaries of other clients
   std::uint64_t allocations_seen_ = 0, others_seen_ = 0;
   std::uint64_t layouts_ = 0;         // the pool's layout changes caused by this client
   Pattern* current_ = nullptr;        // the pattern with which a new iteration or thread begins
   // An envelope was loaded and the first iteration is not over. The envelope would have slots for all
   // buffers, also for parameters, so that replay waits.
-  bool holds_back_ = false;
-  bool awaits_calm_ = false;          // growth of the arena is deferred to this iteration's low-water mark
+  bool warmup_only_ = false;
+  bool growth_deferred_ = false;          // growth of the arena is deferred to this iteration's low-water mark
   // Schedule for releasing idle memory outside the arena on devices where releasing waits for the device,
   // with backoff.
-  unsigned looks_beside_ = 0;         // remaining looks
-  Rarely beside_{1, 1024};            // in iterations
-  Aside aside_;
+  unsigned idle_releases_ = 0;         // remaining looks
+  ExponentialBackoff idle_backoff_{1, 1024};            // in iterations
+  PlanBypass bypass_;
   // in iterations; backoff of bypassing the plan where memory would suffice for both
-  Rarely asides_{1, 1024};
+  ExponentialBackoff bypass_backoff_{1, 1024};
   // bytes taken from the device in this iteration for buffers without a slot in the arena
-  std::size_t taken_beside_ = 0;
+  std::size_t taken_outside_arena_ = 0;
   Pattern* ended_ = nullptr;          // pattern of the last iteration that ended
-  Succession succession_;             // history of ended iterations
+  PatternHistory history_of_patterns_;             // history of ended iterations
   Pattern* coming_ = nullptr;  // installed; takes effect when a sequence begins an iteration of the pattern
   ClientStats stats_;
   std::deque<Divergence> divergences_;
-  std::vector<Blocker> blockers_;     // live at every boundary since they first blocked a slot
+  std::vector<Pinned> pinned_;     // live at every boundary since they first blocked a slot
   unsigned dynamic_ = 0;              // nesting depth of dynamic scopes
-  bool takes_arena_ = false;          // under a budget: see set_takes_arena()
-  Offset place_next_ = kDynamic;      // see place_next()
+  bool arena_allowed_ = false;          // under a budget: see set_arena_allowed()
+  Offset next_offset_ = kDynamic;      // see allocate_next_at()
   bool between_ = false;              // between the end of a marked region and the beginning of the next
   bool marked_ = false, replaying_ = false;
-  std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, latest_at_ = 0, spoilt_ = 0;
+  std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, latest_at_ = 0, miss_score_ = 0;
   std::uint64_t clean_ = 0;  // consecutive iterations without a miss since the latest plan took effect
   std::uint64_t longest_clean_ = 0;   // longest such run that ended with a miss
   decltype(ClientStats::outcomes) before_steady_{};  // outcomes when the first plan took effect
@@ -386,18 +386,18 @@ class Client : private Live<Client> {
   std::uint64_t misses_before_ = 0;   // misses when this iteration began
   std::uint64_t turn_ = 0;            // number of the last iteration that all followers began together
   std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // sum of all clients' iterations
-  Rarely for_others_{32, 1024};       // in iterations; backoff of allocating an arena for other clients
+  ExponentialBackoff others_backoff_{32, 1024};       // in iterations; backoff of allocating an arena for other clients
   Refusal refusal_ = Refusal::none;   // for the largest arena that a pattern needs
   std::uint64_t refusals_ = 0;        // times that refusal_ has changed
   std::uint64_t check_at_ = 64;       // ring event number
-  Bell bell_;
+  WakeSignal wake_signal_;
   bool work_ = false;
   bool woken_ = false;                // wake() was called, perhaps before the wait
   bool interrupted_ = false;          // the ring was off for a while
   std::uint64_t misses_looked_at_ = ~std::uint64_t{0};
   std::uint64_t refusals_heard_ = 0;
   std::size_t retained_ = 0;
-  std::chrono::steady_clock::time_point rested_{};  // time of the last rest_unused() by the clock
+  std::chrono::steady_clock::time_point unused_checked_{};  // time of the last retire_unused_patterns() by the clock
 };
 
 }  // namespace mempool

@@ -14,7 +14,7 @@ constexpr std::uint64_t kLongestMoment = 4, kLongestLook = 64, kLongestPause = 1
 constexpr unsigned kSeveral = 6;         // buffers larger than planned before an iteration counts as outgrown
 // largest (size - planned size) / planned size considered; envelopes reach down by the same factor
 constexpr double kMostExcess = 7;
-constexpr unsigned kAsidePatience = 256;  // allocations to wait for the live ranges found in the arena to end
+constexpr unsigned kBypassPatience = 256;  // allocations to wait for the live ranges found in the arena to end
 
 }  // namespace
 
@@ -25,8 +25,8 @@ void Client::have_arena() noexcept {
   if (pool_->clients().size() > 1) have_arena_for_others();
   if (known_.empty()) return;
   for (Pattern* pattern : known_) {
-    if (!pattern->rests || !in_use(pattern)) continue;
-    pattern->rests = false;
+    if (!pattern->dormant || !in_use(pattern)) continue;
+    pattern->dormant = false;
     layout_changed();
   }
   take_arena();
@@ -43,18 +43,18 @@ void Client::have_arena() noexcept {
 // Decide at a boundary whether growing the arena waits for this iteration's low-water mark. Buffers live at
 // the low-water mark have no slots in the new arena yet, so that both must fit, and an arena that cannot grow
 // in place is replaced while empty. An iteration without a low-water mark ends the waiting.
-bool Client::awaits_calm() noexcept {
-  if (std::exchange(awaits_calm_, false)) return false;
+bool Client::defer_growth_to_low_water() noexcept {
+  if (std::exchange(growth_deferred_, false)) return false;
   const auto wants = [&](const Pattern* one) {
-    return !one->rests && one->calm != 0 && one->arena_bytes > pool_->arena_bytes() && one->asks.is_due(iterations_);
+    return !one->dormant && one->low_water != 0 && one->arena_bytes > pool_->arena_bytes() && one->arena_backoff.is_due(iterations_);
   };
-  awaits_calm_ = std::any_of(known_.begin(), known_.end(), wants);
-  return awaits_calm_;
+  growth_deferred_ = std::any_of(known_.begin(), known_.end(), wants);
+  return growth_deferred_;
 }
 
-void Client::come_to_calm(Stream stream) noexcept {
+void Client::grow_at_low_water(Stream stream) noexcept {
   if (pool_->source().held_for(stream)) return;
-  awaits_calm_ = false;
+  growth_deferred_ = false;
   have_arena();
 }
 
@@ -69,53 +69,53 @@ void Client::come_to_calm(Stream stream) noexcept {
 // slot's size equals the request.
 bool Client::outgrows(const Follower::Due& due, std::size_t bytes, const Follower::Match& match) noexcept {
   const double excess = static_cast<double>(bytes) / static_cast<double>(due.size) - 1;
-  const bool alike = aside_.larger != 0 && excess <= 2 * aside_.excess && aside_.excess <= 2 * excess;
+  const bool alike = bypass_.larger != 0 && excess <= 2 * bypass_.excess && bypass_.excess <= 2 * excess;
   if (excess > kMostExcess || (match.slot != nullptr && (!alike || match.size == bytes))) return false;
-  aside_.excess = excess;
-  aside_.larger = alike ? aside_.larger + 1 : 1;
-  if (!aside_.decided && aside_.larger >= kSeveral && 2 * aside_.larger > due.place) {
-    aside_.decided = true;
-    aside_.stands = may_stand_aside();
-    if (aside_.stands) awaits_calm_ = false;  // the next boundary decides again
+  bypass_.excess = excess;
+  bypass_.larger = alike ? bypass_.larger + 1 : 1;
+  if (!bypass_.decided && bypass_.larger >= kSeveral && 2 * bypass_.larger > due.place) {
+    bypass_.decided = true;
+    bypass_.active = may_bypass_plan();
+    if (bypass_.active) growth_deferred_ = false;  // the next boundary decides again
   }
   return alike;
 }
 
-bool Client::may_stand_aside() noexcept {
+bool Client::may_bypass_plan() noexcept {
   if (pool_->clients().size() != 1 || pool_->source().has_budget()) return false;
   const bool gone = pool_->arena_bytes() == 0;
-  const bool room = !gone && pool_->has_room_for_another();
-  if (room && !asides_.is_due(iterations_)) return false;
-  if (room) asides_.done(iterations_);
-  aside_.patience = gone ? 0 : kAsidePatience;
+  const bool room = !gone && pool_->fits_twice();
+  if (room && !bypass_backoff_.is_due(iterations_)) return false;
+  if (room) bypass_backoff_.done(iterations_);
+  bypass_.patience = gone ? 0 : kBypassPatience;
   return true;
 }
 
 // Try to release the arena at each allocation of such an iteration, except for the part with long-lived
 // ranges. If live ranges remain after the waiting time, they belong to this iteration, which then returns to
 // the plan.
-void Client::stand_aside(Stream stream) noexcept {
-  if (aside_.patience == 0) return;
+void Client::bypass_plan(Stream stream) noexcept {
+  if (bypass_.patience == 0) return;
   const std::size_t before = pool_->arena_bytes();
-  const bool empty = pool_->clients().size() == 1 && pool_->occupancy().end_of_last() <= before / Pool::kMostBeside;
+  const bool empty = pool_->clients().size() == 1 && pool_->occupancy().end_of_last() <= before / Pool::kOutsideShare;
   if (empty && !pool_->source().held_for(stream)) pool_->shrink_arena(0);
   if (pool_->arena_bytes() < before) {
-    aside_.patience = 0;
-  } else if (--aside_.patience == 0 || taken_beside_ > before / Pool::kMostBeside) {
-    aside_.stands = false;
+    bypass_.patience = 0;
+  } else if (--bypass_.patience == 0 || taken_outside_arena_ > before / Pool::kOutsideShare) {
+    bypass_.active = false;
   }
 }
 
 // Allocate the largest arena that a pattern needs, or else the largest available: a pattern that needs more
 // does not hinder the others.
 void Client::take_arena() noexcept {
-  if (pool_->dissolved()) return;
+  if (pool_->conversion_backs_off()) return;
   for (Pattern* one = largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
        one = largest(one->arena_bytes - 1)) {
-    if (!one->asks.is_due(iterations_)) continue;
-    const Refusal why = has_to_ask() ? Refusal::budget : pool_->take_arena(one->arena_bytes);
+    if (!one->arena_backoff.is_due(iterations_)) continue;
+    const Refusal why = needs_request() ? Refusal::budget : pool_->take_arena(one->arena_bytes);
     if (why == Refusal::none) {
-      one->asks.start_over();
+      one->arena_backoff.start_over();
       return;
     }
     refused(*one, why);
@@ -125,26 +125,26 @@ void Client::take_arena() noexcept {
 // Set the backoff after a refusal. A check of available memory costs little, a failed attempt costs all free
 // memory, and a moment without live ranges passes quickly.
 void Client::refused(Pattern& pattern, Refusal why) noexcept {
-  const bool looked = why == Refusal::foreseen || why == Refusal::budget;
-  pattern.asks.done(iterations_, why == Refusal::device ? kLongestPause : looked ? kLongestLook : kLongestMoment);
-  const bool vacates = why == Refusal::alive && pool_->vacated().any();
-  if (vacates) pattern.asks.make_due(iterations_ + 1);  // the arena may be empty at the next boundary
+  const bool looked = why == Refusal::insufficient_memory || why == Refusal::budget;
+  pattern.arena_backoff.done(iterations_, why == Refusal::device ? kLongestPause : looked ? kLongestLook : kLongestMoment);
+  const bool vacates = why == Refusal::alive && pool_->drain().any();
+  if (vacates) pattern.arena_backoff.make_due(iterations_ + 1);  // the arena may be empty at the next boundary
   if (&pattern == largest() && std::exchange(refusal_, why) != why) ++refusals_;
 }
 
-bool Client::ask_for_arena() noexcept {
+bool Client::request_arena() noexcept {
   const Guarded guard(pool_->lock);
-  for (Pattern* pattern : known_) pattern->asks.make_due();
-  const bool before = std::exchange(takes_arena_, true);
+  for (Pattern* pattern : known_) pattern->arena_backoff.make_due();
+  const bool before = std::exchange(arena_allowed_, true);
   have_arena();
-  takes_arena_ = before;
+  arena_allowed_ = before;
   return pool_->arena_bytes() >= needed_bytes();
 }
 
-void Client::set_takes_arena(bool takes) noexcept {
+void Client::set_arena_allowed(bool takes) noexcept {
   const Guarded guard(pool_->lock);
-  for (Pattern* pattern : known_) pattern->asks.make_due();
-  takes_arena_ = takes;
+  for (Pattern* pattern : known_) pattern->arena_backoff.make_due();
+  arena_allowed_ = takes;
 }
 
 // Allocate the arena for other clients. An arena that cannot grow in place is replaced at a moment without
@@ -152,7 +152,7 @@ void Client::set_takes_arena(bool takes) noexcept {
 // of that client uses buffers that this client made before, so that any client whose boundary is one
 // allocates the arena for the refused clients.
 void Client::have_arena_for_others() noexcept {
-  if (!for_others_.is_due(iterations_) || pool_->occupancy().alive() != 0) return;
+  if (!others_backoff_.is_due(iterations_) || pool_->occupancy().alive() != 0) return;
   bool had = false, refused = false;
   for (const Client* other : pool_->clients()) {
     if (other == this || other->refusal_ == Refusal::none) continue;
@@ -161,8 +161,8 @@ void Client::have_arena_for_others() noexcept {
       (pool_->take_arena(one->arena_bytes) == Refusal::none ? had : refused) = true;
     }
   }
-  if (had) for_others_.start_over();
-  if (refused) for_others_.done(iterations_);
+  if (had) others_backoff_.start_over();
+  if (refused) others_backoff_.done(iterations_);
 }
 
 // Return the pattern that needs the largest arena of at most `most` bytes, dormant patterns excepted; null:
@@ -170,7 +170,7 @@ void Client::have_arena_for_others() noexcept {
 Pattern* Client::largest(std::size_t most) const noexcept {
   Pattern* largest = nullptr;
   for (Pattern* pattern : known_) {
-    if (pattern->rests || pattern->arena_bytes > most) continue;
+    if (pattern->dormant || pattern->arena_bytes > most) continue;
     if (largest == nullptr || pattern->arena_bytes > largest->arena_bytes) largest = pattern;
   }
   return largest;

@@ -8,13 +8,13 @@
 namespace mempool {
 namespace {
 
-constexpr std::size_t kMostBlockers = 256;
+constexpr std::size_t kMostPinned = 256;
 constexpr std::size_t kFewEvents = 64;  // in a shorter recording, every mark deserves a look
 // iterations during which a buffer blocks a slot before counting as long-lived
 constexpr std::uint64_t kPatience = 2;
 // looks after memory was taken beside the arena, or after a plan took effect
-constexpr unsigned kLooksBeside = 2;
-constexpr std::uint64_t kMostSpoilt = 24;  // low enough that the score soon returns to zero
+constexpr unsigned kIdleReleases = 2;
+constexpr std::uint64_t kMostMissScore = 24;  // low enough that the score soon returns to zero
 // clean iterations before which the planner never stops recording
 constexpr std::uint64_t kCleanIterations = 32;
 
@@ -37,11 +37,11 @@ std::uint64_t Client::misses() const noexcept {
 void Client::begin_latest() noexcept {
   coming_ = nullptr;
   latest_at_ = iterations_ + 1;
-  clean_ = longest_clean_ = spoilt_ = 0;
-  looks_beside_ = kLooksBeside;
-  beside_.start_over();
-  beside_.wait(iterations_);
-  asides_.start_over();
+  clean_ = longest_clean_ = miss_score_ = 0;
+  idle_releases_ = kIdleReleases;
+  idle_backoff_.start_over();
+  idle_backoff_.wait(iterations_);
+  bypass_backoff_.start_over();
   before_latest_ = stats_.outcomes;
   misses_before_ = 0;
   divergences_.clear();  // they belonged to another plan
@@ -50,7 +50,7 @@ void Client::begin_latest() noexcept {
 // Check at a boundary whether the last installed pattern is followed from here on. If a shorter pattern ended
 // in the middle of an iteration, the live buffers are still in the old slots, and the new pattern takes
 // effect with the next iteration.
-void Client::perhaps_in_effect() noexcept {
+void Client::begin_latest_if_followed() noexcept {
   if (coming_ == nullptr || !replaying_) return;
   for (const Sequence& sequence : sequences_) {
     const Follower& one = sequence.follower;
@@ -80,48 +80,48 @@ void Client::judge_iteration() noexcept {
     if (!clean) longest_clean_ = std::max(longest_clean_, clean_);
     clean_ = clean ? clean_ + 1 : 0;
     // One iteration in six may always miss a little (a log, a checkpoint); more misses indicate a change.
-    if (!clean) spoilt_ = std::min(spoilt_ + 6, kMostSpoilt);
-    if (clean && spoilt_ > 0) --spoilt_;
+    if (!clean) miss_score_ = std::min(miss_score_ + 6, kMostMissScore);
+    if (clean && miss_score_ > 0) --miss_score_;
     if (ring_.on() ? settled() && clean_ % kCleanIterations == 0 : !clean) signal_work();
   }
   misses_before_ = misses;
 }
 
-void Client::note_blocker(const Occupancy::Range& range) noexcept {
-  for (Blocker& blocker : blockers_) {
-    if (blocker.range.begin != range.begin || blocker.range.end != range.end) continue;
-    blocker.last = iterations_;
+void Client::note_pinned(const Occupancy::Range& range) noexcept {
+  for (Pinned& pinned : pinned_) {
+    if (pinned.range.begin != range.begin || pinned.range.end != range.end) continue;
+    pinned.last = iterations_;
     return;
   }
-  if (range.end == 0 || blockers_.size() == kMostBlockers) return;
+  if (range.end == 0 || pinned_.size() == kMostPinned) return;
   try {
-    blockers_.push_back({range, iterations_, iterations_});
+    pinned_.push_back({range, iterations_, iterations_});
   } catch (...) {  // the range will block the slot again
   }
 }
 
 // Forget, at a boundary, the blocking ranges that have ended: they were freed late and will not stay.
-void Client::watch_blockers() noexcept {
+void Client::forget_freed_pinned() noexcept {
   const Occupancy& occupancy = pool_->occupancy();
-  const auto over = [&](const Blocker& blocker) { return occupancy.end_at(blocker.range.begin) != blocker.range.end; };
-  blockers_.erase(std::remove_if(blockers_.begin(), blockers_.end(), over), blockers_.end());
-  for (const Blocker& blocker : blockers_) {
-    if (blocker.first + kPatience <= iterations_) pool_->shut_holes();
+  const auto over = [&](const Pinned& pinned) { return occupancy.end_at(pinned.range.begin) != pinned.range.end; };
+  pinned_.erase(std::remove_if(pinned_.begin(), pinned_.end(), over), pinned_.end());
+  for (const Pinned& pinned : pinned_) {
+    if (pinned.first + kPatience <= iterations_) pool_->reserve_holes();
   }
 }
 
-std::vector<std::pair<Offset, Offset>> Client::blockers() {
+std::vector<std::pair<Offset, Offset>> Client::pinned_ranges() {
   const Guarded guard(pool_->lock);
-  return lasting_blockers();
+  return lasting_pinned();
 }
 
-std::vector<std::pair<Offset, Offset>> Client::lasting_blockers() const {
+std::vector<std::pair<Offset, Offset>> Client::lasting_pinned() const {
   std::vector<std::pair<Offset, Offset>> ranges;
   bool any = false;
-  for (const Blocker& blocker : blockers_) {
-    if (blocker.last - blocker.first < kPatience) continue;
-    any = any || blocker.last + kPatience > iterations_;
-    ranges.emplace_back(blocker.range.begin, blocker.range.end);
+  for (const Pinned& pinned : pinned_) {
+    if (pinned.last - pinned.first < kPatience) continue;
+    any = any || pinned.last + kPatience > iterations_;
+    ranges.emplace_back(pinned.range.begin, pinned.range.end);
   }
   return any ? ranges : std::vector<std::pair<Offset, Offset>>();
 }
@@ -129,35 +129,35 @@ std::vector<std::pair<Offset, Offset>> Client::lasting_blockers() const {
 void Client::boundary(Pattern* ended) noexcept {
   judge_iteration();
   ++iterations_;
-  if (taken_beside_ != 0 && looks_beside_ == 0) looks_beside_ = kLooksBeside, beside_.wait(iterations_);
-  taken_beside_ = 0;
-  aside_ = {};
+  if (taken_outside_arena_ != 0 && idle_releases_ == 0) idle_releases_ = kIdleReleases, idle_backoff_.wait(iterations_);
+  taken_outside_arena_ = 0;
+  bypass_ = {};
   if (ended != nullptr) {
     // A warm-up is always followed by the steady pattern.
     if (ended_ != nullptr && ended_->cyclic && ended->cyclic) ended_->next = ended;
     ended_ = ended;
     if (ended->cyclic) {
-      succession_.add(ended);
-      if (Pattern* const next = succession_.next()) ended->next = next;
+      history_of_patterns_.add(ended);
+      if (Pattern* const next = history_of_patterns_.next()) ended->next = next;
     }
     ++ended->iterations;
     ended->last_used = iterations_;
   }
-  if (!blockers_.empty()) watch_blockers();
-  pool_->vacate_no_more();
-  if (!awaits_calm()) have_arena();
-  perhaps_in_effect();
+  if (!pinned_.empty()) forget_freed_pinned();
+  pool_->end_drain_unless_needed();
+  if (!defer_growth_to_low_water()) have_arena();
+  begin_latest_if_followed();
   // Without a plan the needs of the next iteration are unknown.
   if (!replaying_) return;
   pool_->return_idle_after(*this);
-  if (looks_beside_ != 0 && beside_.is_due(iterations_)) look_beside();
+  if (idle_releases_ != 0 && idle_backoff_.is_due(iterations_)) release_idle_outside_arena();
 }
 
 // Release memory that was taken beside the arena for unplanned requests and is idle now. The first look only
 // determines the memory that is idle from then on.
-void Client::look_beside() noexcept {
-  --looks_beside_;
-  pool_->return_beside() ? beside_.done(iterations_) : beside_.wait(iterations_);
+void Client::release_idle_outside_arena() noexcept {
+  --idle_releases_;
+  pool_->release_idle_outside_arena() ? idle_backoff_.done(iterations_) : idle_backoff_.wait(iterations_);
 }
 
 void Client::begin_everywhere(std::uint64_t mark) noexcept {
@@ -166,11 +166,11 @@ void Client::begin_everywhere(std::uint64_t mark) noexcept {
   if (!warming && ended != nullptr) current_ = ended->next != nullptr ? ended->next : ended;
   if (!warming && ended == nullptr && current_ != nullptr && !current_->cyclic) current_ = current_->next;
   // true during the first iteration, in which the optimizer's state is allocated
-  holds_back_ = holds_back_ && mark == 0;
-  if (current_ == nullptr && !known_.empty() && !holds_back_) current_ = known_.front();
+  warmup_only_ = warmup_only_ && mark == 0;
+  if (current_ == nullptr && !known_.empty() && !warmup_only_) current_ = known_.front();
   ++turn_;
   for (Sequence& sequence : sequences_) begin(sequence, mark);
-  perhaps_in_effect();
+  begin_latest_if_followed();
 }
 
 // Return the pattern of the sequence that is furthest in the iteration; null if no sequence has begun one.
@@ -184,9 +184,9 @@ Pattern* Client::followed() const noexcept {
   return furthest == nullptr ? nullptr : furthest->pattern();
 }
 
-void Client::show_found() {
+void Client::record_detected_step() {
   const Guarded guard(pool_->lock);
-  if (tape_.on()) tape_.add(RecordedEvent::found, 0, 0, 0, sequence(0).follower.sequence());
+  if (trace_.on()) trace_.add(RecordedEvent::found, 0, 0, 0, sequence(0).follower.sequence());
 }
 
 void Client::mark(Mark kind, bool found) {
@@ -195,7 +195,7 @@ void Client::mark(Mark kind, bool found) {
   const RecordedEvent::Kind event = kind == Mark::step    ? RecordedEvent::step
                                     : kind == Mark::begin ? RecordedEvent::begin
                                                           : RecordedEvent::end;
-  if (tape_.on()) tape_.add(found ? RecordedEvent::found : event, 0, 0, 0, mine.follower.sequence());
+  if (trace_.on()) trace_.add(found ? RecordedEvent::found : event, 0, 0, 0, mine.follower.sequence());
   pool_->collect();
   marked_ = true;
   between_ = kind == Mark::end;
@@ -208,14 +208,14 @@ void Client::mark(Mark kind, bool found) {
   if (ring_.on() && kind != Mark::begin && (first || ring_.seen() >= check_at_)) signal_work();
 }
 
-Offset Client::place_of(Address address) noexcept {
+Offset Client::planned_offset_of(Address address) noexcept {
   const Guarded guard(pool_->lock);
-  return pool_->place_of(address);
+  return pool_->planned_offset_of(address);
 }
 
-void Client::place_next(Offset place) noexcept {
+void Client::allocate_next_at(Offset place) noexcept {
   const Guarded guard(pool_->lock);
-  place_next_ = place;
+  next_offset_ = place;
 }
 
 void Client::enter_dynamic() noexcept {
@@ -225,7 +225,7 @@ void Client::enter_dynamic() noexcept {
 
 void Client::leave_dynamic() noexcept {
   const Guarded guard(pool_->lock);
-  if (dynamic_ != 0 && --dynamic_ == 0) place_next_ = kDynamic;
+  if (dynamic_ != 0 && --dynamic_ == 0) next_offset_ = kDynamic;
 }
 
 }  // namespace mempool

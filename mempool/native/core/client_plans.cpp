@@ -9,7 +9,7 @@ namespace mempool {
 namespace {
 
 constexpr std::size_t kMostPatterns = 16;
-constexpr unsigned kRestAfter = 10;  // rounds of rest_unused() without use
+constexpr unsigned kDormantAfter = 10;  // rounds of retire_unused_patterns() without use
 
 }  // namespace
 
@@ -33,7 +33,7 @@ void Client::forget(Pattern* pattern) noexcept {
   for (const auto& other : patterns_) {
     if (other->next == pattern) other->next = nullptr;
   }
-  succession_.forget(pattern);
+  history_of_patterns_.forget(pattern);
   known_.erase(std::remove(known_.begin(), known_.end(), pattern), known_.end());
   patterns_.erase(std::find_if(patterns_.begin(), patterns_.end(), [&](const auto& p) { return p.get() == pattern; }));
 }
@@ -57,16 +57,16 @@ bool Client::is_idle() noexcept {
   return std::exchange(others_seen_, others) != others && same && !plays();
 }
 
-void Client::rest_unused() noexcept {
+void Client::retire_unused_patterns() noexcept {
   const Guarded guard(pool_->lock);
   const bool idle = is_idle();
   for (Pattern* pattern : known_) {
-    const bool used = (in_use(pattern) && !idle) || pattern->last_used > rested_at_;
+    const bool used = (in_use(pattern) && !idle) || pattern->last_used > unused_checked_at_;
     pattern->unused = used ? 0 : pattern->unused + 1;
-    const bool rests = pattern->unused >= kRestAfter;
-    if (std::exchange(pattern->rests, rests) != rests) layout_changed();
+    const bool dormant = pattern->unused >= kDormantAfter;
+    if (std::exchange(pattern->dormant, dormant) != dormant) layout_changed();
   }
-  rested_at_ = iterations_;
+  unused_checked_at_ = iterations_;
   pool_->shrink_arena();
 }
 
@@ -109,7 +109,7 @@ void Client::admit(std::vector<std::unique_ptr<Pattern>> fresh) {
   known.insert(known.end(), known_.begin(), known_.end());
   known_.swap(known);
   try {
-    pool_->rebuild_cells();
+    pool_->rebuild_slots();
   } catch (...) {
     known_.swap(known);
     throw;
@@ -132,27 +132,27 @@ bool Client::supersede(Pattern* fresh) noexcept {
     (in_use(old) ? used : idle) = true;
     fresh->last_used = std::max(fresh->last_used, old->last_used);
     fresh->unused = old->unused;
-    fresh->rests = old->rests;
+    fresh->dormant = old->dormant;
     for (Sequence& sequence : sequences_) sequence.follower.replace(old, fresh);
     for (const auto& pattern : patterns_) {
       if (pattern->next == old) pattern->next = fresh;
     }
     if (fresh->next == nullptr && old->next != old) fresh->next = old->next;
-    succession_.replace(old, fresh);
+    history_of_patterns_.replace(old, fresh);
     if (ended_ == old) ended_ = fresh;
     if (current_ == old) current_ = fresh;
     if (coming_ == old) coming_ = fresh;
     known_.erase(std::remove(known_.begin(), known_.end(), old), known_.end());
     it = patterns_.erase(it);
   }
-  if (used) fresh->unused = 0, fresh->rests = false;
+  if (used) fresh->unused = 0, fresh->dormant = false;
   return idle && !used;
 }
 
 bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead) {
   check(*pattern, true);
   for (Table& table : pattern->tables) table.build_index(true);
-  pattern->settle_reach();
+  pattern->update_ranges();
   Pattern* const fresh = pattern.get();
   std::vector<std::unique_ptr<Pattern>> one;
   one.push_back(std::move(pattern));
@@ -166,7 +166,7 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   admit(std::move(one));
   const bool idle = supersede(fresh);
   keep_patterns_bounded();
-  if (replaying_ && !awaits_calm_ && !aside_.stands) have_arena();
+  if (replaying_ && !growth_deferred_ && !bypass_.active) have_arena();
   if (idle) return true;
   coming_ = fresh;
   if (current_ == nullptr || !marked_) current_ = fresh;
@@ -192,7 +192,7 @@ void Client::name_streams(std::uint32_t sequence) noexcept {
     }
   }
   try {
-    if (renamed) pool_->rebuild_cells();
+    if (renamed) pool_->rebuild_slots();
   } catch (...) {  // stream sharing is updated a little later; until then streams wait for more than needed
   }
 }
@@ -209,7 +209,7 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
   both.push_back(std::move(steady));
   for (const auto& pattern : both) {
     for (Table& table : pattern->tables) table.build_index(pattern->cyclic);
-    pattern->settle_reach();
+    pattern->update_ranges();
   }
   const Guarded guard(pool_->lock);
   Pattern* const first = both.front().get();
@@ -217,11 +217,11 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
   for (const Sequence& sequence : sequences_) {
     if (!sequence.is_spare()) name_streams(sequence.follower.sequence());
   }
-  aside_ = {};
-  holds_back_ = first->is_envelope();
-  current_ = holds_back_ ? nullptr : first;
+  bypass_ = {};
+  warmup_only_ = first->is_envelope();
+  current_ = warmup_only_ ? nullptr : first;
   ended_ = nullptr;
-  succession_.clear();
+  history_of_patterns_.clear();
   have_arena();
   turn_ = 1;
   for (Sequence& sequence : sequences_) begin(sequence, ~std::uint64_t{0});
@@ -231,33 +231,33 @@ void Client::drop_patterns() noexcept {
   const Guarded guard(pool_->lock);
   for (Sequence& sequence : sequences_) sequence.follower.leave();
   current_ = ended_ = coming_ = nullptr;
-  succession_.clear();
-  aside_ = {};
+  history_of_patterns_.clear();
+  bypass_ = {};
   replaying_ = false;
   refusal_ = Refusal::none;
   known_.clear();
   patterns_.clear();
   layout_changed();
-  blockers_.clear();
+  pinned_.clear();
   try {
-    pool_->rebuild_cells();
+    pool_->rebuild_slots();
   } catch (...) {  // the old slots stay: correct, and slightly more than needed
   }
   pool_->shrink_arena();
 }
 
-std::vector<std::pair<Offset, Offset>> Client::others_reach() {
+std::vector<std::pair<Offset, Offset>> Client::other_plans_ranges() {
   std::vector<std::pair<Offset, Offset>> ranges;
   {
     const Guarded guard(pool_->lock);
     for (const Client* client : pool_->clients()) {
       if (client == this) continue;
       for (const Pattern* pattern : client->known_) {
-        if (!pattern->rests) ranges.insert(ranges.end(), pattern->reach.begin(), pattern->reach.end());
+        if (!pattern->dormant) ranges.insert(ranges.end(), pattern->ranges.begin(), pattern->ranges.end());
       }
     }
   }
-  return joined(std::move(ranges));
+  return merged(std::move(ranges));
 }
 
 bool Client::give_back(bool force) noexcept {

@@ -42,9 +42,9 @@ bool Client::grow_recording() {
   return true;
 }
 
-void Client::set_tape(bool on, const std::string& folder, std::size_t piece) {
+void Client::set_tracing(bool on, const std::string& folder, std::size_t piece) {
   const Guarded guard(pool_->lock);
-  tape_.set_on(on, folder, piece);
+  trace_.set_on(on, folder, piece);
 }
 
 Client::Recording Client::recording(std::size_t allocations) {
@@ -70,19 +70,19 @@ std::size_t Client::events_kept() noexcept {
   return ring_.kept();
 }
 
-std::vector<RecordedEvent> Client::take_tape() {
-  Tape::Taken taken;
+std::vector<RecordedEvent> Client::take_trace() {
+  TraceBuffer::Taken taken;
   {
     const Guarded guard(pool_->lock);
-    taken = tape_.take();
+    taken = trace_.take();
   }
   if (taken.in_file == 0) return std::move(taken.events);
   const auto done = [&] {
     const Guarded guard(pool_->lock);
-    tape_.has_read(taken);
+    trace_.has_read(taken);
   };
   try {
-    tape_.read(taken);
+    trace_.read(taken);
   } catch (...) {
     done();
     throw;

@@ -78,7 +78,7 @@ void Client::after_fork_in_child() noexcept {
     client->replaying_ = false;
     client->ring_.set_on(false);
     client->ring_.clear();
-    client->tape_.leave();
+    client->trace_.leave();
     client->history_.set_on(false);
     client->history_.clear();
   }

@@ -33,20 +33,20 @@ void Client::signal_work() noexcept {
   check_at_ = ~std::uint64_t{0};
   if (work_) return;
   work_ = true;
-  bell_.ring();
+  wake_signal_.ring();
 }
 
 // Call with the pool's lock held.
-bool Client::hear() noexcept {
+bool Client::take_signal() noexcept {
   const bool work = std::exchange(work_, false);
   // Schedule the next ring whatever the outcome; the listener may choose another time.
   if (work) check_at_ = ring_.seen() + std::max(kLeastNews, ring_.kept() / 4);
   return work;
 }
 
-bool Client::heard() noexcept {
+bool Client::take_work_signal() noexcept {
   const Guarded guard(pool_->lock);
-  return hear();
+  return take_signal();
 }
 
 void Client::wake() noexcept {
@@ -54,7 +54,7 @@ void Client::wake() noexcept {
     const Guarded guard(pool_->lock);
     woken_ = true;
   }
-  bell_.ring();
+  wake_signal_.ring();
 }
 
 void Client::check_again_after(std::uint64_t events) noexcept {
@@ -62,7 +62,7 @@ void Client::check_again_after(std::uint64_t events) noexcept {
   check_at_ = ring_.seen() + events;
 }
 
-std::optional<Client::Recurs> Client::look() {
+std::optional<Client::Recurrence> Client::find_recurrence() {
   std::vector<std::uint32_t> sequences;  // of the allocations, which are part of the kept events
   std::vector<std::uint64_t> sizes;
   const std::size_t kept = events_kept();
@@ -78,23 +78,23 @@ std::optional<Client::Recurs> Client::look() {
       sequences.push_back(event.sequence);
       sizes.push_back(event.size);
     });
-    if (marks) return Recurs{0, sizes.size()};
+    if (marks) return Recurrence{0, sizes.size()};
   }
   std::int64_t begin = traces::iterations_begin(sequences.data(), sizes.data(), sizes.size(), traces::kIterations);
   if (begin < 0) begin = traces::iterations_begin_but_rare(sequences.data(), sizes.data(), sizes.size());
-  if (begin >= 0) return Recurs{static_cast<std::size_t>(begin), sizes.size()};
+  if (begin >= 0) return Recurrence{static_cast<std::size_t>(begin), sizes.size()};
   return std::nullopt;
 }
 
 // Return true if the ring deserves more than an unsuccessful look. Call without the pool's lock.
-bool Client::is_news(const Wait& wait, double looked, std::uint64_t dropped) noexcept {
+bool Client::is_news(const Wait& wait, double search_seconds, std::uint64_t dropped) noexcept {
   {
     const Guarded guard(pool_->lock);
     if (!ring_.on()) return false;  // an iteration had misses: is_due() decides when there were enough
-    if (looked >= wait.looks || settled() || (replaying_ && misses() == misses_looked_at_)) return true;
+    if (search_seconds >= wait.search_seconds || settled() || (replaying_ && misses() == misses_looked_at_)) return true;
   }
   try {
-    if (look()) return true;
+    if (find_recurrence()) return true;
   } catch (...) {  // the listener will find the cause
     return true;
   }
@@ -106,47 +106,47 @@ bool Client::is_due(const Wait& wait) noexcept {
   const Guarded guard(pool_->lock);
   if (std::exchange(refusals_heard_, refusals_) != refusals_) return true;
   if (large_allocations() >= wait.allocations) return true;
-  if (wait.others_layouts != ~std::uint64_t{0} && wait.others_layouts != pool_->layouts() - layouts_) return true;
-  if (!ring_.on() && (misses() >= wait.misses || (replaying_ && spoilt_ >= wait.spoilt))) return true;
+  if (wait.other_layouts != ~std::uint64_t{0} && wait.other_layouts != pool_->layouts() - layouts_) return true;
+  if (!ring_.on() && (misses() >= wait.misses || (replaying_ && miss_score_ >= wait.miss_score))) return true;
   try {
-    return iterations_ >= wait.around && !lasting_blockers().empty();
+    return iterations_ >= wait.replan_at_iteration && !lasting_pinned().empty();
   } catch (...) {
     return true;
   }
 }
 
-Client::Heard Client::wait_for_work(const Wait& wait) noexcept {
+Client::WaitResult Client::wait_for_work(const Wait& wait) noexcept {
   const auto patience = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(wait.seconds));
   Clock::time_point now = Clock::now();
   const Clock::time_point deadline = now + patience;
-  double looked = 0;
+  double search_seconds = 0;
   std::uint64_t dropped = 0;
   for (bool waited = false;; waited = true) {
-    const std::uint32_t rings = bell_.rings();
+    const std::uint32_t rings = wake_signal_.rings();
     bool work = false, rest = false;
     {
       const Guarded guard(pool_->lock);
-      if (std::exchange(woken_, false)) return {false, looked};
-      work = hear();
+      if (std::exchange(woken_, false)) return {false, search_seconds};
+      work = take_signal();
       if (!waited) dropped = ring_.dropped();
-      rest = now - rested_ >= kIdle;
-      if (rest) rested_ = now;
+      rest = now - unused_checked_ >= kIdle;
+      if (rest) unused_checked_ = now;
       if (now - pool_->idle_returned >= kIdle) {
         pool_->idle_returned = now;
         pool_->return_idle();
       }
     }
-    if (rest) rest_unused();
+    if (rest) retire_unused_patterns();
     if (work) {
       const double before = processor_seconds();
-      const bool news = is_news(wait, looked, dropped);
-      looked += processor_seconds() - before;
-      if (news) return {true, looked};
+      const bool news = is_news(wait, search_seconds, dropped);
+      search_seconds += processor_seconds() - before;
+      if (news) return {true, search_seconds};
     }
-    if (waited && is_due(wait)) return {false, looked};
+    if (waited && is_due(wait)) return {false, search_seconds};
     now = Clock::now();
-    if (now >= deadline) return {false, looked};
-    bell_.wait(rings, std::min<Clock::duration>(deadline - now, kTick));
+    if (now >= deadline) return {false, search_seconds};
+    wake_signal_.wait(rings, std::min<Clock::duration>(deadline - now, kTick));
     now = Clock::now();
   }
 }

@@ -159,7 +159,7 @@ bool Follower::resynchronise(const std::vector<Pattern*>& known) noexcept {
       if (warms_up() && pattern->cyclic) continue;
       for (const Table& table : pattern->tables) {
         if (table.stream != stream_ || (table.sequence == role_) != own) continue;
-        const std::uint32_t position = table.place_after(window);
+        const std::uint32_t position = table.position_after(window);
         if (position == table.length() || played(table)) continue;
         enter(pattern, &table, position);
         clean_ = false;

@@ -63,7 +63,7 @@ class Follower {
   // of a warm-up.
   void begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iteration) noexcept;
   // Follow no pattern until an iteration begins.
-  void hold_back() noexcept { warm_at_ = ~std::uint64_t{0}; }
+  void warmup_only() noexcept { warm_at_ = ~std::uint64_t{0}; }
   void leave() noexcept {
     table_ = nullptr, pattern_ = finished_ = upcoming_ = nullptr;
     strays_ = 0;
@@ -117,7 +117,7 @@ class Follower {
   // Return true during a warm-up, when long-lived buffers are allocated wherever there is room.
   bool warms_up() const noexcept { return count_ < warm_at_ && !idle_; }
   // Return true if the current allocation is at the low-water mark, before which the fewest bytes are live.
-  bool is_calm() const noexcept { return table_ == &pattern_->tables.front() && position_ == pattern_->calm + 1; }
+  bool at_low_water() const noexcept { return table_ == &pattern_->tables.front() && position_ == pattern_->low_water + 1; }
   bool follows(const Table& table) const noexcept { return table_ == &table; }
   bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow && beyond_ < kWindow; }
 

@@ -64,123 +64,123 @@ std::uint32_t BitSet::first_from(std::uint32_t index) const noexcept {
   return kNone;
 }
 
-std::uint32_t Occupancy::slot_of(Offset start) const noexcept {
+std::uint32_t Occupancy::bucket_of(Offset start) const noexcept {
   return static_cast<std::uint32_t>((start * 0x9E3779B97F4A7C15ull) >> shift_);
 }
 
-std::uint32_t Occupancy::cell_of(Offset start) const noexcept {
+std::uint32_t Occupancy::slot_at(Offset start) const noexcept {
   if (index_.empty()) return BitSet::kNone;
   const auto mask = static_cast<std::uint32_t>(index_.size() - 1);
-  for (std::uint32_t slot = slot_of(start);; slot = (slot + 1) & mask) {
-    const std::uint32_t cell = index_[slot];
-    if (cell == BitSet::kNone || cells_[cell].start == start) return cell;
+  for (std::uint32_t bucket = bucket_of(start);; bucket = (bucket + 1) & mask) {
+    const std::uint32_t slot = index_[bucket];
+    if (slot == BitSet::kNone || slots_[slot].start == start) return slot;
   }
 }
 
-std::uint32_t Occupancy::cells_before(Offset end) const noexcept {
-  const auto first = std::lower_bound(cells_.begin(), cells_.end(), end,
-                                      [](const Cell& cell, Offset offset) { return cell.start < offset; });
-  return static_cast<std::uint32_t>(first - cells_.begin());
+std::uint32_t Occupancy::slots_before(Offset end) const noexcept {
+  const auto first = std::lower_bound(slots_.begin(), slots_.end(), end,
+                                      [](const PlannedSlot& slot, Offset offset) { return slot.start < offset; });
+  return static_cast<std::uint32_t>(first - slots_.begin());
 }
 
-void Occupancy::set_cells(const std::vector<Offset>& starts) {
+void Occupancy::set_planned_slots(const std::vector<Offset>& starts) {
   // Build everything before changing anything: running out of host memory here leaves the guard intact.
-  std::vector<Cell> cells;
-  cells.reserve(starts.size());
-  for (const Offset start : starts) cells.push_back({start, 0});
+  std::vector<PlannedSlot> slots;
+  slots.reserve(starts.size());
+  for (const Offset start : starts) slots.push_back({start, 0});
   unsigned bits = 1;
   while ((std::size_t{1} << bits) < starts.size() * 2) ++bits;
   std::vector<std::uint32_t> index(std::size_t{1} << bits, BitSet::kNone);
   BitSet live;
   live.resize(static_cast<std::uint32_t>(starts.size()));
-  std::map<Offset, Lives> everything = strangers_;
-  for (std::size_t cell = 0; cell < cells_.size(); ++cell) {
-    if (cells_[cell].end != 0) everything.emplace(cells_[cell].start, at(cells_[cell].start));
+  std::map<Offset, LiveRange> ranges = unplanned_;
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot].end != 0) ranges.emplace(slots_[slot].start, at(slots_[slot].start));
   }
-  std::vector<Whose> whose(starts.size());
+  std::vector<Holder> holders(starts.size());
 
-  cells_ = std::move(cells);
-  whose_ = std::move(whose);
+  slots_ = std::move(slots);
+  holders_ = std::move(holders);
   index_ = std::move(index);
   live_ = std::move(live);
   shift_ = 64 - bits;
   const auto mask = static_cast<std::uint32_t>(index_.size() - 1);
-  for (std::uint32_t cell = 0; cell < cells_.size(); ++cell) {
-    std::uint32_t slot = slot_of(cells_[cell].start);
-    while (index_[slot] != BitSet::kNone) slot = (slot + 1) & mask;
-    index_[slot] = cell;
+  for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
+    std::uint32_t bucket = bucket_of(slots_[slot].start);
+    while (index_[bucket] != BitSet::kNone) bucket = (bucket + 1) & mask;
+    index_[bucket] = slot;
   }
-  for (auto it = everything.begin(); it != everything.end();) {
-    const std::uint32_t cell = cell_of(it->first);
-    if (cell == BitSet::kNone) {
+  for (auto it = ranges.begin(); it != ranges.end();) {
+    const std::uint32_t slot = slot_at(it->first);
+    if (slot == BitSet::kNone) {
       ++it;
       continue;
     }
-    cells_[cell].end = it->second.end;
-    whose_[cell] = {it->second.line, it->second.owner};
-    live_.set(cell);
-    it = everything.erase(it);
+    slots_[slot].end = it->second.end;
+    holders_[slot] = {it->second.stream_index, it->second.owner};
+    live_.set(slot);
+    it = ranges.erase(it);
   }
-  strangers_ = std::move(everything);
+  unplanned_ = std::move(ranges);
 }
 
-void Occupancy::take(Offset begin, Offset end, Line line) {
-  const std::uint32_t cell = cell_of(begin);
-  if (cell != BitSet::kNone) {
-    take_cell(cell, end);
-    set_line(cell, line);
+void Occupancy::take(Offset begin, Offset end, StreamIndex stream_index) {
+  const std::uint32_t slot = slot_at(begin);
+  if (slot != BitSet::kNone) {
+    take_slot(slot, end);
+    set_stream_index(slot, stream_index);
     return;
   }
-  strangers_.emplace(begin, Lives{end, line, 0});
+  unplanned_.emplace(begin, LiveRange{end, stream_index, 0});
   ++alive_;
 }
 
 Offset Occupancy::release(Offset begin) noexcept {
-  const std::uint32_t cell = cell_of(begin);
+  const std::uint32_t slot = slot_at(begin);
   Offset end = 0;
-  if (cell != BitSet::kNone) {
-    end = cells_[cell].end;
+  if (slot != BitSet::kNone) {
+    end = slots_[slot].end;
     if (end == 0) return 0;
-    cells_[cell].end = 0;
-    live_.clear(cell);
+    slots_[slot].end = 0;
+    live_.clear(slot);
   } else {
-    const auto found = strangers_.find(begin);
-    if (found == strangers_.end()) return 0;
+    const auto found = unplanned_.find(begin);
+    if (found == unplanned_.end()) return 0;
     end = found->second.end;
-    strangers_.erase(found);
+    unplanned_.erase(found);
   }
   --alive_;
   return end;
 }
 
-Occupancy::Lives Occupancy::at(Offset begin) const noexcept {
-  const std::uint32_t cell = cell_of(begin);
-  if (cell != BitSet::kNone) return {cells_[cell].end, whose_[cell].line, whose_[cell].owner};
-  const auto found = strangers_.find(begin);
-  return found != strangers_.end() ? found->second : Lives{0, 0, 0};
+Occupancy::LiveRange Occupancy::at(Offset begin) const noexcept {
+  const std::uint32_t slot = slot_at(begin);
+  if (slot != BitSet::kNone) return {slots_[slot].end, holders_[slot].stream_index, holders_[slot].owner};
+  const auto found = unplanned_.find(begin);
+  return found != unplanned_.end() ? found->second : LiveRange{0, 0, 0};
 }
 
 void Occupancy::set_owner_at(Offset begin, Owner owner) noexcept {
-  const std::uint32_t cell = cell_of(begin);
-  if (cell != BitSet::kNone) return set_owner(cell, owner);
-  const auto found = strangers_.find(begin);
-  if (found != strangers_.end()) found->second.owner = owner;
+  const std::uint32_t slot = slot_at(begin);
+  if (slot != BitSet::kNone) return set_owner(slot, owner);
+  const auto found = unplanned_.find(begin);
+  if (found != unplanned_.end()) found->second.owner = owner;
 }
 
-bool Occupancy::strangers_free(Offset begin, Offset end) const noexcept {
-  auto after = strangers_.lower_bound(end);
-  return after == strangers_.begin() || (--after)->second.end <= begin;
+bool Occupancy::clear_of_unplanned(Offset begin, Offset end) const noexcept {
+  auto after = unplanned_.lower_bound(end);
+  return after == unplanned_.begin() || (--after)->second.end <= begin;
 }
 
-Occupancy::Range Occupancy::in_the_way(Offset begin, Offset end) const noexcept {
-  const auto after = strangers_.lower_bound(end);
-  if (after != strangers_.begin() && std::prev(after)->second.end > begin) {
+Occupancy::Range Occupancy::overlapping(Offset begin, Offset end) const noexcept {
+  const auto after = unplanned_.lower_bound(end);
+  if (after != unplanned_.begin() && std::prev(after)->second.end > begin) {
     return {std::prev(after)->first, std::prev(after)->second.end};
   }
-  const std::uint32_t before = cells_before(end);
+  const std::uint32_t before = slots_before(end);
   const std::uint32_t last = before == 0 ? BitSet::kNone : live_.last_up_to(before - 1);
-  if (last == BitSet::kNone || cells_[last].end <= begin) return {};
-  return {cells_[last].start, cells_[last].end};
+  if (last == BitSet::kNone || slots_[last].end <= begin) return {};
+  return {slots_[last].start, slots_[last].end};
 }
 
 std::vector<std::pair<Offset, Offset>> Occupancy::live_ranges() const {
@@ -206,19 +206,19 @@ Offset Occupancy::find_hole(std::size_t bytes, std::size_t alignment, Offset lim
   }
   if (end_of_last() < limit) consider(end_of_last(), limit);
   // With many live ranges, each search continues where the last one stopped, so that no search is long.
-  const bool all = alive_ <= kHolesLookedAt;
+  const bool all = alive_ <= kHolesExamined;
   const Offset from = all ? 0 : hole_cursor_;
   Offset edge = from;
   // a range may have been placed there since
-  bool edge_known = is_free(from, from + 1, cells_before(from + 1));
-  std::size_t looked = 0;
+  bool edge_known = is_free(from, from + 1, slots_before(from + 1));
+  std::size_t examined = 0;
   walk(from, [&](Offset begin, Offset end) {
     if (edge_known && begin > edge && edge < limit) consider(edge, std::min(begin, limit));
     edge = end;
     edge_known = true;
-    return begin < limit && (all || ++looked < kHolesLookedAt);
+    return begin < limit && (all || ++examined < kHolesExamined);
   });
-  hole_cursor_ = looked == kHolesLookedAt ? edge : 0;
+  hole_cursor_ = examined == kHolesExamined ? edge : 0;
   return best;
 }
 
@@ -233,16 +233,16 @@ Offset Occupancy::largest_hole(Offset limit) const noexcept {
 }
 
 Offset Occupancy::end_of_last() const noexcept {
-  Offset end = strangers_.empty() ? 0 : strangers_.rbegin()->second.end;
-  if (!cells_.empty()) {
-    const std::uint32_t last = live_.last_up_to(static_cast<std::uint32_t>(cells_.size() - 1));
-    if (last != BitSet::kNone) end = std::max(end, cells_[last].end);
+  Offset end = unplanned_.empty() ? 0 : unplanned_.rbegin()->second.end;
+  if (!slots_.empty()) {
+    const std::uint32_t last = live_.last_up_to(static_cast<std::uint32_t>(slots_.size() - 1));
+    if (last != BitSet::kNone) end = std::max(end, slots_[last].end);
   }
   return end;
 }
 
 std::size_t Occupancy::table_bytes() const noexcept {
-  return cells_.capacity() * sizeof(Cell) + whose_.capacity() * sizeof(Whose) + index_.capacity() * sizeof(std::uint32_t) + cells_.size() / 7;
+  return slots_.capacity() * sizeof(PlannedSlot) + holders_.capacity() * sizeof(Holder) + index_.capacity() * sizeof(std::uint32_t) + slots_.size() / 7;
 }
 
 }  // namespace mempool

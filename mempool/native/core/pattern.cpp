@@ -12,7 +12,7 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
 
 }  // namespace
 
-std::vector<std::pair<Offset, Offset>> joined(std::vector<std::pair<Offset, Offset>> ranges) {
+std::vector<std::pair<Offset, Offset>> merged(std::vector<std::pair<Offset, Offset>> ranges) {
   std::sort(ranges.begin(), ranges.end());
   std::size_t kept = 0;
   for (const auto& [begin, end] : ranges) {
@@ -26,13 +26,13 @@ std::vector<std::pair<Offset, Offset>> joined(std::vector<std::pair<Offset, Offs
   return ranges;
 }
 
-void Pattern::settle_reach() {
+void Pattern::update_ranges() {
   std::vector<std::pair<Offset, Offset>> ranges;
   each_planned([&](const Table&, const Slot& slot, std::uint64_t bytes) {
     ranges.emplace_back(slot.offset, slot.offset + bytes);
   });
-  reach = joined(std::move(ranges));
-  reach.shrink_to_fit();
+  ranges = merged(std::move(ranges));
+  ranges.shrink_to_fit();
 }
 
 bool Pattern::same_sizes(const Pattern& other) const noexcept { return serves(other) && other.serves(*this); }
@@ -79,7 +79,7 @@ std::size_t Table::bytes() const noexcept {
          prefixes.capacity() * sizeof(prefixes[0]) + marks.capacity() * sizeof(marks[0]) + places_.capacity() * sizeof(Place);
 }
 
-std::uint32_t Table::place_after(const std::uint64_t* window) const noexcept {
+std::uint32_t Table::position_after(const std::uint64_t* window) const noexcept {
   std::uint64_t hash = 0;
   for (std::uint32_t i = 0; i < kWindow; ++i) hash = mix(hash, window[i]);
   if (places_.empty()) return length();

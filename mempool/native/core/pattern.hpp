@@ -10,7 +10,7 @@
 #include "devices/device.hpp"
 #include "core/live.hpp"
 #include "core/occupancy.hpp"
-#include "core/rarely.hpp"
+#include "core/backoff.hpp"
 
 namespace mempool {
 
@@ -19,12 +19,12 @@ inline constexpr Offset kDynamic = ~Offset{0};  // the fallback serves this posi
 inline constexpr std::uint32_t kWindow = 8;
 
 // Return the same ranges merged into disjoint ranges in order.
-std::vector<std::pair<Offset, Offset>> joined(std::vector<std::pair<Offset, Offset>> ranges);
+std::vector<std::pair<Offset, Offset>> merged(std::vector<std::pair<Offset, Offset>> ranges);
 
 struct Slot {
   Offset offset = kDynamic;            // from the arena's base
-  std::uint32_t cell = 0;              // planned slot of `offset` in the occupancy
-  std::uint32_t cells_before_end = 0;  // planned slots that start below offset + size
+  std::uint32_t index = 0;             // planned slot of `offset` in the occupancy
+  std::uint32_t slots_before_end = 0;  // planned slots that start below offset + size
 };
 
 class Follower;
@@ -42,11 +42,11 @@ struct Table {
   std::uint64_t phase = 0;              // the sequence's allocation count when position 0 was last due
   mutable const Follower* player = nullptr;  // the last follower of this table
 
-  // Fill `prefixes` and the index behind `place_after`. `cyclic`: position 0 follows the last position.
+  // Fill `prefixes` and the index behind `position_after`. `cyclic`: position 0 follows the last position.
   void build_index(bool cyclic);
   // Return the only position that follows these kWindow sizes (oldest first), or the number of positions if
   // no position or several do.
-  std::uint32_t place_after(const std::uint64_t* window) const noexcept;
+  std::uint32_t position_after(const std::uint64_t* window) const noexcept;
   // Return true if a request of this size may take the position's slot.
   bool fits(std::uint32_t position, std::uint64_t size) const noexcept {
     return sizes[position] == size || (!least.empty() && least[position] <= size && size < sizes[position]);
@@ -71,15 +71,15 @@ struct Pattern : Live<Pattern> {
   std::uint32_t unroll = 1;    // iterations after which addresses repeat
   std::size_t arena_bytes = 0;
   // the low-water mark: the position in the first table before which the fewest bytes are live
-  std::uint32_t calm = 0;
+  std::uint32_t low_water = 0;
   std::vector<Table> tables;   // the end of the first table is the end of the iteration
   Pattern* next = nullptr;     // the pattern that followed last time
   std::uint64_t iterations = 0;  // begun
   std::uint64_t last_used = 0;   // the client's iteration number at the last use
-  unsigned unused = 0;  // consecutive rounds of rest_unused() in which no sequence followed the pattern
-  bool rests = false;            // dormant: unused for so long that no arena is kept for the pattern
-  Rarely asks{4, 1024};          // in iterations of the client; backoff after an arena was refused
-  std::vector<std::pair<Offset, Offset>> reach;  // ranges of the pattern's buffers, disjoint and in order
+  unsigned unused = 0;  // consecutive rounds of retire_unused_patterns() in which no sequence followed the pattern
+  bool dormant = false;            // dormant: unused for so long that no arena is kept for the pattern
+  ExponentialBackoff arena_backoff{4, 1024};          // in iterations of the client; backoff after an arena was refused
+  std::vector<std::pair<Offset, Offset>> ranges;  // ranges of the pattern's buffers, disjoint and in order
 
   // Call visit(table, slot, bytes requested) for each planned buffer, once for each unrolled iteration.
   template <class Visit>
@@ -90,7 +90,7 @@ struct Pattern : Live<Pattern> {
       }
     }
   }
-  void settle_reach();  // call once the offsets are final
+  void update_ranges();  // call once the offsets are final
   // Return true if `other` expects the same sizes in the same sequences.
   bool same_sizes(const Pattern& other) const noexcept;
   // Return true if every request that `other` has a slot for has a slot here, at the same position.

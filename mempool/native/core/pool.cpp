@@ -11,12 +11,12 @@ namespace {
 // reservation clear of overflow.
 constexpr std::size_t kMostArena = std::size_t{1} << 48;
 #ifdef MEMPOOL_WORLD  // the simulated world's programs are small
-constexpr std::size_t kLeastTakenOver = std::size_t{1} << 20;
+constexpr std::size_t kLeastReassignedBytes = std::size_t{1} << 20;
 #else
 // bytes; less idle memory is not worth waiting for the device
-constexpr std::size_t kLeastTakenOver = std::size_t{64} << 20;
+constexpr std::size_t kLeastReassignedBytes = std::size_t{64} << 20;
 #endif
-constexpr std::size_t kMostDeprived = 64;
+constexpr std::size_t kMostReassignedStreams = 64;
 // boundaries; an arena that served longer resets the backoff of conversions to segments
 constexpr std::uint64_t kServedLong = 64;
 
@@ -28,7 +28,7 @@ Pool::Pool(std::unique_ptr<Device> device, const PoolOptions& options)
       source_(*device_),
       small_(source_, options.small_bytes),
       segments_(source_),
-      streams_(source_, options.share_streams, options.told_apart),
+      streams_(source_, options.share_streams, options.distinguished_streams),
       uses_(*device_),
       graphs_(source_) {
   source_.set_limit(options.max_reserved);
@@ -57,12 +57,12 @@ bool Pool::reserve_arena(std::size_t bytes) noexcept {
 Refusal Pool::take_arena(std::size_t bytes) noexcept {
   const Refusal why = try_arena(bytes);
   if (why != Refusal::none) ++arena_refused_;
-  if (why != Refusal::none && why != Refusal::alive) vacated_.stop(boundaries());
+  if (why != Refusal::none && why != Refusal::alive) drain_.cancel(boundaries());
   return why;
 }
 
 Refusal Pool::try_arena(std::size_t bytes) noexcept {
-  if (bytes > kMostArena) return Refusal::foreseen;
+  if (bytes > kMostArena) return Refusal::insufficient_memory;
   const std::size_t wanted = source_.round_to_page(bytes);
   if (wanted <= arena_bytes_) return Refusal::none;
   if (source_.held()) return Refusal::captured;
@@ -71,11 +71,11 @@ Refusal Pool::try_arena(std::size_t bytes) noexcept {
   collect();
   const bool in_place = arena_base_ != 0 && wanted <= arena_space_;
   if (arena_base_ != 0 && !in_place && occupancy_.alive() != 0) {
-    vacate(wanted);
+    drain_for(wanted);
     return Refusal::alive;
   }
   if (!within_budget(wanted, in_place)) return Refusal::budget;
-  if (!may_be_had(wanted, in_place)) return Refusal::foreseen;
+  if (!could_be_reserved(wanted, in_place)) return Refusal::insufficient_memory;
   trim();
   const std::size_t before = arena_bytes_;
   if (arena_base_ != 0 && !in_place && !release_arena()) return Refusal::device;
@@ -89,18 +89,18 @@ Refusal Pool::try_arena(std::size_t bytes) noexcept {
   return Refusal::none;
 }
 
-void Pool::vacate(std::size_t arena_bytes) noexcept try {
+void Pool::drain_for(std::size_t arena_bytes) noexcept try {
   if (source_.has_budget()) return;  // buffers without a slot would be offloaded
   const auto alive = occupancy_.live_ranges();
   std::size_t beside = 0;
   for (const auto& [begin, end] : alive) beside += end - begin;
-  if (!may_be_had(arena_bytes + beside, false)) return vacated_.stop(boundaries());
-  vacated_.add(alive, boundaries());
+  if (!could_be_reserved(arena_bytes + beside, false)) return drain_.cancel(boundaries());
+  drain_.add(alive, boundaries());
 } catch (...) {  // no host memory to remember the drained places
 }
 
-void Pool::vacate_no_more() noexcept {
-  if (vacated_.any() && planned_bytes() <= arena_bytes_) vacated_.stop(boundaries());
+void Pool::end_drain_unless_needed() noexcept {
+  if (drain_.any() && planned_bytes() <= arena_bytes_) drain_.cancel(boundaries());
 }
 
 bool Pool::within_budget(std::size_t arena_bytes, bool in_place) const noexcept {
@@ -119,20 +119,20 @@ std::ptrdiff_t Pool::room() const noexcept {
 
 // Return true if, as far as known, the limit and the device allow such an arena once all free memory is given
 // back.
-bool Pool::may_be_had(std::size_t arena_bytes, bool in_place) noexcept {
+bool Pool::could_be_reserved(std::size_t arena_bytes, bool in_place) noexcept {
   const std::size_t stays = segments_.kept_bytes() + (in_place ? arena_bytes_ : 0);
-  return fits_beside(stays, arena_bytes - (in_place ? arena_bytes_ : 0));
+  return fits_with(stays, arena_bytes - (in_place ? arena_bytes_ : 0));
 }
 
 // Return true if `more` bytes fit after all held memory except `stays` bytes is given back.
-bool Pool::fits_beside(std::size_t stays, std::size_t more) noexcept {
+bool Pool::fits_with(std::size_t stays, std::size_t more) noexcept {
   if (stays > source_.limit() || more > source_.limit() - stays) return false;
   if (source_.traits().prefetches) return true;  // the device may be oversubscribed
   const DeviceMemory memory = device_->memory();
   return memory.total == 0 || more <= memory.free + (source_.reserved().current - stays);
 }
 
-bool Pool::lies_in_arena(std::size_t bytes) noexcept {
+bool Pool::fits_in_arena_pages(std::size_t bytes) noexcept {
   const std::size_t page = source_.traits().page;
   if (page == 0 || arena_bytes_ == 0) return false;
   std::size_t free = arena_bytes_;
@@ -142,7 +142,7 @@ bool Pool::lies_in_arena(std::size_t bytes) noexcept {
     if (last > first) free -= std::min<std::size_t>(free, last - first);
     until = std::max(until, last);
   });
-  return fits_beside(source_.reserved().current - free, bytes);
+  return fits_with(source_.reserved().current - free, bytes);
 }
 
 bool Pool::release_arena() noexcept {
@@ -157,27 +157,27 @@ bool Pool::release_arena() noexcept {
 void Pool::forget_arena() noexcept {
   arena_base_ = arena_bytes_ = arena_space_ = 0;
   live_arena_.reset();
-  vacated_.done();
+  drain_.done();
   streams_.clear();
-  occupancy_.forget_lines();
-  holes_shut_ = false;
+  occupancy_.reset_stream_indices();
+  holes_reserved_ = false;
 }
 
-bool Pool::dissolve_arena(Stream stream) noexcept try {
+bool Pool::convert_arena_to_segments(Stream stream) noexcept try {
   const auto ranges = occupancy_.live_ranges();
   std::vector<Segments::Living> living;
   living.reserve(ranges.size());
   for (const auto& [begin, end] : ranges) {
-    const Occupancy::Lives lives = occupancy_.at(begin);
+    const Occupancy::LiveRange lives = occupancy_.at(begin);
     const Address address = arena_base_ + begin;
-    living.push_back({address, end - begin, streams_.stream_of(lives.line), lives.owner, place_of(address)});
+    living.push_back({address, end - begin, streams_.stream_of(lives.stream_index), lives.owner, planned_offset_of(address)});
   }
   segments_.adopt(arena_base_, arena_space_, arena_bytes_, living, stream);
   for (const auto& [begin, end] : ranges) occupancy_.release(begin);
   forget_arena();
-  if (boundaries() - arena_since_ > kServedLong) retakes_.start_over();
-  retakes_.done(boundaries());
-  ++arena_dissolved_;
+  if (boundaries() - arena_since_ > kServedLong) conversion_backoff_.start_over();
+  conversion_backoff_.done(boundaries());
+  ++conversions_;
   return true;
 } catch (...) {  // no host memory for the records
   return false;
@@ -210,7 +210,7 @@ std::size_t Pool::table_bytes() const noexcept {
   return bytes;
 }
 
-void Pool::rebuild_cells() {
+void Pool::rebuild_slots() {
   std::vector<Offset> starts;
   std::vector<ArenaStreams::Planned> planned;
   for (const Client* client : clients_) {
@@ -224,12 +224,12 @@ void Pool::rebuild_cells() {
   streams_.set_plans(planned);
   std::sort(starts.begin(), starts.end());
   starts.erase(std::unique(starts.begin(), starts.end()), starts.end());
-  occupancy_.set_cells(starts);
+  occupancy_.set_planned_slots(starts);
   for (const Client* client : clients_) {
     for (Pattern* pattern : client->patterns()) {
       pattern->each_planned([&](const Table&, Slot& slot, std::uint64_t bytes) {
-        slot.cell = occupancy_.cell_of(slot.offset);
-        slot.cells_before_end = occupancy_.cells_before(slot.offset + bytes);
+        slot.index = occupancy_.slot_at(slot.offset);
+        slot.slots_before_end = occupancy_.slots_before(slot.offset + bytes);
       });
     }
   }
@@ -262,22 +262,22 @@ Pool::Given Pool::from_hole(std::size_t bytes, Stream stream, bool anywhere) {
 // plan shares between them.
 Pool::Given Pool::claim(Offset begin, std::size_t bytes, Stream stream, bool anywhere) {
   const Offset end = begin + std::max<std::size_t>(bytes, 1);
-  const bool free = occupancy_.is_free(begin, end, occupancy_.cells_before(end)) || !MEMPOOL_GUARDED("hole");
-  if (end > arena_bytes_ || !free || !(anywhere || streams_.plans(begin, end, stream))) return {};
-  const Line line = streams_.enter(begin, end, stream);
-  if (line == ArenaStreams::kNone) return {};
-  occupancy_.take(begin, end, line);
+  const bool free = occupancy_.is_free(begin, end, occupancy_.slots_before(end)) || !MEMPOOL_GUARDED("hole");
+  if (end > arena_bytes_ || !free || !(anywhere || streams_.plans_only(begin, end, stream))) return {};
+  const StreamIndex stream_index = streams_.prepare(begin, end, stream);
+  if (stream_index == ArenaStreams::kNone) return {};
+  occupancy_.take(begin, end, stream_index);
   return {arena_base_ + begin, round_up(bytes), false};
 }
 
-void Pool::note_place(Address address, Offset place) noexcept {
+void Pool::note_planned_offset(Address address, Offset place) noexcept {
   if (Block* const block = segments_.find(address)) block->place = place;
 }
 
-Offset Pool::place_of(Address address) noexcept {
+Offset Pool::planned_offset_of(Address address) noexcept {
   if (arena_holds(address)) {
     const Offset begin = address - arena_base_;
-    return occupancy_.cell_of(begin) == BitSet::kNone ? kDynamic : begin;
+    return occupancy_.slot_at(begin) == BitSet::kNone ? kDynamic : begin;
   }
   static_assert(Block::kNoPlace == kDynamic);
   const Block* const block = segments_.find(address);
@@ -305,7 +305,7 @@ Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
   given = from_segments(bytes, stream, Segments::Effort::last_resort);
   // Giving up the plan is better than an out-of-memory error: the arena's free memory may suffice in total
   // although no single hole is large enough.
-  if (given.address != 0 || !lies_in_arena(bytes) || !dissolve_arena(stream)) return given;
+  if (given.address != 0 || !fits_in_arena_pages(bytes) || !convert_arena_to_segments(stream)) return given;
   trim();
   return from_segments(bytes, stream, Segments::Effort::last_resort);
 }
@@ -314,21 +314,21 @@ Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
 // on one stream serves no other. If more such memory lies idle than was ever in use, the pool waits for the
 // device before asking for more, and the idle memory goes to the requesting stream. If a stream that lost
 // memory in this way returns, the stream is alive, and the share of idle memory left alone doubles.
-void Pool::take_over_idle(std::size_t bytes, Stream stream) {
+void Pool::reassign_idle_memory(std::size_t bytes, Stream stream) {
   const std::size_t used = source_.reserved().current - arena_bytes_ - segments_.retained();
-  most_used_ = std::max(most_used_, used + bytes);
-  const auto back = std::find(deprived_.begin(), deprived_.end(), stream);
-  if (back != deprived_.end()) {
-    deprived_.erase(back);
-    left_alone_ *= 2;
+  peak_outside_arena_ = std::max(peak_outside_arena_, used + bytes);
+  const auto back = std::find(reassigned_streams_.begin(), reassigned_streams_.end(), stream);
+  if (back != reassigned_streams_.end()) {
+    reassigned_streams_.erase(back);
+    idle_factor_ *= 2;
   }
   const std::size_t others = segments_.idle_of_others(stream);
-  if (others < kLeastTakenOver || others / left_alone_ <= most_used_ || source_.held() || !synchronize()) return;
+  if (others < kLeastReassignedBytes || others / idle_factor_ <= peak_outside_arena_ || source_.held() || !synchronize()) return;
   ++waits_;
   segments_.each_idle_stream([&](Stream one) {
     if (one == stream) return;
-    if (deprived_.size() == kMostDeprived) deprived_.erase(deprived_.begin());
-    deprived_.push_back(one);
+    if (reassigned_streams_.size() == kMostReassignedStreams) reassigned_streams_.erase(reassigned_streams_.begin());
+    reassigned_streams_.push_back(one);
   });
   segments_.give_free_blocks_to(stream);
 }
@@ -338,9 +338,9 @@ Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, Holes holes
     Given given = from_segments(bytes, stream, Segments::Effort::reuse);
     // under a budget, holes are the last resort within the budget: long-lived buffers do not belong there
     const bool budget = source_.has_budget();
-    const bool may = holes == Holes::needed || (holes == Holes::open && !holes_shut_);
-    if (given.address == 0 && may && !vacated_.any() && !budget) given = from_hole(bytes, stream, false);
-    if (given.address == 0) take_over_idle(bytes, stream);
+    const bool may = holes == Holes::needed || (holes == Holes::open && !holes_reserved_);
+    if (given.address == 0 && may && !drain_.any() && !budget) given = from_hole(bytes, stream, false);
+    if (given.address == 0) reassign_idle_memory(bytes, stream);
     if (given.address == 0 && budget && !source_.keep_budget(source_.round_to_page(bytes))) given = from_hole(bytes, stream, true);
     if (given.address == 0) given = from_segments(bytes, stream, Segments::Effort::normal);
     if (given.address == 0) given = last_resort(bytes, stream);
@@ -354,9 +354,9 @@ Pool::Freed Pool::at(Address address) noexcept {
   if (!uses_.empty() && uses_.waits(address)) return {Freed::dead};
   if (arena_holds(address)) {
     const Offset begin = address - arena_base_;
-    const Occupancy::Lives lives = occupancy_.at(begin);
+    const Occupancy::LiveRange lives = occupancy_.at(begin);
     if (lives.end == 0) return {Freed::dead};
-    return {Freed::arena, lives.end - begin, round_up(lives.end - begin), streams_.stream_of(lives.line), lives.owner};
+    return {Freed::arena, lives.end - begin, round_up(lives.end - begin), streams_.stream_of(lives.stream_index), lives.owner};
   }
   if (const SmallBlocks::Place place = small_.find(address); place.in_a_region) return small_at(place);
   if (const Block* block = segments_.find(address)) {
@@ -530,26 +530,26 @@ void Pool::return_idle() noexcept {
 }
 
 void Pool::return_idle_after(Client& client) noexcept {
-  client.came_to_boundary = true;
+  client.reached_boundary = true;
   for (const Client* one : clients_) {
-    if (one->replaying() && !one->came_to_boundary) return;
+    if (one->replaying() && !one->reached_boundary) return;
   }
-  for (Client* one : clients_) one->came_to_boundary = false;
+  for (Client* one : clients_) one->reached_boundary = false;
   return_idle();
 }
 
-bool Pool::return_beside() noexcept {
+bool Pool::release_idle_outside_arena() noexcept {
   if (!source_.traits().slow_return) return false;
   bool held = false;
   segments_.each_idle_stream([&](Stream stream) { held = held || source_.held_for(stream); });
   if (held) return false;
   const std::size_t before = segments_.retained();
   segments_.next_epoch();
-  segments_.trim(segments_.epoch() - 1, arena_bytes_ / kMostBeside);
+  segments_.trim(segments_.epoch() - 1, arena_bytes_ / kOutsideShare);
   return segments_.retained() < before;
 }
 
-bool Pool::anyone_plays(const Client* but) const noexcept {
+bool Pool::another_client_replays(const Client* but) const noexcept {
   return std::any_of(clients_.begin(), clients_.end(),
                      [&](const Client* client) { return client != but && client->plays(); });
 }
@@ -560,7 +560,7 @@ std::uint64_t Pool::boundaries() const noexcept {
   return sum;
 }
 
-void Pool::retain_as_wished() noexcept {
+void Pool::apply_retained_limits() noexcept {
   std::size_t most = 0;
   for (const Client* client : clients_) most = std::max(most, client->retained());
   segments_.set_retained_limit(most);
@@ -593,7 +593,7 @@ void Pool::part(Client* client) noexcept {
 }
 
 ArenaStats Pool::arena_stats() const noexcept {
-  return {arena_bytes_, occupancy_.alive(), occupancy_.strangers(), arena_refused_, arena_dissolved_};
+  return {arena_bytes_, occupancy_.alive(), occupancy_.strangers(), arena_refused_, conversions_};
 }
 
 }  // namespace mempool

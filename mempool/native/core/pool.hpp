@@ -21,8 +21,8 @@
 #include "core/pattern.hpp"
 #include "fallback/segments.hpp"
 #include "fallback/small.hpp"
-#include "core/rarely.hpp"
-#include "core/vacated.hpp"
+#include "core/backoff.hpp"
+#include "core/arena_drain.hpp"
 #include "core/sync.hpp"
 
 namespace mempool {
@@ -35,7 +35,7 @@ struct PoolOptions {
   std::size_t small_bytes = 512;  // requests up to this size use size classes and are never planned
   std::size_t max_reserved = ~std::size_t{0};       // bytes; limit on arena and segments together
   std::size_t recorded_events = std::size_t{1} << 16;  // capacity of the planner's ring
-  unsigned told_apart = ArenaStreams::kMost;        // streams distinguished in the arena
+  unsigned distinguished_streams = ArenaStreams::kMostStreams;        // streams distinguished in the arena
   // true: other streams reuse freed memory after an event wait; false: only after a device synchronization
   // (see arena_streams.hpp)
   bool share_streams = true;
@@ -46,7 +46,7 @@ enum class Refusal : std::uint8_t {
   none,
   captured,  // a graph is being captured
   alive,     // live ranges occupy the current arena, which cannot grow in place
-  foreseen,  // insufficient memory; no allocation was attempted
+  insufficient_memory,  // insufficient memory; no allocation was attempted
   budget,    // the budget would be exceeded, given the other memory held; no allocation was attempted
   device     // the allocation was attempted and the device refused
 };
@@ -58,7 +58,7 @@ struct ArenaStats {
   std::size_t strangers = 0;  // live unplanned ranges: they start at no planned offset
   std::uint64_t refused = 0;  // failed attempts to allocate or enlarge the arena
   // times the arena was converted to segments because the memory was needed elsewhere
-  std::uint64_t dissolved = 0;
+  std::uint64_t conversions = 0;
 };
 
 class Pool : private Live<Pool>, private Idle {
@@ -82,30 +82,30 @@ class Pool : private Live<Pool>, private Idle {
   Address take_planned(const Slot& slot, std::size_t bytes, Stream stream) noexcept {
     const Offset end = slot.offset + bytes;
     if (end > arena_bytes_ && MEMPOOL_GUARDED("arena_end")) return 0;
-    if (vacated_.any() && vacated_.has(slot.offset)) return 0;
-    if (!occupancy_.is_free(slot.offset, end, slot.cells_before_end)) {
+    if (drain_.any() && drain_.has(slot.offset)) return 0;
+    if (!occupancy_.is_free(slot.offset, end, slot.slots_before_end)) {
       // If an envelope's buffer is smaller than planned, live ranges behind the buffer do not matter.
-      if (!occupancy_.is_free(slot.offset, end, occupancy_.cells_before(end))) return 0;
+      if (!occupancy_.is_free(slot.offset, end, occupancy_.slots_before(end))) return 0;
     }
-    if (!streams_.alone(stream)) {
-      const Line line = streams_.enter(slot.offset, end, stream);
-      if (line == ArenaStreams::kNone) return 0;
-      if (MEMPOOL_GUARDED("line")) occupancy_.set_line(slot.cell, line);
+    if (!streams_.is_sole(stream)) {
+      const StreamIndex stream_index = streams_.prepare(slot.offset, end, stream);
+      if (stream_index == ArenaStreams::kNone) return 0;
+      if (MEMPOOL_GUARDED("stream_index")) occupancy_.set_stream_index(slot.index, stream_index);
     }
-    occupancy_.take_cell(slot.cell, end);
+    occupancy_.take_slot(slot.index, end);
     return arena_base_ + slot.offset;
   }
   // Return true if, as far as known, memory for a second arena of the same size is available beside this one.
-  bool has_room_for_another() noexcept { return may_be_had(2 * arena_bytes_, true); }
+  bool fits_twice() noexcept { return could_be_reserved(2 * arena_bytes_, true); }
   // called at a boundary; ends the arena drain unless a pattern needs a larger arena
-  void vacate_no_more() noexcept;
+  void end_drain_unless_needed() noexcept;
   // Places kept empty by the arena drain that prepares a larger arena.
-  const Vacated& vacated() const noexcept { return vacated_; }
+  const ArenaDrain& drain() const noexcept { return drain_; }
   const ArenaStreams& arena_streams() const noexcept { return streams_; }
   std::size_t arena_bytes() const noexcept { return arena_bytes_; }
   // Rebuild the planned slots from the starts of all patterns of all clients. Call after a pattern is added
   // or removed. May throw std::bad_alloc.
-  void rebuild_cells();
+  void rebuild_slots();
   // Shrink the arena to `bytes` (default: the need of the largest pattern that is not dormant), but not below
   // the end of the last live range. An arena that cannot shrink and grow in place is only released, never
   // shortened: a larger one could be allocated again only at a moment with no live range in it.
@@ -125,10 +125,10 @@ class Pool : private Live<Pool>, private Idle {
   enum class Holes : std::uint8_t { kept, open, needed };
   Given allocate_dynamic(std::size_t bytes, Stream stream, Holes holes) noexcept;
 
-  // Record the planned offset of a buffer that the fallback serves for lack of an arena. place_of() returns
+  // Record the planned offset of a buffer that the fallback serves for lack of an arena. planned_offset_of() returns
   // this offset, or the own offset of a buffer at a planned slot in the arena; kDynamic: none.
-  void note_place(Address address, Offset place) noexcept;
-  Offset place_of(Address address) noexcept;
+  void note_planned_offset(Address address, Offset place) noexcept;
+  Offset planned_offset_of(Address address) noexcept;
   // Take the given range of the arena, regardless of the plan's next use of the range. Address 0: the range
   // is not free.
   Given take_place(Offset begin, std::size_t bytes, Stream stream);
@@ -165,7 +165,7 @@ class Pool : private Live<Pool>, private Idle {
   void set_owner(Address address, Owner owner) noexcept;  // of a live buffer
   // Set the owner of a planned buffer that was just allocated.
   void set_owner(const Slot& slot, Owner owner) noexcept {
-    occupancy_.set_owner(slot.cell, owner);
+    occupancy_.set_owner(slot.index, owner);
     owners_.begins(owner);
   }
   // Return true if freeing this buffer needs no device call: no deferred free, no graph memory to release, no
@@ -229,22 +229,22 @@ class Pool : private Live<Pool>, private Idle {
   // Convert the arena to segments (only where the arena has pages): live ranges stay in place as blocks of
   // the fallback, and the rest is free for `stream` and, after the usual waits, for others. Call only after
   // synchronize() and not during a graph capture. False: nothing has changed.
-  bool dissolve_arena(Stream stream) noexcept;
+  bool convert_arena_to_segments(Stream stream) noexcept;
   // Return true after a recent conversion: no arena is allocated before the next boundary, with exponential
   // backoff if conversions repeat.
-  bool dissolved() const noexcept { return !retakes_.is_due(boundaries()); }
+  bool conversion_backs_off() const noexcept { return !conversion_backoff_.is_due(boundaries()); }
   // Reserve the arena's holes for emergencies from now on: a long-lived range, perhaps in a hole, is in the
   // way of a plan.
-  void shut_holes() noexcept { holes_shut_ = true; }
+  void reserve_holes() noexcept { holes_reserved_ = true; }
   void return_idle() noexcept;         // releases memory that stayed idle through the last two calls
   // Call return_idle() once every client that follows a plan has reached a boundary since the last time, so
   // that memory used in each iteration of the slower clients does not count as idle.
   void return_idle_after(Client& client) noexcept;
-  // Release memory idle since the last call, beyond one eighth of the arena (kMostBeside). For devices on
+  // Release memory idle since the last call, beyond one eighth of the arena (kOutsideShare). For devices on
   // which releasing waits for the device, so that callers use backoff. Return true if anything was released.
-  bool return_beside() noexcept;
-  // idle memory kept outside the arena: at most arena bytes / kMostBeside
-  static constexpr std::size_t kMostBeside = 8;
+  bool release_idle_outside_arena() noexcept;
+  // idle memory kept outside the arena: at most arena bytes / kOutsideShare
+  static constexpr std::size_t kOutsideShare = 8;
   // Time of the last return_idle() by the clock, shared by all clients.
   std::chrono::steady_clock::time_point idle_returned{};
 
@@ -261,13 +261,13 @@ class Pool : private Live<Pool>, private Idle {
   Owner adopt(Client* client);  // may throw std::bad_alloc
   void part(Client* client) noexcept;
   const std::vector<Client*>& clients() const noexcept { return clients_; }
-  bool anyone_plays(const Client* but) const noexcept;  // true: another client is in the middle of a plan
+  bool another_client_replays(const Client* but) const noexcept;  // true: another client is in the middle of a plan
   std::uint64_t boundaries() const noexcept;            // sum over all clients
   void layout_changed() noexcept { ++layouts_; }
   // changes of the arena layout of any client's plans
   std::uint64_t layouts() const noexcept { return layouts_; }
   // keeps as much free memory as the client with the largest retained limit asks for
-  void retain_as_wished() noexcept;
+  void apply_retained_limits() noexcept;
 
   const PoolOptions& options() const noexcept { return options_; }
   MemorySource& source() noexcept { return source_; }
@@ -294,18 +294,18 @@ class Pool : private Live<Pool>, private Idle {
   Refusal try_arena(std::size_t bytes) noexcept;
   void forget_arena() noexcept;  // for an arena that was released or converted to segments
   bool reserve_arena(std::size_t bytes) noexcept;
-  bool may_be_had(std::size_t arena_bytes, bool in_place) noexcept;
-  bool fits_beside(std::size_t stays, std::size_t more) noexcept;
+  bool could_be_reserved(std::size_t arena_bytes, bool in_place) noexcept;
+  bool fits_with(std::size_t stays, std::size_t more) noexcept;
   // true: releasing the arena's free pages would make `bytes` available
-  bool lies_in_arena(std::size_t bytes) noexcept;
-  void vacate(std::size_t arena_bytes) noexcept;  // starts or continues the arena drain for a larger arena
+  bool fits_in_arena_pages(std::size_t bytes) noexcept;
+  void drain_for(std::size_t arena_bytes) noexcept;  // starts or continues the arena drain for a larger arena
   bool within_budget(std::size_t arena_bytes, bool in_place) const noexcept;
   bool give_back_oldest() noexcept override { return segments_.give_back_oldest(); }
   Given from_segments(std::size_t bytes, Stream stream, Segments::Effort effort);
   Given from_hole(std::size_t bytes, Stream stream, bool anywhere);
   Given claim(Offset begin, std::size_t bytes, Stream stream, bool anywhere);
   Given last_resort(std::size_t bytes, Stream stream);
-  void take_over_idle(std::size_t bytes, Stream stream);
+  void reassign_idle_memory(std::size_t bytes, Stream stream);
   // the largest arena that a pattern needs, dormant ones excepted
   std::size_t planned_bytes() const noexcept;
   std::size_t release_in_arena(Address address, Stream stream) noexcept {
@@ -344,17 +344,17 @@ class Pool : private Live<Pool>, private Idle {
   std::size_t arena_bytes_ = 0;     // committed, from the base
   std::size_t arena_space_ = 0;     // reserved address space
   Owners owners_;
-  std::uint64_t arena_refused_ = 0, arena_dissolved_ = 0;
+  std::uint64_t arena_refused_ = 0, conversions_ = 0;
   std::uint64_t arena_since_ = 0;  // boundary number
-  Rarely retakes_{1, 64};          // in boundaries; backoff after the arena was converted to segments
+  ExponentialBackoff conversion_backoff_{1, 64};          // in boundaries; backoff after the arena was converted to segments
   std::uint64_t retries_ = 0, waits_ = 0;
-  std::size_t most_used_ = 0;       // largest use outside the arena at a request for more memory, in bytes
-  // factor: idle memory of other streams up to this multiple of most_used_ is left to those streams
-  std::size_t left_alone_ = 1;
+  std::size_t peak_outside_arena_ = 0;       // largest use outside the arena at a request for more memory, in bytes
+  // factor: idle memory of other streams up to this multiple of peak_outside_arena_ is left to those streams
+  std::size_t idle_factor_ = 1;
   // streams whose idle memory was reassigned and that have not been seen since
-  std::vector<Stream> deprived_;
-  bool holes_shut_ = false;
-  Vacated vacated_;
+  std::vector<Stream> reassigned_streams_;
+  bool holes_reserved_ = false;
+  ArenaDrain drain_;
   bool forked_ = false;             // a forked child gets no planned addresses
   std::vector<Client*> clients_;
   std::uint64_t past_boundaries_ = 0;  // of former clients

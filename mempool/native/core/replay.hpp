@@ -33,7 +33,7 @@ class Replay {
     bool news = false;
     while (next_ < end && !news) {
       step(next_++);
-      news = client_.heard();
+      news = client_.take_work_signal();
     }
     return next_ < events_.count;
   }

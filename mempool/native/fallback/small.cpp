@@ -39,7 +39,7 @@ SmallBlocks::Region* SmallBlocks::add_region() {
   regions_.reserve(regions_.size() + 1);
   // Make room first: a reservation could not be released during a graph capture if the insertion failed
   // afterwards.
-  if (MEMPOOL_GUARDED("room")) regions_by_base_.make_room();
+  if (MEMPOOL_GUARDED("region_table")) regions_by_base_.make_room();
   const Address base = source_.reserve(kRegion, kRegion);
   if (base == 0) return nullptr;
   region->base = base;

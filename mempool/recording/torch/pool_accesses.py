@@ -108,7 +108,7 @@ class PoolTape:
 
     def __init__(self, pool: TensorPool, folder: str | None) -> None:
         self._pool, self._began_ns = pool, time.perf_counter_ns()
-        pool.client.set_tape(True, folder=folder or tempfile.gettempdir())
+        pool.client.set_tracing(True, folder=folder or tempfile.gettempdir())
         _, blocks, _ = _core.snapshot(pool.core)
         self._there = np.frombuffer(blocks, _BLOCK)
 
@@ -119,11 +119,11 @@ class PoolTape:
             MemoryError: not all events could be stored.
         """
         client = self._pool.client
-        client.set_tape(False)
+        client.set_tracing(False)
         pieces = []
-        while packed := client.take_tape():
+        while packed := client.take_trace():
             pieces.append(np.frombuffer(packed, RECORD))
-        if lost := client.state()["tape_lost"]:
+        if lost := client.state()["trace_lost"]:
             raise MemoryError(f"no room for {lost:,} events of the pool")
         records = np.concatenate([np.empty(0, RECORD), *pieces])
         recording = Recording(self._pool.device.alignment, addresses=True)

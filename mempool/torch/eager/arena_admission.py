@@ -122,7 +122,7 @@ class Arrival:
         for held in list(self._storages.known.values()):
             if held.state == AWAY or (storage := held()) is None:
                 continue
-            place = self._client.place_of(address_of(storage))
+            place = self._client.planned_offset_of(address_of(storage))
             if place is None:
                 stays.append(held)
             else:
@@ -134,7 +134,7 @@ class Arrival:
         if 0 < short <= self._room.limit_bytes // _LITTLE and self._in_vain:
             self._room.hold(self._room.limit_bytes + short)
             short = 0
-        return short <= 0 and self._client.ask_for_arena()
+        return short <= 0 and self._client.request_arena()
 
     def _short(self, stays: list[Held], more: int) -> int:
         """Return the bytes that are missing for `more` bytes of arena and the storages outside the arena."""
@@ -151,7 +151,7 @@ class Arrival:
                 self._mover.fetch(held)
             for held, place in places:
                 if held.state == AWAY:
-                    self._client.place_next(place)
+                    self._client.allocate_next_at(place)
                     self._mover.fetch(held)
         finally:
             self._client.leave_dynamic()

@@ -20,7 +20,7 @@ import torch
 from mempool import _core
 from mempool.errors import UsageError
 from mempool.logs import log
-from mempool.torch.compiling import Source
+from mempool.torch.compiled_library import Source
 from mempool.torch.eager.storages import AWAY
 from mempool.torch.eager.transfers import between_us
 
@@ -99,7 +99,7 @@ class Bypass:
         self._mover.stays = self.is_open = True  # set first, as Ctrl-C may come between
         if library.mempool_bypass_open(id(self._mode), cuda, room, client, self._left()):
             self._iterations.settled()
-            self._client.set_takes_arena(True)
+            self._client.set_arena_allowed(True)
         else:
             self._mover.stays = self.is_open = False
 
@@ -124,7 +124,7 @@ class Bypass:
         if not self.is_open or self._library is None:
             return []
         self.abandon()
-        self._client.set_takes_arena(False)
+        self._client.set_arena_allowed(False)
         self._counts.bypassed += self._library.mempool_bypass_count() - self._before
         self._calm, self._patience = 0, min(2 * self._patience, _MOST_CALM)
         with between_us():

@@ -49,7 +49,7 @@ class World {
   explicit World(const Setting& setting) : setting_(setting), choices_(setting.seed) {
     auto device = std::make_unique<Device>(setting.memory);
     device_ = device.get();
-    pool_ = std::make_shared<Pool>(std::move(device), mempool::PoolOptions{512, ~std::size_t{0}, 4096, setting.told_apart, !setting.apart});
+    pool_ = std::make_shared<Pool>(std::move(device), mempool::PoolOptions{512, ~std::size_t{0}, 4096, setting.distinguished_streams, !setting.apart});
     for (int i = 0; i < 2; ++i) clients_.push_back(std::make_unique<Client>(pool_, "world"));
     for (std::size_t i = 0; i < setting.threads; ++i) {
       const bool part = i != 0 && choices_.chance(40);
@@ -430,16 +430,16 @@ class World {
       case Step::drop_plans: client->drop_patterns(); break;
       case Step::record: client->set_recording(choices.chance(70)); break;
       case Step::look:
-        client->look();
+        client->find_recurrence();
         client->wait_for_work({0.0, 1.0, choices.below(10000), choices.below(10000), 12});
         client->check_again_after(choices.below(100));
         break;
       case Step::tape:
-        client->set_tape(choices.chance(50));
-        client->take_tape();
+        client->set_tracing(choices.chance(50));
+        client->take_trace();
         client->set_history(choices.chance(60) ? 100 : 0);
         break;
-      case Step::rest: for (std::size_t i = choices.below(12); i-- > 0;) client->rest_unused(); break;
+      case Step::rest: for (std::size_t i = choices.below(12); i-- > 0;) client->retire_unused_patterns(); break;
       case Step::trim: { const Guarded guard(pool_->lock); pool_->trim(); break; }
       case Step::give_back: client->give_back(choices.chance(30)); break;
       case Step::limit: {
@@ -451,7 +451,7 @@ class World {
       }
       case Step::retain: { const Guarded guard(pool_->lock); pool_->segments().set_retained_limit(choices.below(1 << 22)); break; }
       case Step::statistics:
-        client->stats(), client->state(), client->divergences(), client->blockers(), client->reset_peaks();
+        client->stats(), client->state(), client->divergences(), client->pinned_ranges(), client->reset_peaks();
         stress::look_at(mempool::take_snapshot(*pool_, &*client));
         mempool::take_usage(*pool_);
         break;
@@ -581,7 +581,7 @@ Setting Setting::of(std::uint64_t seed, std::size_t steps, bool interleaved) {
   memory.prefetches = Choices(seed ^ 0xA0761D6478BD642Fu).chance(15);
   const bool forgets = Choices(seed ^ 0x9E3779B97F4A7C15u).chance(25);  // the host's memory runs out, too
   setting.apart = Choices(seed ^ 0xD1B54A32D192ED03u).chance(30);
-  setting.told_apart = Choices(seed ^ 0x2545F4914F6CDD1Du).chance(30) ? 2 : mempool::ArenaStreams::kMost;
+  setting.distinguished_streams = Choices(seed ^ 0x2545F4914F6CDD1Du).chance(30) ? 2 : mempool::ArenaStreams::kMostStreams;
   setting.late_orders = setting.apart && !interleaved;  // who takes turns with nobody cannot say what comes next on a stream
   const bool strays = choices.chance(70), scarce = choices.chance(40), graphs = choices.chance(30);
   static constexpr Step::Kind kOdd[] = {

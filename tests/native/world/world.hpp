@@ -41,7 +41,7 @@ struct Setting {
   bool marks = true;         // or every iteration must be detected
   bool lies = false;         // plans may be hostile
   bool forks = false;
-  unsigned told_apart = 0;   // streams of the arena
+  unsigned distinguished_streams = 0;   // streams of the arena
   bool apart = false;        // streams do not share the arena
   bool late_orders = false;  // what another stream does with a buffer is waited for after its free, before the next allocation
   MemoryOptions memory;

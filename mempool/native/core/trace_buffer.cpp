@@ -1,4 +1,4 @@
-#include "core/tape.hpp"
+#include "core/trace_buffer.hpp"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -26,30 +26,30 @@ bool all_of(std::size_t bytes, Some some) noexcept {
 
 }  // namespace
 
-void Tape::set_on(bool on, const std::string& folder, std::size_t piece) {
+void TraceBuffer::set_on(bool on, const std::string& folder, std::size_t piece) {
   if (on && !on_) folder_ = folder, piece_ = std::max<std::size_t>(1, piece);
   on_ = on;
   if (!on && taken_ == written_ && !reading_) close_file();
 }
 
-void Tape::leave() noexcept {
+void TraceBuffer::leave() noexcept {
   on_ = false;
   events_.clear();
   forget_file();
 }
 
-void Tape::close_file() noexcept {
+void TraceBuffer::close_file() noexcept {
   if (file_ >= 0) ::close(file_);
   file_ = -1;
   written_ = taken_ = 0;
 }
 
-void Tape::forget_file() noexcept {
+void TraceBuffer::forget_file() noexcept {
   close_file();
   folder_.clear();
 }
 
-bool Tape::open() noexcept {
+bool TraceBuffer::open() noexcept {
   if (file_ >= 0) return true;
 #ifdef O_TMPFILE
   file_ = ::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -65,7 +65,7 @@ bool Tape::open() noexcept {
   return file_ >= 0;
 }
 
-void Tape::spill() noexcept {
+void TraceBuffer::spill() noexcept {
   if (!open()) {
     folder_.clear();  // keep events in memory from now on
     return;
@@ -84,7 +84,7 @@ void Tape::spill() noexcept {
   }
 }
 
-Tape::Taken Tape::take() noexcept {
+TraceBuffer::Taken TraceBuffer::take() noexcept {
   Taken taken;
   if (taken_ == written_) {
     taken.events = events_.take();
@@ -97,7 +97,7 @@ Tape::Taken Tape::take() noexcept {
   return taken;
 }
 
-void Tape::read(Taken& taken) {
+void TraceBuffer::read(Taken& taken) {
   taken.events.resize(taken.in_file);  // if this throws, the events are lost
   char* const bytes = reinterpret_cast<char*>(taken.events.data());
   const bool read = all_of(taken.in_file * kEvent, [&](std::size_t done) {
@@ -107,7 +107,7 @@ void Tape::read(Taken& taken) {
 }
 
 // Count unread events as lost, and return the disk space of a fully read file.
-void Tape::has_read(const Taken& taken) noexcept {
+void TraceBuffer::has_read(const Taken& taken) noexcept {
   reading_ = false;
   lost_ += taken.in_file - taken.events.size();
   if (taken_ != written_) return;

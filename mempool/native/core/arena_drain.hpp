@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "core/pattern.hpp"
-#include "core/rarely.hpp"
+#include "core/backoff.hpp"
 
 namespace mempool {
 
-class Vacated {
+class ArenaDrain {
  public:
   bool any() const noexcept { return !begins_.empty(); }
   bool has(Offset begin) const noexcept { return std::binary_search(begins_.begin(), begins_.end(), begin); }
@@ -24,7 +24,7 @@ class Vacated {
   void add(const std::vector<std::pair<Offset, Offset>>& alive, std::uint64_t now) {
     if (now == last_) return;  // a second request at the same boundary, for another plan
     last_ = now;
-    if (rounds_ == kMostRounds) stop(now);
+    if (rounds_ == kMostRounds) cancel(now);
     if (!tries_.is_due(now)) return;
     ++rounds_;
     for (const auto& [begin, end] : alive) begins_.push_back(begin);
@@ -32,7 +32,7 @@ class Vacated {
     begins_.erase(std::unique(begins_.begin(), begins_.end()), begins_.end());
   }
   // End the drain: no larger arena can be allocated now, or none is wanted.
-  void stop(std::uint64_t now) noexcept {
+  void cancel(std::uint64_t now) noexcept {
     if (!any()) return;
     begins_.clear();
     rounds_ = 0;
@@ -51,7 +51,7 @@ class Vacated {
   std::vector<Offset> begins_;  // sorted
   unsigned rounds_ = 0;
   std::uint64_t last_ = ~std::uint64_t{0};
-  Rarely tries_{64, 1024};  // boundaries
+  ExponentialBackoff tries_{64, 1024};  // boundaries
 };
 
 }  // namespace mempool

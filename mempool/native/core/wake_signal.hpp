@@ -13,7 +13,7 @@
 
 namespace mempool {
 
-class Bell {
+class WakeSignal {
  public:
   void ring() noexcept {
     rings_.fetch_add(1, std::memory_order_release);

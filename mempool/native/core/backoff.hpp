@@ -7,10 +7,10 @@
 namespace mempool {
 
 // Counts in iterations or boundaries, as the user chooses.
-class Rarely {
+class ExponentialBackoff {
  public:
   // The pause is `shortest` after the first time and doubles after each further time, up to `longest`.
-  constexpr Rarely(std::uint64_t shortest, std::uint64_t longest) noexcept
+  constexpr ExponentialBackoff(std::uint64_t shortest, std::uint64_t longest) noexcept
       : shortest_(shortest), longest_(longest), pause_(shortest) {}
 
   bool is_due(std::uint64_t now) const noexcept { return now >= at_; }

@@ -11,7 +11,7 @@
 
 namespace mempool {
 
-class Succession {
+class PatternHistory {
  public:
   void add(Pattern* ended) noexcept {
     if (count_ == past_.size()) {

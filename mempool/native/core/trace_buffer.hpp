@@ -9,14 +9,14 @@
 
 namespace mempool {
 
-class Tape {
+class TraceBuffer {
  public:
   static constexpr std::size_t kPiece = std::size_t{1} << 18;  // events: 14 MiB
 
-  Tape() = default;
-  ~Tape() { forget_file(); }
-  Tape(const Tape&) = delete;
-  Tape& operator=(const Tape&) = delete;
+  TraceBuffer() = default;
+  ~TraceBuffer() { forget_file(); }
+  TraceBuffer(const TraceBuffer&) = delete;
+  TraceBuffer& operator=(const TraceBuffer&) = delete;
 
   bool on() const noexcept { return on_; }
   // `folder`: folder of the file; empty: all events stay in memory, as they do if the file cannot be created.
