@@ -175,7 +175,7 @@ def test_loss_of_the_model_itself_is_left_to_the_model(tmp_path: Path, loss: str
     path.write_text(program(loss, wrap="lambda o: {'loss': o.square().mean(), 'o': o}"))
     with fake_execution():
         target = find_target(parse_target(str(path)), Sizes(main=True))
-    assert ("loss" not in target.own) is own
+    assert ("loss" not in target.attributes) is own
 
 
 def test_loss_behind_an_autocast_forward_is_in_full_precision(fitted: Fitted) -> None:

@@ -27,7 +27,7 @@ from mempool.torch.estimate import Fit, Job
 from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.fake.mode import fake_mode
 from mempool.torch.estimate.remedies.advise import advise
-from mempool.torch.estimate.remedies.offloading import SLOWER, swapping
+from mempool.torch.estimate.remedies.offloading import SLOWER, plan_offload
 from solvers.swap import PRESETS, step_of
 
 ops = torch.ops.aten
@@ -112,34 +112,34 @@ def test_the_step_repeats_and_has_the_predicted_peak(plain: Fit) -> None:
 def test_what_is_asked_for_is_held(plain: Fit, share: float) -> None:
     """With the arena and what a GPU adds, or it says that it does not fit; and no bound is broken."""
     fit = fit_of(deep(), int(plain.needed_bytes * share))
-    found = swapping(deep(), fit)
+    found = plan_offload(deep(), fit)
     assert found is not None
-    assert found.asked is not None
+    assert found.at_limit is not None
     assert fit.limit_bytes is not None
-    assert found.fits == (found.asked.needed_bytes <= fit.limit_bytes)
+    assert found.fits == (found.at_limit.needed_bytes <= fit.limit_bytes)
     assert found.fits
-    assert found.asked.peak_bytes + sum(fit.margin_bytes.values()) <= found.asked.needed_bytes
-    assert found.asked.slower >= found.asked.slower_bound >= 0
-    assert found.free.slower == 0
-    assert found.floor_bytes <= found.free.peak_bytes <= fit.peak_bytes
-    assert found.asked.host_bytes <= found.asked.swapped_bytes
+    assert found.at_limit.peak_bytes + sum(fit.margin_bytes.values()) <= found.at_limit.needed_bytes
+    assert found.at_limit.slower >= found.at_limit.slowdown_bound >= 0
+    assert found.without_stall.slower == 0
+    assert found.floor_bytes <= found.without_stall.peak_bytes <= fit.peak_bytes
+    assert found.at_limit.host_bytes <= found.at_limit.swapped_bytes
 
 
 def test_without_a_limit_it_is_told_what_a_tenth_more_time_gives(plain: Fit) -> None:
-    found = swapping(deep(link="1e-5,2e-10"), plain)
+    found = plan_offload(deep(link="1e-5,2e-10"), plain)
     assert found is not None
     assert found.slower is not None
-    assert found.asked is None
+    assert found.at_limit is None
     assert found.fits is None
     assert found.slower.slower <= SLOWER
-    assert found.slower.peak_bytes <= found.free.peak_bytes < plain.peak_bytes
+    assert found.slower.peak_bytes <= found.without_stall.peak_bytes < plain.peak_bytes
 
 
 def test_a_slower_link_is_not_better(plain: Fit) -> None:
-    quick, slow = (swapping(deep(link=link), plain) for link in ("1e-5,1e-11", "1e-3,1e-8"))
+    quick, slow = (plan_offload(deep(link=link), plain) for link in ("1e-5,1e-11", "1e-3,1e-8"))
     assert quick is not None
     assert slow is not None
-    assert quick.free.peak_bytes <= slow.free.peak_bytes
+    assert quick.without_stall.peak_bytes <= slow.without_stall.peak_bytes
 
 
 def test_it_is_one_of_the_remedies_and_in_the_json(plain: Fit) -> None:
@@ -149,7 +149,7 @@ def test_it_is_one_of_the_remedies_and_in_the_json(plain: Fit) -> None:
     (one,) = [help_ for help_ in advice.remedies if help_.name == "swapping"]
     assert advice.swapping is not None
     assert one.fits
-    assert one.saves_bytes == fit.needed_bytes - advice.swapping.told.needed_bytes
+    assert one.saves_bytes == fit.needed_bytes - advice.swapping.reported.needed_bytes
     assert 'limit="' in one.code
     said = parse_bytes(one.code.split('limit="')[1].split('"')[0])
     assert said is not None
@@ -157,7 +157,7 @@ def test_it_is_one_of_the_remedies_and_in_the_json(plain: Fit) -> None:
     assert "RTX 4090" in one.how
     assert "GB/s each way" in advice.swapping.assumed
     written = json.loads(json.dumps(advice.to_dict()))
-    assert written["swapping"]["asked"]["needed_bytes"] == one.needed_bytes
+    assert written["swapping"]["at_limit"]["needed_bytes"] == one.needed_bytes
     assert advice.cheapest is not None
     assert advice.cheapest.fits
 
@@ -184,7 +184,7 @@ def test_where_nothing_can_be_away_it_is_said() -> None:
 @pytest.mark.parametrize("more", [{"mode": "inference", "optimizer": None}, {"device": "cpu"}])
 def test_of_other_jobs_nothing_is_told(more: dict[str, Any]) -> None:
     job = deep(batch=64, **more)
-    assert swapping(job, fit_of(job)) is None
+    assert plan_offload(job, fit_of(job)) is None
 
 
 def test_a_link_that_means_nothing_is_told_among_what_was_not_tried(plain: Fit) -> None:

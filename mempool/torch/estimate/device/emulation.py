@@ -1,6 +1,6 @@
 """Device emulation: fake tensors of the CPU that take memory as tensors of another device do.
 
-    with FakeTensorMode(), as_on("cuda", capability=(9, 0)):
+    with FakeTensorMode(), emulate_device("cuda", capability=(9, 0)):
         loss = model(x).sum()
         loss.backward()
 
