@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mempool.errors import UsageError
 from mempool.torch.model_spec import (
     TYPES,
-    Input,
-    Named,
+    InputSpec,
+    ModelSpec,
     parse_inputs,
     parse_name,
     parse_sizes,
@@ -38,21 +38,21 @@ def test_name_with_arguments_round_trips_through_its_text(
     if any(map(keyword.iskeyword, (where, *arguments))) or where == "transformers":
         return
     place = {"transformers": "", "module": f"pkg.{where}", "script": f"dir/{where}.py"}[kind]
-    named = Named(kind, place, name, arguments)
+    named = ModelSpec(kind, place, name, arguments)
     assert parse_target(str(named)) == named
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("train.py", Named("script", "train.py", "")),
-        ("a b/train.py:Net", Named("script", "a b/train.py", "Net")),
-        ("pkg.sub", Named("module", "pkg.sub", "")),
-        ("transformers:./a folder/config.json", Named("transformers", "", "./a folder/config.json")),
-        ("transformers:meta-llama/Llama-2-7b-hf", Named("transformers", "", "meta-llama/Llama-2-7b-hf")),
+        ("train.py", ModelSpec("script", "train.py", "")),
+        ("a b/train.py:Net", ModelSpec("script", "a b/train.py", "Net")),
+        ("pkg.sub", ModelSpec("module", "pkg.sub", "")),
+        ("transformers:./a folder/config.json", ModelSpec("transformers", "", "./a folder/config.json")),
+        ("transformers:meta-llama/Llama-2-7b-hf", ModelSpec("transformers", "", "meta-llama/Llama-2-7b-hf")),
     ],
 )
-def test_kind_of_a_model_name_follows_from_its_form(text: str, named: Named) -> None:
+def test_kind_of_a_model_name_follows_from_its_form(text: str, named: ModelSpec) -> None:
     assert parse_target(text) == named
 
 
@@ -77,10 +77,10 @@ def test_invalid_name_gives_the_reason(text: str, reason: str) -> None:
 
 
 def test_optimizers_are_names_with_additions_or_functions() -> None:
-    assert parse_name("sgd+momentum") == Named("", "", "sgd+momentum")
+    assert parse_name("sgd+momentum") == ModelSpec("", "", "sgd+momentum")
     assert parse_name("adamw(lr=1e-3, foreach=False)").arguments == {"lr": 1e-3, "foreach": False}
-    assert parse_name("pkg.sub:make") == Named("module", "pkg.sub", "make")
-    assert parse_name("own.py:make") == Named("script", "own.py", "make")
+    assert parse_name("pkg.sub:make") == ModelSpec("module", "pkg.sub", "make")
+    assert parse_name("own.py:make") == ModelSpec("script", "own.py", "make")
 
 
 @given(st.integers(1, 99), st.integers(1, 99), st.integers(1, 9))
@@ -92,7 +92,7 @@ def test_input_sizes_are_products_of_batch_and_sequence_length(batch: int, seq: 
 
 
 def test_input_without_a_type_is_float32_and_without_sizes_a_number() -> None:
-    assert parse_inputs("[B] long[]") == (Input("", "float32", (("B",),)), Input("", "int64", ()))
+    assert parse_inputs("[B] long[]") == (InputSpec("", "float32", (("B",),)), InputSpec("", "int64", ()))
 
 
 @pytest.mark.parametrize(

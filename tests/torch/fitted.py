@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mempool.recording.torch import AccessRecorder
 from mempool.torch.estimate import Job, fit_job
-from mempool.torch.estimate.attribution import AtPeak
+from mempool.torch.estimate.attribution import PeakAttribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,4 +155,4 @@ class Written:
                 optimizer.step()
                 optimizer.zero_grad()
                 recorder.step()
-        return AtPeak.of(recorder.trace()).bytes
+        return PeakAttribution.of(recorder.trace()).bytes

@@ -14,8 +14,8 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import mempool.torch
 from mempool.cli.app import call
-from mempool.torch.estimate.sources.scripts import unreal
-from mempool.torch.estimate.sources.targets_by_name import Sizes, find
+from mempool.torch.estimate.sources.scripts import fake_execution
+from mempool.torch.estimate.sources.targets_by_name import Sizes, find_target
 from mempool.torch.model_spec import parse_target
 
 if TYPE_CHECKING:
@@ -173,9 +173,9 @@ def test_loss_of_the_model_itself_is_left_to_the_model(tmp_path: Path, loss: str
     """So that remedies which change this loss are tried."""
     path = tmp_path / "train.py"
     path.write_text(program(loss, wrap="lambda o: {'loss': o.square().mean(), 'o': o}"))
-    with unreal():
-        target = find(parse_target(str(path)), Sizes(main=True))
-    assert ("loss" not in target.own) is own
+    with fake_execution():
+        target = find_target(parse_target(str(path)), Sizes(main=True))
+    assert ("loss" not in target.attributes) is own
 
 
 def test_loss_behind_an_autocast_forward_is_in_full_precision(fitted: Fitted) -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 
 from mempool.cli.app import call
-from mempool.torch.estimate.sources.scripts import unreal
+from mempool.torch.estimate.sources.scripts import fake_execution
 from mempool.torch.estimate.sources.transformers_models import hub, plain
 from mempool.torch.model_presets import SHAPES
 
@@ -99,7 +99,7 @@ def test_the_head_is_that_of_the_task_or_of_the_configuration(
     ],
 )  # fmt: skip
 def test_a_size_has_as_many_parameters_as_were_published(name: str, count: int) -> None:
-    with unreal():
+    with fake_execution():
         assert sum(p.numel() for p in hub(name, {}).model().parameters()) == count
 
 

@@ -34,11 +34,11 @@ import mempool.torch
 from mempool.errors import UsageError
 from mempool.torch.estimate import Fit, Job, fit_job, run
 from mempool.torch.estimate.attribution import CATEGORIES, rounded, steps_of
-from mempool.torch.estimate.device.emulation import as_on
+from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.estimator import needed
-from mempool.torch.estimate.fake.mode import Meeting
+from mempool.torch.estimate.fake.mode import InPlaceAccumulation
 from mempool.torch.estimate.largest_batch import MOST_TRIES, largest
-from mempool.torch.estimate.sources.call_spy import watched
+from mempool.torch.estimate.sources.call_spy import record_calls
 from traces import Kind
 
 
@@ -82,7 +82,11 @@ def answer(fit: Fit) -> dict[str, Any]:
 )
 def test_the_peak_is_that_of_pytorchs_own_tracker(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def tracked() -> int:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, as_on("cpu"), MemTracker() as tracker:
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True) as mode,
+            emulate_device("cpu"),
+            MemTracker() as tracker,
+        ):
             model = Whole(name)
             adam = torch.optim.AdamW(model.parameters())
             tracker.track_external(model, adam)
@@ -96,7 +100,8 @@ def test_the_peak_is_that_of_pytorchs_own_tracker(name: str, monkeypatch: pytest
                 adam.zero_grad()
             return max(snapshot["Total"] for snapshot in tracker.get_tracker_snapshot("peak").values())
 
-    monkeypatch.setattr(Meeting, "in_place", lambda *_: False)  # PyTorch's mode adds gradients out of place
+    # PyTorch's own mode adds gradients out of place.
+    monkeypatch.setattr(InPlaceAccumulation, "in_place", lambda *_: False)
     trace = run(job_of(name))
     assert int(trace.load().max()) == tracked()
     monkeypatch.setattr(
@@ -229,7 +234,8 @@ def test_the_short_ways_of_our_mode_change_nothing(name: str, monkeypatch: pytes
         trace = run(job_of(name, device="cuda"))
         return [trace.names, *(getattr(trace, c).tolist() for c in ("kind", "buffer", "size", "operation"))]
 
-    monkeypatch.setattr(Meeting, "in_place", lambda *_: False)  # PyTorch's mode adds gradients out of place
+    # PyTorch's own mode adds gradients out of place.
+    monkeypatch.setattr(InPlaceAccumulation, "in_place", lambda *_: False)
     ours = tried()
     module = sys.modules["mempool.torch.estimate.fake.fake_run"]
     monkeypatch.setattr(module, "fake_mode", lambda: FakeTensorMode(allow_non_fake_inputs=True))
@@ -381,7 +387,7 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
         optimizer=torch.optim.AdamW,
         loss=lambda out: out.sum(),
     )
-    assert needed(job, "pytorch") <= limit < needed(job.but(batch=job.batch + 1), "pytorch")
+    assert needed(job, "pytorch") <= limit < needed(job.replace(batch=job.batch + 1), "pytorch")
 
 
 def test_what_does_not_fit_says_by_how_much() -> None:
@@ -549,6 +555,6 @@ def test_threads_get_their_own_answers_and_errors() -> None:
 
 
 def test_watching_a_script_leaves_no_hook() -> None:
-    with watched():
+    with record_calls():
         pass
     assert not _has_any_global_hook()

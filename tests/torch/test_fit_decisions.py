@@ -98,7 +98,7 @@ def decisions(tmp_path: Path, lines: str, *, inside: bool) -> tuple[list[str], l
         for k, line in enumerate(text.splitlines(), 1)
         if line.endswith("# above")
     }
-    return load_script("train.py").seen.decisions, [above.get(one, one) for one in said]
+    return load_script("train.py").record.decisions, [above.get(one, one) for one in said]
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["module", "function"])
@@ -123,4 +123,4 @@ def test_decision_of_a_library_is_told_with_the_line_that_calls_it(tmp_path: Pat
     path = f"sys.path.insert(0, {str(library.parent)!r})"  # absolute: Python caches finders by name
     lines = f"import sys\n{path}\nsys.modules.pop('deciding', 0)\nimport deciding"
     (tmp_path / "train.py").write_text(f"{HEAD}{lines}\ndeciding.f(x)\ndeciding.f(-x)\n")
-    assert load_script("train.py").seen.decisions == ["train.py:13 (in deciding.py:2)"]
+    assert load_script("train.py").record.decisions == ["train.py:13 (in deciding.py:2)"]

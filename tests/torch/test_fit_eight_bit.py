@@ -16,7 +16,7 @@ from torch import nn
 
 import mempool.torch
 from mempool.cli.app import call
-from mempool.torch.estimate.fake.eight_bit_optimizers import BLOCK, STAND_INS, optimizers_by_layout
+from mempool.torch.estimate.fake.eight_bit_optimizers import BLOCK, STAND_INS, patch_bitsandbytes
 from mempool.torch.estimate.remedies.optimizers import InBackward
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def test_trainer_with_an_eight_bit_optimizer_keeps_embeddings_in_32_bits(
 
 @pytest.mark.skipif(INSTALLED, reason="bitsandbytes is installed")
 def test_stand_in_has_optimizers_and_no_layers() -> None:
-    with optimizers_by_layout():
+    with patch_bitsandbytes():
         import bitsandbytes
 
         assert issubclass(bitsandbytes.optim.PagedAdamW8bit, torch.optim.Optimizer)

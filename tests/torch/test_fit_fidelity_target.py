@@ -1,4 +1,4 @@
-"""Fake tensors inside `as_on` take what a CUDA device would, and give what PyTorch gives."""
+"""Fake tensors inside `emulate_device` take what a CUDA device would, and give what PyTorch gives."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
-from mempool.torch.estimate.device.emulation import as_on
-from mempool.torch.estimate.device.kernels import Asked, Target, backend_of
+from mempool.torch.estimate.device.emulation import emulate_device
+from mempool.torch.estimate.device.kernels import AttentionCall, Target, backend_of
 from traces.trace import Kind
 
 HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)
@@ -84,22 +84,22 @@ def qkv(
 )  # fmt: skip
 def test_the_type_the_heads_and_the_chip_decide_the_kernel(backend: str, capability: Any, asked: Any) -> None:
     q, k, v = qkv(2, 4, 16, 64, **asked)
-    chosen = backend_of(Asked(q, k, v, enable_gqa="kv_heads" in asked), Target(capability))
+    chosen = backend_of(AttentionCall(q, k, v, enable_gqa="kv_heads" in asked), Target(capability))
     assert chosen == backend
 
 
 def test_a_mask_is_for_the_efficient_kernel_and_a_trained_one_not_for_cudnn() -> None:
     q, k, v = qkv(2, 4, 16, 64, dtype=torch.bfloat16)
     mask = torch.empty(16, 16, dtype=torch.bfloat16)
-    assert backend_of(Asked(q, k, v, mask), Target(AMPERE)) == "efficient"
-    assert backend_of(Asked(q, k, v, mask), Target(HOPPER)) == "cudnn"
-    assert backend_of(Asked(q, k, v, mask.requires_grad_()), Target(HOPPER)) == "efficient"
+    assert backend_of(AttentionCall(q, k, v, mask), Target(AMPERE)) == "efficient"
+    assert backend_of(AttentionCall(q, k, v, mask), Target(HOPPER)) == "cudnn"
+    assert backend_of(AttentionCall(q, k, v, mask.requires_grad_()), Target(HOPPER)) == "efficient"
 
 
 def test_the_users_switches_count() -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    asked = Asked(*qkv(2, 4, 16, 64, dtype=torch.bfloat16))
+    asked = AttentionCall(*qkv(2, 4, 16, 64, dtype=torch.bfloat16))
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
         assert backend_of(asked, Target(AMPERE)) == "efficient"
     with sdpa_kernel(SDPBackend.MATH):
@@ -119,7 +119,7 @@ def test_attention_gives_the_shapes_and_types_that_pytorch_gives(data: st.DataOb
     kind = draw(st.sampled_from(["none", "causal", "bool", "added", "trained"]))
     capability = draw(st.sampled_from([VOLTA, AMPERE, HOPPER]))
     results = []
-    for on in (contextlib.nullcontext(), as_on("cuda", capability=capability)):
+    for on in (contextlib.nullcontext(), emulate_device("cuda", capability=capability)):
         with FakeTensorMode(), on:
             q, k, v = qkv(2, 4, length, width, dtype=dtype, kv_heads=kv_heads)
             mask = {"bool": torch.bool, "added": dtype, "trained": dtype}.get(kind)
@@ -146,21 +146,21 @@ def test_fused_attention_keeps_no_scores() -> None:
             q, k, v = qkv(2, 4, length, 64, dtype=torch.bfloat16)
             F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
 
-        with FakeTensorMode(), as_on("cuda"):
+        with FakeTensorMode(), emulate_device("cuda"):
             return peak_bytes(work)
 
     assert peak(4096) < 2.1 * peak(2048)
 
 
 def test_attention_inside_of_pytorchs_own_layers_is_chosen_too() -> None:
-    with FakeTensorMode(), as_on("cuda"), Names() as seen:
+    with FakeTensorMode(), emulate_device("cuda"), Names() as seen:
         layer, x = nn.MultiheadAttention(64, 4, dropout=0.25), torch.empty(8, 2, 64)
         layer(x, x, x, need_weights=False)[0].sum().backward()
     assert any("efficient_attention_backward" in name for name in seen.seen)
 
 
 def test_inference_mode_does_not_go_past_the_kernels() -> None:
-    with FakeTensorMode(), as_on("cuda"), Names() as seen, torch.inference_mode():
+    with FakeTensorMode(), emulate_device("cuda"), Names() as seen, torch.inference_mode():
         assert not F.scaled_dot_product_attention(*qkv(2, 4, 16, 64)).requires_grad
     assert any("efficient_attention" in name for name in seen.seen)
 
@@ -170,7 +170,7 @@ def test_what_a_checkpoint_computes_again_is_on_the_target_too(by_hand: bool) ->
     def work(x: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(x, x, x).sin() * torch.ones(64, device="cuda")
 
-    with FakeTensorMode(), as_on("cuda"), Names() as seen:
+    with FakeTensorMode(), emulate_device("cuda"), Names() as seen:
         x = qkv(2, 4, 16, 64)[0]
         total = checkpoint(work, x, use_reentrant=False).sum()
         torch.autograd.grad(total, x) if by_hand else total.backward()
@@ -185,14 +185,14 @@ def test_dropout_keeps_a_byte_an_element() -> None:
 
     with FakeTensorMode():
         on_cpu = peak_bytes(work)
-        with as_on("cuda"):
+        with emulate_device("cuda"):
             assert on_cpu - peak_bytes(work) >= 3 << 20
 
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("inplace", [False, True])
 def test_dropout_gives_what_pytorch_gives(training: bool, inplace: bool) -> None:
-    with FakeTensorMode(), as_on("cuda"):
+    with FakeTensorMode(), emulate_device("cuda"):
         x = torch.empty(3, 4)
         y = nn.Dropout(0.3, inplace=inplace).train(training)(x)
         assert y.shape == x.shape
@@ -214,7 +214,7 @@ def test_recurrent_layers_give_the_shapes_that_pytorch_gives(kind: Any, more: di
 
     with FakeTensorMode():
         usual = work()
-        with as_on("cuda"):
+        with emulate_device("cuda"):
             assert work() == usual
 
 
@@ -226,7 +226,7 @@ def test_a_packed_sequence_is_one_call_too() -> None:
         return [t.shape for t in torch.lstm(torch.empty(8, 8), sizes, states, layer._flat_weights, *more)]
 
     usual = work()
-    with FakeTensorMode(), as_on("cuda"):
+    with FakeTensorMode(), emulate_device("cuda"):
         assert work() == usual
 
 
@@ -242,14 +242,14 @@ def test_optimizers_take_their_foreach_form_and_their_own_again_afterwards() -> 
 
     with FakeTensorMode():
         assert not names()
-        with as_on("cuda"):
+        with emulate_device("cuda"):
             assert any("sqrt" in name for name in names())
             assert any("norm" in name for name in names())
         assert not names()
 
 
 def test_cuda_is_the_fake_device() -> None:
-    with FakeTensorMode(), as_on("cuda"):
+    with FakeTensorMode(), emulate_device("cuda"):
         x = torch.empty(4, device="cuda")
         layer = nn.Linear(4, 4).cuda().to("cuda:0").to(device="cuda")
         assert layer(x.cuda().to("cuda")).to(torch.float16).device.type == "cpu"
@@ -259,7 +259,7 @@ def test_cuda_is_the_fake_device() -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_modules_of_fake_tensors_are_converted_in_place(device: str) -> None:
-    with FakeTensorMode(), as_on(device):
+    with FakeTensorMode(), emulate_device(device):
         layer = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
         layer[0].bias = layer[1].bias
         first, steps = layer[0].weight, layer[1].num_batches_tracked
@@ -273,7 +273,7 @@ def test_modules_of_fake_tensors_are_converted_in_place(device: str) -> None:
 
 
 def test_autocast_of_cuda_narrows_products_and_widens_what_cuda_widens() -> None:
-    with FakeTensorMode(), as_on("cuda"), torch.autocast("cuda", torch.bfloat16):
+    with FakeTensorMode(), emulate_device("cuda"), torch.autocast("cuda", torch.bfloat16):
         x = torch.empty(2, 4, requires_grad=True)
         y = nn.Linear(4, 4)(x)
         assert y.dtype == torch.bfloat16
@@ -286,7 +286,7 @@ def test_autocast_of_cuda_narrows_products_and_widens_what_cuda_widens() -> None
         )
         assert F.gelu(y).dtype == torch.bfloat16
         assert F.scaled_dot_product_attention(*[torch.empty(1, 1, 4, 8)] * 3).dtype == torch.bfloat16
-    with FakeTensorMode(), as_on("cuda"), torch.autocast("cuda"):
+    with FakeTensorMode(), emulate_device("cuda"), torch.autocast("cuda"):
         assert nn.Linear(4, 4)(torch.empty(2, 4)).dtype == torch.float16
 
 
@@ -296,7 +296,7 @@ def test_softmax_of_half_precision_makes_one_buffer() -> None:
 
     with FakeTensorMode():
         usual = peak_bytes(work)
-        with as_on("cuda"):
+        with emulate_device("cuda"):
             assert peak_bytes(work) == usual - (4 << 20)
 
 
@@ -308,19 +308,19 @@ def test_text_is_not_taken_to_be_packed(device: str) -> None:
     config = LlamaConfig(
         vocab_size=99, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, use_cache=False
     )
-    with FakeTensorMode(), as_on(device), Names() as seen:
+    with FakeTensorMode(), emulate_device(device), Names() as seen:
         LlamaForCausalLM(config)(torch.zeros(2, 8, dtype=torch.long))
     assert not any("cumsum" in name for name in seen.seen)
     assert masking_utils.find_packed_sequence_indices is before
 
 
 def test_the_cpu_and_real_tensors_are_left_alone() -> None:
-    with FakeTensorMode(), as_on("cpu"), Names() as seen:
+    with FakeTensorMode(), emulate_device("cpu"), Names() as seen:
         F.scaled_dot_product_attention(*qkv(2, 4, 16, 64))
     assert any("for_cpu" in name for name in seen.seen)
-    with as_on("cuda"):
+    with emulate_device("cuda"):
         inputs = [torch.randn(1, 2, 8, 16) for _ in range(3)]
         attended = F.scaled_dot_product_attention(*inputs)
     assert torch.equal(attended, F.scaled_dot_product_attention(*inputs))
-    with pytest.raises(UsageError, match="no device 'xpu'"), as_on("xpu"):
+    with pytest.raises(UsageError, match="no device 'xpu'"), emulate_device("xpu"):
         pass

@@ -22,13 +22,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fitted import PROGRAMS, Dropping, fit_of, rows
 
 from mempool.torch.estimate import Job
-from mempool.torch.estimate.checkpointing import Operations, Way, _listed, repeated, ways
+from mempool.torch.estimate.checkpointing import (
+    BlockSelection,
+    FlopCounter,
+    block_list,
+    block_selections,
+    repeated_blocks,
+)
 from mempool.torch.estimate.fake.mode import fake_mode
-from mempool.torch.estimate.remedies.advise import what_would_help
-from mempool.torch.estimate.remedies.applicability import look
+from mempool.torch.estimate.remedies.advise import advise
+from mempool.torch.estimate.remedies.applicability import inspect_job
 from mempool.torch.estimate.remedies.changes import Change, Cost, Ladder, applied, ladders
 from mempool.torch.estimate.remedies.trials import cheapest_of
-from mempool.torch.estimate.result import Help
+from mempool.torch.estimate.result import TriedRemedy
 
 
 class Squares(nn.Module):
@@ -64,28 +70,28 @@ def tried() -> Any:
     job = squares()
     limit = int(fit_of(job).needed_bytes - 0.25 * fit_of(job).peak_bytes)
     fit, names = fit_of(job, limit), []
-    return job, fit, what_would_help(job, fit, told=names.append), names
+    return job, fit, advise(job, fit, progress=names.append), names
 
 
 def test_what_is_saved_is_a_difference_and_comes_in_order(tried: Any) -> None:
-    _, fit, helps, _ = tried
-    assert helps.remedies
-    for one in [*helps.remedies, helps.cheapest]:
+    _, fit, advice, _ = tried
+    assert advice.remedies
+    for one in [*advice.remedies, advice.cheapest]:
         assert one.saves_bytes == fit.needed_bytes - one.needed_bytes > 0
         assert one.saves_peak_bytes == fit.peak_bytes - one.peak_bytes
         assert one.saves_reserved_bytes == fit.reserved_bytes[fit.allocator] - one.reserved_bytes
         assert one.fits == (one.needed_bytes <= fit.limit_bytes)
         assert one.code
         assert one.how
-    saved = [one.saves_bytes for one in helps.remedies]
+    saved = [one.saves_bytes for one in advice.remedies]
     assert saved == sorted(saved, reverse=True)
 
 
 def test_each_saving_is_that_of_the_changed_job(tried: Any) -> None:
     """The runs are made again, by themselves."""
-    job, fit, helps, _ = tried
-    changes = {step.name: step for ladder in ladders(job, look(job)) for step in ladder.steps}
-    for one in [*helps.remedies, helps.cheapest]:
+    job, fit, advice, _ = tried
+    changes = {step.name: step for ladder in ladders(job, inspect_job(job)) for step in ladder.steps}
+    for one in [*advice.remedies, advice.cheapest]:
         if one.name == "swapping":  # which is planned: test_fit_swapping.py
             continue
         parts = [changes[name] for name in one.parts]
@@ -93,37 +99,39 @@ def test_each_saving_is_that_of_the_changed_job(tried: Any) -> None:
 
 
 def test_one_block_fewer_does_not_fit(tried: Any) -> None:
-    job, fit, helps, _ = tried
-    (found,) = (one for one in helps.remedies if one.name.startswith("checkpointing"))
-    (steps,) = (ladder.steps for ladder in ladders(job, look(job)) if ladder.steps[0].kind == "checkpointing")
+    job, fit, advice, _ = tried
+    (found,) = (one for one in advice.remedies if one.name.startswith("checkpointing"))
+    (steps,) = (
+        ladder.steps for ladder in ladders(job, inspect_job(job)) if ladder.steps[0].kind == "checkpointing"
+    )
     at = [step.name for step in steps].index(found.name)
     assert found.fits
     assert at == 0 or not fit_of(applied(job, [steps[at - 1]]), fit.limit_bytes).fits
 
 
 def test_it_tells_what_it_tries_and_is_ready_for_json(tried: Any) -> None:
-    *_, helps, names = tried
+    *_, advice, names = tried
     assert {"loss in pieces", "no key-value cache"}.isdisjoint(names)  # of language models alone
     assert len(names) == len(set(names)) > 5
-    assert json.loads(json.dumps(helps.to_dict()))["cheapest"]["fits"] is True
+    assert json.loads(json.dumps(advice.to_dict()))["cheapest"]["fits"] is True
 
 
 def test_nothing_is_combined_where_it_fits() -> None:
     job = squares(mode="inference", optimizer=None)  # of which no swaps are planned
     for limit in (None, 1 << 40):
-        helps = what_would_help(job, fit_of(job, limit), most_runs=1)
-        assert helps.cheapest is None
-        assert helps.together is None
+        advice = advise(job, fit_of(job, limit), most_runs=1)
+        assert advice.cheapest is None
+        assert advice.combined is None
 
 
 def test_where_nothing_is_enough_it_says_how_far_all_of_it_goes() -> None:
     job = squares(batch=1)
-    helps = what_would_help(job, fit_of(job, 1000))
-    assert helps.cheapest is None
-    assert helps.together is not None
-    assert helps.together.fits is False
-    assert helps.together.saves_bytes >= max(
-        one.saves_bytes for one in helps.remedies if one.cost != Cost.TRAINING.name.lower()
+    advice = advise(job, fit_of(job, 1000))
+    assert advice.cheapest is None
+    assert advice.combined is not None
+    assert advice.combined.fits is False
+    assert advice.combined.saves_bytes >= max(
+        one.saves_bytes for one in advice.remedies if one.cost != Cost.TRAINING.name.lower()
     )
 
 
@@ -135,16 +143,16 @@ def test_what_is_not_tried_is_told_with_the_reason() -> None:
             return super().forward(x)
 
     job = squares(model=Picky)
-    told = dict(what_would_help(job, fit_of(job)).not_tried)
+    told = dict(advise(job, fit_of(job)).not_tried)
     assert "only float32 here" in told["bfloat16 weights"]
     assert "checkpointing all 3 blocks" not in told
     job = squares(mode="inference", optimizer=None)
-    none = what_would_help(job, fit_of(job), most_runs=0)
+    none = advise(job, fit_of(job), most_runs=0)
     assert {why for _, why in none.not_tried} == {"no runs are left"}
     runs: list[str] = []
-    what_would_help(job, fit_of(job), most_runs=2, told=runs.append)
+    advise(job, fit_of(job), most_runs=2, progress=runs.append)
     assert len(runs) == 2
-    late = what_would_help(job, fit_of(job), most_seconds=-1)
+    late = advise(job, fit_of(job), most_seconds=-1)
     assert {why for _, why in late.not_tried} == {"no time is left"}
     assert {one.name for one in late.remedies} <= {"planned pool", "expandable segments"}  # which need no run
 
@@ -157,7 +165,7 @@ def test_the_users_model_stays_as_it_is(fake: bool) -> None:
         before = [(name, p, p.dtype, p.grad, p._version) for name, p in model.named_parameters()]
         job = squares(model=lambda: model)
         with torch.enable_grad():
-            what_would_help(job, fit_of(job))
+            advise(job, fit_of(job))
         after = [(name, p, p.dtype, p.grad, p._version) for name, p in model.named_parameters()]
         assert all(a[1] is b[1] and a[2:] == b[2:] for a, b in zip(before, after, strict=True))
         assert all("forward" not in vars(module) for module in model.modules())
@@ -166,17 +174,17 @@ def test_the_users_model_stays_as_it_is(fake: bool) -> None:
 
 def test_of_a_forward_alone_only_what_has_to_do_with_it() -> None:
     job = squares(mode="inference", optimizer=None)
-    kinds = {step.kind for ladder in ladders(job, look(job)) for step in ladder.steps}
+    kinds = {step.kind for ladder in ladders(job, inspect_job(job)) for step in ladder.steps}
     assert kinds == {"allocator", "output", "precision", "batch"}
-    assert what_would_help(job, fit_of(job)).hints == []
+    assert advise(job, fit_of(job)).hints == []
 
 
 @pytest.mark.full
 def test_with_a_remedy_at_least_as_large_a_batch_fits() -> None:
     job = squares(batch=4)
     fit = fit_of(job, fit_of(job).needed_bytes)
-    helps = what_would_help(job, fit, largest=True, most_runs=12)
-    larger = [one.largest_batch for one in helps.remedies if one.largest_batch is not None]
+    advice = advise(job, fit, largest=True, most_runs=12)
+    larger = [one.largest_batch for one in advice.remedies if one.largest_batch is not None]
     assert larger
     assert min(larger) >= 4 < max(larger)
 
@@ -198,7 +206,7 @@ def test_blocks_of_one_parent_and_class_are_found_outermost_first() -> None:
             "leaves": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
         }
     )
-    assert repeated(model) == [
+    assert repeated_blocks(model) == [
         "listed.0", "listed.1", "listed.2", "deep.0.a", "deep.0.b", "deep.1.a", "deep.1.b",
     ]  # fmt: skip
 
@@ -206,21 +214,21 @@ def test_blocks_of_one_parent_and_class_are_found_outermost_first() -> None:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_list_that_is_told_is_the_blocks(program: str) -> None:
     model = PROGRAMS[program][0]()
-    for way in ways(model):
-        listed = eval(f"[{_listed(way)}]", {"model": model})
+    for way in block_selections(model):
+        listed = eval(f"[{block_list(way)}]", {"model": model})
         assert [id(one) for one in listed] == [id(model.get_submodule(name)) for name in way.blocks]
 
 
 def test_a_stage_of_stages_can_be_taken_coarse_or_fine() -> None:
     model = nn.Sequential(*(nn.Sequential(block(), block()) for _ in range(2)))
-    assert [way.blocks for way in ways(model)] == [("0", "1"), ("0.0", "0.1", "1.0", "1.1")]
+    assert [way.blocks for way in block_selections(model)] == [("0", "1"), ("0.0", "0.1", "1.0", "1.1")]
 
 
 def test_operations_are_pytorchs_count_and_shares_are_of_the_blocks() -> None:
     model, (args, kwargs) = Dropping(), rows(4)
     with FlopCounterMode(display=False) as counted:
         model(*args, **kwargs)
-    with Operations(list(model.blocks)) as operations:
+    with FlopCounter(list(model.blocks)) as operations:
         model(*args, **kwargs)
     assert operations.total == counted.get_total_flops() == sum(operations.inside)
     assert len(set(operations.inside)) == 1
@@ -236,18 +244,18 @@ class Additive:
     def __init__(self, needed: int, limit: int) -> None:
         self.needed, self.limit = needed, limit
 
-    def tried(self, changes: Any) -> Help:
+    def try_changes(self, changes: Any) -> TriedRemedy:
         saved = sum(int(change.code) for change in changes)
         parts = tuple(change.name for change in changes)
         cost = max(change.cost for change in changes).name.lower()
         left = self.needed - saved
-        return Help(
+        return TriedRemedy(
             "", saved, "", "", left, left, saved, left, saved, "", "", left <= self.limit, cost, parts=parts
         )
 
-    def weakest(self, ladder: Ladder, others: Any) -> Ladder:
+    def weakest_that_fits(self, ladder: Ladder, others: Any) -> Ladder:
         for count in range(1, len(ladder.steps) + 1):
-            if self.tried([ladder.steps[count - 1], *others]).fits:
+            if self.try_changes([ladder.steps[count - 1], *others]).fits:
                 return Ladder(ladder.steps[:count])
         return ladder
 
@@ -269,7 +277,7 @@ def test_no_dearer_change_is_taken_than_must_be_and_none_can_be_left_out(given_:
         steps = tuple(change(f"{at}.{s}", kind, size, cost) for s, size in enumerate(sorted(saves)))
         alone.append(Ladder(steps))
     trials = Additive(1000, 1000 - missing)
-    cheapest, together = cheapest_of(trials, [(one, trials.tried([one.strongest])) for one in alone])  # type: ignore[arg-type]
+    cheapest, combined = cheapest_of(trials, [(one, trials.try_changes([one.strongest])) for one in alone])  # type: ignore[arg-type]
     steps = {step.name: step for ladder in alone for step in ladder.steps}
     choices = [
         [None, *(ladder.strongest for ladder in alone if ladder.strongest.kind == str(kind))]
@@ -278,23 +286,23 @@ def test_no_dearer_change_is_taken_than_must_be_and_none_can_be_left_out(given_:
     enough = [
         max(c.cost for c in some)
         for picked in product(*choices)
-        if (some := [c for c in picked if c]) and trials.tried(some).fits
+        if (some := [c for c in picked if c]) and trials.try_changes(some).fits
     ]
     assert (cheapest is None) == (not enough)
     if cheapest is None:
         return
     assert cheapest.fits
-    assert together is None
+    assert combined is None
     assert cheapest.cost == min(enough).name.lower()
     taken = [steps[name] for name in cheapest.parts]
     assert len({one.kind for one in taken}) == len(taken)
     for one in taken:
         others = [other for other in taken if other is not one]
-        assert not others or one.cost == Cost.NOTHING or not trials.tried(others).fits
+        assert not others or one.cost == Cost.NOTHING or not trials.try_changes(others).fits
 
 
 # -- offloading, estimated --------------------------------------------------------------------------------
 
 
 def test_a_way_without_blocks_has_no_list() -> None:
-    assert _listed(Way(())) == ""
+    assert block_list(BlockSelection(())) == ""

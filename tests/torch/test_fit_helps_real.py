@@ -17,8 +17,8 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 from fitted import PROGRAMS, Written, fit_of, job_of
 
-from mempool.torch.estimate.fake.mode import Meeting
-from mempool.torch.estimate.remedies.applicability import look
+from mempool.torch.estimate.fake.mode import InPlaceAccumulation
+from mempool.torch.estimate.remedies.applicability import inspect_job
 from mempool.torch.estimate.remedies.changes import Change, applied, ladders
 from mempool.torch.estimate.remedies.model_changes import chunk_loss, chunked_cross_entropy, save_on_host
 from mempool.torch.estimate.remedies.optimizers import Adafactor, InBackward, MasterWeights
@@ -36,7 +36,7 @@ SOME = [name if name == "dropping" else pytest.param(name, marks=pytest.mark.ful
 
 def changes_of(job: Job) -> dict[str, Change]:
     """All steps of all ladders, by name."""
-    return {step.name: step for ladder in ladders(job, look(job)) for step in ladder.steps}
+    return {step.name: step for ladder in ladders(job, inspect_job(job)) for step in ladder.steps}
 
 
 def named(job: Job, part: str) -> Change:
@@ -62,7 +62,7 @@ def written(code: str) -> Any:
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a real run that is recorded, gradients that meet are added out of place (docs/predicted.md)."""
-    monkeypatch.setattr(Meeting, "in_place", lambda *_: False)
+    monkeypatch.setattr(InPlaceAccumulation, "in_place", lambda *_: False)
 
 
 @pytest.mark.parametrize("program", SOME)
@@ -205,7 +205,7 @@ def test_activations_on_the_host(program: str) -> None:
     job = job_of(program)
     plain, real = Written(program), Written(program, change=on_host)
     plain.run()
-    without = job.but(model=lambda: save_on_host(PROGRAMS[program][0]()))
+    without = job.replace(model=lambda: save_on_host(PROGRAMS[program][0]()))
     assert fit_of(without).peak_bytes == real.run()
     assert real.losses == plain.losses
 

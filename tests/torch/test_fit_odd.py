@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import mempool.torch
 from mempool.errors import UsageError
-from mempool.torch.estimate.inputs import arguments, batch_of, resizable
+from mempool.torch.estimate.inputs import batch_of, call_arguments, resizable
 from mempool.torch.estimate.model_outputs import SUMMED
 
 if TYPE_CHECKING:
@@ -337,9 +337,9 @@ def test_inputs_take_another_batch(shape: list[int], random: Any, size: int, dty
 
 
 def test_inputs_are_given_in_any_usual_form() -> None:
-    assert arguments(X) == ((X,), {})
-    assert arguments([X, 1]) == ((X, 1), {})
-    assert arguments(UserDict(a=X)) == ((), {"a": X})
+    assert call_arguments(X) == ((X,), {})
+    assert call_arguments([X, 1]) == ((X, 1), {})
+    assert call_arguments(UserDict(a=X)) == ((), {"a": X})
 
     class Pair(nn.Module):
         def __init__(self) -> None:

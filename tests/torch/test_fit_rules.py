@@ -183,7 +183,7 @@ def answered(mode: Any, call: Any, times: int = 1) -> Any:
 @given(calls(list(meta_results.RULES)))
 @settings(max_examples=300, deadline=None)
 def test_rules_say_what_pytorch_finds_out(call: Any) -> None:
-    meta_results._ANSWERS.clear()
+    meta_results._CACHE.clear()
     found = answered(FakeTensorMode(), call)
     if found != "raises":  # what is wrong may be said to be right: no program that runs asks it
         assert answered(ValuelessMode(), call) == found
@@ -263,7 +263,7 @@ CHEAP = ("resnet", "gpt", "hf-t5")
 def test_a_step_is_the_same_without_rules_and_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"autocast": torch.bfloat16} if name == "hf-t5" else {}
     said = _columns(job_of(name, **changes)), _columns(job_of(name, **changes))
-    monkeypatch.setattr(meta_results.Remembered, "key", lambda *_: None)
+    monkeypatch.setattr(meta_results.MetaCache, "key", lambda *_: None)
     assert said[0] == said[1] == _columns(job_of(name, **changes))
 
 

@@ -26,8 +26,8 @@ from mempool.settings import parse_bytes
 from mempool.torch.estimate import Fit, Job
 from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.fake.mode import fake_mode
-from mempool.torch.estimate.remedies.advise import what_would_help
-from mempool.torch.estimate.remedies.offloading import SLOWER, swapping
+from mempool.torch.estimate.remedies.advise import advise
+from mempool.torch.estimate.remedies.offloading import SLOWER, plan_offload
 from solvers.swap import PRESETS, step_of
 
 ops = torch.ops.aten
@@ -112,54 +112,54 @@ def test_the_step_repeats_and_has_the_predicted_peak(plain: Fit) -> None:
 def test_what_is_asked_for_is_held(plain: Fit, share: float) -> None:
     """With the arena and what a GPU adds, or it says that it does not fit; and no bound is broken."""
     fit = fit_of(deep(), int(plain.needed_bytes * share))
-    found = swapping(deep(), fit)
+    found = plan_offload(deep(), fit)
     assert found is not None
-    assert found.asked is not None
+    assert found.at_limit is not None
     assert fit.limit_bytes is not None
-    assert found.fits == (found.asked.needed_bytes <= fit.limit_bytes)
+    assert found.fits == (found.at_limit.needed_bytes <= fit.limit_bytes)
     assert found.fits
-    assert found.asked.peak_bytes + sum(fit.margin_bytes.values()) <= found.asked.needed_bytes
-    assert found.asked.slower >= found.asked.slower_bound >= 0
-    assert found.free.slower == 0
-    assert found.floor_bytes <= found.free.peak_bytes <= fit.peak_bytes
-    assert found.asked.host_bytes <= found.asked.swapped_bytes
+    assert found.at_limit.peak_bytes + sum(fit.margin_bytes.values()) <= found.at_limit.needed_bytes
+    assert found.at_limit.slower >= found.at_limit.slowdown_bound >= 0
+    assert found.without_stall.slower == 0
+    assert found.floor_bytes <= found.without_stall.peak_bytes <= fit.peak_bytes
+    assert found.at_limit.host_bytes <= found.at_limit.swapped_bytes
 
 
 def test_without_a_limit_it_is_told_what_a_tenth_more_time_gives(plain: Fit) -> None:
-    found = swapping(deep(link="1e-5,2e-10"), plain)
+    found = plan_offload(deep(link="1e-5,2e-10"), plain)
     assert found is not None
     assert found.slower is not None
-    assert found.asked is None
+    assert found.at_limit is None
     assert found.fits is None
     assert found.slower.slower <= SLOWER
-    assert found.slower.peak_bytes <= found.free.peak_bytes < plain.peak_bytes
+    assert found.slower.peak_bytes <= found.without_stall.peak_bytes < plain.peak_bytes
 
 
 def test_a_slower_link_is_not_better(plain: Fit) -> None:
-    quick, slow = (swapping(deep(link=link), plain) for link in ("1e-5,1e-11", "1e-3,1e-8"))
+    quick, slow = (plan_offload(deep(link=link), plain) for link in ("1e-5,1e-11", "1e-3,1e-8"))
     assert quick is not None
     assert slow is not None
-    assert quick.free.peak_bytes <= slow.free.peak_bytes
+    assert quick.without_stall.peak_bytes <= slow.without_stall.peak_bytes
 
 
 def test_it_is_one_of_the_remedies_and_in_the_json(plain: Fit) -> None:
     """With what it was assumed with, the line to write, and before another training."""
     fit = fit_of(deep(), int(plain.needed_bytes * 0.7))
-    helps = what_would_help(deep(card="RTX 4090"), fit, most_runs=3)
-    (one,) = [help_ for help_ in helps.remedies if help_.name == "swapping"]
-    assert helps.swapping is not None
+    advice = advise(deep(card="RTX 4090"), fit, most_runs=3)
+    (one,) = [help_ for help_ in advice.remedies if help_.name == "swapping"]
+    assert advice.swapping is not None
     assert one.fits
-    assert one.saves_bytes == fit.needed_bytes - helps.swapping.told.needed_bytes
+    assert one.saves_bytes == fit.needed_bytes - advice.swapping.reported.needed_bytes
     assert 'limit="' in one.code
     said = parse_bytes(one.code.split('limit="')[1].split('"')[0])
     assert said is not None
     assert 0 <= said - (one.needed_bytes - sum(fit.margin_bytes.values())) < 2**20
     assert "RTX 4090" in one.how
-    assert "GB/s each way" in helps.swapping.assumed
-    written = json.loads(json.dumps(helps.to_dict()))
-    assert written["swapping"]["asked"]["needed_bytes"] == one.needed_bytes
-    assert helps.cheapest is not None
-    assert helps.cheapest.fits
+    assert "GB/s each way" in advice.swapping.assumed
+    written = json.loads(json.dumps(advice.to_dict()))
+    assert written["swapping"]["at_limit"]["needed_bytes"] == one.needed_bytes
+    assert advice.cheapest is not None
+    assert advice.cheapest.fits
 
 
 def test_where_nothing_can_be_away_it_is_said() -> None:
@@ -176,21 +176,21 @@ def test_where_nothing_can_be_away_it_is_said() -> None:
         optimizer=torch.optim.SGD,
         hold_output=False,
     )
-    helps = what_would_help(job, fit_of(job), most_runs=1)
-    assert helps.swapping is not None
-    assert any("swapping gains nothing" in hint for hint in helps.hints)
+    advice = advise(job, fit_of(job), most_runs=1)
+    assert advice.swapping is not None
+    assert any("swapping gains nothing" in hint for hint in advice.hints)
 
 
 @pytest.mark.parametrize("more", [{"mode": "inference", "optimizer": None}, {"device": "cpu"}])
 def test_of_other_jobs_nothing_is_told(more: dict[str, Any]) -> None:
     job = deep(batch=64, **more)
-    assert swapping(job, fit_of(job)) is None
+    assert plan_offload(job, fit_of(job)) is None
 
 
 def test_a_link_that_means_nothing_is_told_among_what_was_not_tried(plain: Fit) -> None:
-    helps = what_would_help(deep(link="rope"), plain, most_runs=1)
-    assert helps.swapping is None
-    assert ("swapping", "ValueError") in [(name, why.split(":")[0]) for name, why in helps.not_tried]
+    advice = advise(deep(link="rope"), plain, most_runs=1)
+    assert advice.swapping is None
+    assert ("swapping", "ValueError") in [(name, why.split(":")[0]) for name, why in advice.not_tried]
 
 
 def test_no_such_card() -> None:
@@ -205,19 +205,19 @@ def test_a_change_and_swapping_are_taken_together_where_neither_is_enough() -> N
 
     job = squares(batch=4)
     plain = fit_of(job)
-    none = what_would_help(job, fit_of(job, 1000))
-    assert none.together is not None
+    none = advise(job, fit_of(job, 1000))
+    assert none.combined is not None
     assert none.swapping is not None
     assert none.cheapest is None  # a thousand bytes are too few for both
     lowest = none.swapping.floor_bytes + sum(plain.margin_bytes.values())
-    limit = min(none.together.needed_bytes, lowest) - (1 << 20)
+    limit = min(none.combined.needed_bytes, lowest) - (1 << 20)
     fit = fit_of(job, limit)
-    helps = what_would_help(job, fit)
-    found = helps.cheapest
+    advice = advise(job, fit)
+    found = advice.cheapest
     assert found is not None
     assert found.parts[-1] == "swapping" != found.parts[0]
     assert found.fits
     assert found.needed_bytes <= limit
     assert found.saves_bytes == fit.needed_bytes - found.needed_bytes
-    assert helps.together is None
+    assert advice.combined is None
     assert found.code.count("\n") >= 1

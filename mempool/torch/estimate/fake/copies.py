@@ -38,7 +38,7 @@ _KEEPERS = frozenset(
     )
 )
 #: Operations whose result may be known to hold ones.
-TELLING = _MAKERS | _FILLERS | _KEEPERS
+ONES_OPERATIONS = _MAKERS | _FILLERS | _KEEPERS
 #: Largest real tensor that is searched, in elements.
 _MOST_ELEMENTS = 1 << 24
 
@@ -56,7 +56,7 @@ def holds_ones(tensor: Any) -> bool:
 
 
 def mark_result(operation: Any, args: tuple[Any, ...], result: Any) -> None:
-    """Mark the result of an operation in `TELLING` if it holds ones everywhere."""
+    """Mark the result of an operation in `ONES_OPERATIONS` if it holds ones everywhere."""
     ones = holds_ones(args[0]) if operation in _KEEPERS else operation in _MAKERS or args[-1] == 1
     if ones and isinstance(result, torch.Tensor):
         mark(result)
@@ -106,7 +106,7 @@ EAGER = "the result is of the eager model, and a compiled one may need more or l
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-def made_model(
+def fake_model(
     make: Callable[[], nn.Module],
     dtype: torch.dtype | None,
     warn: Callable[[str], object] = lambda _: None,

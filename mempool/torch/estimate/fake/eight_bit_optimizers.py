@@ -207,7 +207,7 @@ def settings_of(optimizer: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def optimizers_by_layout() -> Iterator[None]:
+def patch_bitsandbytes() -> Iterator[None]:
     """Let optimizers of bitsandbytes be made and stepped on fake tensors while the block runs."""
     before = torch.optim.Optimizer.__init__
     with contextlib.ExitStack() as stack:

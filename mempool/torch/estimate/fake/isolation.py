@@ -40,7 +40,7 @@ def caches() -> list[_Cache[Any]]:
 
 
 @contextlib.contextmanager
-def caches_forgotten(known: list[_Cache[Any]]) -> Iterator[None]:
+def clear_fake_caches(known: list[_Cache[Any]]) -> Iterator[None]:
     """Empty the functools caches into which the block put fake tensors.
 
     Others stay, since their results may be known by identity.
@@ -71,7 +71,7 @@ def _holds_fakes(cache: _Cache[Any]) -> bool:
 
 
 #: A run changes process-wide settings, so only one runs at a time.
-_ONE = threading.RLock()
+_LOCK = threading.RLock()
 
 #: Process-wide settings that a model's code may change: a getter and a setter of each.
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
@@ -104,7 +104,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 )
 
 
-def _settings_put_back(stack: contextlib.ExitStack) -> None:
+def _restore_settings(stack: contextlib.ExitStack) -> None:
     """Restore changed settings on exit; setting an unchanged one would have side effects."""
     before = [read() for read, _ in _SETTINGS]
 
@@ -116,18 +116,18 @@ def _settings_put_back(stack: contextlib.ExitStack) -> None:
     stack.callback(put_back)
 
 
-#: Functools caches found before a group of runs (`together`).
+#: Functools caches found before a group of runs (`shared_isolation`).
 _KNOWN: list[Any] = []
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def shared_isolation() -> Iterator[None]:
     """Search for caches and freeze existing objects once for several runs."""
-    with _ONE:
+    with _LOCK:
         found = caches()
         _KNOWN.extend(found)
         try:
-            with _what_was_there_set_aside():
+            with _existing_objects_frozen():
                 yield
         finally:
             del _KNOWN[len(_KNOWN) - len(found) :]
@@ -141,11 +141,11 @@ def isolated() -> Iterator[None]:
     such as a dictionary of masks, is not restored; entries in ``functools`` caches are removed.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_ONE)
-        _settings_put_back(stack)
+        stack.enter_context(_LOCK)
+        _restore_settings(stack)
         known = [*_KNOWN, *caches()]
-        stack.enter_context(_what_was_there_set_aside())
-        stack.enter_context(caches_forgotten(known))  # searches only among objects that are not frozen
+        stack.enter_context(_existing_objects_frozen())
+        stack.enter_context(clear_fake_caches(known))  # searches only among objects that are not frozen
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.callback(random.setstate, random.getstate())
         if "numpy" in sys.modules:
@@ -166,7 +166,7 @@ def isolated() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _what_was_there_set_aside() -> Iterator[None]:
+def _existing_objects_frozen() -> Iterator[None]:
     """Limit garbage collection to objects made by the run: PyTorch and a program have a million objects."""
     if gc.get_freeze_count():  # the program itself froze objects
         yield

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 
-class Made(NamedTuple):
+class NewTensor(NamedTuple):
     """A new tensor, or, if ``of`` is not negative, a view of the argument at that position."""
 
     of: int
@@ -31,17 +31,17 @@ class Made(NamedTuple):
     offset: int = 0
 
 
-class Given(NamedTuple):
+class Argument(NamedTuple):
     """The argument at a position, itself."""
 
     position: int
 
 
-class Answer(NamedTuple):
+class MetaResult(NamedTuple):
     """Parts of a result, in a list or tuple (``kind``); a single part if ``kind`` is None."""
 
     kind: type | None
-    parts: tuple[Made | Given | None, ...]
+    parts: tuple[NewTensor | Argument | None, ...]
 
 
 def dense(shape: Sequence[int]) -> tuple[int, ...]:
@@ -49,19 +49,19 @@ def dense(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(max(1, size) for size in shape[at + 1 :]) for at in range(len(shape)))
 
 
-def new(shape: Sequence[int], dtype: torch.dtype) -> Made:
+def new(shape: Sequence[int], dtype: torch.dtype) -> NewTensor:
     """Describe a new contiguous tensor."""
-    return Made(-1, tuple(shape), dense(shape), dtype)
+    return NewTensor(-1, tuple(shape), dense(shape), dtype)
 
 
-def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Made:
+def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> NewTensor:
     """Describe a new tensor of the same sizes and strides."""
-    return Made(-1, tuple(tensor.shape), tensor.stride(), dtype or tensor.dtype)
+    return NewTensor(-1, tuple(tensor.shape), tensor.stride(), dtype or tensor.dtype)
 
 
-def alone(part: Made | Given) -> Answer:
+def single(part: NewTensor | Argument) -> MetaResult:
     """Return a result of one part."""
-    return Answer(None, (part,))
+    return MetaResult(None, (part,))
 
 
 _aten = torch.ops.aten
@@ -79,7 +79,7 @@ def _is_dense(*tensors: Any) -> bool:
     )
 
 
-def _pointwise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _pointwise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetaResult | None:
     """Return the result of a pointwise operation on tensors of one shape, and numbers."""
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     if not tensors or not _is_dense(*tensors) or {len(t.shape) for t in tensors} == {0}:
@@ -87,15 +87,15 @@ def _pointwise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
     if any(t.shape != tensors[0].shape for t in tensors):
         return None
     plain = all(isinstance(value, (torch.Tensor, int, float, str)) for value in (*args, *kwargs.values()))
-    return alone(new(tensors[0].shape, tensors[0].dtype)) if plain else None
+    return single(new(tensors[0].shape, tensors[0].dtype)) if plain else None
 
 
-def _same_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _same_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetaResult | None:
     (x,) = args
-    return None if kwargs else alone(Made(0, tuple(x.shape), x.stride(), x.dtype, x.storage_offset()))
+    return None if kwargs else single(NewTensor(0, tuple(x.shape), x.stride(), x.dtype, x.storage_offset()))
 
 
-def _view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetaResult | None:
     x, size = args
     if kwargs or 0 in x.shape or not x.is_contiguous() or size.count(-1) > 1:
         return None
@@ -103,10 +103,10 @@ def _view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
     if known <= 0 or x.numel() % known or (-1 not in size and x.numel() != known):
         return None
     shape = tuple(x.numel() // known if s == -1 else s for s in size)
-    return alone(Made(0, shape, dense(shape), x.dtype, x.storage_offset()))
+    return single(NewTensor(0, shape, dense(shape), x.dtype, x.storage_offset()))
 
 
-def _transpose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _transpose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetaResult | None:
     x, *dims = args
     if kwargs or (not dims and x.dim() != 2) or x.dim() < 2:
         return None
@@ -116,10 +116,10 @@ def _transpose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
     shape, stride = list(x.shape), list(x.stride())
     for values in (shape, stride):
         values[one], values[other] = values[other], values[one]
-    return alone(Made(0, tuple(shape), tuple(stride), x.dtype, x.storage_offset()))
+    return single(NewTensor(0, tuple(shape), tuple(stride), x.dtype, x.storage_offset()))
 
 
-def _product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetaResult | None:
     """Return the result of a matrix product, with a vector added for addmm."""
     *added, one, other = args
     dtypes = {t.dtype for t in args}
@@ -129,7 +129,7 @@ def _product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
         return None
     shape = (one.shape[0], other.shape[1])
     usual = all(t.dim() == 1 and t.shape[0] == shape[1] for t in added)
-    return alone(new(shape, one.dtype)) if usual and 0 not in (*one.shape, *other.shape) else None
+    return single(new(shape, one.dtype)) if usual and 0 not in (*one.shape, *other.shape) else None
 
 
 #: Values of the arguments of `empty_like` and similar operations for which the rule holds.
@@ -141,21 +141,21 @@ _USUAL = {
 }
 
 
-def _like(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _like(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetaResult | None:
     (x,) = args
     usual = _is_dense(x) and all(kwargs[name] in _USUAL[name] for name in kwargs if name != "dtype")
-    return alone(new(x.shape, kwargs.get("dtype") or x.dtype)) if usual else None
+    return single(new(x.shape, kwargs.get("dtype") or x.dtype)) if usual else None
 
 
-def _batch_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _batch_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetaResult | None:
     x, weight, bias, mean, var, training, _, _ = args
     if kwargs or not _is_norm(x, weight, bias, mean, var) or (not training and None in (mean, var)):
         return None
     channels = new([x.shape[1] if training else 0], x.dtype)
-    return Answer(tuple, (like(x), channels, channels))
+    return MetaResult(tuple, (like(x), channels, channels))
 
 
-def _batch_norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _batch_norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetaResult | None:
     gradient, x, weight, mean, var, save_mean, save_invstd, training, _, mask = args
     used = (save_mean, save_invstd) if training else (mean, var)
     if kwargs or None in used or not _is_norm(x, weight, *used) or not _is_norm(gradient):
@@ -163,7 +163,7 @@ def _batch_norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answe
     if gradient.shape != x.shape or gradient.dtype != x.dtype:
         return None
     channels = new([x.shape[1]], (x if weight is None else weight).dtype)
-    return Answer(tuple, (like(x), *(channels if asked else None for asked in mask[1:])))
+    return MetaResult(tuple, (like(x), *(channels if asked else None for asked in mask[1:])))
 
 
 def _is_norm(x: Any, *channels: Any) -> bool:
@@ -176,7 +176,7 @@ def _is_norm(x: Any, *channels: Any) -> bool:
     )
 
 
-def _layer_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _layer_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetaResult | None:
     x, shape, weight, bias, _ = args
     last = list(shape)
     usual = x.dtype is torch.float32 and _is_dense(*(t for t in (x, weight, bias) if t is not None))
@@ -185,17 +185,17 @@ def _layer_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
     if any(t is not None and list(t.shape) != last for t in (weight, bias)):
         return None
     rows = new((*x.shape[: -len(last)], *(1 for _ in last)), x.dtype)
-    return Answer(tuple, (new(x.shape, x.dtype), rows, rows))
+    return MetaResult(tuple, (new(x.shape, x.dtype), rows, rows))
 
 
-def _dropout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _dropout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetaResult | None:
     x, p, train = args
     if kwargs or not _is_dense(x) or not x.dim() or not train or not 0 < p < 1:
         return None
-    return Answer(tuple, (new(x.shape, x.dtype), new(x.shape, torch.bool)))
+    return MetaResult(tuple, (new(x.shape, x.dtype), new(x.shape, torch.bool)))
 
 
-def _each(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _foreach(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetaResult | None:
     """Return the result of a foreach operation on lists of tensors, element by element, and numbers."""
     lists = [value for value in args if isinstance(value, (list, tuple))]
     numbers = (*(value for value in args if not isinstance(value, (list, tuple))), *kwargs.values())
@@ -204,9 +204,9 @@ def _each(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
     if any(len(value) != len(lists[0]) for value in lists):
         return None
     answers = [_pointwise(parts, {}) for parts in zip(*lists, strict=True)]
-    if any(answer is None for answer in answers):
+    if any(lookup is None for lookup in answers):
         return None
-    return Answer(list, tuple(answer.parts[0] for answer in answers if answer is not None))
+    return MetaResult(list, tuple(lookup.parts[0] for lookup in answers if lookup is not None))
 
 
 #: Pointwise operations on tensors and numbers whose result has the tensors' type.
@@ -218,13 +218,13 @@ _POINTWISE = """
 _FOREACH = (
     "sqrt neg reciprocal add.Scalar sub.Scalar mul.Scalar div.Scalar add.List sub.List mul.List div.List"
 )
-RULES: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Answer | None]] = {
+RULES: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], MetaResult | None]] = {
     **{
         getattr(getattr(_aten, packet), overload or "default"): _pointwise
         for packet, _, overload in (name.partition(".") for name in _POINTWISE.split())
     },
     **{
-        getattr(getattr(_aten, f"_foreach_{packet}"), overload or "default"): _each
+        getattr(getattr(_aten, f"_foreach_{packet}"), overload or "default"): _foreach
         for packet, _, overload in (name.partition(".") for name in _FOREACH.split())
     },
     _aten.detach.default: _same_view,
@@ -257,23 +257,23 @@ MOST = 1 << 15
 
 #: Flags of `_describe`: some tensors have no known value; some have a known value; an argument cannot be part
 #: of a key.
-_NO_VALUE, _VALUE, _MORE = 1, 2, -1
+_NO_VALUE, _VALUE, _NO_KEY = 1, 2, -1
 
 Key = tuple[Any, ...]
 
 
 #: Cached results by key; None: the result is not plain. Global to the process, as PyTorch's own cache is.
-_ANSWERS: dict[Key, Answer | None] = {}
+_CACHE: dict[Key, MetaResult | None] = {}
 
 
-def can_be(operation: Any) -> bool:
+def is_cacheable(operation: Any) -> bool:
     """Return whether the kinds of an operation's arguments determine the kind of the result."""
     if not isinstance(operation, torch._ops.OpOverload) or not torch._library.utils.is_builtin(operation):
         return False
     return operation is _TELLS_INDEX or _TAGS.isdisjoint(operation.tags)
 
 
-class Remembered:
+class MetaCache:
     """Lookups in the cache for the tensors of one fake mode."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -313,7 +313,7 @@ class Remembered:
                     or value.dtype.is_complex
                     or value.is_neg()
                 ):
-                    return _MORE
+                    return _NO_KEY
                 seen |= _NO_VALUE if value.constant is None else _VALUE
                 parts += (
                     value.shape,
@@ -329,28 +329,28 @@ class Remembered:
             elif kind is list or kind is tuple:
                 parts += (kind, len(value))
                 if (inside := self._describe(value, parts)) < 0:
-                    return _MORE
+                    return _NO_KEY
                 seen |= inside
             else:
-                return _MORE
+                return _NO_KEY
         return seen
 
-    def answer(self, key: Key, args: Any, kwargs: Any) -> Answer | bool | None:
+    def lookup(self, key: Key, args: Any, kwargs: Any) -> MetaResult | bool | None:
         """Return the cached or derived result; None if not plain, False if the key is unknown."""
-        answer = _ANSWERS.get(key, False)
-        if answer is False and (rule := RULES.get(key[0])) is not None:
+        lookup = _CACHE.get(key, False)
+        if lookup is False and (rule := RULES.get(key[0])) is not None:
             found = rule(args, kwargs)
             if found is not None:
-                answer = _ANSWERS[key] = found
-        return answer
+                lookup = _CACHE[key] = found
+        return lookup
 
-    def told(self, answer: Answer, args: Any) -> Any:
+    def materialize(self, lookup: MetaResult, args: Any) -> Any:
         """Return the result of a cached operation for new arguments."""
-        made = [part if part is None else self._part(part, args) for part in answer.parts]
-        return made[0] if answer.kind is None else answer.kind(made)
+        made = [part if part is None else self._part(part, args) for part in lookup.parts]
+        return made[0] if lookup.kind is None else lookup.kind(made)
 
-    def _part(self, part: Made | Given, args: Any) -> Any:
-        if type(part) is Given:
+    def _part(self, part: NewTensor | Argument, args: Any) -> Any:
+        if type(part) is Argument:
             return args[part.position]
         of, shape, stride, dtype, offset = part  # type: ignore[misc]
         if of < 0:
@@ -371,53 +371,55 @@ class Remembered:
         vars(made).update(self._like)
         return made
 
-    def learn(self, key: Key, operation: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def store(self, key: Key, operation: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Cache the result of an operation, or None if the result is not plain."""
-        if len(_ANSWERS) >= MOST:
-            _ANSWERS.clear()
-        _ANSWERS[key] = None
+        if len(_CACHE) >= MOST:
+            _CACHE.clear()
+        _CACHE[key] = None
         kind = next((one for one in (list, tuple) if isinstance(result, one)), None)
         results = [result] if kind is None else result
-        parts = [self._seen(one, args, kwargs) for one in results]
-        if any(part is _ODD for part in parts) or self.key(operation, args, kwargs) != key:
+        parts = [self._describe_part(one, args, kwargs) for one in results]
+        if any(part is _NOT_PLAIN for part in parts) or self.key(operation, args, kwargs) != key:
             return
-        new = [one for one, part in zip(results, parts, strict=True) if type(part) is Made and part.of < 0]
+        new = [
+            one for one, part in zip(results, parts, strict=True) if type(part) is NewTensor and part.of < 0
+        ]
         if len({id(one.untyped_storage()) for one in new}) < len(new):
             return
-        answer = Answer(kind, tuple(parts))
-        again = self.told(answer, args)
-        if all(map(_same, results, [again] if kind is None else again)):
-            _ANSWERS[key] = answer
+        lookup = MetaResult(kind, tuple(parts))
+        again = self.materialize(lookup, args)
+        if all(map(_equals, results, [again] if kind is None else again)):
+            _CACHE[key] = lookup
 
-    def _seen(self, one: Any, args: Any, kwargs: Any) -> Any:
-        """Describe a part of a result: an argument, a new tensor, a view, or `_ODD` if not plain."""
+    def _describe_part(self, one: Any, args: Any, kwargs: Any) -> Any:
+        """Describe a part of a result: an argument, a new tensor, a view, or `_NOT_PLAIN` if not plain."""
         if one is None:
             return None
         if type(one) is not FakeTensor or one.constant is not None or one.layout is not torch.strided:
-            return _ODD
+            return _NOT_PLAIN
         at = [position for position, value in enumerate(args) if value is one]
         if at:
-            return Given(at[0])
+            return Argument(at[0])
         storage = one.untyped_storage()
         there = [
             position
             for position, value in enumerate(args)
             if type(value) is FakeTensor and value.untyped_storage() is storage
         ]
-        if not there and any(value.untyped_storage() is storage for value in _deep((args, kwargs))):
-            return _ODD
+        if not there and any(value.untyped_storage() is storage for value in _fake_leaves((args, kwargs))):
+            return _NOT_PLAIN
         of = there[0] if there else -1
-        return Made(of, tuple(one.shape), one.stride(), one.dtype, one.storage_offset())
+        return NewTensor(of, tuple(one.shape), one.stride(), one.dtype, one.storage_offset())
 
 
-_ODD = object()
+_NOT_PLAIN = object()
 
 
-def _deep(values: Any) -> list[FakeTensor]:
+def _fake_leaves(values: Any) -> list[FakeTensor]:
     return [value for value in torch.utils._pytree.tree_leaves(values) if isinstance(value, FakeTensor)]
 
 
-def _same(one: Any, other: Any) -> bool:
+def _equals(one: Any, other: Any) -> bool:
     """Return whether a tensor made from the cache equals the real result, including the dispatch keys."""
     if one is None or one is other:
         return one is other

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mempool.torch.estimate.checkpointing import Way, recomputed, ways
-from mempool.torch.estimate.device.emulation import as_on
-from mempool.torch.estimate.fake.copies import made_model, to_fake
+from mempool.torch.estimate.checkpointing import BlockSelection, block_selections, recomputed_shares
+from mempool.torch.estimate.device.emulation import emulate_device
+from mempool.torch.estimate.fake.copies import fake_model, to_fake
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import fake_mode
 from mempool.torch.estimate.remedies.model_changes import can_chunk
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Seen:
+class JobTraits:
     """Properties of a job that decide which remedies apply.
 
     Attributes:
@@ -37,7 +37,7 @@ class Seen:
         chunkable: whether the loss can be computed in pieces.
     """
 
-    ways: list[Way]
+    block_selections: list[BlockSelection]
     shares: list[list[float] | None]
     optimizer: str
     optimizer_path: str
@@ -48,25 +48,25 @@ class Seen:
     chunkable: bool
 
 
-def look(job: Job) -> Seen:
+def inspect_job(job: Job) -> JobTraits:
     """Make a job's model and optimizer without memory and return their properties. The model is called.
 
     Raises:
         Exception: any error of making the model; a job that has been tried raises none.
     """
-    with isolated(), fake_mode(), as_on(job.device, capability=job.capability):
-        model = made_model(job.model, None)
+    with isolated(), fake_mode(), emulate_device(job.device, capability=job.capability):
+        model = fake_model(job.model, None)
         model.train(job.mode == "train")
         args, kwargs = to_fake(job.inputs(job.batch))
-        found = ways(model) if job.mode == "train" and not job.checkpoint else []
+        found = block_selections(model) if job.mode == "train" and not job.checkpoint else []
         optimizer = None
         if job.optimizer is not None and job.mode != "inference":
             optimizer = job.optimizer([nn.Parameter(torch.empty(1))])
-        return Seen(
-            ways=found,
+        return JobTraits(
+            block_selections=found,
             shares=[_shares(model, way, args, kwargs) for way in found],
             optimizer=type(optimizer).__name__ if optimizer else "",
-            optimizer_path=_path(type(optimizer)),
+            optimizer_path=_class_path(type(optimizer)),
             settings=dict(optimizer.defaults) if optimizer else {},
             floats=frozenset(p.dtype for p in model.parameters() if p.is_floating_point()),
             normalizes=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()),
@@ -75,17 +75,19 @@ def look(job: Job) -> Seen:
         )
 
 
-def _path(kind: type) -> str:
+def _class_path(kind: type) -> str:
     """Return the package and name of an optimizer's class, without the modules inside a known package."""
     package = next((p for p in ("torch.optim", "bitsandbytes.optim") if kind.__module__.startswith(p)), None)
     return f"{package or kind.__module__}.{kind.__name__}"
 
 
-def _shares(model: nn.Module, way: Way, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float] | None:
+def _shares(
+    model: nn.Module, way: BlockSelection, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[float] | None:
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            return recomputed(model, way, args, kwargs)
+            return recomputed_shares(model, way, args, kwargs)
     except Exception:
         return None
 

@@ -121,7 +121,7 @@ def in_low_precision(job: Job, dtype: torch.dtype = torch.bfloat16) -> Job:
     def inputs(batch: int) -> Any:
         return pytree.tree_map_only(torch.Tensor, lambda t: _cast(t, dtype), to_fake(job.inputs(batch)))
 
-    return job.but(dtype=dtype, inputs=inputs)
+    return job.replace(dtype=dtype, inputs=inputs)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

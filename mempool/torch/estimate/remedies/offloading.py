@@ -8,7 +8,7 @@ from mempool.hardware.gpu_throughput import DEFAULT, rates_of
 from mempool.hardware.roofline import Roofline
 from mempool.torch.estimate.attribution import rounded
 from mempool.torch.estimate.fake.fake_run import run
-from mempool.torch.estimate.result import ROUNDED_TO, Fit, Help, Swapped, Swapping, size
+from mempool.torch.estimate.result import ROUNDED_TO, Fit, OffloadFigures, OffloadFindings, TriedRemedy, size
 from solvers import Stop, solve
 from solvers.swap import LinkBound, SwapPlanner, parse_link, step_of
 from solvers.swap.placement import device_buffers
@@ -23,16 +23,16 @@ SLOWER = 0.1
 #: swapping is worth trying.
 _TRIES, _HALVINGS = 2, 5
 #: Node budget of an address plan, and attempts with lower limits until the arena is small enough.
-_STOP, _AGAIN = Stop(nodes=10_000_000), 3
+_STOP, _ATTEMPTS = Stop(nodes=10_000_000), 3
 _NAME = "swapping"
 
 
-def swappable(job: Job) -> bool:
+def can_offload(job: Job) -> bool:
     """Return whether swapping can be planned for a job: training on CUDA."""
     return job.mode == "train" and job.device == "cuda"
 
 
-def swapping(job: Job, fit: Fit) -> Swapping | None:
+def plan_offload(job: Job, fit: Fit) -> OffloadFindings | None:
     """Return the findings of the swap planner for a training step on CUDA; None for other jobs.
 
     Times are those of a device at full rates: a real device leaves more time for copies.
@@ -44,35 +44,35 @@ def swapping(job: Job, fit: Fit) -> Swapping | None:
     Raises:
         UsageError, ValueError, solvers.errors.PlanError: the job cannot be tried, or no plan be made.
     """
-    if not swappable(job):
+    if not can_offload(job):
         return None
     rates = rates_of(job.card or DEFAULT, job.capability)
     named = job.link or rates.link
     link = parse_link(named)
     # Three steps: the second of them shows which buffers live into the next step.
     trace = rounded(run(job, 3, clock=Roofline(rates).nanoseconds), ROUNDED_TO[job.device])
-    found = _Found(step_of(trace), link, sum(fit.margin_bytes.values()))
+    found = _OffloadPlanner(step_of(trace), link, sum(fit.margin_bytes.values()))
     floor, op = found.planner.floor()
-    asked = slower = None
+    at_limit = slower = None
     if fit.limit_bytes is not None and fit.fits is False:
-        asked = found.at(fit.limit_bytes)
+        at_limit = found.at(fit.limit_bytes)
     else:
         slower = found.within(SLOWER)
-    return Swapping(
+    return OffloadFindings(
         assumed=f"{rates}, a link like {named} ({_rates(link)})",
         step_seconds=found.step.duration,
         floor_bytes=floor,
         floor_operation=found.step.name(op),
-        free=found.told(found.planner.without_stall()),
+        without_stall=found.reported(found.planner.without_stall()),
         slower=slower,
-        asked=asked,
+        at_limit=at_limit,
         fits=None
         if fit.limit_bytes is None
-        else bool(fit.fits or (asked is not None and asked.needed_bytes <= fit.limit_bytes)),
+        else bool(fit.fits or (at_limit is not None and at_limit.needed_bytes <= fit.limit_bytes)),
     )
 
 
-class _Found:
+class _OffloadPlanner:
     """A step and a swap planner for the step."""
 
     def __init__(self, step: Step, link: Link, margin: int) -> None:
@@ -80,7 +80,7 @@ class _Found:
         self.planner = SwapPlanner(step, link, tries=_TRIES)
         self._bound = LinkBound(step, link)
 
-    def at(self, limit: int) -> Swapped:
+    def at(self, limit: int) -> OffloadFigures:
         """Return a schedule whose arena and margins fit the limit, or the smallest schedule found.
 
         At the limit much of a step is as full as possible, so fragmentation is higher than without swaps: the
@@ -88,19 +88,19 @@ class _Found:
         """
         free = self.planner.without_stall()
         best = self._arena(free), free
-        room = wanted = max(limit - self.margin, 0)
-        for _ in range(_AGAIN):
+        room = target_bytes = max(limit - self.margin, 0)
+        for _ in range(_ATTEMPTS):
             if best[0] <= room:
                 break
-            swap = self.planner.nearest(wanted)
+            swap = self.planner.nearest(target_bytes)
             arena = self._arena(swap)
             best = min(best, (arena, swap), key=lambda one: one[0])
-            if swap.peak_bytes > wanted:  # no lower peak is feasible
+            if swap.peak_bytes > target_bytes:  # no lower peak is feasible
                 break
-            wanted = int(wanted * min(room / max(arena, 1), 1))
-        return self.told(best[1], best[0])
+            target_bytes = int(target_bytes * min(room / max(arena, 1), 1))
+        return self.reported(best[1], best[0])
 
-    def within(self, slower: float) -> Swapped:
+    def within(self, slower: float) -> OffloadFigures:
         """Return roughly the lowest peak of a step that is longer by at most a share."""
         best = self.planner.without_stall()
         low, high = self.planner.floor()[0], best.peak_bytes
@@ -110,42 +110,44 @@ class _Found:
                 best, high = found, min(high, found.peak_bytes)
             else:
                 low = (low + high) // 2
-        return self.told(best)
+        return self.reported(best)
 
     def _arena(self, swap: Swap) -> int:
         return solve(device_buffers(self.step, swap.schedule)[0], stop=_STOP).arena_bytes
 
-    def told(self, swap: Swap, arena: int | None = None) -> Swapped:
+    def reported(self, swap: Swap, arena: int | None = None) -> OffloadFigures:
         """Return the figures of a schedule to report."""
         did, duration = swap.replayed, max(self.step.duration, 1e-12)
-        return Swapped(
+        return OffloadFigures(
             needed_bytes=(arena or self._arena(swap)) + self.margin,
             peak_bytes=did.peak_bytes,
             slower=did.stall_seconds / duration,
-            slower_bound=self._bound.stall_seconds(did.peak_bytes) / duration if did.stall_seconds else 0.0,
+            slowdown_bound=self._bound.stall_seconds(did.peak_bytes) / duration if did.stall_seconds else 0.0,
             swapped_bytes=did.returned_bytes,
             host_bytes=did.host_bytes,
         )
 
 
-def as_help(found: Swapping, fit: Fit) -> Help:
+def offload_remedy(found: OffloadFindings, fit: Fit) -> TriedRemedy:
     """Return the findings as a remedy."""
-    told = found.told
-    reserved = told.needed_bytes - sum(fit.margin_bytes.values())
+    reported = found.reported
+    reserved = reported.needed_bytes - sum(fit.margin_bytes.values())
     limit = f'"{-(-reserved // 2**20)}MiB"'  # the pool's limit, without the margins of a GPU
-    how = f"buffers wait on the host, by plan: {size(told.swapped_bytes)} come back in a step of at least "
-    how += f"{found.step_seconds * 1e3:,.0f} ms, which takes {told.slower:.1%} longer"
-    if told.slower:
-        how += f" (no schedule less than {told.slower_bound:.1%})"
+    how = (
+        f"buffers wait on the host, by plan: {size(reported.swapped_bytes)} come back in a step of at least "
+    )
+    how += f"{found.step_seconds * 1e3:,.0f} ms, which takes {reported.slower:.1%} longer"
+    if reported.slower:
+        how += f" (no schedule less than {reported.slowdown_bound:.1%})"
     how += f"; with {found.assumed}; slower ones of the former wait less"
-    return Help(
+    return TriedRemedy(
         name=_NAME,
-        saves_bytes=fit.needed_bytes - told.needed_bytes,
+        saves_bytes=fit.needed_bytes - reported.needed_bytes,
         how=how,
         code=f"import mempool.torch; pool = mempool.torch.install(limit={limit}); pool.watch(optimizer)",
-        needed_bytes=told.needed_bytes,
-        peak_bytes=told.peak_bytes,
-        saves_peak_bytes=fit.peak_bytes - told.peak_bytes,
+        needed_bytes=reported.needed_bytes,
+        peak_bytes=reported.peak_bytes,
+        saves_peak_bytes=fit.peak_bytes - reported.peak_bytes,
         reserved_bytes=reserved,
         saves_reserved_bytes=fit.reserved_bytes[fit.allocator] - reserved,
         peak_phase="",

@@ -18,7 +18,7 @@ from mempool.torch.model_spec import parse_name, parse_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from mempool.torch.model_spec import Named
+    from mempool.torch.model_spec import ModelSpec
 
 #: Optimizers of `torch.optim` that step without a closure and take any parameter, by lower-case class name.
 OPTIMIZERS = {
@@ -34,7 +34,7 @@ OPTIMIZERS = {
 _EIGHT_BIT = {name.lower(): made for name, made in STAND_INS.items() if name.endswith("bit")}
 
 
-def optimizer_of(named: Named) -> Callable[..., torch.optim.Optimizer]:
+def optimizer_of(named: ModelSpec) -> Callable[..., torch.optim.Optimizer]:
     """Return a function that makes the optimizer of a name: ``adamw``, ``sgd+momentum``, ``module:function``.
 
     Raises:
@@ -63,7 +63,7 @@ def optimizer_of(named: Named) -> Callable[..., torch.optim.Optimizer]:
     return optimizer
 
 
-def loss_of_name(named: Named) -> Callable[[Any], torch.Tensor]:
+def loss_of_name(named: ModelSpec) -> Callable[[Any], torch.Tensor]:
     """Return a loss, a function of the output, by name: ``cross-entropy``, ``module:function``.
 
     Raises:
@@ -97,7 +97,7 @@ def resolved(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _of_file(named: Named) -> Any:
+def _of_file(named: ModelSpec) -> Any:
     module = (load_script if named.kind == "script" else load_module)(named.where).module
     if not named.name or not callable(found := getattr(module, named.name, None)):
         raise UsageError(f"{named.where} has no function {named.name!r}")

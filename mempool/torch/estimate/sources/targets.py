@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from mempool.torch.estimate.inputs import Arguments
     from mempool.torch.estimate.result import Caveat
-    from mempool.torch.model_spec import Input
+    from mempool.torch.model_spec import InputSpec
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Sizes:
     seq: int | None = None
     image: int | None = None
     task: str | None = None
-    inputs: tuple[Input, ...] | None = None
+    inputs: tuple[InputSpec, ...] | None = None
     labels: bool = True
     arguments: Sequence[str] = ()
     main: bool = False
@@ -49,7 +49,7 @@ class Target:
         batch: samples in the model's own inputs; None if these have no batch size.
         seq: length of the model's sequences, if known.
         uses: the sizes among "seq" and "image" on which the inputs depend.
-        own: attributes of a `Job` that the target itself decides: optimizer, loss, labels, autocast, ...
+        attributes: of a `Job`, as the target itself decides: optimizer, loss, labels, autocast, ...
         notes: assumptions.
         warnings: parts that are not counted.
         caveats: reasons why a result does not settle whether the whole fits.
@@ -63,7 +63,7 @@ class Target:
     batch: int | None = None
     seq: int | None = None
     uses: frozenset[str] = frozenset()
-    own: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     caveats: tuple[Caveat, ...] = ()

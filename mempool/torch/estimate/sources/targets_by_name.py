@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mempool.errors import UsageError
-from mempool.torch.estimate.sources.model_discovery import of_hub, of_loaded
+from mempool.torch.estimate.sources.model_discovery import program_target, transformers_target
 from mempool.torch.estimate.sources.scripts import load_module, load_script
 from mempool.torch.estimate.sources.targets import Sizes, Target
 from mempool.torch.estimate.sources.transformers_models import hub, names
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
     from mempool.torch.estimate.inputs import Arguments
     from mempool.torch.estimate.sources.scripts import Loaded
-    from mempool.torch.model_spec import Named
+    from mempool.torch.model_spec import ModelSpec
 
-__all__ = ["Sizes", "Target", "find"]
+__all__ = ["Sizes", "Target", "find_target"]
 
 
 #: Scripts that were run, by path, arguments and mode.
 Scripts = dict[tuple[Any, ...], "Loaded"]
 
 
-def find(named: Named, sizes: Sizes, scripts: Scripts | None = None) -> Target:
+def find_target(spec: ModelSpec, sizes: Sizes, scripts: Scripts | None = None) -> Target:
     """Return the target of a name.
 
     Args:
-        named: the model.
+        spec: the model.
         sizes: of the model's inputs.
         scripts: scripts run before in the same fake mode, so that a sweep runs a script once; added to.
 
@@ -40,10 +40,10 @@ def find(named: Named, sizes: Sizes, scripts: Scripts | None = None) -> Target:
         UsageError: the name is unknown or not usable; the message lists similar names.
         OSError: a file cannot be read.
     """
-    if named.kind == "transformers":
-        target = of_hub(hub(named.name, named.arguments, sizes.task), sizes)
+    if spec.kind == "transformers":
+        target = transformers_target(hub(spec.name, spec.arguments, sizes.task), sizes)
     else:
-        target = of_loaded(_loaded(named, sizes, {} if scripts is None else scripts), named, sizes)
+        target = program_target(_loaded(spec, sizes, {} if scripts is None else scripts), spec, sizes)
     if sizes.inputs is not None:
         shapes = [size for one in sizes.inputs for size in one.shape]
         uses = frozenset({"seq"} if any("S" in size for size in shapes) else ())
@@ -61,16 +61,16 @@ def find(named: Named, sizes: Sizes, scripts: Scripts | None = None) -> Target:
     return target
 
 
-def _loaded(named: Named, sizes: Sizes, scripts: Scripts) -> Loaded:
-    if named.kind == "script":
-        key = named.where, tuple(sizes.arguments), sizes.main
+def _loaded(spec: ModelSpec, sizes: Sizes, scripts: Scripts) -> Loaded:
+    if spec.kind == "script":
+        key = spec.where, tuple(sizes.arguments), sizes.main
         if key not in scripts:
-            scripts[key] = load_script(named.where, sizes.arguments, main=sizes.main)
+            scripts[key] = load_script(spec.where, sizes.arguments, main=sizes.main)
         return scripts[key]
     try:
-        return load_module(named.where)
+        return load_module(spec.where)
     except UsageError as error:
-        near = difflib.get_close_matches(named.where, names(), n=3, cutoff=0.8) if not named.name else []
+        near = difflib.get_close_matches(spec.where, names(), n=3, cutoff=0.8) if not spec.name else []
         if not near:
             raise
         hint = ", ".join(f"transformers:{name}" for name in near)
