@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 
 from mempool.cli.app import call
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.sources import scripts
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ def test_a_loop_that_only_another_answer_ends_is_refused_at_its_line(
     line = refused(capsys, script(drawn, STEP), "--main")
     assert "train.py:6: a condition that was true 10,000 times is asked again" in line
     assert line.endswith("tensors have no values here: name a function, train.py:function")
-    monkeypatch.setattr(scripts, "_NUMBERS", 2_000)
+    monkeypatch.setattr(scripts, "OPTIONS", replace(OPTIONS, number_reads=2_000))
     drawn = "def draw():\n    return torch.rand(()).item()\nwhile draw() < 0.5: pass"
     line = refused(capsys, script(drawn, STEP))
     assert "train.py:7: a number that was zero 2,000 times is read again" in line

@@ -37,7 +37,8 @@ from mempool.torch.estimate.attribution import CATEGORIES, rounded, steps_of
 from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.estimator import needed
 from mempool.torch.estimate.fake.mode import InPlaceAccumulation
-from mempool.torch.estimate.largest_batch import MOST_TRIES, largest
+from mempool.torch.estimate.largest_batch import largest
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.sources.call_spy import record_calls
 from traces import Kind
 
@@ -342,7 +343,7 @@ def test_the_largest_batch_is_that_of_trying_all(steps: list[int], limit: int, d
     first = data.draw(st.integers(1, 400))
     found = largest(needs, limit, first)
     assert found == max((b for b in range(1, len(need) + 1) if need[b - 1] <= limit), default=0)
-    assert len(tried) == len(set(tried)) <= MOST_TRIES
+    assert len(tried) == len(set(tried)) <= OPTIONS.batch_tries
 
 
 def test_memory_in_proportion_to_the_batch_takes_few_tries() -> None:

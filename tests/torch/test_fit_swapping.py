@@ -26,8 +26,9 @@ from mempool.settings import parse_bytes
 from mempool.torch.estimate import Fit, Job
 from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.fake.mode import fake_mode
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.remedies.advise import advise
-from mempool.torch.estimate.remedies.offloading import SLOWER, plan_offload
+from mempool.torch.estimate.remedies.offloading import plan_offload
 from solvers.swap import PRESETS, step_of
 
 ops = torch.ops.aten
@@ -131,7 +132,7 @@ def test_without_a_limit_it_is_told_what_a_tenth_more_time_gives(plain: Fit) -> 
     assert found.slower is not None
     assert found.at_limit is None
     assert found.fits is None
-    assert found.slower.slower <= SLOWER
+    assert found.slower.slower <= OPTIONS.slowdown
     assert found.slower.peak_bytes <= found.without_stall.peak_bytes < plain.peak_bytes
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mempool.analysis.remedies import Remedy
 from mempool.torch.estimate.attribution import ModuleShare, PeakAttribution, rounded
+from mempool.torch.estimate.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +99,7 @@ class OffloadFindings:
         floor_bytes: lower bound of the peak over all schedules.
         floor_operation: the operation that needs ``floor_bytes``.
         free: lowest peak at which no operation waits.
-        slower: lowest peak for a step longer by `SLOWER`; None if the job does not fit without swapping.
+        slower: lowest peak for a step longer by `OPTIONS.slowdown`; None if the job does not fit anyway.
         asked: schedule at the limit, or at the nearest feasible limit above; None if the job fits anyway or
             has no limit.
         fits: whether the job fits at the limit; None without a limit.
@@ -260,10 +261,6 @@ class Fit:
         return report(self)
 
 
-#: Largest number of modules in a report.
-MOST_MODULES = 5
-
-
 def report(fit: Fit) -> str:
     """Format the verdict, the peak by holder, allocators, and remedies, in some lines."""
     lines = [_verdict(fit), ""]
@@ -273,7 +270,10 @@ def report(fit: Fit) -> str:
     )
     lines += [f"  {size(b):>11}  {name.replace('_', ' ')}" for name, b in fit.by_class_bytes.items()]
     lines.append("by module")
-    lines += [f"  {size(m.bytes):>11}  {m.module or '(the model)'}" for m in fit.modules(3)[:MOST_MODULES]]
+    lines += [
+        f"  {size(m.bytes):>11}  {m.module or '(the model)'}"
+        for m in fit.modules(3)[: OPTIONS.report_modules]
+    ]
     lines.append("reserved by")
     lines += [f"  {size(b):>11}  {name}" for name, b in fit.reserved_bytes.items()]
     if fit.margin_bytes:

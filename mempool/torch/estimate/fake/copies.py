@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.errors import UsageError
+from mempool.torch.estimate.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,8 +40,6 @@ _KEEPERS = frozenset(
 )
 #: Operations whose result may be known to hold ones.
 ONES_OPERATIONS = _MAKERS | _FILLERS | _KEEPERS
-#: Largest real tensor that is searched, in elements.
-_MOST_ELEMENTS = 1 << 24
 
 
 def mark(tensor: Tensor) -> None:
@@ -67,7 +66,7 @@ def real_ones(tensor: Tensor) -> bool:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.device.type == "meta":
         return False
     with _disable_current_modes():
-        return 0 < tensor.numel() <= _MOST_ELEMENTS and bool((tensor == 1).all())
+        return 0 < tensor.numel() <= OPTIONS.mask_elements and bool((tensor == 1).all())
 
 
 def to_fake(given: Any) -> Any:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from mempool.torch.estimate.options import OPTIONS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 _Cache = functools._lru_cache_wrapper
-#: Largest number of objects searched in one cache.
-_MOST = 10_000
 #: Types not followed in the search, since they lead out of the cache's contents.
 _OUTSIDE = (type, FunctionType, ModuleType)
 
@@ -58,10 +58,10 @@ def clear_fake_caches(known: list[_Cache[Any]]) -> Iterator[None]:
 
 
 def _holds_fakes(cache: _Cache[Any]) -> bool:
-    """Return whether a cache's keys or results contain a fake tensor, within `_MOST` objects."""
+    """Return whether a cache's keys or results contain a fake tensor, within `cache_objects`."""
     seen: set[int] = set()
     near: list[Any] = [cache]
-    while near and len(seen) < _MOST:
+    while near and len(seen) < OPTIONS.cache_objects:
         found = [each for each in gc.get_referents(*near) if not isinstance(each, _OUTSIDE)]
         if any(type(each) is FakeTensor for each in found):
             return True

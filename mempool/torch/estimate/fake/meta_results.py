@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from mempool.torch.estimate.options import OPTIONS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -252,8 +254,6 @@ _PLAIN = frozenset((*_NUMBERS, str, type(None), torch.dtype, torch.device, torch
 #: Tags of operations whose result may differ between calls with equal arguments, or which change an argument.
 _TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view))
 _TELLS_INDEX = torch.ops.aten.index.Tensor  # raises for masks; for indices the shapes determine the result
-#: Largest number of cached results; the cache is emptied when this number is reached.
-MOST = 1 << 15
 
 #: Flags of `_describe`: some tensors have no known value; some have a known value; an argument cannot be part
 #: of a key.
@@ -373,7 +373,7 @@ class MetaCache:
 
     def store(self, key: Key, operation: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Cache the result of an operation, or None if the result is not plain."""
-        if len(_CACHE) >= MOST:
+        if len(_CACHE) >= OPTIONS.meta_results:
             _CACHE.clear()
         _CACHE[key] = None
         kind = next((one for one in (list, tuple) if isinstance(result, one)), None)

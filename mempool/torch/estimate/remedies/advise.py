@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch._subclasses.fake_tensor import FakeTensor
 
 from mempool.torch.estimate.fake.isolation import shared_isolation
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.remedies.applicability import inspect_job
 from mempool.torch.estimate.remedies.changes import Cost, ladders
 from mempool.torch.estimate.remedies.offloading import can_offload, offload_remedy, plan_offload
@@ -24,18 +25,14 @@ if TYPE_CHECKING:
     from mempool.torch.estimate.job import Job
 
 
-#: Largest number of runs of changed jobs, and processor seconds after which no further run begins.
-MOST_RUNS, MOST_SECONDS = 60, 120.0
-
-
 @shared_isolation()
 def advise(
     job: Job,
     fit: Fit,
     *,
     largest: bool = False,
-    most_runs: int = MOST_RUNS,
-    most_seconds: float = MOST_SECONDS,
+    most_runs: int = OPTIONS.remedy_runs,
+    most_seconds: float = OPTIONS.remedy_seconds,
     progress: Callable[[str], object] = lambda _: None,
 ) -> Advice:
     """Try remedies for a job, alone and together.
@@ -117,21 +114,17 @@ def _with_separate_models(job: Job) -> Job:
     return job.replace(model=make)
 
 
-#: Shares of the peak: a saving below `LITTLE` counts as none; a part above `MUCH` dominates.
-LITTLE, MUCH = 0.01, 0.5
-
-
 def estimates(job: Job, fit: Fit, offload: OffloadFindings | None = None) -> list[str]:
     """Return sentences on useless swapping and on dominant parameters; empty except in training."""
     if job.mode != "train":
         return []
     found = []
-    if offload is not None and fit.peak_bytes - offload.floor_bytes < LITTLE * fit.peak_bytes:
+    if offload is not None and fit.peak_bytes - offload.floor_bytes < OPTIONS.no_saving * fit.peak_bytes:
         found.append(
             f"swapping gains nothing: the peak is the working set of operation {offload.floor_operation}"
         )
     trained = sum(fit.by_class_bytes.get(k, 0) for k in ("parameters", "gradients", "optimizer_state"))
-    if trained > MUCH * fit.peak_bytes:
+    if trained > OPTIONS.dominant * fit.peak_bytes:
         found.append(
             f"{trained / fit.peak_bytes:.0%} of the peak load are parameters, their gradients and optimizer "
             "state: training fewer of them (frozen layers, LoRA) makes gradients and state smaller"

@@ -8,6 +8,7 @@ from mempool.hardware.gpu_throughput import DEFAULT, rates_of
 from mempool.hardware.roofline import Roofline
 from mempool.torch.estimate.attribution import rounded
 from mempool.torch.estimate.fake.fake_run import run
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.result import ROUNDED_TO, Fit, OffloadFigures, OffloadFindings, TriedRemedy, size
 from solvers import Stop, solve
 from solvers.swap import LinkBound, SwapPlanner, parse_link, step_of
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
     from mempool.torch.estimate.job import Job
     from solvers.swap import Link, Step, Swap
 
-#: Share by which a step may take longer if no memory limit is given.
-SLOWER = 0.1
-#: Orders tried for each limit, and bisection steps for a slowdown; few, since the question is only whether
-#: swapping is worth trying.
-_TRIES, _HALVINGS = 2, 5
-#: Node budget of an address plan, and attempts with lower limits until the arena is small enough.
-_STOP, _ATTEMPTS = Stop(nodes=10_000_000), 3
 _NAME = "swapping"
 
 
@@ -57,7 +51,7 @@ def plan_offload(job: Job, fit: Fit) -> OffloadFindings | None:
     if fit.limit_bytes is not None and fit.fits is False:
         at_limit = found.at(fit.limit_bytes)
     else:
-        slower = found.within(SLOWER)
+        slower = found.within(OPTIONS.slowdown)
     return OffloadFindings(
         assumed=f"{rates}, a link like {named} ({_rates(link)})",
         step_seconds=found.step.duration,
@@ -77,7 +71,7 @@ class _OffloadPlanner:
 
     def __init__(self, step: Step, link: Link, margin: int) -> None:
         self.step, self.margin = step, margin
-        self.planner = SwapPlanner(step, link, tries=_TRIES)
+        self.planner = SwapPlanner(step, link, tries=OPTIONS.offload_orders)
         self._bound = LinkBound(step, link)
 
     def at(self, limit: int) -> OffloadFigures:
@@ -89,7 +83,7 @@ class _OffloadPlanner:
         free = self.planner.without_stall()
         best = self._arena(free), free
         room = target_bytes = max(limit - self.margin, 0)
-        for _ in range(_ATTEMPTS):
+        for _ in range(OPTIONS.arena_attempts):
             if best[0] <= room:
                 break
             swap = self.planner.nearest(target_bytes)
@@ -104,7 +98,7 @@ class _OffloadPlanner:
         """Return roughly the lowest peak of a step that is longer by at most a share."""
         best = self.planner.without_stall()
         low, high = self.planner.floor()[0], best.peak_bytes
-        for _ in range(_HALVINGS):
+        for _ in range(OPTIONS.offload_halvings):
             found = self.planner.nearest((low + high) // 2)
             if found.stall_seconds <= slower * self.step.duration:
                 best, high = found, min(high, found.peak_bytes)
@@ -113,7 +107,9 @@ class _OffloadPlanner:
         return self.reported(best)
 
     def _arena(self, swap: Swap) -> int:
-        return solve(device_buffers(self.step, swap.schedule)[0], stop=_STOP).arena_bytes
+        return solve(
+            device_buffers(self.step, swap.schedule)[0], stop=Stop(nodes=OPTIONS.arena_nodes)
+        ).arena_bytes
 
     def reported(self, swap: Swap, arena: int | None = None) -> OffloadFigures:
         """Return the figures of a schedule to report."""

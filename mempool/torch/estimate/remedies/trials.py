@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mempool.torch.estimate.estimator import estimate, largest_batch, reserved
 from mempool.torch.estimate.largest_batch import largest
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.remedies.changes import KINDS, Change, Cost, Ladder, applied
 from mempool.torch.estimate.remedies.offloading import offload_remedy, plan_offload
 from mempool.torch.estimate.result import Fit, TriedRemedy
@@ -216,10 +217,6 @@ def _drop(trials: Trials, left: list[Ladder], ladder: Ladder) -> None:
         left[:] = others
 
 
-#: Largest number of single changes tried with swapping, cheapest first, once all changes together suffice.
-_MOST_SWAPPED = 3
-
-
 def combined_with_offload(trials: Trials, alone: Sequence[tuple[Ladder, TriedRemedy]]) -> TriedRemedy | None:
     """Return the cheapest single change that fits with swapping, or else all changes below swapping's cost.
 
@@ -240,7 +237,7 @@ def combined_with_offload(trials: Trials, alone: Sequence[tuple[Ladder, TriedRem
     )
     if not useful or (best := _plan_combination(trials, useful)) is None:
         return None
-    for change in useful[:_MOST_SWAPPED] if len(useful) > 1 else ():
+    for change in useful[: OPTIONS.offload_changes] if len(useful) > 1 else ():
         if (found := _plan_combination(trials, [change])) is not None:
             return found
     return best

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
 from mempool.torch.estimate.inputs import resizable
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.sources.batch_rescaling import Rescaling, UnknownSizeError
 from mempool.torch.estimate.sources.program_control import place
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 #: Names of functions that change an argument and return nothing.
 _SETTERS = frozenset(("__setitem__", "__set__"))
-#: Largest container among the variables whose parts are searched; a larger one is a data set.
-_MOST_PARTS = 100
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def tensors_in(given: Any) -> Iterator[Tensor]:
 
 def _parts(variable: Any) -> Any:
     """Return the parts of a small container, a tensor unchanged, and None for other values."""
-    if isinstance(variable, (list, tuple, dict)) and len(variable) <= _MOST_PARTS:
+    if isinstance(variable, (list, tuple, dict)) and len(variable) <= OPTIONS.variable_parts:
         return list(variable.values()) if isinstance(variable, dict) else list(variable)
     return variable if isinstance(variable, torch.Tensor) else None
 

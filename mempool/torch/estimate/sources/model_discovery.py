@@ -21,6 +21,7 @@ from mempool.torch.estimate.fake.copies import EAGER, is_compiled
 from mempool.torch.estimate.inputs import Arguments, batch_of, call_arguments, resizable
 from mempool.torch.estimate.job import Job
 from mempool.torch.estimate.model_outputs import own_loss
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.result import AS_FAR_AS_RAN, WITHOUT_LOSS, Caveat
 from mempool.torch.estimate.sources import transformers_models
 from mempool.torch.estimate.sources.call_spy import bytes_of
@@ -42,8 +43,6 @@ _NOT_LIGHTNING = (
     "{0}'s own training_step and configure_optimizers are not used: its forward is tried, with --loss and "
     "--optimizer, or AdamW"
 )
-#: Largest number of lines named in a message.
-_MOST_LINES = 3
 #: Names of function parameters that receive the batch, the sequence length or the image size.
 _SIZES = {
     "batch": ("batch", "batch_size", "bs"),
@@ -195,9 +194,9 @@ def _notes(record: CallRecord, spec: ModelSpec) -> Iterator[str]:
 
 
 def _lines(lines: list[str]) -> str:
-    """Format lines that decide on the course of a program, at most `_MOST_LINES` by name."""
-    more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
-    return f"{', '.join(lines[:_MOST_LINES])}{more} {'decides' if len(lines) == 1 else 'decide'}"
+    """Format lines that decide on the course of a program, at most `OPTIONS.message_lines` by name."""
+    more = f" and {len(lines) - OPTIONS.message_lines} more" if len(lines) > OPTIONS.message_lines else ""
+    return f"{', '.join(lines[: OPTIONS.message_lines])}{more} {'decides' if len(lines) == 1 else 'decide'}"
 
 
 def _uncounted_parts(record: CallRecord, call: Call, spec: ModelSpec) -> tuple[str, ...]:

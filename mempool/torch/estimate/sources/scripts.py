@@ -23,6 +23,7 @@ from mempool.errors import UsageError
 from mempool.torch.estimate.device.emulation import accept_cuda_names, emulate_device, emulated_device
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import fake_mode
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.sources.call_spy import CallRecord, record_calls
 from mempool.torch.estimate.sources.program_control import (
     FirstBackward,
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _VALUES = ("DataDependent", "DynamicOutputShape", "FakeTensor", "for tensor subclasses", "meta tensor")
-#: Largest numbers of reads of a value at one line, above the steps or samples that a program reads before
-#: training. A loop that only another answer ends reads without limit; numbers are also read from each sample
-#: of a large data set.
-_CONDITIONS, _NUMBERS = 10_000, 100_000
 #: Answers to a program that reads values.
 GUESSES = "conditions are taken to be true, and numbers zero"
 _GUARD = 'put what runs behind `if __name__ == "__main__":` or name a function, '
@@ -283,11 +280,11 @@ class _ValueReads(TorchDispatchMode):
             if line not in self._reads and not validates_distribution():
                 self._seen.decide(decision(stack))
             self._reads[line] += 1
-            if self._reads[line] > (_CONDITIONS if condition else _NUMBERS):
+            if self._reads[line] > (OPTIONS.condition_reads if condition else OPTIONS.number_reads):
                 raise _EndlessReads(
-                    f"a condition that was true {_CONDITIONS:,} times is asked"
+                    f"a condition that was true {OPTIONS.condition_reads:,} times is asked"
                     if condition
-                    else f"a number that was zero {_NUMBERS:,} times is read"
+                    else f"a number that was zero {OPTIONS.number_reads:,} times is read"
                 )
 
 

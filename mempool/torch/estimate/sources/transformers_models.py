@@ -17,6 +17,7 @@ import torch
 
 from mempool.errors import UsageError
 from mempool.torch.estimate.inputs import most_positions
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.model_presets import SHAPES
 
 if TYPE_CHECKING:
@@ -212,12 +213,6 @@ def _usual(transformers: Any, config: Any) -> str:
     raise UsageError(f"a {type(config).__name__} has none of the heads {', '.join(TASKS)}")
 
 
-#: Tokens per sequence, if the configuration allows more and no length was requested.
-USUAL_TOKENS = 1024
-#: Samples of sound: ten seconds at 16 kHz.
-USUAL_SAMPLES = 160_000
-
-
 def sequence(hub: TransformersModel, asked: int | None) -> int | None:
     """Return the length of the sequences, in tokens or sound samples; None for a model of images.
 
@@ -228,10 +223,10 @@ def sequence(hub: TransformersModel, asked: int | None) -> int | None:
     if main == "pixel_values" and "input_ids" not in hub.takes:
         return None
     if main == "input_values":
-        return asked or USUAL_SAMPLES
+        return asked or OPTIONS.sound_samples
     most = most_positions(hub.config)
     if asked is None:
-        return min(most or USUAL_TOKENS, USUAL_TOKENS)
+        return min(most or OPTIONS.tokens, OPTIONS.tokens)
     if most is not None and asked > most and not _unbounded(hub):
         raise UsageError(f"--seq {asked:,}: {hub.kind.__name__} has positions for {most:,} only")
     return asked
@@ -263,7 +258,7 @@ def inputs(
     if main == "input_features":
         given["input_features"] = torch.zeros(batch, *_features(hub))
     elif main == "input_values":
-        given["input_values"] = torch.zeros(batch, seq or USUAL_SAMPLES)
+        given["input_values"] = torch.zeros(batch, seq or OPTIONS.sound_samples)
     if main == "pixel_values" or "pixel_values" in takes:
         given["pixel_values"] = torch.zeros(batch, *_image(hub, image))
     if main == "input_ids" or ("input_ids" in takes and hub.task == "base"):

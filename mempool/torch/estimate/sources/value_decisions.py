@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from mempool.torch.estimate.options import OPTIONS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import FrameType
@@ -58,8 +60,6 @@ def _truth(name: str, args: Any) -> bool | None:
     return None
 
 
-#: Largest number of calling frames analysed, from the read outward.
-_MOST_CALLS = 30
 #: Functions whose arguments become sizes or counts of rounds.
 _COUNTING = frozenset(("range", "int", "ceil", "floor"))
 #: Functions that test whether a number is finite, which holds in a sound run.
@@ -84,7 +84,7 @@ def decision(frames: Sequence[FrameType]) -> str:
     Args:
         frames: of the program at the read of the value, innermost first.
     """
-    for frame in frames[:_MOST_CALLS]:
+    for frame in frames[: OPTIONS.calling_frames]:
         file = frame.f_code.co_filename
         scope = _scope(frame)
         if scope is None:
