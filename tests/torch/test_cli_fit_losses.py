@@ -14,8 +14,9 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import mempool.torch
 from mempool.cli.app import call
+from mempool.torch.estimate.sources.model_discovery import find_target
 from mempool.torch.estimate.sources.scripts import fake_execution
-from mempool.torch.estimate.sources.targets_by_name import Sizes, find_target
+from mempool.torch.estimate.sources.targets import Sizes
 from mempool.torch.model_spec import parse_target
 
 if TYPE_CHECKING:

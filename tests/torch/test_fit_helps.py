@@ -31,8 +31,8 @@ from mempool.torch.estimate.checkpointing import (
 )
 from mempool.torch.estimate.fake.mode import fake_mode
 from mempool.torch.estimate.remedies.advise import advise
-from mempool.torch.estimate.remedies.applicability import inspect_job
 from mempool.torch.estimate.remedies.changes import Change, Cost, Ladder, applied, ladders
+from mempool.torch.estimate.remedies.job_traits import inspect_job
 from mempool.torch.estimate.remedies.trials import cheapest_of
 from mempool.torch.estimate.result import TriedRemedy
 

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fitted import PROGRAMS, Written, fit_of, job_of
 
 from mempool.torch.estimate.fake.mode import InPlaceAccumulation
-from mempool.torch.estimate.remedies.applicability import inspect_job
 from mempool.torch.estimate.remedies.changes import Change, applied, ladders
+from mempool.torch.estimate.remedies.job_traits import inspect_job
 from mempool.torch.estimate.remedies.model_changes import chunk_loss, chunked_cross_entropy, save_on_host
 from mempool.torch.estimate.remedies.optimizers import Adafactor, InBackward, MasterWeights
 

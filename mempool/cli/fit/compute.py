@@ -25,9 +25,10 @@ from mempool.torch.estimate.margins import parse_margins
 from mempool.torch.estimate.model_outputs import SUMMED
 from mempool.torch.estimate.remedies.advise import advise
 from mempool.torch.estimate.result import WITHOUT_LOSS
+from mempool.torch.estimate.sources.model_discovery import Scripts, find_target
 from mempool.torch.estimate.sources.optimizers_and_losses import loss_of_name, optimizer_of
 from mempool.torch.estimate.sources.scripts import BrokenScriptError, fake_execution
-from mempool.torch.estimate.sources.targets_by_name import Scripts, Sizes, find_target
+from mempool.torch.estimate.sources.targets import Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from mempool.torch.estimate import Fit
     from mempool.torch.estimate.inputs import Arguments
     from mempool.torch.estimate.result import Caveat
-    from mempool.torch.estimate.sources.targets_by_name import Target
+    from mempool.torch.estimate.sources.targets import Target
     from traces import Trace
 
 

@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from mempool.torch.estimate.fake.isolation import shared_isolation
 from mempool.torch.estimate.options import OPTIONS
-from mempool.torch.estimate.remedies.applicability import inspect_job
 from mempool.torch.estimate.remedies.changes import Cost, ladders
+from mempool.torch.estimate.remedies.job_traits import inspect_job
 from mempool.torch.estimate.remedies.offloading import can_offload, offload_remedy, plan_offload
 from mempool.torch.estimate.remedies.trials import Trials, cheapest_of, combined_with_offload
 from mempool.torch.estimate.result import Advice, Fit, OffloadFindings, TriedRemedy

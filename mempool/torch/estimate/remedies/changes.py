@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mempool.torch.estimate.job import Job
-    from mempool.torch.estimate.remedies.applicability import JobTraits
+    from mempool.torch.estimate.remedies.job_traits import JobTraits
 
 _BATCHES = "; batch normalisation sees smaller batches"
 _TWICE = "; batch normalisation updates its running statistics twice a step"

@@ -1,8 +1,7 @@
-"""Targets found in modules and scripts: models, classes, functions, and calls that a script makes."""
+"""Discovery of the model that a name means: of transformers, or in a module or script, with its inputs."""
 
 from __future__ import annotations
 
-import copy
 import difflib
 import inspect
 from dataclasses import replace
@@ -10,31 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.errors import UsageError
-from mempool.reporting.report import binary
 from mempool.torch.estimate.failures import explain_failures
 from mempool.torch.estimate.fake.copies import EAGER, is_compiled
 from mempool.torch.estimate.inputs import Arguments, batch_of, call_arguments, resizable
 from mempool.torch.estimate.job import Job
-from mempool.torch.estimate.model_outputs import own_loss
-from mempool.torch.estimate.options import OPTIONS
-from mempool.torch.estimate.result import AS_FAR_AS_RAN, WITHOUT_LOSS, Caveat
 from mempool.torch.estimate.sources import transformers_models
-from mempool.torch.estimate.sources.call_spy import bytes_of
-from mempool.torch.estimate.sources.loss_replay import UnreplayableLossError, replayed_loss
 from mempool.torch.estimate.sources.optimizers_and_losses import resolved
-from mempool.torch.estimate.sources.scripts import GUESSES, fake_execution
-from mempool.torch.estimate.sources.targets import Sizes, Target
-from mempool.torch.estimate.sources.transformers_models import TransformersModel, task_of
+from mempool.torch.estimate.sources.scripts import fake_execution, load_module, load_script
+from mempool.torch.estimate.sources.targets import Sizes, Target, called_target, fresh_tensor, model_copies
+from mempool.torch.estimate.sources.transformers_models import TransformersModel, hub, names, task_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from mempool.torch.estimate.sources.call_spy import Call, CallRecord
+    from mempool.torch.estimate.sources.call_spy import CallRecord
     from mempool.torch.estimate.sources.scripts import Loaded
     from mempool.torch.model_spec import ModelSpec
 
@@ -101,7 +93,7 @@ def _loaded_target(loaded: Loaded, spec: ModelSpec, sizes: Sizes) -> Target:
         )
     record = loaded.record
     if record.call is not None and (record.trains or sizes.inputs is None):
-        return _called_target(record, spec)
+        return called_target(record, spec)
     name, thing = _only_model(loaded.module, spec)
     return _object_target(thing, name, {}, sizes, record)
 
@@ -115,111 +107,6 @@ def _attribute(module: Any, spec: ModelSpec) -> Any:
             raise UsageError(f"{spec.where} has no {spec.name!r}; it has {', '.join(near) or 'nothing'}")
         found = getattr(found, part)
     return found
-
-
-def _called_target(record: CallRecord, spec: ModelSpec) -> Target:
-    """Return a target from the model that the script itself called last, with the inputs of that call."""
-    call, given = record.call, record.batch
-    assert call is not None
-    attributes: dict[str, Any] = {"autocast": call.autocast}
-    outputs = [leaf for leaf in pytree.tree_leaves(call.output) if isinstance(leaf, torch.Tensor)]
-    if not record.trains and not any(leaf.requires_grad for leaf in outputs):
-        attributes |= {"mode": "inference", "hold_output": call.held}
-    if (optimizer := record.optimizer()) is not None:
-        attributes["optimizer"] = optimizer
-    make, caveats = _copies(call.module), []
-    try:
-        loss = replayed_loss(record.tape, call.module, call.output, given, call.autocast, make)
-        if own_loss(call.output) is None or not loss.only_scales:
-            attributes |= {"loss": loss, "labels": loss.labels}
-            make = loss.making(make)
-    except UnreplayableLossError as error:
-        if record.trains:
-            stands = "the sum of the output" if own_loss(call.output) is None else "the model's own loss"
-            reason = f"the loss of {spec.where} {error}; {stands} stands for it, --loss names another"
-            caveats.append(Caveat(WITHOUT_LOSS, reason))
-    caveats += _record_caveats(record, call, spec)
-    if record.unused:
-        attributes["margin"] = {"other_models": sum(size for _, size in record.unused)}
-    if record.accumulation is not None:
-        attributes["accumulate"] = 2  # two batches show the peak; more need no more memory
-    if record.trains:
-        attributes |= {"clears_late": record.clears_late, "set_to_none": record.set_to_none}
-    examples = _detached((call.args, call.kwargs))
-    return Target(
-        f"{type(call.module).__name__} of {spec.where}",
-        make,
-        resizable(examples, given),
-        batch=given,
-        attributes=attributes,
-        notes=tuple(_notes(record, spec)),
-        warnings=_uncounted_parts(record, call, spec),
-        caveats=tuple(caveats),
-        examples=examples,
-    )
-
-
-def _record_caveats(record: CallRecord, call: Call, spec: ModelSpec) -> Iterator[Caveat]:
-    """Yield the restrictions of a step that was seen in part."""
-    if record.trains and call.times > 1:
-        kind = type(call.module).__name__
-        reason = (
-            f"{spec.where} calls the {kind} {call.times} times before its backward, and the activations of "
-            "all calls are alive then: name a function that returns one module which makes these calls, and "
-            "its inputs"
-        )
-        yield Caveat(f"one of {call.times} calls", reason)
-    if record.decisions:
-        reason = f"{_lines(record.decisions)} by values of tensors, unknown before the run: {GUESSES}"
-        yield Caveat(AS_FAR_AS_RAN, reason)
-
-
-def _notes(record: CallRecord, spec: ModelSpec) -> Iterator[str]:
-    """Yield lines on settings taken over from a script, and on assumptions."""
-    yield f"model and inputs are those that {spec.where} calls itself"
-    yield from record.several()
-    if record.later:
-        yield f"{_lines(record.later)} by values behind the first backward: what follows is not counted"
-    if record.unused:
-        names = ", ".join(f"{name}, {binary(size)}" for name, size in record.unused)
-        yield f"{spec.where} holds models that it has not called before its backward: {names}; counted"
-    if record.trains and record.clears_late and record.set_to_none:
-        yield (
-            f"{spec.where} clears gradients between forward and backward, so the gradients of the former "
-            "step are alive during the forward: call `zero_grad()` right after `step()` to free them earlier"
-        )
-    if record.accumulation is not None:
-        where, batches = record.accumulation.where, record.accumulation.batches
-        yield f"{where} lets gradients of {batches:,} batches add up: tried with two"
-
-
-def _lines(lines: list[str]) -> str:
-    """Format lines that decide on the course of a program, at most `OPTIONS.message_lines` by name."""
-    more = f" and {len(lines) - OPTIONS.message_lines} more" if len(lines) > OPTIONS.message_lines else ""
-    return f"{', '.join(lines[: OPTIONS.message_lines])}{more} {'decides' if len(lines) == 1 else 'decide'}"
-
-
-def _uncounted_parts(record: CallRecord, call: Call, spec: ModelSpec) -> tuple[str, ...]:
-    """Return warnings on parts of a script's step that are not tried.
-
-    Raises:
-        UsageError: the script uses other models, with more than a tenth of the parameters.
-    """
-    others = record.others()
-    names = ", ".join(f"{name}, {binary(size)} of parameters" for name, size in others)
-    kind = type(call.module).__name__
-    if 10 * sum(size for _, size in others) > bytes_of(call.module.parameters()):
-        raise UsageError(
-            f"{spec.where} uses more models than the {kind} that could be tried: {names}; name a function "
-            f"that returns one module that calls them all, with its inputs: {spec.where}:function"
-        )
-    warnings = [f"not counted: {names}, and what trains it"] if others else []
-    return tuple(warnings)
-
-
-def _detached(given: Any) -> Any:
-    """Detach inputs from the operations that made them, which each run's backward would otherwise repeat."""
-    return pytree.tree_map_only(torch.Tensor, lambda t: t if t.grad_fn is None else t.detach(), given)
 
 
 def _only_model(module: Any, spec: ModelSpec) -> tuple[str, Any]:
@@ -273,7 +160,7 @@ def _object_target(thing: Any, name: str, given: dict[str, Any], sizes: Sizes, r
     if isinstance(thing, nn.Module):
         if given:
             raise UsageError(f"{name} is a model already: it takes no arguments")
-        title, make, notes = f"{name}, a {type(thing).__name__}", _copies(thing), _compiled(thing)
+        title, make, notes = f"{name}, a {type(thing).__name__}", model_copies(thing), _compiled(thing)
     elif callable(thing):
         return _function_target(thing, name, given, sizes)
     else:
@@ -285,26 +172,6 @@ def _object_target(thing: Any, name: str, given: dict[str, Any], sizes: Sizes, r
             _example_target((call.args, call.kwargs), title, make), attributes=attributes, notes=notes
         )
     return replace(_with_own_inputs(thing, title, make, sizes), notes=notes)
-
-
-def _copies(model: nn.Module) -> Callable[[], nn.Module]:
-    """Return a function that copies a fake model for each run; the run itself copies a real model."""
-    held = [leaf for module in model.modules() for leaf in pytree.tree_leaves(list(vars(module).values()))]
-    tensors = [leaf for leaf in held if isinstance(leaf, FakeTensor)]
-
-    def copied() -> nn.Module:
-        memo: dict[int, Any] = {id(tensor): _fresh(tensor) for tensor in tensors}
-        return copy.deepcopy(model, memo)
-
-    return copied if tensors else lambda: model
-
-
-def _fresh(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same form without a recorded operation that reads the original."""
-    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(made, tensor.requires_grad)
-    return made.requires_grad_(tensor.requires_grad)
 
 
 def _function_target(function: Callable[..., Any], name: str, given: dict[str, Any], sizes: Sizes) -> Target:
@@ -370,7 +237,7 @@ def _examples(make: Callable[[int], Arguments]) -> Callable[[int], Arguments]:
         if batch not in made:
             with _disable_current_modes(), fake_execution():
                 made[batch] = make(batch)
-        new: Arguments = pytree.tree_map_only(torch.Tensor, _fresh, made[batch])
+        new: Arguments = pytree.tree_map_only(torch.Tensor, fresh_tensor, made[batch])
         return new
 
     return of
@@ -421,3 +288,70 @@ def _with_own_inputs(model: nn.Module, title: str, make: Callable[[], nn.Module]
 
         return Target(title, make, images, uses=frozenset({"image"}))
     return Target(title, make)
+
+
+#: Scripts that were run, by path, arguments and mode.
+Scripts = dict[tuple[Any, ...], "Loaded"]
+
+
+def find_target(spec: ModelSpec, sizes: Sizes, scripts: Scripts | None = None) -> Target:
+    """Return the target of a name.
+
+    Args:
+        spec: the model.
+        sizes: of the model's inputs.
+        scripts: scripts run before in the same fake mode, so that a sweep runs a script once; added to.
+
+    Raises:
+        UsageError: the name is unknown or not usable; the message lists similar names.
+        OSError: a file cannot be read.
+    """
+    if spec.kind == "transformers":
+        target = transformers_target(hub(spec.name, spec.arguments, sizes.task), sizes)
+    else:
+        target = program_target(_loaded(spec, sizes, {} if scripts is None else scripts), spec, sizes)
+    if sizes.inputs is not None:
+        shapes = [size for one in sizes.inputs for size in one.shape]
+        uses = frozenset({"seq"} if any("S" in size for size in shapes) else ())
+        target = replace(target, inputs=_specified(sizes), seq=sizes.seq, uses=uses)
+    if target.inputs is None:
+        raise UsageError(
+            f"what goes into {target.title}? Give --inputs, such as 'float32[B,3,224,224]', or name a "
+            "function that returns (model, inputs)"
+        )
+    for name in ("seq", "image"):
+        if getattr(sizes, name) is not None and name not in target.uses:
+            raise UsageError(
+                f"--{name} would change nothing: the inputs of {target.title} do not depend on it"
+            )
+    return target
+
+
+def _loaded(spec: ModelSpec, sizes: Sizes, scripts: Scripts) -> Loaded:
+    if spec.kind == "script":
+        key = spec.where, tuple(sizes.arguments), sizes.main
+        if key not in scripts:
+            scripts[key] = load_script(spec.where, sizes.arguments, main=sizes.main)
+        return scripts[key]
+    try:
+        return load_module(spec.where)
+    except UsageError as error:
+        near = difflib.get_close_matches(spec.where, names(), n=3, cutoff=0.8) if not spec.name else []
+        if not near:
+            raise
+        hint = ", ".join(f"transformers:{name}" for name in near)
+        raise UsageError(f"{error}; did you mean {hint}?") from None
+
+
+def _specified(sizes: Sizes) -> Callable[[int], Arguments]:
+    def made(batch: int) -> Arguments:
+        args, kwargs = [], {}
+        for one in sizes.inputs or ():
+            tensor = torch.zeros(one.sizes(batch, sizes.seq), dtype=getattr(torch, one.type))
+            if one.name:
+                kwargs[one.name] = tensor
+            else:
+                args.append(tensor)
+        return tuple(args), kwargs
+
+    return made
