@@ -100,14 +100,14 @@ def _fit_size(
     progress: Callable[[str], object],
 ) -> SizeResult:
     job = _job(request, target, batch)
-    what = f"{request.target}" + (f", seq {target.seq:,}" if target.seq else "")
+    title = f"{request.target}" + (f", seq {target.seq:,}" if target.seq else "")
     options: dict[str, Any] = {"allocators": request.allocators} if request.allocators else {}
     check = _BatchDimensionCheck(request, target, job.batch)
     fitted = estimate(
         job.replace(model=check.watching(job.model)),
         request.limit_bytes,
         largest=False if check.fixed_size_note else request.largest,
-        progress=lambda now: progress(f"{what}: {now}"),
+        progress=lambda now: progress(f"{title}: {now}"),
         **options,
     )
     if request.remedies or (request.remedies is None and fitted.fits is False):
@@ -115,16 +115,16 @@ def _fit_size(
             job,
             fitted,
             most_seconds=request.most_seconds,
-            progress=lambda now: progress(f"{what}: what if {now}"),
+            progress=lambda now: progress(f"{title}: what if {now}"),
         )
         fitted = replace(fitted, advice=advice)
     if request.traced:
         fitted = replace(fitted, trace=_timed(job))
     caveats = _caveats(request, target, job)
     without = any(caveat.label == WITHOUT_LOSS for caveat in caveats)
-    said = [text for text in fitted.warnings if text != SUMMED or not without]
+    warnings_ = [text for text in fitted.warnings if text != SUMMED or not without]
     fitted = replace(
-        fitted, warnings=[*target.warnings, *request.notes, *target.notes, *said, *check.progress()]
+        fitted, warnings=[*target.warnings, *request.notes, *target.notes, *warnings_, *check.notes()]
     )
     return SizeResult(fitted.restricted(caveats), job, target, image)
 
@@ -144,8 +144,8 @@ class _BatchDimensionCheck:
         self._batch, self._examples = target.batch or 0, None
         if target.batch and (search or batch != target.batch):
             self._examples = target.examples
-        there = search and self._examples is not None
-        self.fixed_size_note = fixed_size_note(self._examples, self._batch, 0) if there else None
+        searched = search and self._examples is not None
+        self.fixed_size_note = fixed_size_note(self._examples, self._batch, 0) if searched else None
 
     def watching(self, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
         """Wrap the model's factory so that the model is inspected when made."""
@@ -158,7 +158,7 @@ class _BatchDimensionCheck:
 
         return made
 
-    def progress(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Return the lines for the user; call this after the model was made."""
         if self._examples is None:
             return []
@@ -175,26 +175,28 @@ def _timed(job: Job) -> Trace:
 
 def _job(request: FitRequest, target: Target, batch: int | None) -> Job:
     assert target.inputs is not None
-    said: dict[str, Any] = {"optimizer": torch.optim.AdamW, "batch": target.batch or 1}
-    said |= target.attributes | request.job
+    attributes: dict[str, Any] = {"optimizer": torch.optim.AdamW, "batch": target.batch or 1}
+    attributes |= target.attributes | request.job
     if request.optimizer is not None:
-        said["optimizer"] = optimizer_of(request.optimizer)
+        attributes["optimizer"] = optimizer_of(request.optimizer)
     if request.loss is not None:
-        said |= {"loss": loss_of_name(request.loss), "labels": None}
+        attributes |= {"loss": loss_of_name(request.loss), "labels": None}
     for name in ("dtype", "autocast"):
-        if (kind := getattr(request, name)) is not None:
-            said[name] = getattr(torch, kind)
+        if (dtype := getattr(request, name)) is not None:
+            attributes[name] = getattr(torch, dtype)
     if request.capability is not None and "capability" in Job.__dataclass_fields__:
-        said["capability"] = request.capability
-    said |= {name: getattr(request, name) for name in ("card", "link") if getattr(request, name) is not None}
+        attributes["capability"] = request.capability
+    attributes |= {
+        name: getattr(request, name) for name in ("card", "link") if getattr(request, name) is not None
+    }
     if request.margins:
-        said["margin"] = dict(said.get("margin", {})) | parse_margins(list(request.margins))
+        attributes["margin"] = dict(attributes.get("margin", {})) | parse_margins(list(request.margins))
     if batch is not None:
-        said["batch"] = batch
+        attributes["batch"] = batch
     inputs = target.inputs
-    if said.get("dtype") is not None and said.get("autocast") is None:
-        inputs = _converted(inputs, said["dtype"])
-    return Job(model=target.model, inputs=inputs, **said)
+    if attributes.get("dtype") is not None and attributes.get("autocast") is None:
+        inputs = _converted(inputs, attributes["dtype"])
+    return Job(model=target.model, inputs=inputs, **attributes)
 
 
 def _converted(inputs: Callable[[int], Arguments], dtype: torch.dtype) -> Callable[[int], Arguments]:
@@ -238,9 +240,9 @@ def _stopping(request: FitRequest) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence warnings and logs of libraries about matters outside the user's control."""
-    said = logging.getLogger("torch._subclasses.fake_tensor")
-    before = said.level
-    said.setLevel(logging.CRITICAL + 1)
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
@@ -248,4 +250,4 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        said.setLevel(before)
+        logger.setLevel(before)

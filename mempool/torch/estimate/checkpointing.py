@@ -99,10 +99,10 @@ def checkpointed(model: nn.Module, which: bool | str) -> None:  # noqa: FBT001 -
     else:
         found = block_selections(model)
     if not found:
-        what = (
+        reason = (
             f"no module is called {which!r}" if isinstance(which, str) else "the model has no repeated blocks"
         )
-        raise UsageError(f"nothing to checkpoint: {what}")
+        raise UsageError(f"nothing to checkpoint: {reason}")
     checkpoint_first(model, found[0])
 
 
@@ -163,7 +163,9 @@ def _layers(module: nn.Module) -> list[str]:
     """Return the names of the layers that a model of transformers checkpoints by itself."""
     known = sys.modules.get("transformers.modeling_layers")
     layer = getattr(known, "GradientCheckpointingLayer", None)
-    return [name for name, one in module.named_modules() if layer is not None and isinstance(one, layer)]
+    return [
+        name for name, module_ in module.named_modules() if layer is not None and isinstance(module_, layer)
+    ]
 
 
 def checkpoint_first(
@@ -196,9 +198,9 @@ def checkpoint_code(way: BlockSelection, count: int | None = None) -> str:
     every = count is None or count >= len(way.blocks)
     if way.owner is not None:
         line = f"{_expression('model', way.owner)}.{way.switch}()"
-        rest = "" if every else block_list(way)
+        blocks = "" if every else block_list(way)
         off = "layer.gradient_checkpointing = False"
-        return line if every else f"{line}\nfor layer in [{rest}][{count}:]: {off}"
+        return line if every else f"{line}\nfor layer in [{blocks}][{count}:]: {off}"
     wrapped = "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
     some = "" if every else f"[:{count}]"
     return f"for block in [{block_list(way)}]{some}: block.forward = {wrapped}"

@@ -68,21 +68,21 @@ def cache_tensors(output: Any) -> list[torch.Tensor]:
 
 def _tensors(roots: list[Any]) -> list[torch.Tensor]:
     """Return the tensors in objects, their attributes and items."""
-    found, left, seen = [], list(roots), set[int]()
-    while left and len(seen) < OPTIONS.output_objects:
-        one = left.pop()
-        if id(one) in seen or isinstance(one, (nn.Module, type, str, bytes, int, float)):
+    tensors, remaining, searched = [], list(roots), set[int]()
+    while remaining and len(searched) < OPTIONS.output_objects:
+        item = remaining.pop()
+        if id(item) in searched or isinstance(item, (nn.Module, type, str, bytes, int, float)):
             continue
-        seen.add(id(one))
-        if isinstance(one, torch.Tensor):
-            found.append(one)
-        elif isinstance(one, dict):
-            left += one.values()
-        elif isinstance(one, (list, tuple, set)):
-            left += one
-        elif hasattr(one, "__dict__"):
-            left += vars(one).values()
-    return found
+        searched.add(id(item))
+        if isinstance(item, torch.Tensor):
+            tensors.append(item)
+        elif isinstance(item, dict):
+            remaining += item.values()
+        elif isinstance(item, (list, tuple, set)):
+            remaining += item
+        elif hasattr(item, "__dict__"):
+            remaining += vars(item).values()
+    return tensors
 
 
 def note_of_loop(output: Any, model: nn.Module) -> str | None:

@@ -152,14 +152,14 @@ class Advice:
         """Return the same without claims to fit, for a job of which only a part was seen."""
         return replace(
             self,
-            remedies=[_without_verdict(one) for one in self.remedies],
+            remedies=[_without_verdict(finding) for finding in self.remedies],
             cheapest=self.cheapest and _without_verdict(self.cheapest),
             swapping=self.swapping and _without_verdict(self.swapping),
         )
 
 
-def _without_verdict(one: _Verdict) -> _Verdict:
-    return replace(one, fits=None) if one.fits else one
+def _without_verdict(finding: _Verdict) -> _Verdict:
+    return replace(finding, fits=None) if finding.fits else finding
 
 
 @dataclass(frozen=True, eq=False)

@@ -120,18 +120,18 @@ _innermost: _Kernels | None = None
 def _kernels_of(target: Target | None) -> Iterator[None]:
     """Override the kernels in the block; an enclosing block's overrides are suspended meanwhile."""
     global _innermost
-    outer, mine = _innermost, _Kernels(target)
+    outer, inner = _innermost, _Kernels(target)
     if outer is not None and outer.target == target:
         yield
         return
     if outer is not None:
         outer.remove()
-    _innermost = mine
+    _innermost = inner
     try:
-        mine.install()
+        inner.install()
         yield
     finally:
-        mine.remove()
+        inner.remove()
         _innermost = outer
         if outer is not None:
             outer.install()

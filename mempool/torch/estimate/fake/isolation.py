@@ -33,10 +33,12 @@ def caches() -> list[_Cache[Any]]:
 
     PyTorch's own are left out; frozen ones (``gc.freeze``) cannot be found.
     """
-    there = gc.get_objects()
-    of_type = map(operator.is_, map(type, there), itertools.repeat(_Cache))
-    found: list[_Cache[Any]] = list(itertools.compress(there, of_type))
-    return [cache for cache in found if not f"{getattr(cache, '__module__', '')}.".startswith("torch.")]
+    objects = gc.get_objects()
+    of_type = map(operator.is_, map(type, objects), itertools.repeat(_Cache))
+    caches_found: list[_Cache[Any]] = list(itertools.compress(objects, of_type))
+    return [
+        cache for cache in caches_found if not f"{getattr(cache, '__module__', '')}.".startswith("torch.")
+    ]
 
 
 @contextlib.contextmanager
@@ -59,14 +61,14 @@ def clear_fake_caches(known: list[_Cache[Any]]) -> Iterator[None]:
 
 def _holds_fakes(cache: _Cache[Any]) -> bool:
     """Return whether a cache's keys or results contain a fake tensor, within `cache_objects`."""
-    seen: set[int] = set()
-    near: list[Any] = [cache]
-    while near and len(seen) < OPTIONS.cache_objects:
-        found = [each for each in gc.get_referents(*near) if not isinstance(each, _OUTSIDE)]
-        if any(type(each) is FakeTensor for each in found):
+    searched: set[int] = set()
+    frontier: list[Any] = [cache]
+    while frontier and len(searched) < OPTIONS.cache_objects:
+        referents = [item for item in gc.get_referents(*frontier) if not isinstance(item, _OUTSIDE)]
+        if any(type(item) is FakeTensor for item in referents):
             return True
-        near = [each for each in found if id(each) not in seen and gc.is_tracked(each)]
-        seen.update(map(id, near))
+        frontier = [item for item in referents if id(item) not in searched and gc.is_tracked(item)]
+        searched.update(map(id, frontier))
     return False
 
 

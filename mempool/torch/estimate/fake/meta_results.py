@@ -112,26 +112,26 @@ def _transpose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetaResult | No
     x, *dims = args
     if kwargs or (not dims and x.dim() != 2) or x.dim() < 2:
         return None
-    one, other = dims or (0, 1)
-    if not all(-x.dim() <= dim < x.dim() for dim in (one, other)):
+    left, right = dims or (0, 1)
+    if not all(-x.dim() <= dim < x.dim() for dim in (left, right)):
         return None
     shape, stride = list(x.shape), list(x.stride())
     for values in (shape, stride):
-        values[one], values[other] = values[other], values[one]
+        values[left], values[right] = values[right], values[left]
     return single(NewTensor(0, tuple(shape), tuple(stride), x.dtype, x.storage_offset()))
 
 
 def _product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetaResult | None:
     """Return the result of a matrix product, with a vector added for addmm."""
-    *added, one, other = args
+    *added, left, right = args
     dtypes = {t.dtype for t in args}
-    if kwargs or len(dtypes) > 1 or not one.dtype.is_floating_point:
+    if kwargs or len(dtypes) > 1 or not left.dtype.is_floating_point:
         return None
-    if one.dim() != 2 or other.dim() != 2 or one.shape[1] != other.shape[0]:
+    if left.dim() != 2 or right.dim() != 2 or left.shape[1] != right.shape[0]:
         return None
-    shape = (one.shape[0], other.shape[1])
+    shape = (left.shape[0], right.shape[1])
     usual = all(t.dim() == 1 and t.shape[0] == shape[1] for t in added)
-    return single(new(shape, one.dtype)) if usual and 0 not in (*one.shape, *other.shape) else None
+    return single(new(shape, left.dtype)) if usual and 0 not in (*left.shape, *right.shape) else None
 
 
 #: Values of the arguments of `empty_like` and similar operations for which the rule holds.
@@ -165,7 +165,7 @@ def _batch_norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MetaR
     if gradient.shape != x.shape or gradient.dtype != x.dtype:
         return None
     channels = new([x.shape[1]], (x if weight is None else weight).dtype)
-    return MetaResult(tuple, (like(x), *(channels if asked else None for asked in mask[1:])))
+    return MetaResult(tuple, (like(x), *(channels if needed else None for needed in mask[1:])))
 
 
 def _is_norm(x: Any, *channels: Any) -> bool:
@@ -279,8 +279,8 @@ class MetaCache:
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         unsafe = mode._allow_unsafe_data_ptr_access
-        one = FakeTensor(mode, torch.empty(0, device="meta"), _CPU)
-        self._like = dict(vars(one))
+        sample = FakeTensor(mode, torch.empty(0, device="meta"), _CPU)
+        self._like = dict(vars(sample))
         pointers = torch._C
         self._guard = (
             pointers._set_warn_deprecated_on_mutable_data_ptr
@@ -291,21 +291,21 @@ class MetaCache:
     def key(self, operation: Any, args: Any, kwargs: Any) -> Key | None:
         """Return the cache key: operation and kinds of arguments; None if the result depends on more."""
         parts = [operation, torch.get_default_dtype()]
-        seen = self._describe(args, parts)
-        if kwargs and seen >= 0:
+        flags = self._describe(args, parts)
+        if kwargs and flags >= 0:
             parts.append(tuple(kwargs))
-            named = self._describe(kwargs.values(), parts)
-            seen = named if named < 0 else seen | named
-        if seen < 0 or (seen & _VALUE and (not seen & _NO_VALUE or operation._schema.is_mutable)):
+            named_flags = self._describe(kwargs.values(), parts)
+            flags = named_flags if named_flags < 0 else flags | named_flags
+        if flags < 0 or (flags & _VALUE and (not flags & _NO_VALUE or operation._schema.is_mutable)):
             return None  # the operation would compute with a known value, or make the value unknown
         return tuple(parts)
 
     def _describe(self, values: Iterable[Any], parts: list[Any]) -> int:
         """Append the description of each argument to `parts`; return the flags of tensors, or _MORE."""
-        seen = 0
+        flags = 0
         for value in values:
-            kind = type(value)
-            if kind is FakeTensor:
+            type_ = type(value)
+            if type_ is FakeTensor:
                 if (
                     value.layout is not torch.strided
                     or value.fake_mode is not self._mode
@@ -314,7 +314,7 @@ class MetaCache:
                     or value.is_neg()
                 ):
                     return _NO_KEY
-                seen |= _NO_VALUE if value.constant is None else _VALUE
+                flags |= _NO_VALUE if value.constant is None else _VALUE
                 parts += (
                     value.shape,
                     value.stride(),
@@ -322,18 +322,18 @@ class MetaCache:
                     value.storage_offset(),
                     value.requires_grad,
                 )
-            elif kind in _NUMBERS:
-                parts += (kind, value)
-            elif kind in _PLAIN:
+            elif type_ in _NUMBERS:
+                parts += (type_, value)
+            elif type_ in _PLAIN:
                 parts.append(value)
-            elif kind is list or kind is tuple:
-                parts += (kind, len(value))
-                if (inside := self._describe(value, parts)) < 0:
+            elif type_ is list or type_ is tuple:
+                parts += (type_, len(value))
+                if (inner := self._describe(value, parts)) < 0:
                     return _NO_KEY
-                seen |= inside
+                flags |= inner
             else:
                 return _NO_KEY
-        return seen
+        return flags
 
     def lookup(self, key: Key, args: Any, kwargs: Any) -> MetaResult | bool | None:
         """Return the cached or derived result; None if not plain, False if the key is unknown."""
@@ -376,40 +376,42 @@ class MetaCache:
         if len(_CACHE) >= OPTIONS.meta_results:
             _CACHE.clear()
         _CACHE[key] = None
-        kind = next((one for one in (list, tuple) if isinstance(result, one)), None)
-        results = [result] if kind is None else result
-        parts = [self._describe_part(one, args, kwargs) for one in results]
+        container = next((part_ for part_ in (list, tuple) if isinstance(result, part_)), None)
+        results = [result] if container is None else result
+        parts = [self._describe_part(part_, args, kwargs) for part_ in results]
         if any(part is _NOT_PLAIN for part in parts) or self.key(operation, args, kwargs) != key:
             return
         new = [
-            one for one, part in zip(results, parts, strict=True) if type(part) is NewTensor and part.of < 0
+            part_
+            for part_, part in zip(results, parts, strict=True)
+            if type(part) is NewTensor and part.of < 0
         ]
-        if len({id(one.untyped_storage()) for one in new}) < len(new):
+        if len({id(part_.untyped_storage()) for part_ in new}) < len(new):
             return
-        lookup = MetaResult(kind, tuple(parts))
-        again = self.materialize(lookup, args)
-        if all(map(_equals, results, [again] if kind is None else again)):
-            _CACHE[key] = lookup
+        meta_result = MetaResult(container, tuple(parts))
+        repeated = self.materialize(meta_result, args)
+        if all(map(_equals, results, [repeated] if container is None else repeated)):
+            _CACHE[key] = meta_result
 
-    def _describe_part(self, one: Any, args: Any, kwargs: Any) -> Any:
+    def _describe_part(self, part: Any, args: Any, kwargs: Any) -> Any:
         """Describe a part of a result: an argument, a new tensor, a view, or `_NOT_PLAIN` if not plain."""
-        if one is None:
+        if part is None:
             return None
-        if type(one) is not FakeTensor or one.constant is not None or one.layout is not torch.strided:
+        if type(part) is not FakeTensor or part.constant is not None or part.layout is not torch.strided:
             return _NOT_PLAIN
-        at = [position for position, value in enumerate(args) if value is one]
-        if at:
-            return Argument(at[0])
-        storage = one.untyped_storage()
-        there = [
+        positions = [position for position, value in enumerate(args) if value is part]
+        if positions:
+            return Argument(positions[0])
+        storage = part.untyped_storage()
+        holders = [
             position
             for position, value in enumerate(args)
             if type(value) is FakeTensor and value.untyped_storage() is storage
         ]
-        if not there and any(value.untyped_storage() is storage for value in _fake_leaves((args, kwargs))):
+        if not holders and any(value.untyped_storage() is storage for value in _fake_leaves((args, kwargs))):
             return _NOT_PLAIN
-        of = there[0] if there else -1
-        return NewTensor(of, tuple(one.shape), one.stride(), one.dtype, one.storage_offset())
+        of = holders[0] if holders else -1
+        return NewTensor(of, tuple(part.shape), part.stride(), part.dtype, part.storage_offset())
 
 
 _NOT_PLAIN = object()
@@ -419,17 +421,17 @@ def _fake_leaves(values: Any) -> list[FakeTensor]:
     return [value for value in torch.utils._pytree.tree_leaves(values) if isinstance(value, FakeTensor)]
 
 
-def _equals(one: Any, other: Any) -> bool:
+def _equals(made: Any, real: Any) -> bool:
     """Return whether a tensor made from the cache equals the real result, including the dispatch keys."""
-    if one is None or one is other:
-        return one is other
+    if made is None or made is real:
+        return made is real
     keys = torch._C._dispatch_key_set
     return (
-        one.storage_offset() == other.storage_offset()
-        and one.untyped_storage().nbytes() == other.untyped_storage().nbytes()
-        and not one.requires_grad
-        and not one.is_neg()
-        and not one.is_conj()
-        and one.fake_device == _CPU
-        and bool(keys(one) == keys(other))
+        made.storage_offset() == real.storage_offset()
+        and made.untyped_storage().nbytes() == real.untyped_storage().nbytes()
+        and not made.requires_grad
+        and not made.is_neg()
+        and not made.is_conj()
+        and made.fake_device == _CPU
+        and bool(keys(made) == keys(real))
     )

@@ -93,7 +93,7 @@ class InPlaceAccumulation:
         node = torch._C._current_autograd_node()
         if node is None or node.name() not in _NEVER_ADD:
             return False
-        if any(type(one) is not FakeTensor for one in args):
+        if any(type(tensor) is not FakeTensor for tensor in args):
             return False
         held, other = (_holders(args, at) for at in (0, 1))
         self._least = [min(each) for each in zip(self._least, held, other, strict=True)]

@@ -111,7 +111,7 @@ def ladders(job: Job, traits: JobTraits) -> list[Ladder]:
         *_offloads(job),
         *_allocators(job),
     ]
-    return [*_checkpoints(job, traits), *_batches(job, traits), *(Ladder((one,)) for one in single)]
+    return [*_checkpoints(job, traits), *_batches(job, traits), *(Ladder((change,)) for change in single)]
 
 
 def _unchanged(job: Job) -> Job:
@@ -435,6 +435,6 @@ def _split(job: Job, _: JobTraits, parts: int) -> Change:
 
 def applied(job: Job, changes: Sequence[Change]) -> Job:
     """Return the job with several changes of different kinds, applied in the order of `KINDS`."""
-    for change in sorted(changes, key=lambda one: KINDS.index(one.kind)):
+    for change in sorted(changes, key=lambda each: KINDS.index(each.kind)):
         job = change.apply(job)
     return job

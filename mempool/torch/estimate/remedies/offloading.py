@@ -88,7 +88,7 @@ class _OffloadPlanner:
                 break
             swap = self.planner.nearest(target_bytes)
             arena = self._arena(swap)
-            best = min(best, (arena, swap), key=lambda one: one[0])
+            best = min(best, (arena, swap), key=lambda pair: pair[0])
             if swap.peak_bytes > target_bytes:  # no lower peak is feasible
                 break
             target_bytes = int(target_bytes * min(room / max(arena, 1), 1))
@@ -155,7 +155,9 @@ def offload_remedy(found: OffloadFindings, fit: Fit) -> TriedRemedy:
 
 
 def _rates(link: Link) -> str:
-    rates = [1e-9 / max(one, 1e-15) for one in (link.out_per_byte, link.in_per_byte)]
+    rates = [
+        1e-9 / max(seconds_per_byte, 1e-15) for seconds_per_byte in (link.out_per_byte, link.in_per_byte)
+    ]
     if abs(rates[0] - rates[1]) < 0.01 * rates[0]:
         return f"{rates[0]:.3g} GB/s each way" if link.duplex else f"{rates[0]:.3g} GB/s both ways together"
     return f"{rates[0]:.3g} GB/s out, {rates[1]:.3g} back"

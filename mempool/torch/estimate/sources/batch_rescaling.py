@@ -83,8 +83,8 @@ class Rescaling:
 
     def _view(self, entry: TapeEntry, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the arguments of a view, with a shape of the current number of elements."""
-        tensor, asked = args[0], kwargs.get("shape", args[1:])
-        shape = list(asked[0] if len(asked) == 1 and not isinstance(asked[0], int) else asked)
+        tensor, requested = args[0], kwargs.get("shape", args[1:])
+        shape = list(requested[0] if len(requested) == 1 and not isinstance(requested[0], int) else requested)
         if not all(isinstance(size, int) for size in shape):
             return args, kwargs  # a type
         for candidate in self._shapes(entry, shape, math.prod(entry.shapes[0]), tensor.numel()):

@@ -135,7 +135,7 @@ class CallRecord:
             self.clears_late = False
         if not trains:
             leaves = list(tensors_in(output))
-            self._outputs[id(module)] = [weakref.ref(one) for one in (*leaves, *cache_tensors(output))]
+            self._outputs[id(module)] = [weakref.ref(tensor) for tensor in (*leaves, *cache_tensors(output))]
             # detached tensors of the same storages, so that the program alone holds its own
             output = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in leaves]
         self.calls.pop(id(module), None)
@@ -153,17 +153,17 @@ class CallRecord:
         """Return names and new bytes of models and optimizers with parameters outside the called module."""
         known = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
         found: list[tuple[str, int]] = []
-        things = [
+        owners = [
             (type(call.module).__name__, list(call.module.parameters())) for call in self.calls.values()
         ]
-        things += [
+        owners += [
             (
                 f"what {type(made).__name__} trains beside it",
                 [p for g in made.param_groups for p in g["params"]],
             )
             for made in self.optimizers
         ]
-        for name, parameters in things:
+        for name, parameters in owners:
             new = {id(p): p for p in parameters if id(p) not in known}
             known |= set(new)
             if new:
@@ -219,12 +219,12 @@ class CallRecord:
 
     def has_parameter(self, tensors: Any) -> bool:
         """Return whether a parameter of the called module is among tensors."""
-        mine = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
-        return any(id(tensor) in mine for tensor in tensors_in(tensors))
+        own_ids = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
+        return any(id(tensor) in own_ids for tensor in tensors_in(tensors))
 
     def decide(self, line: str) -> None:
         """Record a line that decides by a value ("": none); in a library, the first line per caller."""
-        known = {one.partition(" (in ")[0] for one in self.decisions}
+        known = {line_.partition(" (in ")[0] for line_ in self.decisions}
         if line and line.partition(" (in ")[0] not in known:
             self.decisions.append(line)
 
@@ -244,11 +244,11 @@ class CallRecord:
 
     def optimizer(self) -> Callable[..., torch.optim.Optimizer] | None:
         """Return a function that makes the called module's optimizers again, with the same parameters."""
-        mine = self._optimizers()
-        if not mine:
+        own_optimizers = self._optimizers()
+        if not own_optimizers:
             return None
         assert self.call is not None
-        return copy_optimizers(mine, [p for p in self.call.module.parameters() if p.requires_grad])
+        return copy_optimizers(own_optimizers, [p for p in self.call.module.parameters() if p.requires_grad])
 
     def several(self) -> list[str]:
         """Return a note if several optimizers train the called module."""
@@ -307,7 +307,7 @@ def record_calls() -> Iterator[CallRecord]:
 def _clearing(record: CallRecord) -> Iterator[None]:
     """Record that an optimizer or a module clears gradients."""
     classes: tuple[Any, Any] = (torch.optim.Optimizer, nn.Module)
-    before = [one.zero_grad for one in classes]
+    before = [class_.zero_grad for class_ in classes]
 
     def watching(clear: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(clear)
@@ -317,13 +317,13 @@ def _clearing(record: CallRecord) -> Iterator[None]:
 
         return cleared
 
-    for one, clear in zip(classes, before, strict=True):
-        one.zero_grad = watching(clear)
+    for class_, clear in zip(classes, before, strict=True):
+        class_.zero_grad = watching(clear)
     try:
         yield
     finally:
-        for one, clear in zip(classes, before, strict=True):
-            one.zero_grad = clear
+        for class_, clear in zip(classes, before, strict=True):
+            class_.zero_grad = clear
 
 
 class _Functions(TorchFunctionMode):

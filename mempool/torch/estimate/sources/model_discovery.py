@@ -82,8 +82,8 @@ def program_target(loaded: Loaded, spec: ModelSpec, sizes: Sizes) -> Target:
 
 
 def _trains_itself(module: Any, spec: ModelSpec) -> bool:
-    thing = _attribute(module, spec) if spec.name else None
-    return any(hasattr(thing, name) for name in ("configure_optimizers", "training_step"))
+    value = _attribute(module, spec) if spec.name else None
+    return any(hasattr(value, name) for name in ("configure_optimizers", "training_step"))
 
 
 def _loaded_target(loaded: Loaded, spec: ModelSpec, sizes: Sizes) -> Target:
@@ -94,16 +94,16 @@ def _loaded_target(loaded: Loaded, spec: ModelSpec, sizes: Sizes) -> Target:
     record = loaded.record
     if record.call is not None and (record.trains or sizes.inputs is None):
         return called_target(record, spec)
-    name, thing = _only_model(loaded.module, spec)
-    return _object_target(thing, name, {}, sizes, record)
+    name, value = _only_model(loaded.module, spec)
+    return _object_target(value, name, {}, sizes, record)
 
 
 def _attribute(module: Any, spec: ModelSpec) -> Any:
     found = module
     for part in spec.name.split("."):
         if not hasattr(found, part):
-            there = [name for name in vars(module) if not name.startswith("_")]
-            near = difflib.get_close_matches(spec.name, there, n=4, cutoff=0.5) or there[-8:]
+            public_names = [name for name in vars(module) if not name.startswith("_")]
+            near = difflib.get_close_matches(spec.name, public_names, n=4, cutoff=0.5) or public_names[-8:]
             raise UsageError(f"{spec.where} has no {spec.name!r}; it has {', '.join(near) or 'nothing'}")
         found = getattr(found, part)
     return found
@@ -111,12 +111,12 @@ def _attribute(module: Any, spec: ModelSpec) -> Any:
 
 def _only_model(module: Any, spec: ModelSpec) -> tuple[str, Any]:
     """Return name and value of the only model, factory or class that a script without a name can mean."""
-    there = {name: thing for name, thing in vars(module).items() if not name.startswith("_")}
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     models = {
-        n: m for n, m in there.items() if isinstance(m, nn.Module) and any(True for _ in m.parameters())
+        n: m for n, m in public.items() if isinstance(m, nn.Module) and any(True for _ in m.parameters())
     }
     inner = {id(child) for m in models.values() for child in m.modules() if child is not m}
-    attributes = {n: t for n, t in there.items() if getattr(t, "__module__", None) == module.__name__}
+    attributes = {n: t for n, t in public.items() if getattr(t, "__module__", None) == module.__name__}
     classes = {n: c for n, c in attributes.items() if isinstance(c, type) and issubclass(c, nn.Module)}
     for choice in (
         {n: m for n, m in models.items() if id(m) not in inner},
@@ -127,7 +127,7 @@ def _only_model(module: Any, spec: ModelSpec) -> tuple[str, Any]:
         },
         {n: c for n, c in classes.items() if not _required(c)},
     ):
-        distinct = {id(thing): name for name, thing in choice.items()}
+        distinct = {id(value): name for name, value in choice.items()}
         if len(distinct) == 1:
             name = next(iter(distinct.values()))
             return name, choice[name]
@@ -141,9 +141,9 @@ def _only_model(module: Any, spec: ModelSpec) -> tuple[str, Any]:
     )
 
 
-def _required(thing: Any) -> list[str]:
+def _required(value: Any) -> list[str]:
     try:
-        parameters = inspect.signature(thing).parameters.values()
+        parameters = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):
         return []
     sizes = {name for names in _SIZES.values() for name in names}
@@ -156,22 +156,22 @@ def _required(thing: Any) -> list[str]:
     ]
 
 
-def _object_target(thing: Any, name: str, given: dict[str, Any], sizes: Sizes, record: CallRecord) -> Target:
-    if isinstance(thing, nn.Module):
+def _object_target(value: Any, name: str, given: dict[str, Any], sizes: Sizes, record: CallRecord) -> Target:
+    if isinstance(value, nn.Module):
         if given:
             raise UsageError(f"{name} is a model already: it takes no arguments")
-        title, make, notes = f"{name}, a {type(thing).__name__}", model_copies(thing), _compiled(thing)
-    elif callable(thing):
-        return _function_target(thing, name, given, sizes)
+        title, make, notes = f"{name}, a {type(value).__name__}", model_copies(value), _compiled(value)
+    elif callable(value):
+        return _function_target(value, name, given, sizes)
     else:
-        raise UsageError(f"{name} is a {type(thing).__name__}, neither a model nor what makes one")
+        raise UsageError(f"{name} is a {type(value).__name__}, neither a model nor what makes one")
     call = record.call
-    if call is not None and call.module is thing:
+    if call is not None and call.module is value:
         attributes = {"autocast": call.autocast}
         return replace(
             _example_target((call.args, call.kwargs), title, make), attributes=attributes, notes=notes
         )
-    return replace(_with_own_inputs(thing, title, make, sizes), notes=notes)
+    return replace(_with_own_inputs(value, title, make, sizes), notes=notes)
 
 
 def _function_target(function: Callable[..., Any], name: str, given: dict[str, Any], sizes: Sizes) -> Target:
@@ -183,15 +183,19 @@ def _function_target(function: Callable[..., Any], name: str, given: dict[str, A
     usual = defaults.get("batch", 1)
 
     def called(batch: int) -> Any:
-        asked = {"batch": batch, "seq": sizes.seq, "image": sizes.image}
-        more = {key: asked[what] for key, what in taken.items() if asked[what] is not None}
+        requested = {"batch": batch, "seq": sizes.seq, "image": sizes.image}
+        more = {
+            key: requested[size_name] for key, size_name in taken.items() if requested[size_name] is not None
+        }
         return function(**(more | given))
 
     with fake_execution(), explain_failures(f"making {name}"):
         made = called(usual)
     if isinstance(made, Job):
-        rest = {key: getattr(made, key) for key in Job.__dataclass_fields__ if key not in ("model", "inputs")}
-        return Target(name, made.model, made.inputs, batch=rest.pop("batch"), attributes=rest)
+        attributes = {
+            key: getattr(made, key) for key in Job.__dataclass_fields__ if key not in ("model", "inputs")
+        }
+        return Target(name, made.model, made.inputs, batch=attributes.pop("batch"), attributes=attributes)
     model, inputs, attributes = _parts(made, name)
     notes = _compiled(model)
     title = name if isinstance(function, type) else f"{type(model).__name__} of {name}"
@@ -220,12 +224,14 @@ def _compiled(model: nn.Module) -> tuple[str, ...]:
 def _defaults(function: Callable[..., Any], taken: dict[str, str], sizes: Sizes, name: str) -> dict[str, int]:
     """Return the default values of a function's size parameters."""
     found = {}
-    for key, what in taken.items():
+    for key, size_name in taken.items():
         default = inspect.signature(function).parameters[key].default
         if isinstance(default, int):
-            found[what] = default
-        elif default is inspect.Parameter.empty and what != "batch" and getattr(sizes, what) is None:
-            raise UsageError(f"{name} takes {key}: give --{what}")
+            found[size_name] = default
+        elif (
+            default is inspect.Parameter.empty and size_name != "batch" and getattr(sizes, size_name) is None
+        ):
+            raise UsageError(f"{name} takes {key}: give --{size_name}")
     return found
 
 
@@ -247,8 +253,13 @@ def _sizes_of(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, 
     """Map names of a function's parameters to the size that each receives."""
     if isinstance(function, type):
         return {}  # parameters of a class with such names describe its architecture
-    there = inspect.signature(function).parameters
-    return {key: what for what, keys in _SIZES.items() for key in keys if key in there and key not in given}
+    parameters = inspect.signature(function).parameters
+    return {
+        key: size_name
+        for size_name, keys in _SIZES.items()
+        for key in keys
+        if key in parameters and key not in given
+    }
 
 
 def _parts(made: Any, name: str) -> tuple[nn.Module, Any, dict[str, Any]]:
@@ -311,7 +322,7 @@ def find_target(spec: ModelSpec, sizes: Sizes, scripts: Scripts | None = None) -
     else:
         target = program_target(_loaded(spec, sizes, {} if scripts is None else scripts), spec, sizes)
     if sizes.inputs is not None:
-        shapes = [size for one in sizes.inputs for size in one.shape]
+        shapes = [size for tensor in sizes.inputs for size in tensor.shape]
         uses = frozenset({"seq"} if any("S" in size for size in shapes) else ())
         target = replace(target, inputs=_specified(sizes), seq=sizes.seq, uses=uses)
     if target.inputs is None:
@@ -346,12 +357,12 @@ def _loaded(spec: ModelSpec, sizes: Sizes, scripts: Scripts) -> Loaded:
 def _specified(sizes: Sizes) -> Callable[[int], Arguments]:
     def made(batch: int) -> Arguments:
         args, kwargs = [], {}
-        for one in sizes.inputs or ():
-            tensor = torch.zeros(one.sizes(batch, sizes.seq), dtype=getattr(torch, one.type))
-            if one.name:
-                kwargs[one.name] = tensor
+        for spec_ in sizes.inputs or ():
+            made_tensor = torch.zeros(spec_.sizes(batch, sizes.seq), dtype=getattr(torch, spec_.type))
+            if spec_.name:
+                kwargs[spec_.name] = made_tensor
             else:
-                args.append(tensor)
+                args.append(made_tensor)
         return tuple(args), kwargs
 
     return made

@@ -157,10 +157,12 @@ def disable_compilers(on_skip: Callable[[str], object]) -> Iterator[None]:
 
 def _noting(on_skip: Callable[[str], object], called: str, instead: Callable[..., Any]) -> Callable[..., Any]:
     def passed_over(*args: Any, **kwargs: Any) -> Any:
-        mine = [one for one in frames() if not any(part in one.f_code.co_filename for part in INSTALLED)]
-        module = any(isinstance(given, nn.Module) for given in (*args, *kwargs.values()))
-        if module or place().startswith(tuple(one.f_code.co_filename for one in mine[:1])):
-            where = f"{mine[0].f_code.co_filename}:{mine[0].f_lineno}" if mine else place()
+        own_frames = [
+            frame for frame in frames() if not any(part in frame.f_code.co_filename for part in INSTALLED)
+        ]
+        module = any(isinstance(argument, nn.Module) for argument in (*args, *kwargs.values()))
+        if module or place().startswith(tuple(frame.f_code.co_filename for frame in own_frames[:1])):
+            where = f"{own_frames[0].f_code.co_filename}:{own_frames[0].f_lineno}" if own_frames else place()
             on_skip(f"{called} at {where}")
         return instead(*args, **kwargs)
 

@@ -60,15 +60,15 @@ def copy_optimizers(
     """
     at = {id(parameter): place for place, parameter in enumerate(parameters)}
     count = len(at)
-    planned = [(one, groups) for one in optimizers if (groups := _taken(one, at))][::-1]
+    copies = [(optimizer_, groups) for optimizer_ in optimizers if (groups := _taken(optimizer_, at))][::-1]
 
     def made(parameters: Any) -> torch.optim.Optimizer:
         given: list[Any] = list(parameters)
-        if len(given) != count or not planned:
+        if len(given) != count or not copies:
             return _like(optimizers[0], given)
         parts = [
-            _like(one, [{**own, "params": [given[k] for k in places]} for own, places in groups])
-            for one, groups in planned
+            _like(optimizer_, [{**own, "params": [given[k] for k in places]} for own, places in groups])
+            for optimizer_, groups in copies
         ]
         return parts[0] if len(parts) == 1 else CombinedOptimizer(parts)
 
@@ -213,7 +213,7 @@ def unused_models(known: Iterable[torch.Tensor]) -> list[tuple[str, int]]:
     """
     gc.collect()  # remove unused models, which a real run frees sooner or later
     mode, counted = active_fake_mode(), {id(tensor) for tensor in known}
-    alive = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    alive = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
     inner = {id(child) for module in alive for child in module.children()}
     found = []
     for module in alive:

@@ -159,9 +159,9 @@ def _explain_failures(name: str, record: CallRecord, *, main: bool) -> Iterator[
         hint = _decision_hint(record) or hint
         raise BrokenScriptError(f"{_place(name, error)} ends itself{_code(error)}: {hint}") from None
     except _EndlessReads as error:
-        asked = f"{error} again, as in a loop that another answer would end"
+        repeated = f"{error} again, as in a loop that another answer would end"
         hint = _without_values(name, main=main)
-        raise BrokenScriptError(f"{_place(name, error)}: {asked}{hint}") from None
+        raise BrokenScriptError(f"{_place(name, error)}: {repeated}{hint}") from None
     except SyntaxError as error:
         raise BrokenScriptError(f"{error.filename or name}:{error.lineno}: {error.msg}") from None
     except Exception as error:
@@ -183,8 +183,8 @@ def _in_one_thread(name: str, record: CallRecord, *, main: bool) -> Iterator[Non
         if not record.elsewhere:
             raise
     if record.elsewhere:
-        what = "it trains in another thread, where it is not seen"
-        raise BrokenScriptError(f"{record.elsewhere}: {what}: {_function_hint(name, main=main)}")
+        reason = "it trains in another thread, where it is not seen"
+        raise BrokenScriptError(f"{record.elsewhere}: {reason}: {_function_hint(name, main=main)}")
 
 
 def _without_values(name: str, *, main: bool) -> str:
@@ -265,12 +265,12 @@ class _ValueReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].constant is None:
-            kind = args[0].dtype
+            dtype = args[0].dtype
             if (truth := true_if_finite(args[0])) is not None:
                 return truth
-            if kind is torch.bool or kind.is_floating_point:
-                self._count(condition=kind is torch.bool)
-                return True if kind is torch.bool else 0.0
+            if dtype is torch.bool or dtype.is_floating_point:
+                self._count(condition=dtype is torch.bool)
+                return True if dtype is torch.bool else 0.0
         return func(*args, **(kwargs or {}))
 
     def _count(self, *, condition: bool) -> None:

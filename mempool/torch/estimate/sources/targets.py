@@ -86,7 +86,7 @@ class Target:
 
 def called_target(record: CallRecord, spec: ModelSpec) -> Target:
     """Return a target from the model that the script itself called last, with the inputs of that call."""
-    call, given = record.call, record.batch
+    call, batch = record.call, record.batch
     assert call is not None
     attributes: dict[str, Any] = {"autocast": call.autocast}
     outputs = [leaf for leaf in pytree.tree_leaves(call.output) if isinstance(leaf, torch.Tensor)]
@@ -96,7 +96,7 @@ def called_target(record: CallRecord, spec: ModelSpec) -> Target:
         attributes["optimizer"] = optimizer
     make, caveats = model_copies(call.module), []
     try:
-        loss = replayed_loss(record.tape, call.module, call.output, given, call.autocast, make)
+        loss = replayed_loss(record.tape, call.module, call.output, batch, call.autocast, make)
         if own_loss(call.output) is None or not loss.only_scales:
             attributes |= {"loss": loss, "labels": loss.labels}
             make = loss.making(make)
@@ -116,8 +116,8 @@ def called_target(record: CallRecord, spec: ModelSpec) -> Target:
     return Target(
         f"{type(call.module).__name__} of {spec.where}",
         make,
-        resizable(examples, given),
-        batch=given,
+        resizable(examples, batch),
+        batch=batch,
         attributes=attributes,
         notes=tuple(_notes(record, spec)),
         warnings=_uncounted_parts(record, call, spec),

@@ -92,8 +92,12 @@ def hub(name: str, arguments: dict[str, Any], task: str | None = None) -> Transf
     chosen = task or _usual(transformers, config)
     mapping = getattr(transformers, TASKS[chosen])._model_mapping
     if type(config) not in mapping:
-        there = [one for one in TASKS if type(config) in getattr(transformers, TASKS[one])._model_mapping]
-        raise UsageError(f"{name} has no head for {chosen}; it has {', '.join(there) or 'none'}")
+        supported = [
+            task_name
+            for task_name in TASKS
+            if type(config) in getattr(transformers, TASKS[task_name])._model_mapping
+        ]
+        raise UsageError(f"{name} has no head for {chosen}; it has {', '.join(supported) or 'none'}")
     found = mapping[type(config)]
     return TransformersModel(config, chosen, found[0] if isinstance(found, (tuple, list)) else found)
 
@@ -213,7 +217,7 @@ def _usual(transformers: Any, config: Any) -> str:
     raise UsageError(f"a {type(config).__name__} has none of the heads {', '.join(TASKS)}")
 
 
-def sequence(hub: TransformersModel, asked: int | None) -> int | None:
+def sequence(hub: TransformersModel, requested: int | None) -> int | None:
     """Return the length of the sequences, in tokens or sound samples; None for a model of images.
 
     Raises:
@@ -223,13 +227,13 @@ def sequence(hub: TransformersModel, asked: int | None) -> int | None:
     if main == "pixel_values" and "input_ids" not in hub.takes:
         return None
     if main == "input_values":
-        return asked or OPTIONS.sound_samples
+        return requested or OPTIONS.sound_samples
     most = most_positions(hub.config)
-    if asked is None:
+    if requested is None:
         return min(most or OPTIONS.tokens, OPTIONS.tokens)
-    if most is not None and asked > most and not _unbounded(hub):
-        raise UsageError(f"--seq {asked:,}: {hub.kind.__name__} has positions for {most:,} only")
-    return asked
+    if most is not None and requested > most and not _unbounded(hub):
+        raise UsageError(f"--seq {requested:,}: {hub.kind.__name__} has positions for {most:,} only")
+    return requested
 
 
 def _unbounded(hub: TransformersModel) -> bool:
