@@ -76,7 +76,7 @@ class OffloadFigures:
         needed_bytes: device memory: the arena of a plan made after the swaps, plus the margins of a GPU.
         peak_bytes: peak load on the device.
         slower: share by which a step takes longer.
-        slower_bound: lower bound of ``slower`` over all schedules.
+        slowdown_bound: lower bound of ``slower`` over all schedules.
         swapped_bytes: bytes copied back in a step.
         host_bytes: peak bytes held on the host.
     """
@@ -98,9 +98,9 @@ class OffloadFindings:
         step_seconds: lower bound of a step's time at these rates.
         floor_bytes: lower bound of the peak over all schedules.
         floor_operation: the operation that needs ``floor_bytes``.
-        free: lowest peak at which no operation waits.
+        without_stall: lowest peak at which no operation waits.
         slower: lowest peak for a step longer by `OPTIONS.slowdown`; None if the job does not fit anyway.
-        asked: schedule at the limit, or at the nearest feasible limit above; None if the job fits anyway or
+        at_limit: schedule at the limit, or at the nearest feasible limit above; None if the job fits anyway or
             has no limit.
         fits: whether the job fits at the limit; None without a limit.
     """
@@ -131,7 +131,7 @@ class Advice:
         remedies: changes that save memory alone, largest saving first.
         cheapest: the cheapest changes, by `Cost`, that together make the job fit; None if the job fits
             already, no combination suffices, or no limit is given.
-        together: all changes that leave the training as it is, if even they do not suffice.
+        combined: all changes that leave the training as it is, if even they do not suffice.
         not_tried: name of each change that could not be tried, with the reason.
         hints: further advice.
         swapping: findings of the swap planner, also among the remedies; None if swapping was not planned.
@@ -184,7 +184,7 @@ class Fit:
         largest_batch: largest batch that fits, by search; 0 if none does, None without a search.
         warnings: circumstances that make the result less certain.
         trace: the recorded trace, with unrounded sizes.
-        helps: remedies, the cheapest way to make the job fit, and hints; None if nothing was tried.
+        advice: remedies, the cheapest way to make the job fit, and hints; None if nothing was tried.
         caveats: parts that are not covered, so that a step may need more.
     """
 
@@ -244,7 +244,7 @@ class Fit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all but the trace as a dictionary ready for JSON."""
-        names = [name for name in self.__dataclass_fields__ if name not in ("trace", "by_module", "helps")]
+        names = [name for name in self.__dataclass_fields__ if name not in ("trace", "by_module", "advice")]
         advice = {} if self.advice is None else self.advice.to_dict()
         caveats = [caveat._asdict() for caveat in self.caveats]
         return {name: getattr(self, name) for name in names} | {

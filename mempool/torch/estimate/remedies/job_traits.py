@@ -25,8 +25,8 @@ class JobTraits:
     """Properties of a job that decide which remedies apply.
 
     Attributes:
-        ways: selections of blocks to checkpoint.
-        shares: for each of ``ways``, each block's share of the forward's operations; None if unknown.
+        block_selections: selections of blocks to checkpoint.
+        shares: for each of ``block_selections``, each block's share of the forward's operations; None if unknown.
         optimizer: class name; "" for none.
         optimizer_path: package and name of the optimizer's class, as written in a program.
         settings: default values of the optimizer's group settings.

@@ -28,7 +28,7 @@ class Trials:
         fit: result of the unchanged job.
         most_runs: largest number of runs of changed jobs.
         until: processor time of the process, in seconds, after which no run begins.
-        told: called with the name of each trial.
+        progress: called with the name of each trial.
     """
 
     def __init__(

@@ -67,8 +67,8 @@ class CallRecord:
         trains: whether the program began a backward.
         passed_over: names of skipped functions that write tensors to files.
         swallowed: whether the program caught the stopping exception.
-        idle: classes and bytes of models that were alive at the backward without having been called.
-        adds_up: place where gradients of several batches add up before a step, if any.
+        unused: classes and bytes of models that were alive at the backward without having been called.
+        accumulation: place where gradients of several batches add up before a step, if any.
         decisions: files and lines that decided on the course of the program by an unknown value.
         later: likewise, for lines after the backward, which did not run.
         eager: calls of compilers that were skipped, with their lines.
