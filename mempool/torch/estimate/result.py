@@ -100,7 +100,7 @@ class OffloadFindings:
         floor_operation: the operation that needs ``floor_bytes``.
         without_stall: lowest peak at which no operation waits.
         slower: lowest peak for a step longer by `OPTIONS.slowdown`; None if the job does not fit anyway.
-        at_limit: schedule at the limit, or at the nearest feasible limit above; None if the job fits anyway or
+        at_limit: schedule at the limit, or the nearest feasible limit above; None if the job fits anyway or
             has no limit.
         fits: whether the job fits at the limit; None without a limit.
     """

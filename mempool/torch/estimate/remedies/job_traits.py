@@ -26,7 +26,8 @@ class JobTraits:
 
     Attributes:
         block_selections: selections of blocks to checkpoint.
-        shares: for each of ``block_selections``, each block's share of the forward's operations; None if unknown.
+        shares: for each of ``block_selections``, each block's share of the forward's operations, or
+            None.
         optimizer: class name; "" for none.
         optimizer_path: package and name of the optimizer's class, as written in a program.
         settings: default values of the optimizer's group settings.
