@@ -17,6 +17,8 @@ from mempool.cli.app import call
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 #: A model of 4 MiB of parameters and 1 MiB of activations.
 SCRIPT = """
 import torch

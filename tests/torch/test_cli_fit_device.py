@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 WIDTH = 32
 MODULE = """
 import torch

@@ -15,6 +15,8 @@ from mempool.cli.app import call
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 TRAINER = """
 import sys, torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments

@@ -22,6 +22,8 @@ from mempool.torch.model_spec import parse_target
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 WORDS, WIDTH, ROWS = 1000, 16, 96
 HEAD = f"""
 import torch, types

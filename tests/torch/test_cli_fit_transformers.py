@@ -19,6 +19,8 @@ from mempool.torch.model_presets import SHAPES
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 _TWO = "hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128"
 SMALL = {
     "bert": f"{_TWO}, vocab_size=200",

@@ -20,6 +20,8 @@ from mempool.torch.estimate.sources import scripts
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 Script = Any
 
 

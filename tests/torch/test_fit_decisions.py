@@ -15,6 +15,8 @@ from mempool.torch.estimate.sources.scripts import load_script
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 #: Lines with a decision at the one that ends with a comment "here".
 DECIDES = {
     "if": "if x.any():  # here\n    y = 1",

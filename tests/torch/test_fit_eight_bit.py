@@ -22,6 +22,8 @@ from mempool.torch.estimate.remedies.optimizers import InBackward
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 X = torch.zeros(4, 1000)
 INSTALLED = importlib.util.find_spec("bitsandbytes") is not None
 SCRIPT = """

@@ -21,6 +21,8 @@ from mempool.torch.estimate.fake.copies import fake_model, to_fake
 from mempool.torch.estimate.fake.fake_run import loss_of
 from mempool.torch.estimate.fake.mode import InPlaceAccumulation, fake_mode
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 OPTIMIZERS = (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adafactor)
 MODES = ("train", "inference", "eval")
 

@@ -36,6 +36,8 @@ from mempool.torch.estimate.remedies.job_traits import inspect_job
 from mempool.torch.estimate.remedies.trials import cheapest_of
 from mempool.torch.estimate.result import TriedRemedy
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 
 class Squares(nn.Module):
     """Three blocks whose activations are most of all."""

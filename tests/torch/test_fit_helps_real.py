@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from mempool.torch.estimate import Job
 
 #: These networks are too small for more threads.
-pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.usefixtures("one_thread")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("one_thread", "shared_isolation"),
+]
 
 
 #: Some of `PROGRAMS`; the others are tried in the long lane.

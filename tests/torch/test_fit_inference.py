@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 GIB, LAYERS, WIDTH, TOKENS, WORDS = 1 << 30, 4, 256, 512, 1000
 CACHE = 2 * LAYERS * WIDTH * TOKENS * 4
 LOGITS = TOKENS * WORDS * 4

@@ -16,6 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from mempool.torch.estimate import Job, fit_job
 from traces.trace import Kind
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 BATCH, HEADS, WIDTH = 2, 8, 64
 
 

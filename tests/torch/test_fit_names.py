@@ -20,6 +20,8 @@ from mempool.torch.estimate import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 SCRIPT = """
 import torch
 from torch import nn

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from mempool.torch.estimate import Fit
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 X, ONES = torch.zeros(8, 16), torch.ones(16)
 
 _library = torch.library.Library("mempool_test", "DEF")

@@ -19,6 +19,8 @@ from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.fake.mode import ValuelessMode
 from traces.trace import COLUMNS
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 FORWARD, BACKWARD = (
     torch.ops.aten.native_batch_norm.default,
     torch.ops.aten.native_batch_norm_backward.default,

@@ -31,6 +31,8 @@ from mempool.torch.estimate.remedies.advise import advise
 from mempool.torch.estimate.remedies.offloading import plan_offload
 from solvers.swap import PRESETS, step_of
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 ops = torch.ops.aten
 
 

@@ -167,16 +167,23 @@ def isolated() -> Iterator[None]:
         yield
 
 
+#: Whether an enclosing block has frozen the existing objects; `gc.get_freeze_count` would count them all.
+_frozen = False
+
+
 @contextlib.contextmanager
 def _existing_objects_frozen() -> Iterator[None]:
     """Limit garbage collection to objects made by the run: PyTorch and a program have a million objects."""
-    if gc.get_freeze_count():  # the program itself froze objects
+    global _frozen
+    if _frozen or gc.get_freeze_count():  # by an enclosing block, or by the program itself
         yield
         return
     gc.freeze()
+    _frozen = True
     try:
         yield
     finally:
+        _frozen = False
         gc.unfreeze()
 
 
