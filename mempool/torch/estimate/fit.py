@@ -10,7 +10,6 @@ from torch import nn
 
 from mempool.errors import UsageError
 from mempool.recording.optimizers import hooked_optimizer
-from mempool.settings import parse_memory
 from mempool.torch.estimate import batch_dims
 from mempool.torch.estimate.attribution import AtPeak, ModuleShare, rounded
 from mempool.torch.estimate.fake.fake_run import run
@@ -20,6 +19,7 @@ from mempool.torch.estimate.largest_batch import NoLargestBatchError, largest_ba
 from mempool.torch.estimate.measure import DEFAULT_ALLOCATORS, ROUNDED_TO, choice_of, margins_of, reserved
 from mempool.torch.estimate.text_report import report
 from mempool.torch.estimate.training_step import Job
+from mempool.units import parse_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

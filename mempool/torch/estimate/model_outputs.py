@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mempool.reporting.report import binary
+from mempool.units import binary
 
 #: Fields of outputs in which transformers returns keys and values, or the state, of the tokens so far.
 _CACHES = ("cache", "past_key_values", "past_key_value", "cache_params", "past_buckets_states", "mems")

@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
-from mempool.reporting.report import binary
 from mempool.torch.estimate.device.emulation import as_on
 from mempool.torch.estimate.failures import told
 from mempool.torch.estimate.fake.isolation import isolated
@@ -25,6 +24,7 @@ from mempool.torch.estimate.model_outputs import cache_tensors, note_of_loop
 from mempool.torch.estimate.models import made_model
 from mempool.torch.estimate.positions import beyond_positions
 from mempool.torch.estimate.remedies.checkpointing import checkpointed
+from mempool.units import binary
 from traces.trace import COLUMNS
 
 LOOKED = (

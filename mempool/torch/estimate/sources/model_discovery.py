@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.errors import UsageError
-from mempool.reporting.report import binary
 from mempool.torch.estimate.caveats import AS_FAR_AS_RAN, WITHOUT_LOSS, Caveat
 from mempool.torch.estimate.failures import told
 from mempool.torch.estimate.inputs import Arguments, arguments, batch_of, resizable
@@ -29,6 +28,7 @@ from mempool.torch.estimate.sources.scripts import GUESSES, unreal
 from mempool.torch.estimate.sources.targets import Sizes, Target
 from mempool.torch.estimate.sources.transformers_models import Hub, task_of
 from mempool.torch.estimate.training_step import Job
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
