@@ -43,7 +43,7 @@ class Sides:
         self._patience = 0
 
     def advance(self, units: int, target: int, arena: int) -> bool:
-        """Continue for about `units` work units; return true if offsets with an arena below `arena` were found.
+        """Continue for about `units` work units; return true if a smaller arena than `arena` was found.
 
         Args:
             units: work after which to return.
