@@ -22,13 +22,13 @@ from mempool.errors import UsageError
 from mempool.hardware.gpu_memory import CARDS
 from mempool.hardware.gpu_throughput import rates_of
 from mempool.hardware.roofline import Roofline
-from mempool.settings import parse_bytes
 from mempool.torch.estimate import Fit, Job
 from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.fake.mode import fake_mode
 from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.remedies.advise import advise
 from mempool.torch.estimate.remedies.offloading import plan_offload
+from mempool.units import parse_bytes
 from solvers.swap import PRESETS, step_of
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")

@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
-from mempool.reporting.report import binary
 from mempool.torch.estimate.inputs import Arguments, resizable
 from mempool.torch.estimate.model_outputs import own_loss
 from mempool.torch.estimate.options import OPTIONS
@@ -20,6 +19,7 @@ from mempool.torch.estimate.result import AS_FAR_AS_RAN, WITHOUT_LOSS, Caveat
 from mempool.torch.estimate.sources.call_spy import bytes_of
 from mempool.torch.estimate.sources.loss_replay import UnreplayableLossError, replayed_loss
 from mempool.torch.estimate.sources.scripts import GUESSES
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
