@@ -76,10 +76,10 @@ def test_names_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    cards = command._cards("rtx 40")
+    cards = command.complete_cards("rtx 40")
     assert {"RTX 4060", "RTX 4060 Ti 8GB", "RTX 4080", "RTX 4090"} < set(cards)
     assert all(card.startswith("RTX 40") for card in cards)
-    assert "train.py" in command._targets("tr")
+    assert "train.py" in command.complete_targets("tr")
     assert "planned" in command.allocators()("pl")
 
 

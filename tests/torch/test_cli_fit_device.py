@@ -137,7 +137,7 @@ if __name__ == "__main__":
 """
 
 
-def test_peak_of_a_program_on_the_cpu_is_that_of_its_real_run(
+def test_peak_of_a_program_on_the_cpu_equals_a_real_run(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Within two per cent, and a program that names a CUDA device is tried on the CPU too."""

@@ -55,7 +55,7 @@ def tracked(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
         for step in range(2):
             if step == 1:
                 batch = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
-                mode._accumulation = InPlaceAccumulation()  # more frames now lie between engine and mode
+                mode.accumulation = InPlaceAccumulation()  # more frames now lie between engine and mode
                 tracker.track_external(model, *([optimizer] if optimizer else []), *batch)
                 del batch
             with tracker if step == 1 else contextlib.nullcontext():

@@ -50,13 +50,13 @@ def _completion(names: Sequence[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-def _cards(incomplete: str) -> list[str]:
+def complete_cards(incomplete: str) -> list[str]:
     from mempool.hardware.gpu_memory import CARDS
 
     return _completion([card.name for card in CARDS])(incomplete)
 
 
-def _targets(incomplete: str) -> list[str]:
+def complete_targets(incomplete: str) -> list[str]:
     from mempool.torch.model_presets import SHAPES
 
     usual = ["gpt2", "bert", "llama", "t5", "vit", "mistral", "qwen2", "whisper"]
@@ -69,7 +69,7 @@ def fit(
         str,
         typer.Argument(
             metavar="MODEL",
-            autocompletion=_targets,
+            autocompletion=complete_targets,
             help="package.module:function, script.py, script.py:name, or transformers:NAME.",
         ),
     ],
@@ -99,7 +99,7 @@ def fit(
     card: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", autocompletion=_cards, help="Memory of this GPU: 'RTX 4090', 'A100 80GB'."
+            metavar="NAME", autocompletion=complete_cards, help="Memory of this GPU: 'RTX 4090', 'A100 80GB'."
         ),
     ] = None,
     link: Annotated[

@@ -263,7 +263,7 @@ Key = tuple[Any, ...]
 
 
 #: Cached results by key; None: the result is not plain. Global to the process, as PyTorch's own cache is.
-_CACHE: dict[Key, MetaResult | None] = {}
+CACHE: dict[Key, MetaResult | None] = {}
 
 
 def is_cacheable(operation: Any) -> bool:
@@ -337,11 +337,11 @@ class MetaCache:
 
     def lookup(self, key: Key, args: Any, kwargs: Any) -> MetaResult | bool | None:
         """Return the cached or derived result; None if not plain, False if the key is unknown."""
-        lookup = _CACHE.get(key, False)
+        lookup = CACHE.get(key, False)
         if lookup is False and (rule := RULES.get(key[0])) is not None:
             found = rule(args, kwargs)
             if found is not None:
-                lookup = _CACHE[key] = found
+                lookup = CACHE[key] = found
         return lookup
 
     def materialize(self, lookup: MetaResult, args: Any) -> Any:
@@ -373,9 +373,9 @@ class MetaCache:
 
     def store(self, key: Key, operation: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Cache the result of an operation, or None if the result is not plain."""
-        if len(_CACHE) >= OPTIONS.meta_results:
-            _CACHE.clear()
-        _CACHE[key] = None
+        if len(CACHE) >= OPTIONS.meta_results:
+            CACHE.clear()
+        CACHE[key] = None
         container = next((part_ for part_ in (list, tuple) if isinstance(result, part_)), None)
         results = [result] if container is None else result
         parts = [self._describe_part(part_, args, kwargs) for part_ in results]
@@ -391,7 +391,7 @@ class MetaCache:
         meta_result = MetaResult(container, tuple(parts))
         repeated = self.materialize(meta_result, args)
         if all(map(_equals, results, [repeated] if container is None else repeated)):
-            _CACHE[key] = meta_result
+            CACHE[key] = meta_result
 
     def _describe_part(self, part: Any, args: Any, kwargs: Any) -> Any:
         """Describe a part of a result: an argument, a new tensor, a view, or `_NOT_PLAIN` if not plain."""

@@ -154,7 +154,7 @@ class ValuelessMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self._on_guess: Callable[[], object] | None = None
         self._meta_cache = MetaCache(self)
-        self._accumulation = InPlaceAccumulation()
+        self.accumulation = InPlaceAccumulation()
         self._nested = 0  # operations that are being found out
         self.cache_enabled = False  # PyTorch's own cache, which would add a lookup and an insertion
 
@@ -228,7 +228,7 @@ class ValuelessMode(FakeTensorMode):
         if shortcut is _READ:
             return self._read(func, args[0], constant)
         if shortcut is _ACCUMULATE:
-            meets = constant is None and not self._nested and self._accumulation.in_place(args, kwargs)
+            meets = constant is None and not self._nested and self.accumulation.in_place(args, kwargs)
             return args[0] if meets else _NOTHING
         if func in _COUNTS and constant is not None and all(type(value) in _NUMBERS for value in args[1:]):
             with _DisableTorchDispatch():

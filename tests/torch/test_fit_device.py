@@ -88,7 +88,7 @@ def test_the_type_the_heads_and_the_chip_decide_the_kernel(backend: str, capabil
     assert chosen == backend
 
 
-def test_a_mask_is_for_the_efficient_kernel_and_a_trained_one_not_for_cudnn() -> None:
+def test_mask_selects_the_efficient_kernel_and_a_trained_mask_excludes_cudnn() -> None:
     q, k, v = qkv(2, 4, 16, 64, dtype=torch.bfloat16)
     mask = torch.empty(16, 16, dtype=torch.bfloat16)
     assert backend_of(AttentionCall(q, k, v, mask), Target(AMPERE)) == "efficient"
@@ -108,7 +108,7 @@ def test_the_users_switches_count() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_attention_gives_the_shapes_and_types_that_pytorch_gives(data: st.DataObject) -> None:
+def test_attention_returns_the_shapes_and_types_of_pytorch(data: st.DataObject) -> None:
     draw = data.draw
     width, length, kv_heads = (
         draw(st.sampled_from([20, 64, 80])),
@@ -166,7 +166,7 @@ def test_inference_mode_does_not_go_past_the_kernels() -> None:
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_what_a_checkpoint_computes_again_is_on_the_target_too(by_hand: bool) -> None:
+def test_recompute_of_a_checkpoint_uses_kernels_of_the_target(by_hand: bool) -> None:
     def work(x: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(x, x, x).sin() * torch.ones(64, device="cuda")
 
@@ -191,7 +191,7 @@ def test_dropout_keeps_a_byte_an_element() -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("inplace", [False, True])
-def test_dropout_gives_what_pytorch_gives(training: bool, inplace: bool) -> None:
+def test_dropout_returns_the_shapes_of_pytorch(training: bool, inplace: bool) -> None:
     with FakeTensorMode(), emulate_device("cuda"):
         x = torch.empty(3, 4)
         y = nn.Dropout(0.3, inplace=inplace).train(training)(x)
@@ -204,7 +204,7 @@ def test_dropout_gives_what_pytorch_gives(training: bool, inplace: bool) -> None
 @pytest.mark.parametrize(
     "more", [{}, {"num_layers": 2, "bidirectional": True, "dropout": 0.1}, {"batch_first": True}]
 )
-def test_recurrent_layers_give_the_shapes_that_pytorch_gives(kind: Any, more: dict[str, Any]) -> None:
+def test_recurrent_layers_return_the_shapes_of_pytorch(kind: Any, more: dict[str, Any]) -> None:
     def work() -> list[Any]:
         layer = kind(8, 16, **more)
         out, states = layer(torch.empty(5, 3, 8))
@@ -218,7 +218,7 @@ def test_recurrent_layers_give_the_shapes_that_pytorch_gives(kind: Any, more: di
             assert work() == usual
 
 
-def test_a_packed_sequence_is_one_call_too() -> None:
+def test_packed_sequence_returns_the_shapes_of_pytorch() -> None:
     def work() -> list[Any]:
         layer, states = nn.LSTM(8, 16), (torch.empty(1, 3, 16), torch.empty(1, 3, 16))
         sizes = torch.tensor([3, 2, 2, 1])
@@ -272,7 +272,7 @@ def test_modules_of_fake_tensors_are_converted_in_place(device: str) -> None:
     assert nn.Linear(2, 2).half().weight.dtype == torch.float16
 
 
-def test_autocast_of_cuda_narrows_products_and_widens_what_cuda_widens() -> None:
+def test_cuda_autocast_narrows_products_and_widens_norms_and_sums() -> None:
     with FakeTensorMode(), emulate_device("cuda"), torch.autocast("cuda", torch.bfloat16):
         x = torch.empty(2, 4, requires_grad=True)
         y = nn.Linear(4, 4)(x)
@@ -290,7 +290,7 @@ def test_autocast_of_cuda_narrows_products_and_widens_what_cuda_widens() -> None
         assert nn.Linear(4, 4)(torch.empty(2, 4)).dtype == torch.float16
 
 
-def test_softmax_of_half_precision_makes_one_buffer() -> None:
+def test_softmax_of_half_precision_makes_a_single_buffer() -> None:
     def work() -> None:
         torch.softmax(torch.empty(1 << 20, dtype=torch.float16), 0, dtype=torch.float32)
 

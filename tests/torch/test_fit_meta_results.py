@@ -79,7 +79,7 @@ def told(mode: Any, norm: dict[str, Any]) -> Any:
 
 @given(norms())
 @settings(max_examples=80, deadline=None)
-def test_batch_norm_answers_as_pytorch_finds_out(norm: dict[str, Any]) -> None:
+def test_batch_norm_rule_equals_pytorch(norm: dict[str, Any]) -> None:
     answered, found = told(ValuelessMode(), norm), told(FakeTensorMode(), norm)
     assert answered == found
 
@@ -184,14 +184,14 @@ def answered(mode: Any, call: Any, times: int = 1) -> Any:
 
 @given(calls(list(meta_results.RULES)))
 @settings(max_examples=300, deadline=None)
-def test_rules_say_what_pytorch_finds_out(call: Any) -> None:
-    meta_results._CACHE.clear()
+def test_shape_rules_equal_pytorch(call: Any) -> None:
+    meta_results.CACHE.clear()
     found = answered(FakeTensorMode(), call)
     if found != "raises":  # what is wrong may be said to be right: no program that runs asks it
         assert answered(ValuelessMode(), call) == found
 
 
-def test_each_rule_is_asked_in_a_usual_call() -> None:
+def test_each_shape_rule_covers_a_usual_call() -> None:
     """So that the property above is not about rules that never say anything."""
     x, square = ([4, 3], torch.float32, LAYOUTS[0]), ([3, 3], torch.float32, LAYOUTS[0])
     vector = ([3], torch.float32, LAYOUTS[0])
@@ -205,7 +205,7 @@ def test_each_rule_is_asked_in_a_usual_call() -> None:
         aten.native_dropout.default: [x, 0.5, True],
     }
     for operation, rule in meta_results.RULES.items():
-        if rule in (meta_results._batch_norm, meta_results._batch_norm_backward):
+        if operation in (FORWARD, BACKWARD):
             continue
         named = [a for a in operation._schema.arguments if not a.kwarg_only]
         kinds = {"Tensor": x, "List[Tensor]": [x, x], "str": "none"}
@@ -234,12 +234,12 @@ REMEMBERED = [
 @given(calls(REMEMBERED))
 @settings(max_examples=400, deadline=None)
 @example((aten.as_strided.default, [([], torch.complex64, LAYOUTS[0]), [], [], 2], {}))
-def test_an_answer_is_remembered_as_it_was(call: Any) -> None:
+def test_cached_meta_results_equal_pytorch(call: Any) -> None:
     assume(answered(nullcontext(), call, 2) != "raises")  # a view beyond its memory: fake, it makes it longer
     assert answered(ValuelessMode(), call, 2) == answered(FakeTensorMode(), call, 2)
 
 
-def test_a_value_that_is_known_is_known_afterwards() -> None:
+def test_known_values_stay_known() -> None:
     with ValuelessMode():
         count = torch.tensor(3)
         count.add_(4)
@@ -262,14 +262,14 @@ CHEAP = ("resnet", "gpt", "hf-t5")
 @pytest.mark.parametrize(
     "name", [name if name in CHEAP else pytest.param(name, marks=pytest.mark.full) for name in NAMES]
 )
-def test_a_step_is_the_same_without_rules_and_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_is_the_same_without_rules_and_cache(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"autocast": torch.bfloat16} if name == "hf-t5" else {}
     said = _columns(job_of(name, **changes)), _columns(job_of(name, **changes))
     monkeypatch.setattr(meta_results.MetaCache, "key", lambda *_: None)
     assert said[0] == said[1] == _columns(job_of(name, **changes))
 
 
-def test_batch_norm_is_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_norm_is_not_decomposed(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
     original = FakeTensorMode._dispatch_impl
 

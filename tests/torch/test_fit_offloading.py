@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fitted import fit_of
+from fit_programs import fit_of
 
 from mempool.errors import UsageError
 from mempool.hardware.gpu_memory import CARDS
@@ -112,7 +112,7 @@ def test_the_step_repeats_and_has_the_predicted_peak(plain: Fit) -> None:
 
 
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
-def test_what_is_asked_for_is_held(plain: Fit, share: float) -> None:
+def test_offload_schedule_holds_the_limit(plain: Fit, share: float) -> None:
     """With the arena and what a GPU adds, or it says that it does not fit; and no bound is broken."""
     fit = fit_of(deep(), int(plain.needed_bytes * share))
     found = plan_offload(deep(), fit)
@@ -128,7 +128,7 @@ def test_what_is_asked_for_is_held(plain: Fit, share: float) -> None:
     assert found.at_limit.host_bytes <= found.at_limit.swapped_bytes
 
 
-def test_without_a_limit_it_is_told_what_a_tenth_more_time_gives(plain: Fit) -> None:
+def test_without_a_limit_the_peak_at_the_allowed_slowdown_is_given(plain: Fit) -> None:
     found = plan_offload(deep(link="1e-5,2e-10"), plain)
     assert found is not None
     assert found.slower is not None
@@ -145,7 +145,7 @@ def test_a_slower_link_is_not_better(plain: Fit) -> None:
     assert quick.without_stall.peak_bytes <= slow.without_stall.peak_bytes
 
 
-def test_it_is_one_of_the_remedies_and_in_the_json(plain: Fit) -> None:
+def test_offloading_is_a_remedy_and_in_the_json(plain: Fit) -> None:
     """With what it was assumed with, the line to write, and before another training."""
     fit = fit_of(deep(), int(plain.needed_bytes * 0.7))
     advice = advise(deep(card="RTX 4090"), fit, most_runs=3)
@@ -165,7 +165,7 @@ def test_it_is_one_of_the_remedies_and_in_the_json(plain: Fit) -> None:
     assert advice.cheapest.fits
 
 
-def test_where_nothing_can_be_away_it_is_said() -> None:
+def test_useless_offloading_gives_a_hint() -> None:
     """One layer: the peak is what its operation touches."""
 
     def one() -> nn.Module:
@@ -185,26 +185,26 @@ def test_where_nothing_can_be_away_it_is_said() -> None:
 
 
 @pytest.mark.parametrize("more", [{"mode": "inference", "optimizer": None}, {"device": "cpu"}])
-def test_of_other_jobs_nothing_is_told(more: dict[str, Any]) -> None:
+def test_other_jobs_get_no_offload_plan(more: dict[str, Any]) -> None:
     job = deep(batch=64, **more)
     assert plan_offload(job, fit_of(job)) is None
 
 
-def test_a_link_that_means_nothing_is_told_among_what_was_not_tried(plain: Fit) -> None:
+def test_invalid_link_is_among_the_untried_changes(plain: Fit) -> None:
     advice = advise(deep(link="rope"), plain, most_runs=1)
     assert advice.swapping is None
     assert ("swapping", "ValueError") in [(name, why.split(":")[0]) for name, why in advice.not_tried]
 
 
-def test_no_such_card() -> None:
+def test_unknown_card_is_an_error() -> None:
     with pytest.raises((UsageError, KeyError)):
         rates_of("abacus")
     assert np.isfinite(rates_of().half)
 
 
 @pytest.mark.full
-def test_a_change_and_swapping_are_taken_together_where_neither_is_enough() -> None:
-    from test_fit_helps import squares
+def test_change_and_offloading_combine_if_neither_suffices() -> None:
+    from test_fit_remedies import squares
 
     job = squares(batch=4)
     plain = fit_of(job)

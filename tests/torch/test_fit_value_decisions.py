@@ -112,11 +112,11 @@ def test_decision_by_a_value_is_found_at_its_line(tmp_path: Path, lines: str, in
 
 @pytest.mark.parametrize("inside", [False, True], ids=["module", "function"])
 @pytest.mark.parametrize("lines", DECIDES_NOT.values(), ids=DECIDES_NOT)
-def test_value_that_decides_nothing_is_no_decision(tmp_path: Path, lines: str, inside: bool) -> None:
+def test_value_without_effect_on_the_course_is_no_decision(tmp_path: Path, lines: str, inside: bool) -> None:
     assert decisions(tmp_path, lines, inside=inside)[0] == []
 
 
-def test_decision_of_a_library_is_told_with_the_line_that_calls_it(tmp_path: Path) -> None:
+def test_decision_in_a_library_names_the_calling_line(tmp_path: Path) -> None:
     library = tmp_path / "site-packages" / "deciding.py"
     library.parent.mkdir()
     library.write_text(

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fitted import PROGRAMS, Written, fit_of, job_of
+from fit_programs import PROGRAMS, Written, fit_of, job_of
 
 from mempool.torch.estimate.fake.mode import InPlaceAccumulation
 from mempool.torch.estimate.remedies.changes import Change, applied, ladders
@@ -224,7 +224,7 @@ def _back(kept: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("last", ["bfloat16 weights, float32 optimizer", "optimizer in backward"])
-def test_what_is_done_to_an_optimizer_is_done_to_the_one_that_is_chosen(last: str) -> None:
+def test_optimizer_wrappers_apply_to_the_chosen_optimizer(last: str) -> None:
     """Whatever order they are named in."""
     job = job_of("dropping")
     chosen, around = changes_of(job)["SGD with momentum"], changes_of(job)[last]
@@ -241,7 +241,7 @@ def test_what_is_done_to_an_optimizer_is_done_to_the_one_that_is_chosen(last: st
     assert fit_of(applied(job, [chosen, around])).peak_bytes == real
 
 
-def test_both_around_an_optimizer() -> None:
+def test_both_optimizer_wrappers_combine() -> None:
     job = job_of("dropping")
     both = [
         changes_of(job)[name] for name in ("optimizer in backward", "bfloat16 weights, float32 optimizer")

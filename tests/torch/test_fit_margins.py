@@ -50,14 +50,14 @@ def test_the_cpu_adds_nothing() -> None:
     assert margins(traced(nn.Linear, 4, 4, (2, 4)), "cpu") == {}
 
 
-def test_autograds_thread_has_a_workspace_of_its_own() -> None:
+def test_autograd_thread_has_a_separate_workspace() -> None:
     once = margins(traced(nn.Linear, 4, 4, (2, 4), backward=False))
     twice = margins(traced(nn.Linear, 4, 4, (2, 4)))
     assert once["cublas_workspace"] == DEFAULT
     assert twice["cublas_workspace"] == 2 * DEFAULT
 
 
-def test_who_multiplies_nothing_has_no_workspace() -> None:
+def test_models_without_products_have_no_workspace() -> None:
     assert "cublas_workspace" not in margins(traced(nn.ReLU, (2, 4), backward=False))
 
 
@@ -76,7 +76,7 @@ def test_hopper_has_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert margins(trace)["cublaslt_workspace"] == 4 * MIB
 
 
-def test_a_convolution_at_the_peak_needs_room_for_all_that_it_touches_once_more() -> None:
+def test_convolution_at_the_peak_needs_its_buffers_twice() -> None:
     trace = traced(nn.Conv2d, 3, 8, 3, (4, 3, 16, 16), backward=False)
     sizes = trace.size[trace.kind == Kind.ALLOC]
     assert margins(trace)["cudnn_workspace"] == sizes.sum()  # weight, bias, input and output
@@ -94,7 +94,7 @@ def test_a_convolution_far_from_the_peak_needs_none() -> None:
     assert "cudnn_workspace" not in margins(traced(Late, (4, 3, 16, 16), backward=False))
 
 
-def test_ones_own_figures_count_and_others_are_refused() -> None:
+def test_margins_of_the_user_replace_estimates() -> None:
     trace = traced(nn.Linear, 4, 4, (2, 4))
     mine = margins(trace, margin={"cuda_context": 0, "nccl": 7})
     assert mine["cuda_context"] == 0

@@ -78,7 +78,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 @pytest.mark.parametrize("mode", ["train", "inference"])
-def test_what_cannot_be_known_is_refused_with_its_place(what: str, mode: str) -> None:
+def test_unknown_values_are_refused_with_their_place(what: str, mode: str) -> None:
     does, says = REFUSED[what]
     with pytest.raises(UsageError, match=says) as caught:
         tried(does, mode=mode)
@@ -88,7 +88,7 @@ def test_what_cannot_be_known_is_refused_with_its_place(what: str, mode: str) ->
     assert f"{Path(__file__).name}:{does.__code__.co_firstlineno}"[:-2] in told
 
 
-def test_the_module_that_looks_is_named() -> None:
+def test_module_reading_a_value_is_named() -> None:
     with pytest.raises(UsageError, match=r"in module 1\.0 \(Odd\)"):
         mempool.torch.fit(nn.Sequential(nn.Linear(16, 16), nn.Sequential(Odd(looks_into))), X)
 
@@ -135,7 +135,7 @@ TRIED = {
 
 
 @pytest.mark.parametrize("what", ALIKE)
-def test_what_is_only_another_spelling_changes_nothing(what: str) -> None:
+def test_equivalent_spellings_give_the_same_estimate(what: str) -> None:
     told = {
         key: tried(does).to_dict()
         for key, does in (("plain", lambda layer, x: layer(x)), ("odd", ALIKE[what]))
@@ -144,7 +144,7 @@ def test_what_is_only_another_spelling_changes_nothing(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", TRIED)
-def test_odd_models_are_tried(what: str) -> None:
+def test_unusual_models_are_estimated(what: str) -> None:
     fit = tried(TRIED[what])
     assert sum(fit.by_class_bytes.values()) == fit.peak_bytes > 4 * 512
 
@@ -234,7 +234,7 @@ def test_modules_whose_sizes_are_not_known_are_refused() -> None:
         mempool.torch.fit(lambda: nn.LazyLinear(4), X)
 
 
-def test_models_that_copy_their_layers_are_tried() -> None:
+def test_models_with_copied_layers_are_estimated() -> None:
     layer = lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)  # noqa: E731
     inputs = torch.zeros(4, 8, 16)
     made, real = (
@@ -257,7 +257,7 @@ def test_recurrent_layers_are_tried(kind: str) -> None:
     assert mempool.torch.fit(Words(), X).by_phase_bytes.keys() == {"forward", "backward", "optimizer"}
 
 
-def test_what_a_users_own_code_raises_passes_with_a_note() -> None:
+def test_exceptions_of_user_code_pass_with_a_note() -> None:
     with pytest.raises(RuntimeError, match=r"\[8, 3\]|size|shape|dim") as caught:
         tried(lambda layer, x: layer(x[:, :3]))
     (note,) = caught.value.__notes__
@@ -291,14 +291,14 @@ def test_what_a_users_own_code_raises_passes_with_a_note() -> None:
         ({"model": nn.Flatten(0)}, "nothing to train"),
     ],
 )
-def test_what_makes_no_sense_is_told_in_a_line(options: dict[str, Any], says: str) -> None:
+def test_senseless_arguments_give_a_single_line(options: dict[str, Any], says: str) -> None:
     options = {"model": nn.Linear(16, 16), "inputs": X} | options
     with pytest.raises(UsageError, match=says) as caught:
         mempool.torch.fit(**options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_loss_is_found_where_there_is_one() -> None:
+def test_loss_of_the_output_is_found() -> None:
     class Output(UserDict):
         pass
 
@@ -357,7 +357,7 @@ def test_inputs_are_given_in_any_usual_form() -> None:
     assert third.by_class_bytes["parameters"] == first.by_class_bytes["parameters"]
 
 
-def test_hooks_are_part_of_a_model_and_those_of_a_users_own_are_told() -> None:
+def test_hooks_run_and_user_hooks_give_a_warning() -> None:
     kept: list[Tensor] = []
     model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(16, 16)), nn.Linear(16, 4))
     assert not any("hooks" in text for text in mempool.torch.fit(model, X).warnings)
@@ -393,7 +393,7 @@ def test_the_batch_is_the_second_dimension_where_the_length_is_first() -> None:
     assert mempool.torch.fit(first, x, mode="inference").batch == 10
 
 
-def test_a_doubtful_dimension_of_the_batch_is_told_and_can_be_said() -> None:
+def test_doubtful_batch_dimension_gives_a_warning_unless_given() -> None:
     x, says = torch.zeros(10, 4, 16), "batch: dimension 0 of (10, 4, 16), though GRU takes the length first"
     for model in (Last(), Last):
         plain = mempool.torch.fit(model, x, mode="inference")
@@ -412,7 +412,7 @@ class Graph(nn.Linear):
         return super().forward(x).index_add(0, edges[0], super().forward(x)[edges[1]])
 
 
-def test_no_largest_batch_is_looked_for_where_the_inputs_are_a_graph() -> None:
+def test_graph_inputs_have_no_largest_batch() -> None:
     edges = torch.zeros(2, 30, dtype=torch.int64)
     fit = mempool.torch.fit(Graph(16, 16), (X, edges), limit="8GiB")
     assert (fit.fits, fit.largest_batch) == (True, None)

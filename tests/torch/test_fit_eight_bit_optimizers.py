@@ -104,7 +104,7 @@ def test_command_takes_the_names_of_the_package_and_of_transformers(
         ("Lion8bit([{'params': [model.weight], 'lr': 1.0}, {'params': [model.bias]}])", 1, 8, False),
     ],
 )
-def test_script_that_names_an_optimizer_of_the_package_is_tried_with_it(
+def test_script_with_an_optimizer_of_the_package_uses_its_layout(
     made: str,
     moments: int,
     bits: int,
@@ -131,7 +131,7 @@ def test_script_that_names_an_optimizer_of_the_package_is_tried_with_it(
         "manager.register_module_override(model, 'weight', {'optim_bits': 32})",
     ],
 )
-def test_script_that_keeps_a_state_in_32_bits_is_tried_with_it(
+def test_script_with_32_bit_overrides_uses_their_layout(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -207,7 +207,7 @@ def test_optimizers_of_the_package_itself_have_the_same_layout(
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in CASES])
-def test_layout_is_that_of_a_real_state(name: str) -> None:
+def test_layout_equals_a_real_state(name: str) -> None:
     """On the CPU the package keeps the same state, none of it paged, and two tables of 256 values."""
     bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     parameters = [nn.Parameter(torch.ones(size)) for size in (100, 4095, 4096, 10_000)]

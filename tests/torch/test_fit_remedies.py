@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fitted import PROGRAMS, Dropping, fit_of, rows
+from fit_programs import PROGRAMS, Dropping, fit_of, rows
 
 from mempool.torch.estimate import Job
 from mempool.torch.estimate.checkpointing import (
@@ -75,7 +75,7 @@ def tried() -> Any:
     return job, fit, advise(job, fit, progress=names.append), names
 
 
-def test_what_is_saved_is_a_difference_and_comes_in_order(tried: Any) -> None:
+def test_savings_are_differences_in_descending_order(tried: Any) -> None:
     _, fit, advice, _ = tried
     assert advice.remedies
     for one in [*advice.remedies, advice.cheapest]:
@@ -89,18 +89,18 @@ def test_what_is_saved_is_a_difference_and_comes_in_order(tried: Any) -> None:
     assert saved == sorted(saved, reverse=True)
 
 
-def test_each_saving_is_that_of_the_changed_job(tried: Any) -> None:
+def test_saving_equals_a_run_of_the_changed_job(tried: Any) -> None:
     """The runs are made again, by themselves."""
     job, fit, advice, _ = tried
     changes = {step.name: step for ladder in ladders(job, inspect_job(job)) for step in ladder.steps}
     for one in [*advice.remedies, advice.cheapest]:
-        if one.name == "swapping":  # which is planned: test_fit_swapping.py
+        if one.name == "swapping":  # which is planned: test_fit_offloading.py
             continue
         parts = [changes[name] for name in one.parts]
         assert fit_of(applied(job, parts), fit.limit_bytes).peak_bytes == one.peak_bytes
 
 
-def test_one_block_fewer_does_not_fit(tried: Any) -> None:
+def test_checkpointing_a_block_fewer_does_not_fit(tried: Any) -> None:
     job, fit, advice, _ = tried
     (found,) = (one for one in advice.remedies if one.name.startswith("checkpointing"))
     (steps,) = (
@@ -111,14 +111,14 @@ def test_one_block_fewer_does_not_fit(tried: Any) -> None:
     assert at == 0 or not fit_of(applied(job, [steps[at - 1]]), fit.limit_bytes).fits
 
 
-def test_it_tells_what_it_tries_and_is_ready_for_json(tried: Any) -> None:
+def test_advice_reports_progress_and_is_ready_for_json(tried: Any) -> None:
     *_, advice, names = tried
     assert {"loss in pieces", "no key-value cache"}.isdisjoint(names)  # of language models alone
     assert len(names) == len(set(names)) > 5
     assert json.loads(json.dumps(advice.to_dict()))["cheapest"]["fits"] is True
 
 
-def test_nothing_is_combined_where_it_fits() -> None:
+def test_fitting_jobs_get_no_combination() -> None:
     job = squares(mode="inference", optimizer=None)  # of which no swaps are planned
     for limit in (None, 1 << 40):
         advice = advise(job, fit_of(job, limit), most_runs=1)
@@ -126,7 +126,7 @@ def test_nothing_is_combined_where_it_fits() -> None:
         assert advice.combined is None
 
 
-def test_where_nothing_is_enough_it_says_how_far_all_of_it_goes() -> None:
+def test_insufficient_changes_give_their_combined_saving() -> None:
     job = squares(batch=1)
     advice = advise(job, fit_of(job, 1000))
     assert advice.cheapest is None
@@ -137,7 +137,7 @@ def test_where_nothing_is_enough_it_says_how_far_all_of_it_goes() -> None:
     )
 
 
-def test_what_is_not_tried_is_told_with_the_reason() -> None:
+def test_untried_changes_have_a_reason() -> None:
     class Picky(Squares):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if x.dtype is not torch.float32:
@@ -160,7 +160,7 @@ def test_what_is_not_tried_is_told_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("fake", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_the_users_model_stays_as_it_is(fake: bool) -> None:
+def test_model_of_the_user_stays_unchanged(fake: bool) -> None:
     """One that has memory, and one that was made without and is used by all runs."""
     with fake_mode() if fake else torch.no_grad():
         model = Squares()
@@ -174,7 +174,7 @@ def test_the_users_model_stays_as_it_is(fake: bool) -> None:
         assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
-def test_of_a_forward_alone_only_what_has_to_do_with_it() -> None:
+def test_inference_gets_only_changes_of_a_forward() -> None:
     job = squares(mode="inference", optimizer=None)
     kinds = {step.kind for ladder in ladders(job, inspect_job(job)) for step in ladder.steps}
     assert kinds == {"allocator", "output", "precision", "batch"}
@@ -182,7 +182,7 @@ def test_of_a_forward_alone_only_what_has_to_do_with_it() -> None:
 
 
 @pytest.mark.full
-def test_with_a_remedy_at_least_as_large_a_batch_fits() -> None:
+def test_remedies_never_shrink_the_largest_batch() -> None:
     job = squares(batch=4)
     fit = fit_of(job, fit_of(job).needed_bytes)
     advice = advise(job, fit, largest=True, most_runs=12)
@@ -198,7 +198,7 @@ def block() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2))
 
 
-def test_blocks_of_one_parent_and_class_are_found_outermost_first() -> None:
+def test_repeated_blocks_are_outermost_children_of_a_class() -> None:
     inner = nn.ModuleList(nn.ModuleDict({"a": block(), "b": block()}) for _ in range(2))
     model = nn.ModuleDict(
         {
@@ -214,7 +214,7 @@ def test_blocks_of_one_parent_and_class_are_found_outermost_first() -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_list_that_is_told_is_the_blocks(program: str) -> None:
+def test_block_list_evaluates_to_the_blocks(program: str) -> None:
     model = PROGRAMS[program][0]()
     for way in block_selections(model):
         listed = eval(f"[{block_list(way)}]", {"model": model})
@@ -226,7 +226,7 @@ def test_a_stage_of_stages_can_be_taken_coarse_or_fine() -> None:
     assert [way.blocks for way in block_selections(model)] == [("0", "1"), ("0.0", "0.1", "1.0", "1.1")]
 
 
-def test_operations_are_pytorchs_count_and_shares_are_of_the_blocks() -> None:
+def test_flop_counts_equal_pytorchs_counter() -> None:
     model, (args, kwargs) = Dropping(), rows(4)
     with FlopCounterMode(display=False) as counted:
         model(*args, **kwargs)
@@ -272,7 +272,7 @@ found = st.tuples(
 
 
 @given(st.lists(found, min_size=1, max_size=7), st.integers(1, 60))
-def test_no_dearer_change_is_taken_than_must_be_and_none_can_be_left_out(given_: Any, missing: int) -> None:
+def test_cheapest_combination_is_minimal_in_cost_and_size(given_: Any, missing: int) -> None:
     """Against all choices of one change, or none, of each kind."""
     alone = []
     for at, (kind, saves, cost) in enumerate(given_):
@@ -306,5 +306,5 @@ def test_no_dearer_change_is_taken_than_must_be_and_none_can_be_left_out(given_:
 # -- offloading, estimated --------------------------------------------------------------------------------
 
 
-def test_a_way_without_blocks_has_no_list() -> None:
+def test_empty_block_selection_has_an_empty_list() -> None:
     assert block_list(BlockSelection(())) == ""

@@ -44,7 +44,7 @@ def peaks() -> dict[str, tuple[int, int]]:
     return found
 
 
-def test_peaks_are_those_of_a_run(peaks: dict[str, tuple[int, int]]) -> None:
+def test_peaks_equal_a_real_run(peaks: dict[str, tuple[int, int]]) -> None:
     named = set().union(*MORE.values(), LESS)
     off = {
         name: (said, real)
@@ -55,12 +55,12 @@ def test_peaks_are_those_of_a_run(peaks: dict[str, tuple[int, int]]) -> None:
     assert len(peaks.keys() - named) > 100
 
 
-def test_what_is_named_is_so(peaks: dict[str, tuple[int, int]]) -> None:
+def test_listed_deviations_exist(peaks: dict[str, tuple[int, int]]) -> None:
     assert all(peaks[name][0] > peaks[name][1] for name in set().union(*MORE.values()))
     assert all(peaks[name][0] < peaks[name][1] - SCALARS for name in LESS)
 
 
-def test_only_zeros_that_a_gradient_makes_for_itself_are_filled() -> None:
+def test_only_zeros_of_a_gradient_function_are_filled_in_place() -> None:
     index = torch.zeros(3, 4, dtype=torch.int64)
     with ValuelessMode() as mode:
         index = mode.from_tensor(index)
@@ -78,7 +78,7 @@ def test_only_zeros_that_a_gradient_makes_for_itself_are_filled() -> None:
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_gradients_meet_in_place_where_nobody_holds_the_first(held: bool) -> None:
+def test_gradients_add_in_place_unless_the_first_is_held(held: bool) -> None:
     found, kept = [], []
     with ValuelessMode():
         twice = torch.empty(3, 4, requires_grad=True) * 1.0
