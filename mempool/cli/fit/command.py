@@ -51,12 +51,14 @@ def _completion(names: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def complete_cards(incomplete: str) -> list[str]:
+    """Return names of GPUs with a prefix."""
     from mempool.hardware.gpu_memory import CARDS
 
     return _completion([card.name for card in CARDS])(incomplete)
 
 
 def complete_targets(incomplete: str) -> list[str]:
+    """Return scripts and models of transformers with a prefix."""
     from mempool.torch.model_presets import SHAPES
 
     usual = ["gpt2", "bert", "llama", "t5", "vit", "mistral", "qwen2", "whisper"]
