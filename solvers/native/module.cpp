@@ -95,12 +95,12 @@ std::vector<int32_t> order_of(const Jobs& jobs, const In<int32_t>& order) {
 }  // namespace
 
 void bind_simulators(nb::module_& m);
-void bind_swapping(nb::module_& m);
+void bind_offload(nb::module_& m);
 
 NB_MODULE(_core, m) {
   m.doc() = "Native part of solvers: packing kernels, simulated allocators.";
   bind_simulators(m);
-  bind_swapping(m);
+  bind_offload(m);
 
   nb::class_<Jobs>(m, "Jobs", "What is packed; job j owns the next pieces[j] of the pieces [start, end).")
       .def("__init__",
