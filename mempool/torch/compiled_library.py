@@ -1,0 +1,204 @@
+"""Small libraries that are compiled against the user's own torch, and the one that serves the allocator.
+
+PyTorch's classes have no stable binary interface, so each compiled library belongs to one version of torch.
+A library is built on first use and kept in a cache folder: ``$MEMPOOL_CACHE``, else
+``$XDG_CACHE_HOME/mempool``, else ``~/.cache/mempool``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from mempool import _core
+from mempool.errors import UsageError
+from mempool.logs import log
+
+FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w")
+COMPILERS = ("c++", "g++", "clang++")
+_SECONDS = 300
+#: Header of a 64-bit ELF library. Three fields are read: the offset of the section table, which ends the
+#: file, the size of an entry, and the number of entries.
+_ELF = struct.Struct("<40xQ10xHH2x")
+
+
+class Source(NamedTuple):
+    """The source of a library that is compiled for the user's torch.
+
+    Attributes:
+        path: the C++ source file.
+        libraries: torch's libraries to link with.
+        symbol: a symbol that the built library contains.
+    """
+
+    path: Path
+    libraries: tuple[str, ...]
+    symbol: str
+
+    @property
+    def name(self) -> str:
+        """The name of the library."""
+        return self.path.stem
+
+    def build(self) -> Path:
+        """Return the library for the imported torch, built if necessary.
+
+        Raises:
+            UsageError: the compiler is missing or fails; the message gives the remedy.
+        """
+        import torch
+
+        root = Path(torch.__file__).parent
+        command = [
+            *compiler(),
+            *FLAGS,
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+            f"-I{root / 'include'}",
+            str(self.path),
+            f"-L{root / 'lib'}",
+            *(f"-l{name}" for name in self.libraries),
+        ]
+        version = torch.__version__, torch.version.git_version
+        told = repr((self.path.read_bytes(), *version, FLAGS, self.libraries, os.uname().machine))
+        mark = hashlib.sha256(told.encode()).hexdigest()[:16]
+        name = f"{self.name}-torch-{torch.__version__}-{mark}.so"
+        built = _folder(name) / name
+        if not built.exists():
+            log.info("building the %s for PyTorch %s", self.name, torch.__version__)
+            self._compile(command, built)
+        return built
+
+    def load(self) -> ctypes.CDLL:
+        """Load the library; rebuild a library that is damaged, as by a crash or a full disk.
+
+        Raises:
+            UsageError: as for `build`, or the library cannot be loaded.
+        """
+        built = self.build()
+        try:
+            return self._loaded(built)
+        except OSError:
+            built.unlink(missing_ok=True)
+            try:
+                return self._loaded(self.build())
+            except OSError as error:
+                raise UsageError(f"the {self.name} for PyTorch cannot be loaded: {error}") from None
+
+    def _loaded(self, built: Path) -> ctypes.CDLL:
+        if not _is_whole(built.read_bytes(), self.symbol):
+            raise OSError(f"{built} is damaged")
+        return ctypes.CDLL(str(built))
+
+    def _compile(self, command: list[str], built: Path) -> None:
+        """Compile to a temporary file and rename: other processes may load or build the library meanwhile."""
+        handle, beside = tempfile.mkstemp(suffix=".so", dir=built.parent)
+        os.close(handle)
+        try:
+            done = subprocess.run(  # noqa: S603
+                [*command, "-o", beside], capture_output=True, text=True, timeout=_SECONDS, check=False
+            )
+            if done.returncode != 0:
+                first = next(
+                    (line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()
+                )
+                raise UsageError(
+                    f"the {self.name} for PyTorch cannot be built: {first} ({shlex.join(command)})"
+                )
+            with Path(beside).open("rb") as file:
+                os.fsync(file)
+            Path(beside).chmod(0o644)
+            Path(beside).replace(built)
+        except subprocess.TimeoutExpired:
+            raise UsageError(f"the compiler took more than {_SECONDS} s: {shlex.join(command)}") from None
+        except OSError as error:
+            raise UsageError(f"the {self.name} for PyTorch cannot be built: {error}") from None
+        finally:
+            Path(beside).unlink(missing_ok=True)
+
+
+def _is_whole(library: bytes, symbol: str) -> bool:
+    """Return true if a library has its full length and a symbol: loading a truncated one ends the process."""
+    if len(library) < _ELF.size or not library.startswith(b"\x7fELF\x02\x01"):
+        return False
+    sections, size, count = _ELF.unpack_from(library)
+    return len(library) >= int(sections + size * count) and symbol.encode() in library
+
+
+def compiler() -> list[str]:
+    """Return the command of the C++ compiler; ``$CXX`` if set."""
+    if chosen := os.environ.get("CXX", "").strip():
+        try:
+            return shlex.split(chosen)
+        except ValueError as error:
+            raise UsageError(f"$CXX is {chosen!r}: {error}") from None
+    for name in COMPILERS:
+        if found := shutil.which(name):
+            return [found]
+    raise UsageError(
+        "a C++20 compiler is needed once, to build a small library against your PyTorch: "
+        f"install one (Debian: apt install g++) or name it in $CXX; none of {', '.join(COMPILERS)} is there"
+    )
+
+
+def _folder(name: str) -> Path:
+    """Return the folder that has, or will have, this library; a temporary one if no cache is writable."""
+    try:
+        chosen, cache = os.environ.get("MEMPOOL_CACHE"), os.environ.get("XDG_CACHE_HOME")
+        home = Path(cache) if cache else Path("~/.cache").expanduser()
+        folder = (Path(chosen) if chosen else home / "mempool").absolute()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if (folder / name).exists() or os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):  # the user has no home folder
+        pass
+    temporary = Path(tempfile.mkdtemp(prefix="mempool-"))
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary
+
+
+#: Library between PyTorch's allocator and the pool.
+COMPANION = Source(Path(__file__).with_name("companion.cpp"), ("c10",), "mempool_companion_install")
+
+
+def install_cpu_allocator() -> None:
+    """Replace PyTorch's CPU allocator by the pool.
+
+    Raises:
+        UsageError: the library cannot be built, or PyTorch refuses the allocator.
+    """
+    answer = _companion().mempool_companion_install(*_core.torch_cpu_functions())
+    if answer in (2, 3):
+        raise UsageError("PyTorch's CPU allocator has been replaced by one that cannot be passed on to")
+    if answer != 1:
+        raise UsageError("PyTorch did not take the pool as its CPU allocator")
+
+
+def uninstall_cpu_allocator() -> None:
+    """Restore PyTorch's former CPU allocator, unless another library has replaced the pool's."""
+    _companion().mempool_companion_uninstall()
+
+
+def out_of_memory_function() -> int:
+    """Return the address of the C function that throws `torch.OutOfMemoryError` with a given text.
+
+    Raises:
+        UsageError: the library cannot be built.
+    """
+    return ctypes.cast(_companion().mempool_companion_refuse, ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def _companion() -> ctypes.CDLL:
+    library = COMPANION.load()  # never unloaded: tensors are freed through it until the process ends
+    library.mempool_companion_install.argtypes = [ctypes.c_void_p] * 4
+    return library

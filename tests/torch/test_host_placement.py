@@ -1,0 +1,103 @@
+"""Copies on the host lie where they are planned to, and no longer than they are needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swap_steps import links, steps
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mempool.torch.eager.mode import Swapper
+from mempool.torch.eager.recorded_iteration import Recorded, Tape
+from mempool.torch.eager.schedule_actions import FETCH, program_of
+from mempool.torch.offload.host_engine import HostEngine
+from mempool.torch.offload.host_memory import FreeList, pages
+from mempool.torch.offload.host_placement import host_copies
+from solvers.swap import OffloadPlanner
+
+if TYPE_CHECKING:
+    from solvers.swap import PlannedSchedule, Step
+
+TURNS = 4
+MIB = 1 << 20
+CPU = torch.device("cpu")
+
+
+def followed(step: Step, swap: PlannedSchedule) -> None:
+    """Do what a program says, turn by turn, with an arena of as many bytes as were planned."""
+    copies = host_copies(step, swap.schedule)
+    program = program_of(Tape(functions=[None] * len(step)), Recorded(step, [], {}), swap, copies)
+    free_list, there = FreeList(copies.size), dict[int, int]()
+    rests = {int(row) for row in swap.schedule.resting}
+    for turn in range(TURNS):
+        for line_at, line in enumerate(program.lines):
+            for action, row in line.before:
+                if action == FETCH and turn >= 2:
+                    assert row in there, f"the copy of {row} is gone at {line_at}"
+            for row in line.gone:
+                if row in there:
+                    free_list.release(there.pop(row), int(step.size[row]))
+            for row, at in line.after:
+                if row not in there:
+                    assert free_list.allocate_at(at, int(step.size[row]))
+                    there[row] = at
+    always = {int(row) for row in swap.schedule.buffer} & there.keys()
+    assert not rests & there.keys()
+    assert sum(pages(int(step.size[row])) for row in always) <= copies.size
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data())
+def test_each_copy_finds_its_place_free_and_is_there_until_it_is_read(data: st.DataObject) -> None:
+    step = data.draw(steps(circles=True).filter(lambda step: step.circular))
+    planner = OffloadPlanner(step, data.draw(links()), least_bytes=0, tries=1)
+    low = planner.floor()[0]
+    followed(step, planner.hold(low + (step.peak_bytes - low) * data.draw(st.integers(0, 3)) // 4))
+
+
+class Wide:
+    """Parameters, gradients and activations of one size: some leave when others have come back."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(8)]
+        self.net = torch.nn.Sequential(*layers)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 1e-2, momentum=0.9)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.net(torch.randn(512, 256)).square().mean().backward()
+        self.optimizer.step()
+
+
+def test_in_training_all_that_leaves_by_plan_lies_where_it_was_planned(one_thread: None) -> None:
+    """So that the host has no more than was planned: also what left before there was a plan is gone."""
+    placed: list[tuple[int, int, int]] = []  # where it was asked to, where it lies, where that ends
+
+    class Watched(HostEngine):
+        def offload(self, data: Any, at: int = -1) -> Any:
+            made = super().offload(data, at)
+            placed.append((at, made[0].at, made[0].at + made[0].size))
+            return made
+
+    engine = Watched(64 * MIB)
+    try:
+        with Swapper(engine, CPU, 4 * MIB) as swapper:
+            loop = Wide()
+            for _ in range(12):
+                placed.clear()
+                loop.step()
+            plan = swapper.iterations.plan
+            assert plan is not None
+            assert swapper.iterations.following
+            moved = plan.recorded.step.size[sorted(set(plan.swap.schedule.buffer.tolist()))]
+            assert plan.copies.size <= moved.sum()  # one place does for several, in turn
+            assert placed
+            assert all(asked == at >= 0 for asked, at, _ in placed)
+            assert max(end for _, _, end in placed) <= plan.copies.size
+    finally:
+        engine.close()
