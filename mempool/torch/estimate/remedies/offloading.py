@@ -11,12 +11,12 @@ from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.result import ROUNDED_TO, Fit, OffloadFigures, OffloadFindings, TriedRemedy, size
 from solvers import Stop, solve
-from solvers.swap import LinkBound, SwapPlanner, parse_link, step_of
+from solvers.swap import LinkBound, OffloadPlanner, parse_link, step_of
 from solvers.swap.placement import device_buffers
 
 if TYPE_CHECKING:
     from mempool.torch.estimate.job import Job
-    from solvers.swap import Link, Step, Swap
+    from solvers.swap import Link, PlannedSchedule, Step
 
 _NAME = "swapping"
 
@@ -45,7 +45,7 @@ def plan_offload(job: Job, fit: Fit) -> OffloadFindings | None:
     link = parse_link(named)
     # Three steps: the second of them shows which buffers live into the next step.
     trace = rounded(run(job, 3, clock=Roofline(rates).nanoseconds), ROUNDED_TO[job.device])
-    found = _OffloadPlanner(step_of(trace), link, sum(fit.margin_bytes.values()))
+    found = _StepPlanner(step_of(trace), link, sum(fit.margin_bytes.values()))
     floor, op = found.planner.floor()
     at_limit = slower = None
     if fit.limit_bytes is not None and fit.fits is False:
@@ -66,12 +66,12 @@ def plan_offload(job: Job, fit: Fit) -> OffloadFindings | None:
     )
 
 
-class _OffloadPlanner:
+class _StepPlanner:
     """A step and a swap planner for the step."""
 
     def __init__(self, step: Step, link: Link, margin: int) -> None:
         self.step, self.margin = step, margin
-        self.planner = SwapPlanner(step, link, tries=OPTIONS.offload_orders)
+        self.planner = OffloadPlanner(step, link, tries=OPTIONS.offload_orders)
         self._bound = LinkBound(step, link)
 
     def at(self, limit: int) -> OffloadFigures:
@@ -106,12 +106,11 @@ class _OffloadPlanner:
                 low = (low + high) // 2
         return self.reported(best)
 
-    def _arena(self, swap: Swap) -> int:
-        return solve(
-            device_buffers(self.step, swap.schedule)[0], stop=Stop(nodes=OPTIONS.arena_nodes)
-        ).arena_bytes
+    def _arena(self, swap: PlannedSchedule) -> int:
+        buffers = device_buffers(self.step, swap.schedule)[0]
+        return solve(buffers, stop=Stop(nodes=OPTIONS.arena_nodes)).arena_bytes
 
-    def reported(self, swap: Swap, arena: int | None = None) -> OffloadFigures:
+    def reported(self, swap: PlannedSchedule, arena: int | None = None) -> OffloadFigures:
         """Return the figures of a schedule to report."""
         did, duration = swap.replayed, max(self.step.duration, 1e-12)
         return OffloadFigures(
