@@ -9,24 +9,22 @@ from torch import fx
 from torch._functorch.partitioners import default_partition
 
 from mempool.torch.compiled import ops
-from mempool.torch.compiled.capture import capture
-from mempool.torch.compiled.merged_graph import Halves, join
-from mempool.torch.compiled.passes.insertion_points import maker_of
-from mempool.torch.compiled.passes.saved_values import is_number
+from mempool.torch.compiled.graph import capture
+from mempool.torch.compiled.graph_editor import is_number, producing_node
+from mempool.torch.compiled.joint_graph import GraphPair, join
 from solvers.rewriting import Graph, Role
-from solvers.rewriting.rewrite import SWAP_KINDS
+from solvers.rewriting.rewrite import COPY_OPERATORS
 
 if TYPE_CHECKING:
-    from mempool.torch.compiled.aot_trace import Joint
-    from mempool.torch.compiled.capture import Captured
-    from mempool.torch.compiled.merged_graph import Joined
+    from mempool.torch.compiled.graph import CapturedGraph
+    from mempool.torch.compiled.joint_graph import JointGraph, MergedGraph
 
 
-def parted(joint: Joint) -> tuple[Joined, Captured]:
+def parted(joint: JointGraph) -> tuple[MergedGraph, CapturedGraph]:
     """A joint graph in its two halves, and their numbers."""
     nodes = joint.module.graph.find_nodes(op="placeholder")
     inputs = [node.meta["val"] for node in nodes]
-    halves = Halves(*default_partition(joint.module, inputs, num_fwd_outputs=joint.forward_outputs),
+    halves = GraphPair(*default_partition(joint.module, inputs, num_fwd_outputs=joint.forward_outputs),
                     joint.forward_outputs)  # fmt: skip
     joined = join(halves)
     return joined, capture(joined.module, joint.forward_outputs)
@@ -39,7 +37,7 @@ class Read:
     copy back whoever reads it.
     """
 
-    def __init__(self, joined: Joined, captured: Captured) -> None:
+    def __init__(self, joined: MergedGraph, captured: CapturedGraph) -> None:
         self.was, self.halves = captured.graph, joined.halves
         self.operation = {joined.source[node]: i for i, node in enumerate(captured.operations)}
         self.values: dict[fx.Node, list[int]] = {
@@ -96,18 +94,18 @@ class Read:
         return f"{node.target} {args} {kwargs}"
 
     def _call(self, node: fx.Node, *, backward: bool) -> None:
-        if maker_of(node) is not node:
+        if producing_node(node) is not node:
             self.values[node] = [self.values[node.args[0]][node.args[1]]]
-        elif node.target is ops.swap_out:
+        elif node.target is ops.offload:
             (value,) = self.values[node.args[0]]
             self.values[node] = self._row(node, -1, Role.SWAP_OUT, [value], [value], backward)
-        elif node.target is ops.swapped_out:
+        elif node.target is ops.offload_wait:
             self.values[node] = self.values[node.args[0]]
             self.waits.append(self.producer[self.values[node][0]])
-        elif node.target is ops.swap_in:
+        elif node.target is ops.reload:
             (value,) = self.values[node.args[0]]
             self.values[node] = self._row(node, -1, Role.SWAP_IN, [value], [self.content[value]], backward)
-        elif node.target is ops.swapped_in:
+        elif node.target is ops.reload_wait:
             self.values[node] = self.values[node.args[0]]
         elif node in self.operation:
             i = self.operation[node]
@@ -173,7 +171,7 @@ class Read:
             reads=[v for row in reads for v in row],
             control=np.array([(a, b) for a, b in self.control if b < n], np.int64).reshape(-1, 2),
             names=names,
-            kinds=(*g.kinds, *SWAP_KINDS),
+            kinds=(*g.kinds, *COPY_OPERATORS),
         )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mempool.torch.compiled.backend import register
-from mempool.torch.compiled.runtime import RUNTIME, Moved
+from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ PLAIN = {"inner": "eager"}
 def compiled(function: Callable[..., Any], options: dict[str, Any] | None, **others: Any) -> Any:
     """A function compiled anew."""
     torch._dynamo.reset()
-    RUNTIME.moved = Moved()
+    RUNTIME.counters = TransferCounters()
     return torch.compile(function, backend="mempool", options=options, **others)
 
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from rewriting_graphs import rewritings
 from torch import nn
 
-from mempool.torch.compiled.aot_trace import joint_of
-from mempool.torch.compiled.passes.apply import apply
-from mempool.torch.compiled.step import decidable
+from mempool.torch.compiled.decide import decidable
+from mempool.torch.compiled.joint_graph import trace_joint
+from mempool.torch.compiled.passes import apply
 from solvers.rewriting import Graph, Rewriting, Role, rewrite
 from solvers.rewriting.choose import Chooser
 from solvers.rewriting.judge import simulate
@@ -63,7 +63,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"dense": dense, "attention": Atten
 @functools.cache
 def joint(name: str) -> Any:
     torch.manual_seed(0)
-    return joint_of(MODELS[name](), (torch.randn(256, 32),), lambda y: y.square().mean())
+    return trace_joint(MODELS[name](), (torch.randn(256, 32),), lambda y: y.square().mean())
 
 
 def carried_out(name: str, decide: Callable[[Graph], Rewriting]) -> tuple[Graph, Rewriting, Graph]:

@@ -15,7 +15,7 @@ from rewritten import ALL, PLAIN, compiled, same, trained
 from torch import nn
 
 from mempool.errors import UsageError
-from mempool.torch.compiled.options import Options, parsed
+from mempool.torch.compiled.options import Options, parse_options
 from mempool.torch.compiled.runtime import RUNTIME
 from solvers.swap import Link
 
@@ -36,15 +36,15 @@ def slope(x: torch.Tensor) -> torch.Tensor:
 
 def test_options() -> None:
     """Sizes as text, links by name, patterns alone or several."""
-    made = parsed(
+    made = parse_options(
         {"limit": "8GiB", "link": "pcie4", "include": "encoder.*", "exclude": ["a", "b"], "beside": 0}
     )
     assert made.limit == 8 << 30
-    assert parsed({"limit": 12e9, "name": "teacher"}) == Options(limit=12_000_000_000, name="teacher")
-    assert parsed({"limit": np.int64(12)}).limit == 12
+    assert parse_options({"limit": 12e9, "name": "teacher"}) == Options(limit=12_000_000_000, name="teacher")
+    assert parse_options({"limit": np.int64(12)}).limit == 12
     assert isinstance(made.link, Link)
     assert (made.include, made.exclude) == (("encoder.*",), ("a", "b"))
-    assert parsed(None) == Options()
+    assert parse_options(None) == Options()
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,16 @@ def test_options() -> None:
 def test_options_that_make_no_sense(options: dict[str, Any], said: str) -> None:
     """One line that says which."""
     with pytest.raises(UsageError, match=said):
-        parsed(options)
+        parse_options(options)
     with pytest.raises(UsageError, match="has no mode 'max-autotune'"):
-        parsed({}, "max-autotune")
+        parse_options({}, "max-autotune")
 
 
 @pytest.mark.parametrize("options", ["limit", 5, ["limit"], {"limit"}])
 def test_options_that_are_no_dictionary(options: Any) -> None:
     """One line, too."""
     with pytest.raises(UsageError, match="no dictionary"):
-        parsed(options)
+        parse_options(options)
 
 
 def test_pytorch_finds_the_backend_by_name() -> None:
@@ -95,7 +95,7 @@ def test_a_training() -> None:
 
     plain = trained(make, PLAIN)
     assert same(trained(make, ALL), plain)
-    assert RUNTIME.moved.outs > 0
+    assert RUNTIME.counters.offloads > 0
 
 
 def test_a_backward_pass_may_come_twice() -> None:
@@ -103,20 +103,20 @@ def test_a_backward_pass_may_come_twice() -> None:
     x = point()
     loss = compiled(waves, ALL)(x).sum()
     loss.backward(retain_graph=True)
-    assert RUNTIME.away > 0
+    assert RUNTIME.host_copies > 0
     loss.backward()
     assert torch.equal(x.grad, 2 * slope(point()))
     del loss
-    assert RUNTIME.away == 0
+    assert RUNTIME.host_copies == 0
 
 
 def test_a_backward_pass_may_never_come() -> None:
     """Then what is on the host goes with the result."""
     result = compiled(waves, ALL)(point())
-    assert RUNTIME.away > 0
+    assert RUNTIME.host_copies > 0
     del result
     gc.collect()
-    assert RUNTIME.away == 0
+    assert RUNTIME.host_copies == 0
 
 
 def test_forward_passes_before_their_backward_passes() -> None:
@@ -142,7 +142,7 @@ def test_a_backward_pass_that_fails_leaves_nothing() -> None:
         result.backward()
     del result, y
     gc.collect()
-    assert RUNTIME.away == 0
+    assert RUNTIME.host_copies == 0
     run(x).sum().backward()
     assert torch.equal(x.grad, slope(point()))
 
@@ -152,7 +152,7 @@ def test_inference_moves_nothing() -> None:
     run = compiled(waves, ALL)
     with torch.no_grad():
         assert torch.equal(run(point()), waves(point()))
-    assert RUNTIME.moved.outs == 0
+    assert RUNTIME.counters.offloads == 0
 
 
 def test_hooks_that_copy_what_is_saved_are_refused() -> None:
@@ -172,7 +172,7 @@ def test_a_checkpoint_around_what_is_compiled() -> None:
     run, x = compiled(waves, ALL), point()
     torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False).sum().backward()
     assert torch.equal(x.grad, slope(point()))
-    assert RUNTIME.away == 0
+    assert RUNTIME.host_copies == 0
 
 
 def test_a_full_host_costs_memory_not_correctness() -> None:
@@ -180,7 +180,7 @@ def test_a_full_host_costs_memory_not_correctness() -> None:
     x = point()
     with pytest.warns(UserWarning, match="host has no room"):
         compiled(waves, {**ALL, "host_limit": 4096})(x).sum().backward()
-    assert RUNTIME.moved.host_full > 0
+    assert RUNTIME.counters.host_full > 0
     assert torch.equal(x.grad, slope(point()))
 
 
@@ -191,4 +191,4 @@ def test_sizes_that_change() -> None:
         x, y = (torch.ones(rows, 3).cumsum(0).requires_grad_() for _ in range(2))
         run(x).sum().backward()
         assert torch.equal(x.grad, slope(y))
-    assert RUNTIME.moved.ins > 0
+    assert RUNTIME.counters.reloads > 0

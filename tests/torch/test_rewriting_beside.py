@@ -15,13 +15,13 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
-from mempool.torch.compiled import graph_budget as rewriting_budget
-from mempool.torch.compiled.external_memory import Beside, Present, Run
-from mempool.torch.compiled.graph_budget import BUDGETS, Budget
+from mempool.torch.compiled import shared_limit as rewriting_budget
+from mempool.torch.compiled.external_memory import LiveMemory, Run
 from mempool.torch.compiled.options import Options
 from mempool.torch.compiled.partition import incoming
-from mempool.torch.compiled.runtime_observer import Looks, Moment, Seen
-from mempool.torch.compiled.shared_limit import Among
+from mempool.torch.compiled.records import ExternalMemory, Observations, RunStart
+from mempool.torch.compiled.runtime_observer import RuntimeObserver
+from mempool.torch.compiled.shared_limit import SHARED_LIMITS, GraphUnderLimit, SharedLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -303,7 +303,7 @@ def test_a_gradient_that_waits_is_counted_and_still_added_in_place(pool: TensorP
     assert max(most[1:]) <= peaks[-1]
     least, _, taken = least_of(pool, Tied, once, options)
     assert taken[-1] <= least
-    first = BUDGETS[-1].parts[0]
+    first = SHARED_LIMITS[-1].parts[0]
     assert first.decided.peak_of(backward=True) + 4096 * 64 * 4 <= least
 
 
@@ -342,7 +342,7 @@ def test_what_is_kept_is_what_is_there_between_the_passes(inner: str, pool: Tens
     for _ in range(2):
         model.zero_grad()
         result = run(x)
-        (part,) = BUDGETS[-1].parts.values()
+        (part,) = SHARED_LIMITS[-1].parts.values()
         kept = part.decided.pause_bytes(0)
         assert kept - 64 <= pool.client.stats()["requested"]["current"] - before <= kept
         result.sum().backward()
@@ -365,7 +365,7 @@ def test_more_than_a_limit_for_no_known_reason_is_warned_of(
     del pool
 
     def steps(options: dict[str, Any]) -> None:
-        monkeypatch.setattr(rewriting_budget, "BUDGETS", [])
+        monkeypatch.setattr(rewriting_budget, "SHARED_LIMITS", [])
         model = Wide()
         run = once(model, {"inner": "eager", "link": "pcie3", "limit": "8MiB", **options})
         for _ in range(5):
@@ -444,7 +444,7 @@ def test_parameters_of_a_graph_that_has_no_backward_pass_count(inner: str) -> No
     model, options = Frozen(), {"inner": inner, "limit": 1 << 40}
     batch = torch.randn(1024, 512)
     compiled(model, options)(batch).sum().backward()
-    (part,) = BUDGETS[-1].parts.values()
+    (part,) = SHARED_LIMITS[-1].parts.values()
     assert part.beside.parameters == 4 * (512 * 512 + 512)
     step = compiled(model, {**options, "limit": 1 << 20})
     with (
@@ -466,11 +466,11 @@ def test_memory_is_known_for_as_long_as_it_lives() -> None:
     """What a graph was given, has made and keeps, seen by the graphs after it; no memory is kept alive."""
     model = nn.Linear(8, 8)
     batch, result, kept = torch.ones(10), torch.ones(20), torch.ones(30)
-    present = Present()
-    present.meet([model], [batch])
+    present = LiveMemory()
+    present.register([model], [batch])
     present.beside(0, [batch, model.weight], more=True)
     memories = (present.memories(some) for some in ([batch, model.weight], [result, 3], [kept, model.weight]))
-    present.went_forward(0, Run(*memories))
+    present.record_forward(0, Run(*memories))
     beside = present.beside(1, [result], more=True)
     assert (beside.held, beside.kept, beside.own) == (160, 160, 0)
     assert beside.parameters == 4 * (64 + 8)
@@ -487,48 +487,48 @@ def test_memory_is_known_for_as_long_as_it_lives() -> None:
 
 def test_three_steps_are_looked_at_each_by_itself() -> None:
     """Until somebody compiles something again, which makes what was seen what is known."""
-    looks, result = Looks(), torch.ones(10)
-    looks.present.meet([], [result])
-    number = looks.number("some code", [])
-    first = looks.seen[number]
-    first.note(Moment(others=1), backward=False)
+    observer, result = RuntimeObserver(), torch.ones(10)
+    observer.present.register([], [result])
+    number = observer.number("some code", [])
+    first = observer.seen[number]
+    first.note(RunStart(others=1), backward=False)
     for _ in range(3):
-        assert looks.wanted
-        looks.begins(backward=False)
-        assert not looks.present.runs(number)
-        looks.present.went_forward(number, Run({}, looks.present.memories([result]), {}))
-        assert looks.present.runs(number)
-        looks.begins(backward=True)
-    looks.begins(backward=False)
-    assert not looks.wanted
-    assert not looks.present.runs(number)
-    assert (looks.number("some code", []), looks.number("other code", [])) == (number, number + 1)
-    assert looks.wanted
-    assert looks.known == {number: first}
-    assert looks.seen[number] is not first
+        assert observer.wanted
+        observer.begins(backward=False)
+        assert not observer.present.runs(number)
+        observer.present.record_forward(number, Run({}, observer.present.memories([result]), {}))
+        assert observer.present.runs(number)
+        observer.begins(backward=True)
+    observer.begins(backward=False)
+    assert not observer.wanted
+    assert not observer.present.runs(number)
+    assert (observer.number("some code", []), observer.number("other code", [])) == (number, number + 1)
+    assert observer.wanted
+    assert observer.known == {number: first}
+    assert observer.seen[number] is not first
 
 
 def test_what_cannot_be_compiled_anew_is_warned_of() -> None:
-    looks = Looks()
-    looks.stale(looks.number("no code", []))
+    observer = RuntimeObserver()
+    observer.stale(observer.number("no code", []))
     with pytest.warns(UserWarning, match="more than was counted"):
-        looks.ends()
-    looks.ends()  # once
+        observer.ends()
+    observer.ends()  # once
 
 
 def test_what_was_seen_counts_where_it_is_not_there_yet() -> None:
     """When a graph is compiled anew others have not run, or have run less often."""
-    budget, options = Budget(None), Options(limit=1000, beside=1000)
-    now = Beside(held=50, kept=40, own=3, going=(2,), parameters=7, gradients=5)
-    first = Among(options, budget, 0, True, now)
+    budget, options = SharedLimit(None), Options(limit=1000, beside=1000)
+    now = ExternalMemory(held=50, kept=40, own=3, going=(2,), parameters=7, gradients=5)
+    first = GraphUnderLimit(options, budget, 0, True, now)
     assert (first.counted, first.runs) == (now, 1)
     assert [first.outside(99).during(backward=backward) for backward in (False, True)] == [1060, 1055]
-    seen = budget.looks.known[0] = Seen()
-    for moment in (Moment(60, 8, 4, 20, 2, kept=10), Moment(61, 8, 4, 0, 0, kept=11)):
+    seen = budget.observer.known[0] = Observations()
+    for moment in (RunStart(60, 8, 4, 20, 2, kept=10), RunStart(61, 8, 4, 0, 0, kept=11)):
         seen.note(moment, backward=False)
-    seen.note(Moment(90, 8, 2, 0, 1, kept=10), backward=True)
-    among = Among(options, budget, 0, True, now)
-    assert among.counted == Beside(held=90, kept=40, own=2, going=(2,), parameters=8, gradients=5)
+    seen.note(RunStart(90, 8, 2, 0, 1, kept=10), backward=True)
+    among = GraphUnderLimit(options, budget, 0, True, now)
+    assert among.counted == ExternalMemory(held=90, kept=40, own=2, going=(2,), parameters=8, gradients=5)
     assert among.runs == 3
     for kept, forward, backward in ((10, 92, 100), (12, 96, 102), (0, 73, 100)):
         outside = among.outside(kept)
@@ -537,14 +537,14 @@ def test_what_was_seen_counts_where_it_is_not_there_yet() -> None:
 
 def test_gradients_are_known_until_somebody_takes_them() -> None:
     model = nn.Linear(8, 8, bias=False)
-    present = Present()
-    present.meet([model], [])
+    present = LiveMemory()
+    present.register([model], [])
     first, second = torch.ones(10), torch.ones(20)
-    present.went_back([first, None, second])
-    assert present.on_the_way([]) == 120
-    assert present.on_the_way([first]) == 80
+    present.record_backward([first, None, second])
+    assert present.pending_gradient_bytes([]) == 120
+    assert present.pending_gradient_bytes([first]) == 80
     del second
-    assert present.on_the_way([]) == 40
+    assert present.pending_gradient_bytes([]) == 40
     model.weight.grad = torch.ones(8, 8)
     assert sum(present.gradients().values()) == 256
     present.step()
@@ -561,13 +561,13 @@ def test_what_an_optimizer_keeps_is_found_by_the_parameters() -> None:
     for optimizer in optimizers:
         optimizer.step()
     state = [one for kept in optimizers[0].state.values() for one in kept.values()]
-    present = Present()
-    present.meet([model], [])
-    present.went_forward(0, Run(present.memories(state), {}, {}))
+    present = LiveMemory()
+    present.register([model], [])
+    present.record_forward(0, Run(present.memories(state), {}, {}))
     present.step()
     beside = present.beside(1, [*model.parameters()], more=False)
     assert beside.state == 2 * 4 * (64 + 8) + 2 * 4  # moments, and the counts of steps
     assert (beside.held, beside.parameters) == (4 * (64 + 8), 0)
     for told, there in ((10, beside.state), (10_000, 10_000)):
-        among = Among(Options(beside=told), Budget(None), 1, False, beside)
+        among = GraphUnderLimit(Options(beside=told), SharedLimit(None), 1, False, beside)
         assert among.outside(0).during(backward=True) == there

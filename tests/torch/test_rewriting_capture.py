@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from mempool.errors import UsageError
 from mempool.hardware.gpu_throughput import rates_of
 from mempool.hardware.roofline import Roofline
-from mempool.torch.compiled.aot_trace import joint_of
-from mempool.torch.compiled.capture import Captured, capture
-from mempool.torch.compiled.costs import Measured
+from mempool.torch.compiled.costs import MeasuredCosts
+from mempool.torch.compiled.graph import CapturedGraph, capture
+from mempool.torch.compiled.joint_graph import trace_joint
 
 if TYPE_CHECKING:
     from solvers.rewriting import Graph
@@ -39,8 +39,8 @@ class Step(nn.Module):
         return F.cross_entropy(self.model(x), y)
 
 
-def captured(model: Any, *inputs: Any, loss: Any = torch.sum, **options: Any) -> Captured:
-    joint = joint_of(model, inputs, loss)
+def captured(model: Any, *inputs: Any, loss: Any = torch.sum, **options: Any) -> CapturedGraph:
+    joint = trace_joint(model, inputs, loss)
     return capture(joint.module, joint.forward_outputs, **options)
 
 
@@ -66,7 +66,7 @@ def test_the_peak_is_that_of_a_recording_on_tensors_without_memory() -> None:
 
     from solvers.swap import step_of
 
-    joint = joint_of(
+    joint = trace_joint(
         lambda: Step(resnet(18)), lambda: (torch.empty(64, 3, 32, 32), torch.empty(64, dtype=torch.long))
     )
     momenta = joint.parameter_bytes
@@ -76,12 +76,12 @@ def test_the_peak_is_that_of_a_recording_on_tensors_without_memory() -> None:
 
 
 def test_a_view_has_the_memory_of_its_base_and_results_nobody_takes_are_counted() -> None:
-    class Halves(nn.Module):
+    class GraphPair(nn.Module):
         def forward(self, x: Any) -> Any:
             y = x.exp()
             return y.view(-1)[:8].sin() + y.max(1)[0].view(-1)
 
-    graph = captured(Halves(), torch.randn(8, 4, requires_grad=True)).graph
+    graph = captured(GraphPair(), torch.randn(8, 4, requires_grad=True)).graph
     view, largest = named(graph, "view")[0], named(graph, "max")[0]
     made = np.flatnonzero(graph.producer == view)
     assert graph.size[made].tolist() == [0]
@@ -195,7 +195,7 @@ def test_symbolic_sizes_are_what_they_were() -> None:
 
 def test_nothing_to_differentiate_is_said() -> None:
     with pytest.raises(UsageError, match="needs a gradient"):
-        joint_of(nn.ReLU(), (torch.randn(3),), torch.sum)
+        trace_joint(nn.ReLU(), (torch.randn(3),), torch.sum)
 
 
 def test_what_is_compiled_anew_is_not_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,12 +206,12 @@ def test_what_is_compiled_anew_is_not_measured_anew(monkeypatch: pytest.MonkeyPa
         compiled(lambda x: (x.sin() @ x).cos().sum(), options)(torch.randn(48, 48, requires_grad=True))
 
     compile_once()
-    monkeypatch.setattr(Measured, "_measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(MeasuredCosts, "_measure", lambda *_: pytest.fail("measured again"))
     compile_once()
 
 
 def test_operations_are_measured_once_for_each_kind_of_call() -> None:
-    clock = Measured(runs=1)
+    clock = MeasuredCosts(runs=1)
     model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)], nn.Embedding(4, 4))
     model.forward = lambda x: model[-1](model[:4](x).long().clamp(0, 3)).sum() + model[:4](x).sum()
     graph = captured(model, torch.randn(8, 16), seconds=clock).graph

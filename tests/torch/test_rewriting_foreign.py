@@ -56,10 +56,10 @@ def test_what_left_with_other_strides_comes_back_with_those_that_are_asked_for(
     stride: tuple[int, ...],
 ) -> None:
     left = torch.empty_strided((4, 4, 8, 8), stride).uniform_()
-    ticket = RUNTIME.out(left, 0)
-    handle = RUNTIME.released(ticket)
-    back = RUNTIME.arrived(RUNTIME.back(handle, torch.zeros(4, 4, 8, 8)))
-    at_once = RUNTIME.fetched(RUNTIME.sent(left, 0), torch.zeros(4, 4, 8, 8))
+    ticket = RUNTIME.offload(left, 0)
+    handle = RUNTIME.offload_wait(ticket)
+    back = RUNTIME.reload_wait(RUNTIME.reload(handle, torch.zeros(4, 4, 8, 8)))
+    at_once = RUNTIME.reload_sync(RUNTIME.offload_sync(left, 0), torch.zeros(4, 4, 8, 8))
     for one in (back, at_once):
         assert one.is_contiguous()
         assert torch.equal(one, left)
@@ -71,7 +71,7 @@ def test_strides_that_inductor_chooses_change_no_bit() -> None:
     inner = {"inner": "inductor"}
     plain = trained(Convolutions, inner, steps=1, width=256)
     got = trained(Convolutions, inner | {"threshold": 0}, steps=1, width=256)
-    assert RUNTIME.moved.ins > 0
+    assert RUNTIME.counters.reloads > 0
     assert same(got, plain)
 
 
@@ -94,7 +94,7 @@ def test_numbers_of_fewer_bits_are_no_more_exact_where_they_stay() -> None:
     inner = {"inner": "inductor"}
     plain = trained(Halved, inner, steps=1, width=32)
     got = trained(Halved, inner | {"threshold": 0}, steps=1, width=32)
-    assert RUNTIME.moved.ins > 0
+    assert RUNTIME.counters.reloads > 0
     assert same(got, plain)
 
 
@@ -111,4 +111,4 @@ def test_an_operator_of_somebody_else_runs_once_a_step(limit: int) -> None:
 def test_an_operator_of_somebody_else_may_leave() -> None:
     plain = trained(Masked, PLAIN, width=32)
     assert same(trained(Masked, ALL, width=32), plain)
-    assert RUNTIME.moved.ins > 0
+    assert RUNTIME.counters.reloads > 0

@@ -24,19 +24,17 @@ from torch._inductor import graph as lowering
 
 import mempool.torch
 from mempool.torch.compiled import decide, ops, partition
-from mempool.torch.compiled.aot_trace import joint_of
-from mempool.torch.compiled.constraints import Terms
-from mempool.torch.compiled.costs import INSIDE, in_kernels
-from mempool.torch.compiled.decide import Deciding
-from mempool.torch.compiled.graph_budget import BUDGETS
-from mempool.torch.compiled.inductor.donated import donated, handed_over
-from mempool.torch.compiled.inductor.kernel_orders import coming, delayed, late
-from mempool.torch.compiled.inductor.limit_search import Asked, Extreme, Look, ask
-from mempool.torch.compiled.merged_graph import Halves, join
-from mempool.torch.compiled.options import parsed
-from mempool.torch.compiled.passes.apply import apply
+from mempool.torch.compiled.costs import INSIDE, fused_seconds
+from mempool.torch.compiled.decide import StepDecider, measured
+from mempool.torch.compiled.inductor.fused import Asked, Extreme, Trial, ask
+from mempool.torch.compiled.inductor.kernels import coming, delayed, late
+from mempool.torch.compiled.inductor.patches import donated, dying_inputs
+from mempool.torch.compiled.joint_graph import GraphPair, join, trace_joint
+from mempool.torch.compiled.options import parse_options
+from mempool.torch.compiled.passes import apply
+from mempool.torch.compiled.records import Constraints
 from mempool.torch.compiled.runtime import RUNTIME
-from mempool.torch.compiled.step import measured
+from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 from solvers.rewriting import Graph, Rewriting, Swap, SwapIn
 
 if TYPE_CHECKING:
@@ -49,19 +47,19 @@ pytestmark = [
 
 
 @st.composite
-def compilers(draw: st.DrawFn) -> tuple[int, int, Callable[..., Look[int]], list[tuple[Asked, bool]]]:
+def compilers(draw: st.DrawFn) -> tuple[int, int, Callable[..., Trial[int]], list[tuple[Asked, bool]]]:
     """A limit, the least that may be asked for, and a compiler that needs what it likes."""
     least, limit = draw(st.integers(1, 1000)), draw(st.integers(1, 2000))
     seed = draw(st.integers(0, 1 << 30))
     asked: list[tuple[Asked, bool]] = []
 
-    def look(bytes_: Asked, *, small: bool) -> Look[int]:
+    def look(bytes_: Asked, *, small: bool) -> Trial[int]:
         assert isinstance(bytes_, Extreme) or bytes_ >= least
         asked.append((bytes_, small))
-        extremes = {Extreme.NOTHING: 2000, Extreme.LEAST: least, Extreme.ALL: least + 1}
+        extremes = {Extreme.NO_OUTSIDE_BYTES: 2000, Extreme.LEAST: least, Extreme.ALL: least + 1}
         size = extremes[bytes_] if isinstance(bytes_, Extreme) else bytes_
         random = np.random.default_rng([seed, size, small])
-        return Look(int(size * random.uniform(0.6, 1.4)), size, random.uniform(0, 0.1), size)
+        return Trial(int(size * random.uniform(0.6, 1.4)), size, random.uniform(0, 0.1), size)
 
     return limit, least, look, asked
 
@@ -72,8 +70,8 @@ def test_what_is_found_was_looked_at_and_holds(given: tuple[Any, ...]) -> None:
     limit, least, look, asked = given
     found, holds = ask(limit, least, look)
     assert len(asked) <= 12
-    looks = [look(bytes_, small=small) for bytes_, small in asked[:]]
-    assert found in looks
+    observer = [look(bytes_, small=small) for bytes_, small in asked[:]]
+    assert found in observer
     assert holds == (found.peak_bytes <= limit)
     if not holds:
         assert ask(found.peak_bytes, least, look)[1]
@@ -87,9 +85,9 @@ def test_of_kernels_that_need_a_share_of_what_was_asked_nearly_all_of_a_limit_is
 ) -> None:
     """While the step takes longer than it would without one."""
 
-    def look(asked: int, *, small: bool) -> Look[int]:
+    def look(asked: int, *, small: bool) -> Trial[int]:
         assert not small
-        return Look(int(share * asked), asked, 1.0, asked)
+        return Trial(int(share * asked), asked, 1.0, asked)
 
     found, holds = ask(limit, least, look)
     assert holds
@@ -148,12 +146,12 @@ def programs(draw: st.DrawFn) -> list[Kernel]:
         some = draw(st.lists(st.sampled_from(others), max_size=2)) if others else []
         one(*some)
         if draw(st.booleans()):
-            begun = one(operation=ops.swap_in, size=8)
+            begun = one(operation=ops.reload, size=8)
             ticket = one(begun)
             begun.for_copies = ticket.for_copies = True
             for _ in range(draw(st.integers(0, 3))):
                 one()
-            one(ticket, operation=ops.swapped_in, size=draw(st.integers(1, 9)))
+            one(ticket, operation=ops.reload_wait, size=draw(st.integers(1, 9)))
     return kernels
 
 
@@ -297,7 +295,7 @@ def test_what_is_predicted_of_kernels_is_what_they_take(
                 pool.client.reset_peaks()
                 run(x).backward()
             measured = pool.client.stats()["requested"]["peak"] - before
-        (part,) = BUDGETS[-1].parts.values()
+        (part,) = SHARED_LIMITS[-1].parts.values()
         return measured, part.decided.peak_bytes
 
     plain, most = peak(1 << 40)
@@ -339,7 +337,7 @@ def test_what_leaves_is_in_memory_once() -> None:
             before = pool.client.stats()["requested"]["current"]
             pool.client.reset_peaks()
             run(x)
-        assert RUNTIME.moved.outs
+        assert RUNTIME.counters.offloads
         assert x.nbytes <= pool.client.stats()["requested"]["peak"] - before < 2 * x.nbytes
 
 
@@ -363,7 +361,7 @@ def test_a_sum_of_products_rounds_the_same_whoever_reads_them(
     expected = compiled(function, {"inner": "inductor"})(x)
     monkeypatch.setattr(decide, "_beyond", away)
     assert same([compiled(function, options)(x).detach()], [expected.detach()])
-    assert RUNTIME.moved.outs == 1
+    assert RUNTIME.counters.offloads == 1
 
 
 class Viewed(nn.Module):
@@ -380,16 +378,19 @@ class Viewed(nn.Module):
 
 
 def test_only_what_nobody_else_has_may_be_written_over() -> None:
-    joint = joint_of(Viewed(), (torch.randn(64, 64),), lambda y: y)
+    joint = trace_joint(Viewed(), (torch.randn(64, 64),), lambda y: y)
     joined, _ = parted(joint)
     saved = set(joined.halves.handed)
     assert saved >= {"mm", "view", "add"}
-    options = parsed({"limit": 1 << 30, "link": "pcie3"})
+    options = parse_options({"limit": 1 << 30, "link": "pcie3"})
     step = measured(joined, options)
     going = step.captured.given(range(2))
     assert len(going) == 2
-    for terms in (Terms(), Terms(least=True, going=going)):  # what goes is somebody else's all the same
-        made = Deciding(step, options, terms).decide()
+    for terms in (
+        Constraints(),
+        Constraints(least=True, going=going),
+    ):  # what goes is somebody else's all the same
+        made = StepDecider(step, options, terms).decide()
         inputs = joined.halves.backward.graph.find_nodes(op="placeholder")
         assert [inputs[place].name for place in donated(joined, made)] == ["add"]
 
@@ -410,17 +411,17 @@ class Halved(nn.Module):
 
 
 def test_what_is_handed_over_under_another_name_is_not_taken_for_what_has_that_name() -> None:
-    joint = joint_of(Halved(), (torch.randn(64, 64),), lambda y: y)
+    joint = trace_joint(Halved(), (torch.randn(64, 64),), lambda y: y)
     inputs = [node.meta["val"] for node in joint.module.graph.find_nodes(op="placeholder")]
     parts = min_cut_rematerialization_partition(
         joint.module, inputs, num_fwd_outputs=joint.forward_outputs, compiler="inductor"
     )
-    joined = join(Halves(*parts, joint.forward_outputs), stale=True)
-    options = parsed({"limit": 1 << 30, "link": "pcie3"})
+    joined = join(GraphPair(*parts, joint.forward_outputs), stale=True)
+    options = parse_options({"limit": 1 << 30, "link": "pcie3"})
     step = measured(joined, options)
     graph = step.captured.graph
     again = [value for value, op in enumerate(graph.producer) if graph.names[op] in ("mul", "mul_1")]
-    made = Deciding(step, options).of(Rewriting((), tuple(again)))
+    made = StepDecider(step, options).of(Rewriting((), tuple(again)))
     apply(joined, made.captured, made.rewriting)
     inputs = [node.name for node in joined.halves.backward.graph.find_nodes(op="placeholder")]
     saved = [node.name for node in joined.halves.saved]
@@ -431,7 +432,7 @@ def test_what_is_handed_over_under_another_name_is_not_taken_for_what_has_that_n
     assert "mm" not in names  # they have its memory
     halves = {joined.halves.handed[name].name for name in ("getitem", "getitem_1")}
     assert not halves & names
-    memories = {handed_over(joined, made)[name] for name in (*halves, "mm")}
+    memories = {dying_inputs(joined, made)[name] for name in (*halves, "mm")}
     assert len(memories) == 1  # which counts once
     assert "mm_2" in names
 
@@ -461,7 +462,7 @@ def test_what_is_read_later_is_not_written_over() -> None:
 
     expected = gradients({})
     assert same(gradients({"limit": 1 << 40}), expected)
-    (part,) = BUDGETS[-1].parts.values()
+    (part,) = SHARED_LIMITS[-1].parts.values()
     plain, limit = part.decided.plain.peak_bytes, 1000
     for _ in range(3):
         try:
@@ -491,8 +492,8 @@ def test_what_is_inside_of_a_kernel_takes_less_than_by_itself() -> None:
         y = (x.sin() * 2).cos()
         return (y @ y).exp().sum()
 
-    joint = joint_of(nn.Identity(), (torch.randn(8, 8, requires_grad=True),), loss)
-    seconds = in_kernels(lambda _: 1.0)
+    joint = trace_joint(nn.Identity(), (torch.randn(8, 8, requires_grad=True),), loss)
+    seconds = fused_seconds(lambda _: 1.0)
     nodes = [node for node in joint.module.graph.nodes if node.op == "call_function"]
     told = {str(node.target).removesuffix(".default"): seconds(node) for node in reversed(nodes)}
     assert told["aten.mm"] == told["aten.sum"] == told["aten.cos"] == 1.0
@@ -509,7 +510,7 @@ def test_a_compiler_that_tells_nothing_of_its_kernels_is_told_of(monkeypatch: py
     x = torch.ones(64, 64, requires_grad=True)
     with pytest.warns(UserWarning, match="what fused operations need is not found.*no such pass"):
         compiled(lambda y: y.exp().sin().sum(), {"inner": "inductor", "limit": 1 << 30, "link": "pcie3"})(x)
-    (part,) = BUDGETS[-1].parts.values()
+    (part,) = SHARED_LIMITS[-1].parts.values()
     assert part.decided.needed is None
     assert partition.Partition  # the name that is patched above is looked up there when it is needed
 
@@ -518,15 +519,15 @@ def test_a_compiler_that_tells_nothing_of_its_kernels_is_told_of(monkeypatch: py
 def test_the_extremes_are_the_same_whatever_is_measured(least: bool) -> None:
     """So that the least that is told of them is found again when it is the limit, by other times."""
     layers = [nn.Sequential(nn.Linear(96, 96), nn.GELU(), nn.LayerNorm(96)) for _ in range(3)]
-    joint = joint_of(nn.Sequential(*layers), (torch.randn(256, 96),), lambda y: y.square().mean())
+    joint = trace_joint(nn.Sequential(*layers), (torch.randn(256, 96),), lambda y: y.square().mean())
     joined, _ = parted(joint)
-    options = parsed({"limit": 1000, "link": "pcie3"})
+    options = parse_options({"limit": 1000, "link": "pcie3"})
     step = measured(joined, options)
     found = []
     for seed in range(2):
         seconds = np.random.default_rng(seed).uniform(1e-6, 1e-3, len(step.captured.graph))
         captured = replace(step.captured, graph=step.captured.graph.with_columns(seconds=seconds))
-        found.append(Deciding(replace(step, captured=captured), options, Terms(least=least)))
+        found.append(StepDecider(replace(step, captured=captured), options, Constraints(least=least)))
     for extreme in Extreme:
         one, other = (deciding.extreme(extreme).rewriting for deciding in found)
         assert one == other

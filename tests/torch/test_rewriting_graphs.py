@@ -17,7 +17,8 @@ from rewritten import compiled, named_by
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
-from mempool.torch.compiled.graph_budget import BUDGETS, Budget, Part
+from mempool.torch.compiled.records import CompiledGraph
+from mempool.torch.compiled.shared_limit import SHARED_LIMITS, SharedLimit
 
 pytestmark = [
     pytest.mark.usefixtures("few_objects"),
@@ -128,7 +129,7 @@ def test_what_holds_a_limit_holds_any_more(make: type[nn.Module], graphs: int, i
     """From the least that refusals name to what the function needs without a limit."""
     least = least_of(make, inner, graphs)
     run(make, inner, 1 << 40)
-    parts = BUDGETS[-1].parts
+    parts = SHARED_LIMITS[-1].parts
     assert [parts[number].more for number in sorted(parts)] == [True] * (graphs - 1) + [False]
     assert all(part.keeps is None for part in parts.values())
     most = max(part.decided.peak_bytes for part in parts.values())
@@ -136,8 +137,8 @@ def test_what_holds_a_limit_holds_any_more(make: type[nn.Module], graphs: int, i
     for share in (0.003, 0.3):
         limit = int(least + share * (most - least))
         run(make, inner, limit)
-        assert len(BUDGETS[-1].parts) == graphs
-        assert all(part.decided.peak_bytes <= limit for part in BUDGETS[-1].parts.values())
+        assert len(SHARED_LIMITS[-1].parts) == graphs
+        assert all(part.decided.peak_bytes <= limit for part in SHARED_LIMITS[-1].parts.values())
     refusal(make, inner, int(0.97 * least))
 
 
@@ -145,19 +146,19 @@ def test_a_refusal_names_what_is_enough_for_all_graphs() -> None:
     """A little more lets the first graph keep much less, so that the second needs no more either."""
     nothing_leaves = {"exclude": "*"}
     run(Torn, "eager", 1 << 40, **nothing_leaves)
-    first, _ = BUDGETS[-1].parts.values()
+    first, _ = SHARED_LIMITS[-1].parts.values()
     tight = first.decided.peak_bytes - 1
     said = refusal(Torn, "eager", tight, **nothing_leaves)
-    named, enough = (int(re.search(p, said)[1]) for p in (r"needs (\d+)", r"(\d+), which is enough"))  # type: ignore[index]
-    assert tight < enough < 0.99 * named
-    run(Torn, "eager", enough, **nothing_leaves)
-    refusal(Torn, "eager", int(0.98 * enough), **nothing_leaves)
+    named, feasible_limit = (int(re.search(p, said)[1]) for p in (r"needs (\d+)", r"(\d+), which is enough"))  # type: ignore[index]
+    assert tight < feasible_limit < 0.99 * named
+    run(Torn, "eager", feasible_limit, **nothing_leaves)
+    refusal(Torn, "eager", int(0.98 * feasible_limit), **nothing_leaves)
 
 
 def test_little_is_kept_where_the_host_is_small() -> None:
     """Then what would leave is made again, in a graph that is not the last."""
     run(Wide, "eager", 1 << 40, host_limit=1 << 14)
-    first, _ = BUDGETS[-1].parts.values()
+    first, _ = SHARED_LIMITS[-1].parts.values()
     assert first.decided.rewriting.recomputed
     assert first.decided.kept_bytes < 512 * 64 * 64 * 4
 
@@ -165,7 +166,7 @@ def test_little_is_kept_where_the_host_is_small() -> None:
 def test_a_small_host_refuses_no_kernels_that_fit() -> None:
     """By its operations the step needs more than the limit, and nothing may leave; by its kernels it fits."""
     run(Wide, "inductor", 1 << 40, host_limit=1 << 14)
-    part = BUDGETS[-1].parts[min(BUDGETS[-1].parts)]
+    part = SHARED_LIMITS[-1].parts[min(SHARED_LIMITS[-1].parts)]
     limit = part.decided.peak_bytes + 1000
     assert limit < part.decided.timed.peak_bytes
     run(Wide, "inductor", limit, host_limit=1 << 14)
@@ -178,23 +179,23 @@ steps = st.lists(st.tuples(st.integers(1, 300), st.integers(0, 100)), max_size=4
 def test_enough_is_the_least_that_holds(kept: list[list[tuple[int, int]]], own: int, limit: int) -> None:
     """Told by trying each limit, whatever each graph before keeps within each."""
 
-    def keeping(stairs: list[tuple[int, int]], before: int) -> tuple[Part, int]:
+    def keeping(stairs: list[tuple[int, int]], before: int) -> tuple[CompiledGraph, int]:
         def keeps(limit: int) -> int:
             return min((kept for least, kept in stairs if least <= limit), default=100)
 
         decided: Any = SimpleNamespace(kept_bytes=keeps(limit))
         unused: Any = None
-        part = Part(0, True, unused, decided, unused, kept_before=before, keeps=keeps)
+        part = CompiledGraph(0, True, unused, decided, unused, bytes_kept_before=before, keeps=keeps)
         return part, before + keeps(limit)
 
-    budget, before = Budget(None), 0
+    budget, before = SharedLimit(None), 0
     for frame, stairs in enumerate(kept):
         budget.parts[frame], before = keeping(stairs, before)
-    assert budget.kept_within(9, limit) == budget.kept_before(9) == before
+    assert budget.kept_within(9, limit) == budget.bytes_kept_before(9) == before
     least = own + before
     if least <= limit:
         return
-    enough = budget.enough(9, limit, least)
+    feasible_limit = budget.feasible_limit(9, limit, least)
     holds = [x for x in range(limit, least + 1) if own + budget.kept_within(9, x) <= x]
-    assert enough in holds
-    assert enough - min(holds) <= least * 0.01
+    assert feasible_limit in holds
+    assert feasible_limit - min(holds) <= least * 0.01

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from rewriting_graphs import graphs, rewritings
 from rewritten import PLAIN, compiled
 
-from mempool.torch.compiled.host_placement import places_of
+from mempool.torch.compiled.decide import place_copies
 from mempool.torch.compiled.runtime import RUNTIME
 from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.offload.host_memory import PAGE, pages
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 def test_copies_that_are_there_together_lie_beside_each_other(data: st.DataObject) -> None:
     graph = data.draw(graphs())
     rewriting = data.draw(rewritings(graph, recompute=False))
-    places = places_of(graph, rewriting)
+    places = place_copies(graph, rewriting)
     assert places.at.keys() == {swap.value for swap in rewriting.swaps}
     begins, ends = {}, {}
     for swap in rewriting.swaps:
@@ -46,7 +46,7 @@ def test_copies_that_are_there_together_lie_beside_each_other(data: st.DataObjec
                 lengths = {value: pages(int(graph.size[value])) for value in (one, other)}
                 first, second = sorted((one, other), key=lambda value: places.at[value])
                 assert places.at[first] + lengths[first] <= places.at[second]
-    assert places.behind(8 * PAGE).at == {value: at + 8 * PAGE for value, at in places.at.items()}
+    assert places.shifted(8 * PAGE).at == {value: at + 8 * PAGE for value, at in places.at.items()}
 
 
 class Placed(HostEngine):

@@ -78,8 +78,8 @@ def test_a_limit_is_held_to_the_byte_with_the_same_bits(inner: str, pool: Tensor
         got, taken = step_of(pool, {**options, "limit": limit, "link": "pcie3"})
         assert same(got, plain)
         assert taken <= limit
-        assert RUNTIME.moved.outs > 0
-    assert RUNTIME.away == 0
+        assert RUNTIME.counters.offloads > 0
+    assert RUNTIME.host_copies == 0
 
 
 class Broken(Net):
@@ -111,7 +111,7 @@ def test_graphs_of_one_function_share_a_limit(inner: str, pool: TensorPool) -> N
     assert ours[0]["function"] in str(said)
     assert ours[0]["outside_bytes"] < ours[1]["outside_bytes"]
     assert json.dumps(said.to_dict())
-    assert "values leave" in str(said)
+    assert "values offloaded" in str(said)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
@@ -151,11 +151,9 @@ def test_a_limit_below_the_parameters_is_refused() -> None:
 @pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_what_cublas_keeps_is_part_of_a_limit(inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for the thread of forward passes and once for that of backward passes."""
-    from mempool.torch.compiled import workspaces
-
     options = {"inner": inner, "limit": 1000}
     least = least_of(options)
-    monkeypatch.setattr(workspaces, "of_handle", lambda _: 1 << 20)
+    monkeypatch.setattr("mempool.torch.compiled.costs.cublas_workspace_bytes", lambda _: 1 << 20)
     assert least_of(options) == least + (2 << 20)
 
 
@@ -163,7 +161,6 @@ def test_what_cublas_keeps_is_part_of_a_limit(inner: str, monkeypatch: pytest.Mo
 def test_what_cublas_keeps_is_part_of_what_an_inference_needs(
     inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mempool.torch.compiled import workspaces
 
     def needed() -> int:
         with torch.no_grad(), pytest.warns(UserWarning, match="no backward pass") as said:
@@ -172,5 +169,5 @@ def test_what_cublas_keeps_is_part_of_what_an_inference_needs(
         return max(int(number) for text in texts for number in re.findall(r"needs (\d+) bytes", text))
 
     least = needed()
-    monkeypatch.setattr(workspaces, "of_handle", lambda _: 1 << 20)
+    monkeypatch.setattr("mempool.torch.compiled.costs.cublas_workspace_bytes", lambda _: 1 << 20)
     assert needed() == least + (1 << 20)

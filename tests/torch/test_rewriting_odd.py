@@ -18,10 +18,10 @@ from torch._inductor import config as inductor
 from torch.nn import functional as F
 
 from mempool.torch.compiled import decide
-from mempool.torch.compiled.aot_trace import joint_of
-from mempool.torch.compiled.graph_budget import BUDGETS
-from mempool.torch.compiled.partition import compute_once
+from mempool.torch.compiled.joint_graph import trace_joint
+from mempool.torch.compiled.partition import eliminate_common_subexpressions
 from mempool.torch.compiled.runtime import RUNTIME
+from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def random(*shape: int, grad: bool = True, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_(grad)
 
 
-def in_place(x: torch.Tensor) -> torch.Tensor:
+def in_place_results(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     y.mul_(3).sin_().relu_()
     z = y * 2
@@ -157,7 +157,7 @@ def ordered(x: torch.Tensor) -> torch.Tensor:
 
 
 PROGRAMS: dict[Callable[..., Any], tuple[Any, ...]] = {
-    in_place: (random(8, 8),),
+    in_place_results: (random(8, 8),),
     input_written: (random(8, 8), torch.arange(8.0)),
     view_of_input: (random(8, 8),),
     views_of_saved: (random(8, 8), random(4, 8, seed=1)),
@@ -189,9 +189,9 @@ def test_the_same_bits(program: Callable[..., Any], copied: dict[str, str]) -> N
     """Results and gradients, with everything away that may leave and with nothing."""
     plain = expected(program)
     got = gradients(program, ALL | copied, *PROGRAMS[program])
-    assert RUNTIME.moved.ins > 0
+    assert RUNTIME.counters.reloads > 0
     assert same(got, plain)
-    assert RUNTIME.away == 0
+    assert RUNTIME.host_copies == 0
 
 
 @pytest.mark.full  # compiled by inductor
@@ -204,14 +204,14 @@ def test_without_vectors_inductor_changes_no_bit(program: Callable[..., Any]) ->
     with inductor.patch({"cpp.simdlen": 1}):
         plain = gradients(program, inner, *PROGRAMS[program])
         got = gradients(program, {**inner, "threshold": 0}, *PROGRAMS[program])
-    assert RUNTIME.moved.ins > 0
+    assert RUNTIME.counters.reloads > 0
     assert same(got, plain)
 
 
 def test_what_is_drawn_again_is_no_result_that_can_be_made_again() -> None:
     """PyTorch hides a draw that a checkpoint repeats in an operation whose results have results."""
     gradients(checkpointed, {"inner": "eager", "limit": 1 << 40}, *PROGRAMS[checkpointed])
-    captured = BUDGETS[-1].parts[0].decided.captured
+    captured = SHARED_LIMITS[-1].parts[0].decided.captured
     assert operator.getitem not in [node.target for node in captured.operations]
     again = [captured.graph.kinds[kind] for kind in captured.graph.kind[captured.graph.repeatable]]
     assert {"aten.tanh", "aten.native_dropout_backward"} <= set(again)
@@ -222,8 +222,8 @@ def test_what_is_computed_several_times_is_computed_once() -> None:
     """Unless it may differ each time."""
 
     def calls(program: Callable[..., Any], operation: Any) -> int:
-        joint = joint_of(Called(program), (random(8, 8),), torch.sum).module
-        compute_once(joint)
+        joint = trace_joint(Called(program), (random(8, 8),), torch.sum).module
+        eliminate_common_subexpressions(joint)
         return len(joint.graph.find_nodes(op="call_function", target=operation))
 
     def twice(x: torch.Tensor) -> torch.Tensor:
@@ -240,11 +240,11 @@ def check_any_decision(data: st.DataObject, program: Callable[..., Any]) -> None
         patch.setattr(decide, "_beyond", lambda graph, _: data.draw(rewritings(graph)))
         got = gradients(program, ALL | data.draw(st.sampled_from([{}, LINK])), *PROGRAMS[program])
     assert same(got, plain)
-    assert RUNTIME.away == 0
+    assert RUNTIME.host_copies == 0
 
 
 @settings(max_examples=8, deadline=None, derandomize=True, **UNSHRUNK)
-@given(data=st.data(), program=st.sampled_from([views_of_saved, integers, in_place]))
+@given(data=st.data(), program=st.sampled_from([views_of_saved, integers, in_place_results]))
 def test_any_decision_gives_the_same_bits(data: st.DataObject, program: Callable[..., Any]) -> None:
     """Random swaps, groups of readers, triggers, releases and recomputation."""
     check_any_decision(data, program)

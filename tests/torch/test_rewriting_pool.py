@@ -12,7 +12,7 @@ from rewritten import adamw_keeps, compiled
 from training import MODELS, Setup, run
 
 import mempool.torch.compiled
-from mempool.torch.compiled.runtime import RUNTIME, Moved
+from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
 
 
 def test_a_plan_of_what_is_rewritten_is_replayed(one_thread: None) -> None:
@@ -21,7 +21,7 @@ def test_a_plan_of_what_is_rewritten_is_replayed(one_thread: None) -> None:
 
     def training(given: dict[str, Any], *, pooled: bool) -> dict[str, Any]:
         torch._dynamo.reset()
-        RUNTIME.moved = Moved()
+        RUNTIME.counters = TransferCounters()
         return run(Setup("resnet", size=2, steps=7, rewriting=given), None, pooled=pooled)
 
     model = MODELS["resnet"]()
@@ -30,7 +30,7 @@ def test_a_plan_of_what_is_rewritten_is_replayed(one_thread: None) -> None:
     expected = training({"inner": "eager"}, pooled=False)
     kept = adamw_keeps(model)
     got = training({**options, "limit": int(0.9 * plain) + kept, "beside": kept}, pooled=True)
-    assert RUNTIME.moved.ins > 0
+    assert RUNTIME.counters.reloads > 0
     assert got["losses"] == expected["losses"]
     assert got["parameters"] == expected["parameters"]
     report = got["report"]

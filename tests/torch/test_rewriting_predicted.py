@@ -11,15 +11,14 @@ from halves import Read, parted
 from rewritten import PLAIN, compiled
 from torch import nn
 
-from mempool.torch.compiled import copy_overhead
-from mempool.torch.compiled.aot_trace import joint_of
-from mempool.torch.compiled.copy_overhead import calls_of
-from mempool.torch.compiled.decide import Decided, Deciding
-from mempool.torch.compiled.graph_budget import BUDGETS
-from mempool.torch.compiled.options import parsed
-from mempool.torch.compiled.passes.apply import apply
-from mempool.torch.compiled.runtime import RUNTIME, Moved
-from mempool.torch.compiled.step import measured
+from mempool.torch.compiled import costs
+from mempool.torch.compiled.costs import copy_calls
+from mempool.torch.compiled.decide import StepDecider, StepDecision, measured
+from mempool.torch.compiled.joint_graph import trace_joint
+from mempool.torch.compiled.options import parse_options
+from mempool.torch.compiled.passes import apply
+from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
+from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 from solvers.rewriting.judge import simulate
 from solvers.swap import Link
 
@@ -28,9 +27,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"
 LINK = Link(1e-5, 1e-10, 1e-5, 1e-10)
 
 
-def last() -> Decided:
+def last() -> StepDecision:
     """What became of the graph that was compiled last."""
-    (part,) = BUDGETS[-1].parts.values()
+    (part,) = SHARED_LIMITS[-1].parts.values()
     return part.decided
 
 
@@ -46,10 +45,10 @@ def test_what_is_predicted_is_of_graphs_that_share_no_copy_back() -> None:
     """The forward and the backward pass have each its own, and what leaves has left when the first ends."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)) for _ in range(3)]
-    joint = joint_of(nn.Sequential(*layers), (torch.randn(64, 32),), lambda y: y.square().mean())
+    joint = trace_joint(nn.Sequential(*layers), (torch.randn(64, 32),), lambda y: y.square().mean())
     joined, _ = parted(joint)
-    options = parsed({**PLAIN, "threshold": 0, "link": LINK})
-    made = Deciding(measured(joined, options), options).decide()
+    options = parse_options({**PLAIN, "threshold": 0, "link": LINK})
+    made = StepDecider(measured(joined, options), options).decide()
     read = Read(joined, made.captured)
     apply(joined, made.captured, made.rewriting)
     runs = simulate(read.graph(), LINK)
@@ -90,13 +89,13 @@ def test_a_pattern_that_names_nothing_is_told() -> None:
 
 
 def test_asking_for_copies_is_measured_and_counts_nowhere() -> None:
-    RUNTIME.moved = Moved(outs=7)
-    calls_of.cache_clear()
-    measured = calls_of(torch.device("cpu"))
+    RUNTIME.counters = TransferCounters(outs=7)
+    copy_calls.cache_clear()
+    measured = copy_calls(torch.device("cpu"))
     assert measured.seconds > 0
     assert measured.own_seconds + measured.own_per_byte > 0
-    assert RUNTIME.moved == Moved(outs=7)
-    assert RUNTIME.away == 0
+    assert RUNTIME.counters == TransferCounters(outs=7)
+    assert RUNTIME.host_copies == 0
 
 
 @pytest.mark.parametrize(("own_bytes", "seconds"), [(256 << 10, 1.0), (1 << 62, 4.0)])
@@ -108,14 +107,14 @@ def test_what_a_byte_takes_is_measured_on_copies_as_large_as_the_program_makes(
     def best(device: object, size: int, *_: object) -> float:
         return 1e6 + size * (4.0 if size >= 1 << 20 else 1.0)
 
-    monkeypatch.setattr(copy_overhead, "_best", best)
+    monkeypatch.setattr(costs, "_best", best)
     engine = RUNTIME.engine(torch.device("cpu"))
-    assert engine.own is not None
-    monkeypatch.setattr(engine.own, "own_bytes", own_bytes)
-    calls_of.cache_clear()
+    assert engine.sync_copier is not None
+    monkeypatch.setattr(engine.sync_copier, "sync_bytes", own_bytes)
+    copy_calls.cache_clear()
     try:
-        measured = calls_of(torch.device("cpu"))
+        measured = copy_calls(torch.device("cpu"))
     finally:
-        calls_of.cache_clear()
+        copy_calls.cache_clear()
     assert measured.own_bytes == own_bytes
     assert measured.own_per_byte == pytest.approx(seconds, rel=0.4)

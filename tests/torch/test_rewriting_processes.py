@@ -49,7 +49,7 @@ TRAIN = """
         losses.append(loss.item().hex())
     told = mempool.torch.compiled.report().to_dict()
     said = {"losses": losses, "parameters": [p.sum().item().hex() for p in inside.parameters()]}
-    said |= {"outs": told["moved"]["outs"], "graphs": told["graphs"]}
+    said |= {"outs": told["transfers"]["offloads"], "graphs": told["graphs"]}
     with open(f"{sys.argv[1]}/{sys.argv[2]}.{rank}.json", "w") as file:
         json.dump(said, file)
     dist.destroy_process_group()

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from rewritten import PLAIN, compiled
 
-from mempool.torch.compiled.graph_budget import BUDGETS
+from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,7 +35,7 @@ def point(rows: int) -> torch.Tensor:
 def plain_peak(rows: int, inner: str = "eager") -> int:
     """Of a step without copies."""
     compiled(waves, {"inner": inner, "limit": 1 << 40, "link": "pcie3"})(point(rows))
-    return BUDGETS[-1].parts.popitem()[1].decided.peak_bytes
+    return SHARED_LIMITS[-1].parts.popitem()[1].decided.peak_bytes
 
 
 def compiles(run: Callable[..., Any], sizes: Iterable[int], *, inexact: bool = False) -> list[int]:
@@ -53,7 +53,7 @@ def compiles(run: Callable[..., Any], sizes: Iterable[int], *, inexact: bool = F
 
 def moved() -> bool:
     """Whether anything moves in the graph of the last call that was compiled."""
-    (part,) = BUDGETS[-1].parts.values()
+    (part,) = SHARED_LIMITS[-1].parts.values()
     return bool(part.decided.rewriting.swaps or part.decided.rewriting.recomputed)
 
 

@@ -15,6 +15,6 @@ if TYPE_CHECKING:
 
 def report() -> Report:
     """Return the report of all compiled graphs: moved and recomputed values, predictions and measurements."""
-    from mempool.torch.compiled.reports import reported
+    from mempool.torch.compiled.reports import make_report
 
-    return reported()
+    return make_report()

@@ -3,46 +3,67 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from mempool.torch.compiled.constraints import ALONE, Terms
-from mempool.torch.compiled.decision import Decided
-from mempool.torch.compiled.graph_budget import TICKET_BYTES
-from mempool.torch.compiled.inductor.limit_search import Extreme
-from mempool.torch.offload.host_memory import default_host_limit
+from mempool.torch.compiled.costs import MeasuredCosts, copy_calls, fused_seconds, number, roofline_seconds
+from mempool.torch.compiled.external_memory import device_with_most
+from mempool.torch.compiled.graph import capture
+from mempool.torch.compiled.records import (
+    TICKET_BYTES,
+    UNCONSTRAINED,
+    Constraints,
+    Extreme,
+    HostPlacement,
+    StepDecision,
+)
+from mempool.torch.compiled.runtime import RUNTIME
+from mempool.torch.offload.host_memory import PAGE, default_host_limit, pages
+from mempool.torch.offload.host_placement import packed
 from solvers.errors import PlanError
 from solvers.rewriting import Rewriting, rewrite
 from solvers.rewriting.choose import Chooser
+from solvers.rewriting.copy_calls import Calls
 from solvers.rewriting.judge import simulate
 from solvers.rewriting.levels import levels_of
 from solvers.rewriting.pass_split import by_pass
 from solvers.rewriting.pauses import Pause, paused, simulate_around, unpaused, with_results
 from solvers.rewriting.rules import Rules, matching, published
+from solvers.swap.link import PRESETS
+from traces.buffers import Buffers
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Callable
 
+    from numpy.typing import NDArray
+    from torch import fx
+
+    from mempool.torch.compiled.graph import CapturedGraph
+    from mempool.torch.compiled.joint_graph import MergedGraph
     from mempool.torch.compiled.options import Options
-    from mempool.torch.compiled.step import Step
-    from solvers.rewriting import Graph
+    from solvers.rewriting import Graph, Rewriting
     from solvers.rewriting.decision import Decision
     from solvers.rewriting.judge import Timed
+    from solvers.swap.link import Link
 
 #: `_TRIES`: most steps of the search for the largest room between the passes. `_HALVINGS`: steps of the
 #: search for the fewest kept bytes if the host is too small.
 _TRIES, _HALVINGS = 16, 4
+
+
 #: Largest distance in levels between readers that share one reload, if no limit decides.
 _NEIGHBOURS = 5
 
 
-class Deciding:
+class StepDecider:
     """Decisions about one step, for any number of limits."""
 
-    def __init__(self, step: Step, options: Options, terms: Terms = ALONE) -> None:
+    def __init__(self, step: Step, options: Options, terms: Constraints = UNCONSTRAINED) -> None:
         """Prepare the graph; decide nothing yet.
 
         Args:
@@ -65,7 +86,7 @@ class Deciding:
         """Return the lowest feasible limit in bytes."""
         return self._chooser(self.terms.between).least()[0]
 
-    def decide(self) -> Decided:
+    def decide(self) -> StepDecision:
         """Decide according to the options.
 
         Raises:
@@ -74,7 +95,7 @@ class Deciding:
         limit = self.options.limit
         return self.of(_beyond(self._graph, self.options)) if limit is None else self.within(limit)
 
-    def within(self, limit: int) -> Decided:
+    def within(self, limit: int) -> StepDecision:
         """Decide according to the options, but for another limit.
 
         Raises:
@@ -106,7 +127,7 @@ class Deciding:
         except PlanError:
             return self._all_bytes
 
-    def extreme(self, asked: Extreme) -> Decided:
+    def extreme(self, asked: Extreme) -> StepDecision:
         """Return a decision that depends on no measurement, and so is the same at each call.
 
         Raises:
@@ -119,8 +140,10 @@ class Deciding:
         return self.of(nominal.within(limit).rewriting)
 
     @cached_property
-    def _nominal(self) -> Deciding:
-        return Deciding(self.step.nominal(), self.options, replace(self.terms, host_limit=self._host_limit))
+    def _nominal(self) -> StepDecider:
+        return StepDecider(
+            self.step.nominal(), self.options, replace(self.terms, host_limit=self._host_limit)
+        )
 
     @cached_property
     def _all_bytes(self) -> int:
@@ -147,11 +170,11 @@ class Deciding:
             room = (low + high + 1) // 2 if low < high else low
         return low
 
-    def _with_room(self, room: int, limit: int) -> Decided:
+    def _with_room(self, room: int, limit: int) -> StepDecision:
         """Decide within a limit that leaves `room` bytes between the passes."""
         return self._made(self._chooser(room).decide(limit))
 
-    def _made(self, made: Decision) -> Decided:
+    def _made(self, made: Decision) -> StepDecision:
         """Convert the decision of a chooser."""
         rewriting = made.rewriting
         return self.of(unpaused(self._graph, rewriting) if self._pauses else rewriting)
@@ -173,7 +196,7 @@ class Deciding:
             )
         return self._choosers[room]
 
-    def of(self, rewriting: Rewriting) -> Decided:
+    def of(self, rewriting: Rewriting) -> StepDecision:
         """Apply decisions to the step and simulate the result."""
         graph, step, outside = self._graph, self.step, self.terms.outside
         # Rewritten in the way in which the two graphs carry out the decisions.
@@ -181,7 +204,9 @@ class Deciding:
         plain, timed = (self._simulated(one) for one in (graph, rewritten))
         leaving, stay, own = self._pause.leaving, self.terms.gradients_stay, step.calls.own_bytes
         taken = self.terms.between
-        return Decided(step.captured, rewriting, rewritten, plain, timed, outside, leaving, stay, taken, own)
+        return StepDecision(
+            step.captured, rewriting, rewritten, plain, timed, outside, leaving, stay, taken, own
+        )
 
     def _simulated(self, graph: Graph) -> Timed:
         link, outside = self.step.link, self.terms.outside.always
@@ -208,3 +233,114 @@ def _beyond(graph: Graph, options: Options) -> Rewriting:
     rules = Rules(threshold=options.threshold or 0, ahead=1, groupby=_NEIGHBOURS)
     chosen = graph.with_columns(movable=graph.movable & _chosen(graph, options)[graph.base])
     return published(chosen, levels_of(graph), rules)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The graphs of a step and their times.
+
+    Attributes:
+        captured: the graphs as numbers, with seconds and workspaces.
+        link: the transfer times of copies.
+        calls: the seconds that copies cost the program itself.
+        workspace: returns the workspace bytes of an operation while the operation runs.
+        fused: true if a compiler fuses operations into kernels.
+    """
+
+    captured: CapturedGraph
+    link: Link
+    calls: Calls
+    workspace: Callable[[fx.Node], int]
+    fused: bool
+
+    @cached_property
+    def decidable(self) -> Graph:
+        """Return the graph in which only values that can be offloaded are movable."""
+        return decidable(self.captured)
+
+    def nominal(self) -> Step:
+        """Return the same step with nominal times, which depend on no device and no measurement."""
+        told = roofline_seconds()
+        seconds = fused_seconds(told) if self.fused else told
+        columns = {"seconds": [seconds(node) for node in self.captured.operations]}
+        captured = replace(self.captured, graph=self.captured.graph.with_columns(**columns))
+        return replace(self, captured=captured, link=PRESETS["nvlink-c2c"], calls=Calls())
+
+
+def measured(joined: MergedGraph, options: Options) -> Step:
+    """Measure operations on the device, once per distinct call, and copies if no link is given."""
+    device = device_of(joined.module)
+    devices = [device] if device.type == "cuda" else []
+    clock = measured_costs_of(device, torch.get_num_threads())
+    with _disable_current_modes(), torch.random.fork_rng(devices):
+        seconds = fused_seconds(clock) if options.fused else clock
+        captured = capture(joined.module, joined.halves.outputs, seconds=seconds)
+        workspace = [clock.workspace(node) for node in captured.operations]
+        captured = replace(captured, graph=captured.graph.with_columns(workspace=workspace))
+        link, calls = options.link, Calls()
+        if link is None:
+            calls = copy_calls(device, options.host_limit)
+            link = calls.beside(RUNTIME.engine(device, options.host_limit).link())
+    return Step(captured, link, calls, clock.workspace, options.fused)
+
+
+@cache
+def measured_costs_of(device: torch.device, threads: int) -> MeasuredCosts:  # noqa: ARG001  # another number, another clock
+    """Return the measured times of operations on a device, kept for the life of the process.
+
+    A recompilation happens while the program holds memory, and a second measurement would need additional
+    memory.
+    """
+    return MeasuredCosts(device)
+
+
+def device_of(module: torch.fx.GraphModule) -> torch.device:
+    """Return the device that holds most bytes of a graph's inputs."""
+    found: dict[torch.device, int] = {}
+    for node in module.graph.find_nodes(op="placeholder"):
+        held = node.meta.get("val")
+        if isinstance(held, torch.Tensor):
+            size = int(number(held.numel())) * held.element_size()
+            found[held.device] = found.get(held.device, 0) + size
+    return device_with_most(found)
+
+
+def decidable(captured: CapturedGraph) -> Graph:
+    """Return the graph in which only whole memories from the forward pass are movable."""
+    graph = captured.graph
+    forward = ~graph.backward[graph.producer] & (graph.producer >= 0)
+    whole = [node is not None and _is_whole(node.meta.get("val")) for node in captured.values]
+    return graph.with_columns(movable=graph.movable & (forward & np.array(whole, bool))[graph.base])
+
+
+def _is_whole(held: Any) -> bool:
+    """Return true if a traced value is a strided tensor that covers the whole storage in element order."""
+    if not isinstance(held, torch.Tensor) or held.layout != torch.strided or held.is_quantized:
+        return False
+    if held.is_conj() or held.is_neg():
+        return False
+    shape, strides = map(number, held.shape), map(number, held.stride())
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    return bool(extent * held.element_size() >= number(held.untyped_storage().nbytes()) > 0)
+
+
+def place_copies(graph: Graph, rewriting: Rewriting) -> HostPlacement:
+    """Plan the place of each offloaded value.
+
+    A copy lives from the operation that makes the value to the last reader of a reload; if that reader runs a
+    second time, to the end of the step.
+
+    Args:
+        graph: the step before the decisions are applied.
+        rewriting: the decisions.
+    """
+    swaps = rewriting.swaps
+    if not swaps:
+        return HostPlacement()
+    count = len(graph)
+    values = [swap.value for swap in swaps]
+    ends = [max((run for one in swap.ins for run in one.consumers), default=count) for swap in swaps]
+    sizes = [pages(int(size)) for size in graph.size[values]]
+    buffers = Buffers.of(graph.producer[values], np.minimum(ends, count) + 1, sizes, alignment=PAGE)
+    at, size = packed(buffers)
+    return HostPlacement(dict(zip(values, at.tolist(), strict=True)), size)

@@ -13,7 +13,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from mempool.torch.compiled.tensor_layout import extent
+from mempool.torch.compiled.records import ExternalMemory
+from mempool.torch.compiled.runtime import extent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,36 +24,6 @@ _ASKED = 16
 
 Memories = dict[StorageWeakRef, int]
 """Bytes of memories, each once; a reference keeps the name of a memory, but not the memory."""
-
-
-@dataclass(frozen=True)
-class Beside:
-    """Bytes on the device that are outside a graph and not among the graph's inputs.
-
-    Attributes:
-        held: bytes that other graphs of the same function hold: saved values and results still in use; plus
-            gradients of earlier steps.
-        kept: the part of `held` that other graphs save, results included if a graph saves them for the
-            backward pass.
-        own: bytes held by other runs of the same graph, or of another graph of the same code.
-        going: positions of the graph's inputs that nothing else needs after the forward pass.
-        parameters: parameters and buffers that the graph does not read.
-        gradients: additional gradients in the backward pass, of parameters that later graphs read.
-        state: the optimizers' state.
-        library: the cuBLAS workspace of each of the threads that run passes.
-    """
-
-    held: int = 0
-    kept: int = 0
-    own: int = 0
-    going: tuple[int, ...] = ()
-    parameters: int = 0
-    gradients: int = 0
-    state: int = 0
-    library: int = 0
-
-
-NOTHING = Beside()
 
 
 class Told(NamedTuple):
@@ -101,7 +72,7 @@ class Run:
 
 
 @dataclass(eq=False)
-class Present:
+class LiveMemory:
     """The memory of the graphs of one call of `torch.compile` and of the compiled modules' parameters.
 
     Graph numbers grow in the order in which the graphs of a step first ran; a graph may run several times.
@@ -115,11 +86,11 @@ class Present:
     _parameters: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     _given: dict[int, Memories] = field(default_factory=dict)
     _runs: dict[int, list[Run]] = field(default_factory=dict)
-    _made_back: list[Told] = field(default_factory=list)
+    _new_gradients: list[Told] = field(default_factory=list)
     _lasting: Memories = field(default_factory=dict)
     _state: Memories | None = None
 
-    def meet(self, modules: Iterable[torch.nn.Module], given: Iterable[Any]) -> None:
+    def register(self, modules: Iterable[torch.nn.Module], given: Iterable[Any]) -> None:
         """Register modules whose parameters count, and choose the device by the inputs of a graph."""
         self._modules = {key: one for key, one in self._modules.items() if one() is not None}
         for module in modules:
@@ -128,15 +99,15 @@ class Present:
         for one in (plain for some in [*given, *self._values()] for plain in _plain(some)):
             sizes[one.device] = sizes.get(one.device, 0) + one.nbytes
         if sizes:
-            self.device = with_most(sizes)
+            self.device = device_with_most(sizes)
 
-    def meet_parameters(self, values: Iterable[Any]) -> None:
+    def register_parameters(self, values: Iterable[Any]) -> None:
         """Register parameters among a graph's inputs: code compiled once may run for many modules."""
         for one in values:
             if isinstance(one, torch.nn.Parameter):
                 self._parameters[id(one)] = weakref.ref(one)
 
-    def beside(self, number: int, given: Sequence[Any], *, more: bool) -> Beside:
+    def beside(self, number: int, given: Sequence[Any], *, more: bool) -> ExternalMemory:
         """Return the memory outside a graph that is about to run for the first time.
 
         Args:
@@ -152,7 +123,7 @@ class Present:
         kept = _together(_alive(run.kept) for run in every)
         goes = _together(_alive(run.asked) for run in every).keys() - kept.keys()
         memories = [self.memories([one]) for one in given]
-        return Beside(
+        return ExternalMemory(
             held=total(others | gradients, own, parameters),
             kept=total({one: size for one, size in others.items() if one not in goes}, own, parameters),
             own=total(_together(run.all for run in self.runs(number)), own, parameters, others),
@@ -201,7 +172,7 @@ class Present:
         """Return the optimizers' state, as far as the state existed when the step began."""
         if self._state is None:
             parameters = [one for one in self._values() if isinstance(one, torch.nn.Parameter)]
-            self._state = self.memories(states_of(parameters))
+            self._state = self.memories(optimizer_states(parameters))
         return _alive(self._state)
 
     def gradients(self) -> Memories:
@@ -209,23 +180,23 @@ class Present:
         leaves = (value for value in self._values() if value.is_leaf)  # PyTorch warns of non-leaves
         return self.memories(value.grad for value in leaves)
 
-    def on_the_way(self, given: Iterable[torch.Tensor]) -> int:
+    def pending_gradient_bytes(self, given: Iterable[torch.Tensor]) -> int:
         """Return the bytes of gradients made by backward passes and not consumed yet, except those given."""
-        self._made_back = [one for one in self._made_back if one.tensor() is not None]
-        return bytes_of(self._made_back, but=self.told(given))
+        self._new_gradients = [one for one in self._new_gradients if one.tensor() is not None]
+        return bytes_of(self._new_gradients, but=self.told(given))
 
-    def went_forward(self, number: int, run: Run) -> None:
+    def record_forward(self, number: int, run: Run) -> None:
         """Record a forward run of a graph."""
         self._runs.setdefault(number, []).append(run)
 
-    def went_back(self, made: Iterable[Any]) -> None:
+    def record_backward(self, made: Iterable[Any]) -> None:
         """Record the gradients that a graph has made.
 
         Reading a tensor's storage creates a share in that storage, and PyTorch then no longer accumulates in
         place. So gradients are tracked by weak references to the tensors, which live until the gradients are
         consumed.
         """
-        self._made_back += self.told(made)
+        self._new_gradients += self.told(made)
 
     def told(self, values: Iterable[Any]) -> list[Told]:
         """Return weak entries of the tensors on the device, without a share in their storage."""
@@ -239,7 +210,7 @@ class Present:
         given = _together(_alive(run.given) for run in runs)
         self._lasting = _alive(self._lasting) | {one: size for one, size in given.items() if one not in made}
         self._runs.clear()
-        self._made_back.clear()
+        self._new_gradients.clear()
         self._state = None
 
     def memories(self, values: Iterable[Any]) -> Memories:
@@ -280,7 +251,7 @@ class Present:
         return total(found)
 
 
-def states_of(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
+def optimizer_states(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
     """Yield the state that optimizers of any kind keep, in dictionaries keyed by parameters.
 
     Only some parameters are searched for referrers, since the search takes longer the more parameters are
@@ -294,7 +265,7 @@ def states_of(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
                     yield from state.values()
 
 
-def with_most(sizes: Mapping[torch.device, int]) -> torch.device:
+def device_with_most(sizes: Mapping[torch.device, int]) -> torch.device:
     """Return the device with the most bytes, preferring any device over the CPU."""
     return max(sizes, key=lambda one: (one.type != "cpu", sizes[one]), default=torch.device("cpu"))
 

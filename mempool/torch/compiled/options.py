@@ -53,7 +53,7 @@ class Options:
         return self.inner != "eager"
 
 
-def parsed(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
+def parse_options(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
     """Validate the options given to `torch.compile`.
 
     Raises:

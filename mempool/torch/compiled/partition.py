@@ -13,25 +13,26 @@ from torch._functorch.compile_utils import fx_graph_cse, get_aten_target, rand_o
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mempool.torch.compiled.effects import is_ordered
-from mempool.torch.compiled.external_memory import NOTHING, Beside
-from mempool.torch.compiled.graph_budget import Part
-from mempool.torch.compiled.host_placement import places_of
-from mempool.torch.compiled.inductor.donated import donated
-from mempool.torch.compiled.merged_graph import Halves, join
-from mempool.torch.compiled.passes.apply import apply
-from mempool.torch.compiled.recompile_guard import Watch
+from mempool.torch.compiled.costs import StepTimer
+from mempool.torch.compiled.decide import device_of, measured, place_copies
+from mempool.torch.compiled.graph import capture, is_ordered
+from mempool.torch.compiled.inductor.patches import donated
+from mempool.torch.compiled.joint_graph import GraphPair, join, output_of
+from mempool.torch.compiled.passes import apply
+from mempool.torch.compiled.recompile_guard import RunGuard
+from mempool.torch.compiled.records import NO_EXTERNAL_MEMORY, CompiledGraph, ExternalMemory
 from mempool.torch.compiled.runtime import RUNTIME
-from mempool.torch.compiled.shared_limit import Among
-from mempool.torch.compiled.step import device_of, measured
-from mempool.torch.compiled.step_timing import Clock
+from mempool.torch.compiled.shared_limit import GraphUnderLimit
+from solvers.rewriting.judge import simulate
+from solvers.swap.link import Link
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mempool.torch.compiled.graph_budget import Budget
     from mempool.torch.compiled.inductor.kernels import Kernels
     from mempool.torch.compiled.options import Options
+    from mempool.torch.compiled.shared_limit import SharedLimit
+    from solvers.rewriting import Graph
 
 
 @dataclass(frozen=True)
@@ -54,22 +55,22 @@ class Partition:
     """
 
     options: Options
-    budget: Budget
+    budget: SharedLimit
     number: int = 0
     more: bool = False
     given: int = 0
-    beside: Beside = NOTHING
-    clock: Clock = field(default_factory=Clock)
+    beside: ExternalMemory = NO_EXTERNAL_MEMORY
+    clock: StepTimer = field(default_factory=StepTimer)
     passes: dict[bool, Kernels] = field(default_factory=dict)
     donated: list[int] = field(default_factory=list)
 
     @cached_property
-    def watch(self) -> Watch:
+    def watch(self) -> RunGuard:
         """Return the observer of the graph's runs."""
-        return Watch(self.budget.looks, self.budget.parts, self.number)
+        return RunGuard(self.budget.observer, self.budget.parts, self.number)
 
     @property
-    def limit_alone(self) -> int | None:
+    def forward_only_limit(self) -> int | None:
         """Return the limit if the compiled graph has no backward pass."""
         return self.options.limit if self.watch.part is None else None
 
@@ -81,7 +82,7 @@ class Partition:
         return always + beside.held + beside.own + beside.parameters
 
     def around(self, run: Callable[..., Any], inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
-        """Wrap the run of one graph with timing and, under a limit, with observation; see `Clock.around`."""
+        """Wrap the run of one graph with timing and, under a limit, with observation."""
         timed = self.clock.around(run, inputs, backward=backward)
         return timed if self.options.limit is None else self.watch.around(timed, backward=backward)
 
@@ -94,23 +95,25 @@ class Partition:
         if options.fused:
             divide, others["compiler"] = min_cut_rematerialization_partition, "inductor"
         elif options.rewrites:
-            compute_once(joint)
+            eliminate_common_subexpressions(joint)
         forward, backward = divide(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
         if not options.rewrites:
             return forward, backward
         self.watch.results = num_fwd_outputs
-        joined = join(Halves(forward, backward, num_fwd_outputs), stale=options.fused)
+        joined = join(GraphPair(forward, backward, num_fwd_outputs), stale=options.fused)
         if inside := branches(joint):
             warnings.warn(
                 f"what is needed inside of {', '.join(inside)} is not known, and no part of the limit",
                 stacklevel=2,
             )
         step = measured(joined, options)
-        beside = self.beside if given_as_told(joint, self.given) else replace(self.beside, going=())
-        among = Among(options, self.budget, self.number, self.more, beside)
+        beside = (
+            self.beside if has_one_input_per_argument(joint, self.given) else replace(self.beside, going=())
+        )
+        among = GraphUnderLimit(options, self.budget, self.number, self.more, beside)
         made, keeps, limit = among.decide(joined, step)
         begin = self.budget.host_before(self.number)
-        places = places_of(made.captured.graph, made.rewriting).behind(begin)
+        places = place_copies(made.captured.graph, made.rewriting).shifted(begin)
         host_end = begin + places.size * among.runs  # other runs get the places behind
         if places.at:
             with _disable_current_modes():
@@ -131,7 +134,7 @@ class Partition:
 
             small = made.needed.small
             self.passes.update(passes_of(joined, made, step.workspace, limit or 0, small=small))
-        self.watch.part = Part(
+        self.watch.part = CompiledGraph(
             self.number,
             self.more,
             options,
@@ -139,7 +142,7 @@ class Partition:
             self.clock,
             beside=among.counted,
             host_end=host_end,
-            kept_before=self.budget.kept_before(self.number),
+            bytes_kept_before=self.budget.bytes_kept_before(self.number),
             keeps=keeps if self.more and options.limit is not None else None,
         )
         self.budget.add(self.watch.part)
@@ -153,7 +156,7 @@ def incoming(backward: fx.GraphModule) -> slice:
     return slice(min(places, default=len(inputs)), max(places, default=-1) + 1)
 
 
-def given_as_told(joint: fx.GraphModule, count: int) -> bool:
+def has_one_input_per_argument(joint: fx.GraphModule, count: int) -> bool:
     """Return true if the joint graph has one input per function argument: false if arguments share memory."""
     return count == sum("primals" in str(node.target) for node in joint.graph.find_nodes(op="placeholder"))
 
@@ -170,7 +173,7 @@ def branches(joint: fx.GraphModule) -> list[str]:
     )
 
 
-def compute_once(joint: fx.GraphModule) -> None:
+def eliminate_common_subexpressions(joint: fx.GraphModule) -> None:
     """Eliminate common subexpressions, as PyTorch's other partitioner does.
 
     The pass is skipped where two random draws or two calls of a foreign operator might be merged.
@@ -178,3 +181,33 @@ def compute_once(joint: fx.GraphModule) -> None:
     ordered = (node for node in joint.graph.nodes if is_ordered(node))
     if config.cse and all(get_aten_target(node) in rand_ops for node in ordered):
         joint.graph = fx_graph_cse(joint.graph)
+
+
+def forward_peak(graph: fx.GraphModule, outside_bytes: int) -> int:
+    """Return the peak in bytes of a graph that runs unchanged, outside bytes included."""
+    captured = _captured_graph(graph)
+    return simulate(captured, Link.of_rate(1.0), outside_bytes=outside_bytes).peak_bytes
+
+
+def forward_kernels(graph: fx.GraphModule, outside_bytes: int, limit: int) -> Kernels:
+    """Return a pass over the inductor kernels of a graph that counts the bytes in use."""
+    from mempool.torch.compiled.inductor.kernels import Kernels
+
+    captured = _captured_graph(graph)
+    given = int(captured.size[(captured.producer < 0) & ~captured.host].sum())
+    return Kernels(outside_bytes + given, {}, {}, limit=limit)
+
+
+def warn_above_limit(needed: int, limit: int) -> None:
+    """Warn if a graph needs more than the limit."""
+    if needed > limit:
+        warnings.warn(
+            f"a graph has no backward pass, and needs {needed} bytes where the limit is {limit}: "
+            "it runs all the same, as it is",
+            stacklevel=2,
+        )
+
+
+def _captured_graph(graph: fx.GraphModule) -> Graph:
+    (returned,) = output_of(graph).args
+    return capture(graph, len(returned)).graph

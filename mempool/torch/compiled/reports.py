@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mempool.torch.compiled.graph_budget import BUDGETS
-from mempool.torch.compiled.memory_counters import counted
 from mempool.torch.compiled.runtime import RUNTIME
+from mempool.torch.compiled.runtime_observer import counted
+from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 
 if TYPE_CHECKING:
-    from mempool.torch.compiled.graph_budget import Part
+    from mempool.torch.compiled.records import CompiledGraph
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Report:
         graphs: one entry per graph of a training step; sizes in bytes, times in seconds, of one step. The
             measured time covers a forward and a backward pass, as the median of the last 32; None before both
             have run.
-        moved: totals of the copies made since the start.
+        transfers: totals of the copies made since the start.
         host_bytes: host memory that the copies use now.
         peak_bytes: PyTorch's peak on the device; None where no counter exists, such as on a CPU without
             a pool.
     """
 
     graphs: list[dict[str, Any]]
-    moved: dict[str, Any]
+    transfers: dict[str, Any]
     host_bytes: int
     peak_bytes: int | None
 
@@ -38,14 +38,15 @@ class Report:
 
     def __str__(self) -> str:
         lines = [_line(i, graph) for i, graph in enumerate(self.graphs)] or ["no graph was rewritten"]
-        moved = self.moved
+        transfers = self.transfers
         lines.append(
-            f"copied so far: {moved['out_bytes']:,} bytes out, {moved['in_bytes']:,} back; "
-            f"waited {moved['waited_seconds']:.3f} s; {self.host_bytes:,} bytes on the host now"
+            f"copied so far: {transfers['offload_bytes']:,} bytes offloaded, "
+            f"{transfers['reload_bytes']:,} reloaded; waited {transfers['wait_seconds']:.3f} s; "
+            f"{self.host_bytes:,} bytes on the host now"
         )
-        if moved["host_full"]:
+        if transfers["host_full"]:
             lines.append(
-                f"{moved['host_full']} copies found no room on the host: what should leave has stayed"
+                f"{transfers['host_full']} copies found no room on the host: values stayed on the device"
             )
         if self.peak_bytes is not None:
             lines.append(f"measured peak {self.peak_bytes:,} bytes")
@@ -54,15 +55,15 @@ class Report:
         return "\n".join(lines)
 
 
-def reported() -> Report:
+def make_report() -> Report:
     """Return the report of all decisions and of the copies made so far."""
-    parts = [(budget, part) for budget in BUDGETS for _, part in sorted(budget.parts.items())]
+    parts = [(budget, part) for budget in SHARED_LIMITS for _, part in sorted(budget.parts.items())]
     peak = None if (bytes_there := counted()) is None else bytes_there.most
-    graphs = [{"function": budget.looks.function(part.number), **_graph(part)} for budget, part in parts]
-    return Report(graphs, asdict(RUNTIME.moved), RUNTIME.host_bytes, peak)
+    graphs = [{"function": budget.observer.function(part.number), **_graph(part)} for budget, part in parts]
+    return Report(graphs, asdict(RUNTIME.counters), RUNTIME.host_bytes, peak)
 
 
-def _graph(part: Part) -> dict[str, Any]:
+def _graph(part: CompiledGraph) -> dict[str, Any]:
     made = part.decided
     graph, nodes = made.captured.graph, made.captured.values
     timed, plain = made.timed, made.plain
@@ -91,10 +92,10 @@ def _graph(part: Part) -> dict[str, Any]:
         "measured_seconds": part.clock.seconds(),
         "stall_seconds": timed.stall_seconds,
         "recomputed_seconds": timed.recomputed_seconds,
-        "moved_bytes": timed.moved_bytes,
-        "returned_bytes": timed.returned_bytes,
+        "offloaded_bytes": timed.moved_bytes,
+        "reloaded_bytes": timed.returned_bytes,
         "predicted_host_bytes": timed.host_bytes,
-        "swapped": [named(swap.value) for swap in made.rewriting.swaps],
+        "offloaded": [named(swap.value) for swap in made.rewriting.swaps],
         "recomputed": [named(value) for value in made.rewriting.recomputed],
     }
 
@@ -108,6 +109,6 @@ def _line(number: int, graph: dict[str, Any]) -> str:
     return (
         f"graph {number}{of and f' ({of})'}: peak {peaks}{limit}; "
         f"{graph['plain_seconds']:.4f} -> {graph['predicted_seconds']:.4f} s, of which "
-        f"{graph['stall_seconds']:.4f} s wait and {graph['recomputed_seconds']:.4f} s run again, {measured}; "
-        f"{len(graph['swapped'])} values leave, {len(graph['recomputed'])} are made again"
+        f"{graph['stall_seconds']:.4f} s stall and {graph['recomputed_seconds']:.4f} s recompute, "
+        f"{measured}; {len(graph['swapped'])} values offloaded, {len(graph['recomputed'])} recomputed"
     )

@@ -1,8 +1,4 @@
-"""Run the copies of rewritten graphs; graphs refer to copies by tickets.
-
-A graph holds no offloaded tensor but a ticket: a host tensor with one number. The host copy lives as long as
-the ticket. So a backward pass may run twice or never, and each forward pass has separate copies.
-"""
+"""The layout of a tensor in memory, and the allocation of tensors with a given layout."""
 
 from __future__ import annotations
 
@@ -17,16 +13,89 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mempool.errors import UsageError
-from mempool.torch.compiled.tensor_layout import Form, extent, flat
 from mempool.torch.offload.engine import HostFullError, create_engine
 from mempool.torch.offload.host_memory import default_host_limit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mempool.torch.offload.engine import Engine, HostCopy, Transfer
 
 
+@dataclass(frozen=True)
+class TensorLayout:
+    """The form that an offloaded tensor must have after the reload.
+
+    Attributes:
+        size: the size of each dimension.
+        stride: the stride of each dimension, in elements.
+        dtype: the type of the elements.
+    """
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorLayout:
+        """Return the form of a tensor."""
+        return cls(tensor.shape, tensor.stride(), tensor.dtype)
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Return true if each byte has the same place in both; strides of size-1 dimensions do not matter."""
+        if (tensor.shape, tensor.dtype) != (self.size, self.dtype):
+            return False
+        return self.stride == tensor.stride() or all(
+            n == 1 or a == b for n, a, b in zip(self.size, self.stride, tensor.stride(), strict=True)
+        )
+
+    def typed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor, or a new one of the same size and strides with the right element type."""
+        if tensor.dtype == self.dtype:
+            return tensor
+        return room(tensor.shape, tensor.stride(), self.dtype, tensor.device)
+
+    def room(self, device: torch.device) -> torch.Tensor:
+        """Return an uninitialized tensor of this form."""
+        return room(self.size, self.stride, self.dtype, device)
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all bytes from a tensor's first to last element, in memory order: uint8[n]."""
+    start = tensor.storage_offset() * tensor.element_size()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
+        tensor.untyped_storage(), start, (extent(tensor),), (1,)
+    )
+
+
+def room(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return an uninitialized tensor; in deterministic mode without PyTorch's initial fill."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
+    tensor = torch.empty(0, dtype=dtype, device=device)
+    storage = tensor.untyped_storage()  # a new CPU storage would bypass the allocator that is set
+    storage.resize_(dtype.itemsize * _elements(size, stride))
+    return tensor.set_(storage, 0, size, stride)
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Return the bytes from a tensor's first to last element."""
+    if tensor.is_contiguous():
+        return int(tensor.nbytes)
+    return int(_elements(tensor.shape, tensor.stride()) * tensor.element_size())
+
+
+def _elements(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Return the number of element places from a tensor's first to last element."""
+    if 0 in size:
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+
+
 @dataclass(eq=False)
-class Away:
+class OffloadedTensor:
     """A copy on the host, or on the way to the host.
 
     Attributes:
@@ -39,7 +108,7 @@ class Away:
     """
 
     engine: Engine
-    form: Form
+    form: TensorLayout
     copy: HostCopy | None
     transfer: Transfer | None
     data: torch.Tensor | None
@@ -47,7 +116,7 @@ class Away:
 
 
 @dataclass(eq=False)
-class Coming:
+class ReloadingTensor:
     """A tensor that is being reloaded.
 
     Attributes:
@@ -67,23 +136,23 @@ class Coming:
 
 
 @dataclass
-class Moved:
+class TransferCounters:
     """Counters since the start, in bytes and seconds.
 
     Attributes:
-        out_bytes: bytes offloaded to the host.
-        in_bytes: bytes reloaded.
-        outs: number of offloads.
-        ins: number of reloads.
-        waited_seconds: time that the program waited for copies, where the program itself waits.
+        offload_bytes: bytes offloaded to the host.
+        reload_bytes: bytes reloaded.
+        offloads: number of offloads.
+        reloads: number of reloads.
+        wait_seconds: time that the program waited for copies, where the program itself waits.
         host_full: copies for which the host had no room, so that the value stayed on the device.
     """
 
-    out_bytes: int = 0
-    in_bytes: int = 0
-    outs: int = 0
-    ins: int = 0
-    waited_seconds: float = 0.0
+    offload_bytes: int = 0
+    reload_bytes: int = 0
+    offloads: int = 0
+    reloads: int = 0
+    wait_seconds: float = 0.0
     host_full: int = 0
 
 
@@ -92,12 +161,12 @@ class Runtime:
     """The offloaded and reloading tensors of a process, by ticket number, and the engines that copy them.
 
     Attributes:
-        moved: counters of the copies since `moved` was last replaced.
+        counters: counters of the copies since `counters` was last replaced.
     """
 
-    moved: Moved = field(default_factory=Moved)
+    counters: TransferCounters = field(default_factory=TransferCounters)
     _engines: dict[tuple[torch.device, int], Engine] = field(default_factory=dict)
-    _held: dict[int, Away | Coming] = field(default_factory=dict)
+    _held: dict[int, OffloadedTensor | ReloadingTensor] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _dead: deque[int] = field(default_factory=deque)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -113,10 +182,10 @@ class Runtime:
             return self._engines[device, host_limit]
 
     @property
-    def away(self) -> int:
+    def host_copies(self) -> int:
         """Return the number of copies on the host."""
         self._bury()
-        return sum(isinstance(held, Away) for held in self._held.values())
+        return sum(isinstance(held, OffloadedTensor) for held in self._held.values())
 
     @property
     def host_bytes(self) -> int:
@@ -143,7 +212,7 @@ class Runtime:
                 held.tickets -= 1
                 if not held.tickets:
                     del self._held[number]
-                    if isinstance(held, Away) and held.copy is not None:
+                    if isinstance(held, OffloadedTensor) and held.copy is not None:
                         held.engine.drop(held.copy)
 
     def _of(self, ticket: torch.Tensor, kind: type) -> Any:
@@ -156,7 +225,7 @@ class Runtime:
             )
         return held
 
-    def out(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
+    def offload(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
         """Start the offload of a tensor; return a ticket. ``at``: the planned host offset, or -1."""
         engine, data = self.engine(tensor.device, host_limit), flat(tensor)
         with self._lock:
@@ -164,57 +233,59 @@ class Runtime:
             copy, transfer = None, None
             try:
                 copy, transfer = engine.offload(data, at)
-                self.moved.outs += 1
-                self.moved.out_bytes += len(data)
+                self.counters.offloads += 1
+                self.counters.offload_bytes += len(data)
             except HostFullError:
                 self._is_full()
             number = next(self._numbers)
-            form = Form.of(tensor)
-            self._held[number] = Away(engine, form, copy, transfer, data if copy is None else None)
+            form = TensorLayout.of(tensor)
+            self._held[number] = OffloadedTensor(engine, form, copy, transfer, data if copy is None else None)
             return self._ticket(number)
 
-    def sent(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
-        """Offload a tensor, synchronously where that is quicker; return a ticket like that of `released`."""
+    def offload_sync(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
+        """Offload a tensor, synchronously where that is quicker; return the ticket of the copy."""
         engine = self.engine(tensor.device, host_limit)
         if (own := engine.sync_copier) is None:
-            return self.released(self.out(tensor, host_limit, at))
-        form, size, copy = Form.of(tensor), extent(tensor), None
+            return self.offload_wait(self.offload(tensor, host_limit, at))
+        form, size, copy = TensorLayout.of(tensor), extent(tensor), None
         with self._lock:
             self._bury()
             try:
                 copy = own.offload_now(tensor, size, at)
-                self.moved.outs += 1
-                self.moved.out_bytes += size
+                self.counters.offloads += 1
+                self.counters.offload_bytes += size
             except HostFullError:
                 self._is_full()
             number = next(self._numbers)
-            self._held[number] = Away(engine, form, copy, None, flat(tensor) if copy is None else None)
+            self._held[number] = OffloadedTensor(
+                engine, form, copy, None, flat(tensor) if copy is None else None
+            )
             return self._ticket(number)
 
     def _is_full(self) -> None:
-        self.moved.host_full += 1
+        self.counters.host_full += 1
         warnings.warn(
             "the host has no room for a copy: what should leave stays, and the limit may be exceeded; "
             "models with the same host_limit share that",
             stacklevel=2,
         )
 
-    def released(self, ticket: torch.Tensor) -> torch.Tensor:
+    def offload_wait(self, ticket: torch.Tensor) -> torch.Tensor:
         """Order later work after the offload of a ticket; return a new ticket for the copy."""
-        held = self._of(ticket, Away)
+        held = self._of(ticket, OffloadedTensor)
         transfer, held.transfer = held.transfer, None
         if transfer is not None:
-            self.moved.waited_seconds += held.engine.wait(transfer)
+            self.counters.wait_seconds += held.engine.wait(transfer)
         return self._ticket(int(ticket))
 
-    def back(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    def reload(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Start the reload into a tensor with as many elements as the offloaded one; return a ticket.
 
         A graph compiler may have chosen other strides for the offloaded tensor than the graph says, and an
         operation may have been traced with another type than the real result. The tensor is reloaded in the
         form in which the tensor was offloaded.
         """
-        held: Away = self._of(ticket, Away)
+        held: OffloadedTensor = self._of(ticket, OffloadedTensor)
         tensor = held.form.typed(tensor)
         source = tensor if held.form.fits(tensor) else held.form.room(tensor.device)
         data = flat(source)
@@ -224,29 +295,29 @@ class Runtime:
                 data.copy_(held.data)
             else:
                 transfer = held.engine.reload(held.copy, data)
-                self.moved.ins += 1
-                self.moved.in_bytes += len(data)
+                self.counters.reloads += 1
+                self.counters.reload_bytes += len(data)
             number = next(self._numbers)
-            self._held[number] = Coming(held.engine, tensor, source, transfer)
+            self._held[number] = ReloadingTensor(held.engine, tensor, source, transfer)
             return self._ticket(number)
 
-    def fetched(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Reload a tensor, synchronously where that is quicker; the arguments are those of `back`."""
-        held: Away = self._of(ticket, Away)
+    def reload_sync(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Reload a tensor, synchronously where that is quicker; the arguments are those of `reload`."""
+        held: OffloadedTensor = self._of(ticket, OffloadedTensor)
         own, tensor = held.engine.sync_copier, held.form.typed(tensor)
         if own is None or held.copy is None or held.transfer or not held.form.fits(tensor):
-            return self.arrived(self.back(ticket, tensor))
+            return self.reload_wait(self.reload(ticket, tensor))
         own.reload_now(held.copy, tensor)
-        self.moved.ins += 1
-        self.moved.in_bytes += held.copy.size
+        self.counters.reloads += 1
+        self.counters.reload_bytes += held.copy.size
         return tensor
 
-    def arrived(self, ticket: torch.Tensor) -> torch.Tensor:
+    def reload_wait(self, ticket: torch.Tensor) -> torch.Tensor:
         """Return the reloaded tensor, ordered before all later work."""
-        held = self._of(ticket, Coming)
+        held = self._of(ticket, ReloadingTensor)
         transfer, held.transfer = held.transfer, None
         if transfer is not None:
-            self.moved.waited_seconds += held.engine.wait(transfer)
+            self.counters.wait_seconds += held.engine.wait(transfer)
         tensor, source = held.tensor, held.source
         held.tensor = held.source = None
         return tensor if source is tensor else tensor.copy_(source)

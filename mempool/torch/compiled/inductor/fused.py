@@ -1,63 +1,126 @@
-"""Count the memory of fused graphs, and find a decision with which the kernels hold a limit.
-
-Inductor fuses many operations into one kernel. A value that is made and read inside one kernel never lies in
-memory, and the inputs of a kernel stay until the kernel ends, so the peak differs from that of the
-operations. Graphs are lowered here until the kernels and their order are known, and the bytes of these
-kernels are counted.
-"""
+"""Search the limit to ask for in terms of operations, so that the fused kernels hold the real limit."""
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING
+from functools import cache, partial
+from itertools import product
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
 
-from mempool.torch.compiled.inductor.donated import donated, told
-from mempool.torch.compiled.inductor.exact_rounding import as_written
 from mempool.torch.compiled.inductor.kernels import passes_of
-from mempool.torch.compiled.inductor.limit_search import Extreme, Look, ask
-from mempool.torch.compiled.merged_graph import output_of
-from mempool.torch.compiled.passes.apply import apply
+from mempool.torch.compiled.inductor.patches import donated, exact_rounding, told
+from mempool.torch.compiled.joint_graph import output_of
+from mempool.torch.compiled.passes import apply
+from mempool.torch.compiled.records import Extreme, KernelMemory
 from solvers.errors import PlanError
 from solvers.rewriting.shared_reloads import shared
 
 if TYPE_CHECKING:
-    from mempool.torch.compiled.decide import Deciding
-    from mempool.torch.compiled.decision import Decided
-    from mempool.torch.compiled.inductor.limit_search import Asked
-    from mempool.torch.compiled.merged_graph import Joined
+    from collections.abc import Callable
+
+    from mempool.torch.compiled.decide import StepDecider
+    from mempool.torch.compiled.joint_graph import MergedGraph
+    from mempool.torch.compiled.records import StepDecision
+
+Told = TypeVar("Told")
+
+
+#: Largest reduction of the asked limit, as a share of the limit, at which the compiler's own kernels are
+#: tried again: the same kernels may well hold a limit that is so little exceeded.
+_SLIGHT = 0.04
+
+
+#: Unused share of a limit, and lost share of a step's time, up to which asking for more bytes is not
+#: worthwhile.
+_NEAR, _LOSS = 0.05, 0.02
+
+
+#: Most attempts with a lower limit, and with a higher one.
+_DOWN, _UP = 4, 2
+
+
+Asked = int | Extreme
 
 
 @dataclass(frozen=True)
-class Needed:
-    """Bytes on the device for a step with fused operations.
+class Trial(Generic[Told]):
+    """The outcome of asking for one limit.
 
     Attributes:
-        forward_bytes: peak of the forward pass.
-        backward_bytes: peak of the backward pass.
-        kept_bytes: bytes when the backward pass begins, with outside bytes and incoming gradients.
-        kernel: the operations of the kernel at the peak.
-        small: true if kernels are kept small.
+        peak_bytes: lower bound on the peak of the kernels; exact if within the limit.
+        operation_bytes: peak of the operations, at most the limit asked for.
+        loss: additional time of the step compared with no limit, as a share.
+        told: further information.
     """
 
-    forward_bytes: int
-    backward_bytes: int
-    kept_bytes: int
-    kernel: str
-    small: bool
-
-    @property
-    def peak_bytes(self) -> int:
-        """Return the peak of both passes."""
-        return max(self.forward_bytes, self.backward_bytes)
+    peak_bytes: int
+    operation_bytes: int
+    loss: float
+    told: Told
 
 
-def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, list[Decided]]:
+def ask(limit: int, least: int, look: Callable[..., Trial[Told]]) -> tuple[Trial[Told], bool]:
+    """Return the outcome that holds a limit with little loss or has the lowest peak, and if the limit holds.
+
+    Kernels of the compiler's choice are tried first. If they exceed the limit by much, small kernels follow:
+    a kernel that reads little keeps little memory waiting. Last come the extremes, which depend on no
+    measurement: the error names their lowest peak, and that number is reached again when given as the limit.
+
+    Args:
+        limit: bytes.
+        least: the lowest limit that may be asked for; may exceed `limit`.
+        look: asks for a limit or an extreme, with kernels that are ``small`` or not.
+    """
+    asked = max(limit, least)
+    found = look(asked, small=False)
+    if found.peak_bytes <= limit:
+        return _more(limit, asked, None, found, partial(look, small=False)), True
+    below = found.operation_bytes - (found.peak_bytes - limit)
+    if least <= below and limit - below <= _SLIGHT * limit:
+        found = look(below, small=False)
+        if found.peak_bytes <= limit:
+            return found, True
+    above: int | None = None
+    for times in range(_DOWN):
+        found = look(asked, small=True)
+        if found.peak_bytes <= limit:
+            return _more(limit, asked, above, found, partial(look, small=True)), True
+        if asked == least:
+            break
+        above = asked
+        asked = found.operation_bytes - (1 + times) * (found.peak_bytes - limit)
+        if times + 2 == _DOWN or asked < least:
+            asked = least
+    last = []
+    for extreme, small in product(Extreme, (False, True)):
+        last.append(look(extreme, small=small))
+        if last[-1].peak_bytes <= limit:
+            return last[-1], True
+    return min(last, key=lambda one: one.peak_bytes), False
+
+
+def _more(
+    limit: int, asked: int, above: int | None, found: Trial[Told], look: Callable[[int], Trial[Told]]
+) -> Trial[Told]:
+    """Improve an outcome by asking for more bytes, but for fewer than `above`, which was too much."""
+    for _ in range(_UP):
+        room = limit - found.peak_bytes
+        if room <= _NEAR * limit or found.loss <= _LOSS:
+            break
+        more = asked + room if above is None else min(asked + room, (asked + above) // 2)
+        other = look(more)
+        if other.peak_bytes > limit:
+            break
+        found, asked = other, more
+    return found
+
+
+def fitted(joined: MergedGraph, deciding: StepDecider, limit: int) -> tuple[StepDecision, list[StepDecision]]:
     """Return the decision with which the kernels hold the limit, and all decisions that were tried.
 
     A decision counts operations, not kernels. So other limits are asked for until the kernels fit.
@@ -73,13 +136,13 @@ def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, lis
     least = deciding.least()
 
     @cache
-    def decided(asked: Asked) -> Decided:
+    def decided(asked: Asked) -> StepDecision:
         with contextlib.suppress(PlanError):  # the host is too small
             return deciding.extreme(asked) if isinstance(asked, Extreme) else deciding.within(asked)
-        return decided(Extreme.NOTHING)
+        return decided(Extreme.NO_OUTSIDE_BYTES)
 
     @cache
-    def look(asked: Asked, *, small: bool) -> Look[Decided]:
+    def look(asked: Asked, *, small: bool) -> Trial[StepDecision]:
         operations = decided(asked)
         whole = deciding.terms.least or isinstance(asked, Extreme) or asked == least
         made, together = kernels(operations, small=small, whole=whole)
@@ -88,14 +151,14 @@ def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, lis
             other, _ = kernels(deciding.of(rewriting), small=small, whole=whole)
             made = min(made, other, key=lambda one: (max(one.peak_bytes, limit), one.timed.seconds))
         loss = made.timed.seconds / made.plain.seconds - 1 if made.plain.seconds else 0.0
-        return Look(made.peak_bytes, operations.timed.peak_bytes, loss, made)
+        return Trial(made.peak_bytes, operations.timed.peak_bytes, loss, made)
 
-    def kernels(made: Decided, *, small: bool, whole: bool) -> tuple[Decided, list[frozenset[int]]]:
+    def kernels(made: StepDecision, *, small: bool, whole: bool) -> tuple[StepDecision, list[frozenset[int]]]:
         need, together = needed(joined, deciding, made, limit, small=small, whole=whole)
         looked.append(replace(made, needed=need))
         return looked[-1], together
 
-    looked: list[Decided] = []
+    looked: list[StepDecision] = []
     found, holds = ask(limit, least, look)
     need = found.told.needed
     if not holds and need is not None:
@@ -108,8 +171,8 @@ def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, lis
 
 
 def needed(
-    joined: Joined, deciding: Deciding, made: Decided, limit: int, *, small: bool, whole: bool
-) -> tuple[Needed, list[frozenset[int]]]:
+    joined: MergedGraph, deciding: StepDecider, made: StepDecision, limit: int, *, small: bool, whole: bool
+) -> tuple[KernelMemory, list[frozenset[int]]]:
     """Count the bytes of both graphs with a decision applied, as compiled by inductor.
 
     Args:
@@ -127,7 +190,7 @@ def needed(
     runs = apply(
         tried, made.captured, made.rewriting, host_limit=options.host_limit, own_bytes=made.own_bytes
     )
-    passes = passes_of(tried, made, deciding.step.workspace, limit, small=small, only_look=True)
+    passes = passes_of(tried, made, deciding.step.workspace, limit, small=small, stop_when_known=True)
     halves = tried.halves
     together: list[frozenset[int]] = []
     for backward, module in ((True, halves.backward), (False, halves.forward)):
@@ -140,7 +203,7 @@ def needed(
         inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
         try:
             settings = passes[backward].settings()
-            with config.patch(settings), told(donated(tried, made)), as_written():
+            with config.patch(settings), told(donated(tried, made)), exact_rounding():
                 compile_fx_inner(module, inputs, is_backward=backward)
         except Exception:
             if not passes[backward].known:
@@ -152,4 +215,4 @@ def needed(
     peaks = {backward: int(one.loads.max()) for backward, one in passes.items()}
     worst = passes[peaks[True] >= peaks[False]]
     kernel = " ".join(worst.operations[int(worst.loads.argmax())])
-    return Needed(peaks[False], peaks[True], passes[True].begun, kernel, small), together
+    return KernelMemory(peaks[False], peaks[True], passes[True].begun, kernel, small), together

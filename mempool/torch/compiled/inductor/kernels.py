@@ -1,28 +1,186 @@
-"""Order the kernels that inductor makes of a graph, and count the bytes in use while each of them runs."""
+"""Orders and groups of inductor's kernels that leave room for kernels and reloads."""
 
 from __future__ import annotations
 
+import heapq
 import itertools
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch._inductor import config, ir, memory
-from torch._inductor.scheduler import FusedSchedulerNode
+from torch._inductor.scheduler import FusedSchedulerNode, NopKernelSchedulerNode, SchedulerNode
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
-from mempool.torch.compiled.inductor.donated import handed_over
-from mempool.torch.compiled.inductor.in_place import in_place
-from mempool.torch.compiled.inductor.kernel_orders import coming, delayed, grouped, late, leaving
+from mempool.torch.compiled import ops
+from mempool.torch.compiled.inductor.patches import dying_inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import fx
 
-    from mempool.torch.compiled.decision import Decided
-    from mempool.torch.compiled.merged_graph import Joined
+    from mempool.torch.compiled.joint_graph import MergedGraph
+    from mempool.torch.compiled.records import StepDecision
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """An offload or a reload.
+
+    Attributes:
+        kernels: the kernels that begin the copy.
+        awaited: the kernel that waits for the copy.
+    """
+
+    kernels: list[Any]
+    awaited: Any
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of a reload."""
+        return sum(buffer.mpi_buffer.size_alloc for buffer in self.awaited.get_outputs())
+
+
+def coming(order: Sequence[Any]) -> Iterator[Copy]:
+    """Yield the reloads of a graph whose kernels know the readers of their results."""
+    return _copies(order, ops.reload, ops.reload_wait)
+
+
+def leaving(order: Sequence[Any]) -> Iterator[Copy]:
+    """Yield the offloads, which keep their arguments alive until the wait."""
+    return _copies(order, ops.offload, ops.offload_wait)
+
+
+def _copies(order: Sequence[Any], begins: Any, ends: Any) -> Iterator[Copy]:
+    for kernel in order:
+        begun = [kernel] if _calls(kernel, begins) else []
+        for one in begun:
+            for reader in [user for buffer in one.get_outputs() for user in buffer.mpi_buffer.succ_nodes]:
+                if _calls(reader, ends):
+                    yield Copy(begun, reader)
+                else:
+                    begun.append(reader)  # takes the ticket out of several results
+
+
+def _calls(kernel: Any, operation: Any) -> bool:
+    return getattr(kernel.node, "op_overload", None) is operation
+
+
+def late(nodes: Sequence[Any]) -> list[Any]:
+    """Order kernels by the position of the last operation, so that copies stay where they were inserted."""
+    waits = {node: len(node.mpi_node.pred_nodes) for node in nodes}
+    number = itertools.count()
+    ready = [(node.max_order, next(number), node) for node in nodes if not waits[node]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        *_, node = heapq.heappop(ready)
+        order.append(node)
+        for after in node.mpi_node.succ_nodes:
+            waits[after] -= 1
+            if not waits[after]:
+                heapq.heappush(ready, (after.max_order, next(number), after))
+    return order
+
+
+def delayed(order: Sequence[Any], loads: NDArray[np.int64], limit: int) -> list[Any]:
+    """Delay reloads that are in flight while the limit is exceeded, which costs only time.
+
+    Args:
+        order: the kernels in order.
+        loads: bytes while each kernel runs.
+        limit: bytes.
+    """
+    place = {kernel: i for i, kernel in enumerate(order)}
+    copies = sorted(coming(order), key=lambda one: -place[one.awaited])  # the latest wait first
+    begins = [place[one.kernels[0]] for one in copies]
+    left, later = loads.copy(), set()
+    for step in range(len(order)):
+        for i, one in enumerate(copies):
+            if left[step] > limit and begins[i] <= step < place[one.awaited]:
+                left[begins[i] : step + 1] -= one.size
+                begins[i] = step + 1
+                later.update(one.kernels)
+    before: dict[int, list[Any]] = defaultdict(list)
+    for begin, one in zip(begins, copies, strict=True):
+        before[begin] += [kernel for kernel in one.kernels if kernel in later]
+    result = []
+    for i, kernel in enumerate(order):
+        result += before[i]
+        result += [] if kernel in later else [kernel]
+    return result
+
+
+def grouped(
+    order: Sequence[Any], loads: NDArray[np.int64], made: NDArray[np.int64], limit: int
+) -> tuple[NDArray[np.int64], set[Any]]:
+    """Count the bytes on the CPU, where inductor makes one call of consecutive kernels.
+
+    All results of such a group exist when the group begins, and all inputs stay until the group ends. A group
+    cannot end after a node that is no kernel, such as the concatenation of finished parts.
+
+    Args:
+        order: the kernels in order.
+        loads: bytes while each kernel runs, if each is a separate call.
+        made: bytes of the results of each kernel.
+        limit: bytes; a group ends before a larger need.
+
+    Returns:
+        Bytes while the group of each kernel runs, and the kernels after which a group must end.
+    """
+    together, ends = loads.copy(), set()
+    first = last = None  # `first` of the group, and the `last` kernel after which the group can end
+    for i, kernel in enumerate(order):
+        device = kernel.get_device()
+        if kernel.is_extern() or kernel.is_template() or device is None or device.type != "cpu":
+            first = last = None
+            continue
+        if first is not None and last is not None and together[first] + made[i] > limit:
+            ends.add(order[last])
+            first = last + 1 if last + 1 < i else None
+            last = None
+        if first is None:
+            first = i
+        together[first : i + 1] = loads[first] + made[first + 1 : i + 1].sum()
+        if not isinstance(kernel, NopKernelSchedulerNode):
+            last = i
+    return together, ends
+
+
+class _InPlaceRecorder:
+    """A stand-in for inductor's kernel handler that records which results reuse the memory of an input."""
+
+    def __init__(self) -> None:
+        self.args = self
+        self.inplace_update_buffers: dict[str, str] = {}
+
+    def make_inplace(self, read: str, made: str) -> None:
+        """Ignore the notification of an in-place update."""
+
+
+def in_place_results(order: Sequence[Any]) -> dict[str, str]:
+    """Map each result that overwrites an input after the last read to the name of that input.
+
+    Args:
+        order: the order of the kernels, which determines the last readers.
+    """
+    scheduler = V.graph.scheduler
+    completed, told = scheduler.completed_operations, _InPlaceRecorder()
+    scheduler.completed_operations = OrderedSet(completed)
+    try:
+        with V.set_kernel_handler(told):
+            for kernel in order:
+                for part in kernel.get_nodes():
+                    if isinstance(part, SchedulerNode):
+                        part.decide_inplace_update()
+                scheduler.completed_operations.update(kernel.get_operation_names())
+    finally:
+        scheduler.completed_operations = completed
+    return told.inplace_update_buffers
 
 
 #: Inductor settings for kernels that read and write few tensors each; a long sum is split into parts.
@@ -41,7 +199,7 @@ class Kernels:
         workspace: workspace bytes of an operation, by node name.
         limit: bytes that no kernel should exceed.
         small: true if kernels shall read and write few tensors each.
-        only_look: true to stop compiling when the kernels are known.
+        stop_when_known: true to stop compiling when the kernels are known.
         begun: bytes in use before the first kernel runs.
         known: true once the kernels are known; `loads` and `operations` then describe them.
         loads: bytes while each kernel runs: int64[kernels]; without kernels one entry, for the inputs.
@@ -56,10 +214,10 @@ class Kernels:
         *,
         limit: int,
         small: bool = False,
-        only_look: bool = False,
+        stop_when_known: bool = False,
     ) -> None:
         self.stays, self.workspace = stays, workspace
-        self.limit, self.small, self.only_look = limit, small, only_look
+        self.limit, self.small, self.stop_when_known = limit, small, stop_when_known
         self.given = given
         self.begun = stays + sum(dict(given.values()).values())
         self.loads = np.array([self.begun])
@@ -100,8 +258,8 @@ class Kernels:
         least = min(found, key=needed)
         order, self.loads, ends = next((one for one in found if needed(one) <= self.limit), least)
         self.operations, self.known = [*map(_operations, order)], True
-        if self.only_look:
-            raise EnoughError
+        if self.stop_when_known:
+            raise KernelsKnownError
         if ends:
             _end_after(ends, scheduler)
         return order
@@ -111,11 +269,11 @@ class Kernels:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return for each kernel of an order the bytes in use and the bytes of new buffers."""
         buffers, place, _ = memory.compute_memory_timeline(order, inputs, outputs)
-        begins, kept, over = _pieces(buffers), _kept(order, place), in_place(order)
+        begins, kept, over = _pieces(buffers), _kept(order, place), in_place_results(order)
         count = len(order)
         lasts = {one.buffer.get_name(): one.end_step % count for one in buffers}  # -1: alive to the end
         lasts = {name: max(last, kept.get(name, 0)) for name, last in lasts.items()}
-        memories, made = _Memories(self.given, lasts), np.zeros(count, np.int64)
+        memories, made = _BufferMemory(self.given, lasts), np.zeros(count, np.int64)
         for one in buffers:
             name, begin = one.buffer.get_name(), one.start_step
             if isinstance(one.buffer, memory.FreeableInputBuffer) or not _has_memory(one, order[begin]):
@@ -137,7 +295,7 @@ class Kernels:
         return max((self.workspace.get(name, 0) for name in names), default=0)
 
 
-class _Memories:
+class _BufferMemory:
     """The memories of inputs and kernel results, with the step at which each memory is freed."""
 
     def __init__(self, given: Mapping[str, tuple[int, int]], lasts: Mapping[str, int]) -> None:
@@ -216,7 +374,7 @@ def _end_after(ends: set[Any], scheduler: Any) -> None:
     backend.ready_to_flush = lambda: full() or scheduler.current_node in ends
 
 
-class EnoughError(Exception):
+class KernelsKnownError(Exception):
     """Raised to stop inductor once the kernels are known, before anything is compiled."""
 
 
@@ -233,13 +391,13 @@ def _operations(kernel: Any) -> list[str]:
 
 
 def passes_of(
-    joined: Joined,
-    made: Decided,
+    joined: MergedGraph,
+    made: StepDecision,
     workspace: Callable[[fx.Node], int],
     limit: int,
     *,
     small: bool,
-    only_look: bool = False,
+    stop_when_known: bool = False,
 ) -> dict[bool, Kernels]:
     """Return the passes over the kernels of the forward graph (False) and the backward graph (True).
 
@@ -249,10 +407,10 @@ def passes_of(
         workspace: returns the workspace bytes of an operation.
         limit: bytes that no kernel should exceed.
         small: true if kernels shall read and write few tensors each.
-        only_look: true to stop compiling when the kernels are known.
+        stop_when_known: true to stop compiling when the kernels are known.
     """
     graph, halves = made.captured.graph, joined.halves
-    lasting, given = made.lasting, dict(handed_over(joined, made))
+    lasting, given = made.lasting, dict(dying_inputs(joined, made))
     here, is_input = ~graph.host, graph.producer < 0
     for one in () if made.gradients_stay else made.captured.incoming:
         if not lasting[one] and here[one]:  # a gradient that dies with the last reader
@@ -270,7 +428,7 @@ def passes_of(
     def kernels(module: fx.GraphModule, stays: int, given: Mapping[str, tuple[int, int]]) -> Kernels:
         nodes = {node.name: node for node in module.graph.nodes if node.op == "call_function"}
         own = {name: workspace(node) for name, node in nodes.items()}
-        return Kernels(stays, given, own, limit=limit, small=small, only_look=only_look)
+        return Kernels(stays, given, own, limit=limit, small=small, stop_when_known=stop_when_known)
 
     return {
         False: kernels(halves.forward, stays[False], {}),

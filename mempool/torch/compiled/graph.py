@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
-from mempool.torch.compiled.costs import by_roofline
-from mempool.torch.compiled.effects import is_ordered, writes
-from mempool.torch.compiled.values import Values
+from mempool.torch.compiled.costs import is_pytorchs_own, number, roofline_seconds
+from mempool.torch.compiled.joint_graph import is_several
 from solvers.rewriting import Graph, Role
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _FORWARD = ("is_forward", "must_be_in_forward")
 
 
 @dataclass(frozen=True, eq=False)
-class Captured:
+class CapturedGraph:
     """A numbered graph and the nodes that the numbers stand for.
 
     Attributes:
@@ -75,7 +76,7 @@ def capture(
     *,
     seconds: Callable[[fx.Node], float] | None = None,
     beside_bytes: int = 0,
-) -> Captured:
+) -> CapturedGraph:
     """Convert the joint graph of a step.
 
     Parameters, buffers and other inputs stay for the whole step and never move; results of the forward pass
@@ -90,7 +91,7 @@ def capture(
             `mempool.hardware.gpu_throughput.DEFAULT`.
         beside_bytes: bytes in use all the time, such as an optimizer's state; added as one more input.
     """
-    values = Values()
+    values = ValueTable()
     operations: list[fx.Node] = []
     inputs: list[int] = []
     nodes = list(joint.graph.nodes)
@@ -110,12 +111,12 @@ def capture(
     outputs = [values.results[one][0] if isinstance(one, torch.fx.Node) else -1 for one in returned]
     forward = _forward(nodes, returned[:forward_outputs])
     graph = Graph(
-        **_of_operations(operations, values, forward, seconds or by_roofline()),
+        **_of_operations(operations, values, forward, seconds or roofline_seconds()),
         **_of_values(
             values, outputs, [values.results[one][0] for node in operations for one in writes(node)]
         ),
     )
-    return Captured(
+    return CapturedGraph(
         graph,
         tuple(operations),
         tuple(values.node),
@@ -141,7 +142,7 @@ def _forward(nodes: Sequence[fx.Node], outputs: Sequence[Any]) -> set[fx.Node]:
 
 
 def _of_operations(
-    operations: list[fx.Node], values: Values, forward: set[fx.Node], seconds: Callable[[fx.Node], float]
+    operations: list[fx.Node], values: ValueTable, forward: set[fx.Node], seconds: Callable[[fx.Node], float]
 ) -> dict[str, Any]:
     count = len(operations)
     reads = [values.read(node) for node in operations]
@@ -166,7 +167,7 @@ def _of_operations(
     }
 
 
-def _of_values(values: Values, outputs: list[int], written: list[int]) -> dict[str, Any]:
+def _of_values(values: ValueTable, outputs: list[int], written: list[int]) -> dict[str, Any]:
     base = np.array(values.base, np.int64)
     producer = np.array(values.producer, np.int64)
     lasting = (producer < 0) & ~np.array([_is_tangent(node) for node in values.node], bool)
@@ -218,7 +219,7 @@ def _modules(operations: list[fx.Node]) -> list[str]:
 
 
 def _effects(
-    operations: list[fx.Node], values: Values, touched: list[set[int]]
+    operations: list[fx.Node], values: ValueTable, touched: list[set[int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return pairs of operations that keep their order, and a mask of the operations that may run again."""
     ordered = [i for i, node in enumerate(operations) if is_ordered(node)]
@@ -232,3 +233,137 @@ def _effects(
             again[beside] = False
             pairs |= {(min(i, j), max(i, j)) for j in beside if j != i}
     return np.array(sorted(pairs), np.int64).reshape(-1, 2), again
+
+
+@dataclass
+class ValueTable:
+    """Columns of `solvers.rewriting.Graph`, filled one value at a time in the order of the nodes.
+
+    Attributes:
+        node: the node of each value; None for a result that no node names.
+        symbolic: the bytes of each value, as a symbol if they depend on sizes known only at run time.
+        device: the device type of each value; "" for a number.
+        results: maps a node to the values of the results; -1 where a result is no value. Nested results are
+            nested lists.
+    """
+
+    node: list[fx.Node | None] = field(default_factory=list)
+    size: list[int] = field(default_factory=list)
+    symbolic: list[Any] = field(default_factory=list)
+    producer: list[int] = field(default_factory=list)
+    base: list[int] = field(default_factory=list)
+    rank: list[int] = field(default_factory=list)
+    movable: list[bool] = field(default_factory=list)
+    device: list[str] = field(default_factory=list)
+    results: dict[fx.Node, list[Any]] = field(default_factory=dict)
+    _owners: dict[int, int] = field(default_factory=dict)
+
+    def given(self, node: fx.Node, held: Any) -> int:
+        """Add an input; return the value."""
+        self.results[node] = [self._add(node, held, -1)]
+        return len(self.size) - 1
+
+    def beside(self, size: int) -> None:
+        """Add memory that belongs to no node."""
+        self._add(None, None, -1)
+        self.size[-1] = self.symbolic[-1] = size
+
+    def made(self, node: fx.Node, producer: int) -> None:
+        """Add the results of an operation."""
+        held = node.meta.get("val")
+        if is_several(held):
+            self.results[node] = self._parts(held, producer)
+        else:
+            self.results[node] = [self._add(node, held, producer)]
+
+    def takes(self, node: fx.Node) -> bool:
+        """Return true if a node only names one of several results; the node then stands for that value."""
+        if node.target is not operator.getitem:
+            return False
+        source, index = node.args
+        if source.op != "call_function" or not is_several(source.meta.get("val")):
+            return False
+        value = self.results[source][index]
+        self.results[node] = value if is_several(value) else [value]
+        if not is_several(value) and value >= 0:
+            self.node[value] = node
+        return True
+
+    def read(self, node: fx.Node) -> list[int]:
+        """Return the values among a node's arguments, in order."""
+        found: list[int] = []
+        torch.fx.map_arg((node.args, node.kwargs), lambda one: found.extend(tree_leaves(self.results[one])))
+        return [value for value in found if value >= 0]
+
+    def _parts(self, held: Any, producer: int) -> list[Any]:
+        """Add several results, which may be nested."""
+        return [
+            self._parts(one, producer)
+            if is_several(one)
+            else -1
+            if one is None
+            else self._add(None, one, producer)
+            for one in held
+        ]
+
+    def _add(self, node: fx.Node | None, held: Any, producer: int) -> int:
+        value = len(self.size)
+        memory = _memory(held)
+        base = self._owners.setdefault(memory[0][0], value) if memory else value
+        new = sum(size for key, size in memory if self._owners.setdefault(key, value) == value)
+        one = isinstance(held, torch.Tensor)
+        self.node.append(node)
+        self.symbolic.append(new if base == value else 0)
+        self.size.append(number(self.symbolic[-1]))
+        self.producer.append(producer)
+        self.base.append(base)
+        self.rank.append(held.dim() if one else -1)
+        self.movable.append(one and producer >= 0)
+        self.device.append(held.device.type if one else "")
+        return value
+
+
+def _memory(held: Any) -> list[tuple[int, Any]]:
+    """Return (identity, bytes) of each storage of a traced value."""
+    found = {}
+    for one in tree_leaves(held):
+        if isinstance(one, torch.Tensor):
+            try:
+                storage = one.untyped_storage()
+                found[storage._cdata] = storage.nbytes()
+            except (NotImplementedError, RuntimeError):  # such as sparse tensors, which have no storage
+                found[id(one)] = one.numel() * one.element_size()
+    return list(found.items())
+
+
+def writes(node: fx.Node) -> list[fx.Node]:
+    """Return the nodes whose memory an operation writes to."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return []
+    written: list[fx.Node] = []
+    for place, said in enumerate(node.target._schema.arguments):
+        given = node.args[place] if place < len(node.args) else node.kwargs.get(said.name)
+        if said.alias_info is not None and said.alias_info.is_write:
+            torch.fx.map_arg(given, written.append)
+    return written
+
+
+def is_ordered(node: fx.Node) -> bool:
+    """Return true if an operation draws random numbers or has unknown side effects."""
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    return isinstance(target, torch._ops.OpOverload) and (
+        not is_pytorchs_own(node) or _is_random(node, target)
+    )
+
+
+def _is_random(node: fx.Node, target: torch._ops.OpOverload) -> bool:
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    # Attention carries the tag because of its dropout, which is 0 in most cases.
+    for place, said in enumerate(target._schema.arguments):
+        if said.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else node.kwargs.get(said.name, 0.0)
+            return bool(given != 0.0)
+    return True

@@ -1,33 +1,42 @@
-"""Inspect the Python frames of the function whose graph PyTorch is compiling."""
+"""Frames of the function that PyTorch compiles, recompilation, and guards of dynamic sizes."""
 
 from __future__ import annotations
 
 import contextlib
 import dis
 import inspect
+import math
 import sys
 import warnings
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import config
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import CompileContext
 
+from solvers.rewriting.judge import simulate
+from solvers.swap import Link
+
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
     from types import FrameType
 
     from torch import fx
 
+    from mempool.torch.compiled.records import CompiledGraph
+
 _DYNAMO = str(Path(torch._dynamo.__file__).parent)
+
+
 _CALLED, _COMPILING = "eval_frame.py", "convert_frame.py"
 
 
-def code_of() -> Hashable:
+def current_code() -> Hashable:
     """Return the code object of the function being compiled, which is the same at each compilation."""
     try:
         code: CodeType = InstructionTranslator.current_tx().f_code
@@ -36,7 +45,7 @@ def code_of() -> Hashable:
     return code
 
 
-def goes_on(graph: fx.GraphModule) -> bool:
+def continues_after(graph: fx.GraphModule) -> bool:
     """Return true if the function being compiled continues after this graph.
 
     The function continues after a graph break, or if a caller has more work to do afterwards. A module that
@@ -92,14 +101,14 @@ def _wrapper() -> FrameType | None:
     return frame
 
 
-def compile_anew(code: Hashable) -> bool:
+def discard_compiled_code(code: Hashable) -> bool:
     """Discard the compiled code of a function; return true if `code` is a code object and was reset."""
     if isinstance(code, CodeType):
         reset_code(code)
     return isinstance(code, CodeType)
 
 
-def given_to(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+def graph_inputs(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """Return the values that a graph is about to receive, with the graph's own parameters and buffers first.
 
     A placeholder without an example argument, such as in a graph that belongs to no function, yields the
@@ -154,7 +163,7 @@ def _returns(frame: FrameType) -> bool:
     return next(following).opname == "RETURN_VALUE"
 
 
-def warn_of_the_last() -> None:
+def warn_before_recompile_limit() -> None:
     """Warn when PyTorch will not compile the function again: uncompiled code runs without a limit."""
     number = getattr(CompileContext.current_compile_id(), "frame_compile_id", None)
     if number is not None and number + 1 == config.recompile_limit:
@@ -164,3 +173,78 @@ def warn_of_the_last() -> None:
             "or raise torch._dynamo.config.recompile_limit",
             stacklevel=2,
         )
+
+
+_DOUBLINGS, _HALVINGS = 16, 6
+
+
+def guard_dynamic_sizes(inputs: Sequence[Any], part: CompiledGraph) -> None:
+    """Recompile the graph when a dynamic size exceeds the sizes for which the decision holds.
+
+    If values are offloaded or recomputed, the decision holds only up to the current sizes. Otherwise the
+    decision holds until the graph exceeds the limit with all sizes grown by the same factor.
+
+    Args:
+        inputs: the inputs of the graph; the symbolic integers among them are the dynamic sizes.
+        part: the decision about the graph.
+
+    Raises:
+        ValueError: a size is already larger than those of the decision.
+    """
+    sizes = [one for one in inputs if isinstance(one, torch.SymInt) and not one.node.is_nested_int()]
+    factor = _factor(part, {one.node.expr: one.node.hint for one in sizes}) if sizes else 1.0
+    for size in sizes:
+        if size > int(size.node.hint * factor):  # the comparison creates a guard
+            raise ValueError(f"{size} is larger than what was decided for")
+
+
+def _factor(part: CompiledGraph, hints: Mapping[Any, int]) -> float:
+    """Return the largest factor for all sizes with which the graph fits unchanged; 1 if values move."""
+    made, limit = part.decided, part.options.limit or 0
+    if made.moves or made.peak_bytes > limit:
+        return 1.0
+
+    def fits(factor: float) -> bool:
+        return _peak(part, {symbol: int(hint * factor) for symbol, hint in hints.items()}, factor) <= limit
+
+    low = 1.0
+    for _ in range(_DOUBLINGS):
+        if not fits(2 * low):
+            break
+        low *= 2
+    high = 2 * low
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _peak(part: CompiledGraph, sizes: Mapping[Any, int], factor: float) -> int:
+    """Return the peak in bytes of the graph with other sizes.
+
+    Values whose size does not follow from `sizes` grow by the largest growth among the other values.
+    """
+    made, beside = part.decided, part.options.beside
+    graph = made.captured.graph
+    grown = graph.size.astype(np.float64)
+    unknown = []
+    for value, (held, node) in enumerate(zip(made.captured.sizes, made.captured.values, strict=True)):
+        if isinstance(held, torch.SymInt) and held.node.expr.free_symbols <= sizes.keys():
+            grown[value] = int(held.node.expr.xreplace(sizes))
+        elif isinstance(held, torch.SymInt) or (node is not None and _changes(node.meta.get("val"))):
+            unknown.append(value)
+    most = max(factor, float((grown / np.maximum(graph.size, 1)).max(initial=1.0)))
+    grown[unknown] *= most
+    outside = max(made.outside.during(backward=backward) for backward in (False, True))
+    outside = beside + int((outside - beside) * most)
+    larger = graph.with_columns(size=np.ceil(grown), workspace=np.ceil(graph.workspace * most))
+    needs = simulate(larger, Link.of_rate(1.0), outside_bytes=outside).peak_bytes
+    more = made.peak_bytes - made.timed.peak_bytes  # need of the kernels beyond the need of the operations
+    return (
+        needs + int(more * most) if more > 0 else math.ceil(needs * made.peak_bytes / made.timed.peak_bytes)
+    )
+
+
+def _changes(held: Any) -> bool:
+    """Return true if a tensor's shape is symbolic; the memory of an input keeps the traced size anyway."""
+    return isinstance(held, torch.Tensor) and any(isinstance(one, torch.SymInt) for one in held.shape)

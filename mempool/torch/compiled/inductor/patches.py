@@ -1,10 +1,10 @@
-"""Donated buffers: inputs of a backward graph that die with their last reader and may be overwritten."""
+"""Restrictions of inductor: buffers that it may overwrite, and rules that change rounding."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._functorch import config
@@ -13,14 +13,14 @@ from torch._inductor import graph as lowering
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from mempool.torch.compiled.decision import Decided
-    from mempool.torch.compiled.merged_graph import Joined
+    from mempool.torch.compiled.joint_graph import MergedGraph
+    from mempool.torch.compiled.records import StepDecision
 
 #: True if this version of inductor accepts a list of donated buffers.
-CAN_BE_TOLD = hasattr(lowering, "get_donated_idxs")
+CAN_RESTRICT_DONATED = hasattr(lowering, "get_donated_idxs")
 
 
-def handed_over(joined: Joined, made: Decided) -> Mapping[str, tuple[int, int]]:
+def dying_inputs(joined: MergedGraph, made: StepDecision) -> Mapping[str, tuple[int, int]]:
     """Map the inputs of the backward graph that die with their last readers to (memory, bytes).
 
     Keys are names of placeholders. Memories are values of the captured graph, which knows shared storages, or
@@ -43,16 +43,16 @@ def handed_over(joined: Joined, made: Decided) -> Mapping[str, tuple[int, int]]:
     return given
 
 
-def donated(joined: Joined, made: Decided) -> list[int]:
+def donated(joined: MergedGraph, made: StepDecision) -> list[int]:
     """Return the positions of inputs of the backward graph whose memory is not shared.
 
-    The arguments are those of `handed_over`. PyTorch donates everything that the forward graph saves unless
+    The arguments are those of `dying_inputs`. PyTorch donates everything that the forward graph saves unless
     the memory is shared with an argument or result of the function. But a value and a view of that value may
     both be saved, and one of the two could be read after the other has been overwritten.
     """
     if not config.donated_buffer:
         return []
-    given, lasting = handed_over(joined, made), made.captured.graph.lasting
+    given, lasting = dying_inputs(joined, made), made.captured.graph.lasting
     times = Counter(memory for memory, _ in given.values())
     own = {memory for memory, often in times.items() if memory >= 0 and often == 1 and not lasting[memory]}
     alone = {name for name, (memory, _) in given.items() if memory in own}
@@ -63,7 +63,7 @@ def donated(joined: Joined, made: Decided) -> list[int]:
 @contextlib.contextmanager
 def told(places: Sequence[int] | None) -> Iterator[None]:
     """Restrict inductor's donated buffers to these inputs of a backward graph; None: no restriction."""
-    if places is None or not CAN_BE_TOLD:
+    if places is None or not CAN_RESTRICT_DONATED:
         yield
         return
     asked = lowering.get_donated_idxs
@@ -72,3 +72,38 @@ def told(places: Sequence[int] | None) -> Iterator[None]:
         yield
     finally:
         lowering.get_donated_idxs = asked
+
+
+#: Checks that inductor makes before it fuses a product and a sum into one operation (first: if the product
+#: has no other reader), or splits such an operation into two (second: depending on the readers of the sum).
+_CHECKS = ("is_valid_addmm_fusion", "should_prefer_unfused_addmm")
+
+
+@contextlib.contextmanager
+def exact_rounding() -> Iterator[None]:
+    """Disable the fusing and splitting of products and sums.
+
+    Keeping, offloading or recomputing values for a limit changes the readers of a value, and a fused product
+    and sum has other last bits than a product that is computed first.
+    """
+    from torch._inductor.fx_passes import post_grad
+
+    entries = [
+        entry
+        for patterns in getattr(post_grad, "pass_patterns", ())
+        for found in patterns.patterns.values()
+        for entry in found
+        if getattr(entry.extra_check, "__name__", "") in _CHECKS
+    ]
+    asked = [entry.extra_check for entry in entries]
+    for entry in entries:
+        entry.extra_check = _no
+    try:
+        yield
+    finally:
+        for entry, check in zip(entries, asked, strict=True):
+            entry.extra_check = check
+
+
+def _no(_: Any) -> bool:
+    return False

@@ -1,7 +1,8 @@
-"""The forward and the backward graph of a step merged into one, in the order of execution."""
+"""The joint graph of a step: traced by AOTAutograd, or merged from a forward and a backward graph."""
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -9,11 +10,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
+from torch import fx, nn
+from torch._functorch.aot_autograd import aot_function
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import traceback
+
+from mempool.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from collections.abc import Callable, Iterator, Mapping
 
 #: Metadata key of an inserted placeholder: the name of the node in the forward graph. The placeholder's own
 #: name differs if a node of the backward graph already has that name.
@@ -21,7 +27,7 @@ FORWARD_NAME = "mempool_forward_name"
 
 
 @dataclass(frozen=True, eq=False)
-class Halves:
+class GraphPair:
     """A forward and a backward graph as made by AOTAutograd's partitioners.
 
     The forward graph returns ``outputs`` results, then the saved values under the names that the backward
@@ -58,7 +64,7 @@ class Halves:
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
+class MergedGraph:
     """The merged graph, and the original node of each of the merged nodes.
 
     Attributes:
@@ -68,10 +74,10 @@ class Joined:
     """
 
     module: fx.GraphModule
-    halves: Halves
+    halves: GraphPair
     source: dict[fx.Node, fx.Node]
 
-    def copied(self) -> Joined:
+    def copied(self) -> MergedGraph:
         """Return the same with copies of the two graphs."""
         made: dict[fx.Node, fx.Node] = {}
 
@@ -80,8 +86,8 @@ class Joined:
             made.update(zip(module.graph.nodes, graph.nodes, strict=True))
             return fx.GraphModule(module, graph)
 
-        halves = Halves(copy(self.halves.forward), copy(self.halves.backward), self.halves.outputs)
-        return Joined(self.module, halves, {one: made[node] for one, node in self.source.items()})
+        halves = GraphPair(copy(self.halves.forward), copy(self.halves.backward), self.halves.outputs)
+        return MergedGraph(self.module, halves, {one: made[node] for one, node in self.source.items()})
 
 
 def output_of(module: fx.GraphModule) -> fx.Node:
@@ -89,7 +95,7 @@ def output_of(module: fx.GraphModule) -> fx.Node:
     return next(iter(module.graph.find_nodes(op="output")))
 
 
-def join(halves: Halves, *, stale: bool = False) -> Joined:
+def join(halves: GraphPair, *, stale: bool = False) -> MergedGraph:
     """Merge both graphs into one.
 
     Args:
@@ -98,7 +104,7 @@ def join(halves: Halves, *, stale: bool = False) -> Joined:
             must be computed again.
     """
     for half in (halves.forward, halves.backward):
-        _say(half.graph)
+        _add_draw_metadata(half.graph)
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     source: dict[fx.Node, fx.Node] = {}
@@ -108,7 +114,7 @@ def join(halves: Halves, *, stale: bool = False) -> Joined:
         new.meta = {**node.meta, "partitioner_tag": tag}
         source[new] = node
         if anew and node.op == "call_function":
-            _again(new)
+            _retrace(new)
 
     names, handed = halves.forward_nodes, halves.handed
     twice = any(node.name in names for node in halves.backward.graph.nodes if node.op == "call_function")
@@ -128,14 +134,14 @@ def join(halves: Halves, *, stale: bool = False) -> Joined:
     for half in (halves.forward, halves.backward):
         for name in {node.target for node in half.graph.find_nodes(op="get_attr")}:
             setattr(owner, str(name), getattr(half, str(name)))
-    return Joined(fx.GraphModule(owner, graph), halves, source)
+    return MergedGraph(fx.GraphModule(owner, graph), halves, source)
 
 
 #: Operators that PyTorch inserts to repeat random draws, without metadata about their results.
 _DRAWS = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
 
 
-def _say(graph: fx.Graph) -> None:
+def _add_draw_metadata(graph: fx.Graph) -> None:
     """Add the metadata of inserted random operators: the result, or the state and the result."""
     for name in _DRAWS:
         target = getattr(torch._prims.rng_prims, name, None)
@@ -156,7 +162,7 @@ def _say(graph: fx.Graph) -> None:
             node.meta["val"] = made
 
 
-def _again(node: fx.Node) -> None:
+def _retrace(node: fx.Node) -> None:
     """Compute the fake tensors of an operation again from the fake tensors of the present arguments.
 
     A result that a compiler recomputes has separate memory, which the copied metadata does not show.
@@ -175,7 +181,117 @@ def _again(node: fx.Node) -> None:
             )
 
 
+def is_several(held: Any) -> bool:
+    """Return true for the value of a node with several results, which other nodes take apart."""
+    return isinstance(held, (tuple, list))
+
+
 def mode_of(node: fx.Node) -> Any:
     """Return the fake tensor mode of a node's value, or None."""
     leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
     return next((one.fake_mode for one in leaves if isinstance(one, torch._subclasses.FakeTensor)), None)
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """The forward and backward pass of a step in one graph.
+
+    Attributes:
+        module: a graph of ATen operations without mutation; placeholders are the parameters, buffers and
+            inputs
+            (``primals_*``), then the gradients of the forward results (``tangents_*``).
+        forward_outputs: number of outputs of the forward pass, which come first.
+        parameter_bytes: bytes of the distinct parameters, which equal the bytes of the gradients.
+    """
+
+    module: fx.GraphModule
+    forward_outputs: int
+    parameter_bytes: int
+
+
+def trace_joint(
+    model: nn.Module | Callable[[], nn.Module],
+    inputs: Callable[[], tuple[Any, ...]] | tuple[Any, ...],
+    loss: Callable[..., torch.Tensor] | None = None,
+    *,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+) -> JointGraph:
+    """Trace a step.
+
+    If model and inputs are functions, they are called with fake tensors, which take no memory.
+
+    Args:
+        model: a module, or a function that makes one.
+        inputs: the arguments of the module, or a function that makes them.
+        loss: computes the loss from the model's result; None: the result is the loss. A loss that needs more
+            than
+            the result must be computed by the model.
+        decompositions: of operations into others, like those of `aot_function`.
+
+    Raises:
+        UsageError: nothing in the step needs a gradient.
+    """
+    if isinstance(model, nn.Module):
+        return _traced(model, inputs() if callable(inputs) else inputs, loss, decompositions)
+    mode = None if callable(inputs) else detect_fake_mode(inputs)
+    with mode or FakeTensorMode(allow_non_fake_inputs=True):
+        return _traced(model(), inputs() if callable(inputs) else inputs, loss, decompositions)
+
+
+def _traced(model: nn.Module, inputs: Any, loss: Any, decompositions: Any) -> JointGraph:
+    named = dict(model.named_parameters(remove_duplicate=False))
+    owned = {**named, **dict(model.named_buffers(remove_duplicate=False))}
+    got: list[JointGraph] = []
+    size = sum(one.nbytes for one in {id(one): one for one in named.values()}.values())
+
+    def forward(given: Any, *args: Any) -> Any:
+        result = torch.func.functional_call(model, given, args)
+        return result if loss is None else loss(result)
+
+    def keep(module: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+        got.append(JointGraph(module, num_fwd_outputs, size))
+        raise _TracingDone
+
+    traced = aot_function(
+        forward,
+        fw_compiler=lambda module, _: module,
+        partition_fn=keep,
+        num_params_buffers=len(owned),
+        decompositions=None if decompositions is None else dict(decompositions),
+    )
+    with contextlib.suppress(_TracingDone), _named(model), torch.enable_grad():
+        traced(owned, *inputs)
+    if not got:
+        raise UsageError("no joint graph: nothing in the step needs a gradient")
+    return got[0]
+
+
+class _TracingDone(BaseException):
+    """Raised to stop tracing once the joint graph exists."""
+
+
+@contextlib.contextmanager
+def _named(model: nn.Module) -> Iterator[None]:
+    """Attach to each traced operation the path of the module that runs the operation."""
+    paths = {module: path for path, module in model.named_modules()}
+    stack: list[str] = []
+
+    def tell() -> None:
+        traceback.current_meta["nn_module_stack"] = {path: (path, nn.Module) for path in stack}
+
+    def enter(module: nn.Module, _: Any) -> None:
+        stack.append(paths[module])
+        tell()
+
+    def leave(_: nn.Module, __: Any, ___: Any) -> None:
+        stack.pop()
+        tell()
+
+    hooks = [module.register_forward_pre_hook(enter) for module in paths]
+    hooks += [module.register_forward_hook(leave, always_call=True) for module in paths]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        traceback.current_meta.pop("nn_module_stack", None)
