@@ -46,7 +46,7 @@ class Sized:
                 joint.module,
                 joint.forward_outputs,
                 seconds=roofline_seconds(Rates("", 200e9, rate, rate, rate, "")),
-                beside_bytes=self.states * joint.parameter_bytes,
+                outside_bytes=self.states * joint.parameter_bytes,
             ).graph
         return self._traced[size]
 

@@ -18,8 +18,8 @@ from rewriting_graphs import rewritings
 from torch import nn
 
 from mempool.torch.compiled.decide import decidable
+from mempool.torch.compiled.graph_passes import apply
 from mempool.torch.compiled.joint_graph import trace_joint
-from mempool.torch.compiled.passes import apply
 from solvers.rewriting import Graph, Rewriting, Role, rewrite
 from solvers.rewriting.choose import Chooser
 from solvers.rewriting.judge import simulate

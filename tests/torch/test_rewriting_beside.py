@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from mempool.torch.compiled import shared_limit as rewriting_budget
 from mempool.torch.compiled.external_memory import LiveMemory, Run
 from mempool.torch.compiled.options import Options
-from mempool.torch.compiled.partition import incoming
+from mempool.torch.compiled.partition import incoming_gradients
 from mempool.torch.compiled.records import ExternalMemory, Observations, RunStart
 from mempool.torch.compiled.runtime_observer import RuntimeObserver
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS, GraphUnderLimit, SharedLimit
@@ -355,7 +355,7 @@ def test_gradients_are_told_by_their_places() -> None:
     for name in ("tanh", "tangents_1", "tangents_2", "bwd_rng_state_0"):
         graph.placeholder(name)
     graph.output(())
-    assert incoming(torch.fx.GraphModule({}, graph)) == slice(1, 3)
+    assert incoming_gradients(torch.fx.GraphModule({}, graph)) == slice(1, 3)
 
 
 def test_more_than_a_limit_for_no_known_reason_is_warned_of(
@@ -466,42 +466,44 @@ def test_memory_is_known_for_as_long_as_it_lives() -> None:
     """What a graph was given, has made and keeps, seen by the graphs after it; no memory is kept alive."""
     model = nn.Linear(8, 8)
     batch, result, kept = torch.ones(10), torch.ones(20), torch.ones(30)
-    present = LiveMemory()
-    present.register([model], [batch])
-    present.beside(0, [batch, model.weight], more=True)
-    memories = (present.memories(some) for some in ([batch, model.weight], [result, 3], [kept, model.weight]))
-    present.record_forward(0, Run(*memories))
-    beside = present.beside(1, [result], more=True)
+    live_memory = LiveMemory()
+    live_memory.register([model], [batch])
+    live_memory.beside(0, [batch, model.weight], more=True)
+    memories = (
+        live_memory.memories(some) for some in ([batch, model.weight], [result, 3], [kept, model.weight])
+    )
+    live_memory.record_forward(0, Run(*memories))
+    beside = live_memory.beside(1, [result], more=True)
     assert (beside.held, beside.kept, beside.own) == (160, 160, 0)
     assert beside.parameters == 4 * (64 + 8)
     assert beside.gradients == 4 * 8  # of the bias, which no graph has read so far
-    other = present.beside(1, [], more=False)
+    other = live_memory.beside(1, [], more=False)
     assert (other.held, other.kept, other.gradients) == (240, 160, 0)
-    again = present.beside(0, [batch, model.weight], more=False)
+    again = live_memory.beside(0, [batch, model.weight], more=False)
     assert (again.held, again.own) == (0, 200)
     del kept
-    assert present.beside(1, [result], more=False).held == 40
-    present.step()
-    assert present.beside(1, [result], more=False).held == 0
+    assert live_memory.beside(1, [result], more=False).held == 40
+    live_memory.step()
+    assert live_memory.beside(1, [result], more=False).held == 0
 
 
 def test_three_steps_are_looked_at_each_by_itself() -> None:
     """Until somebody compiles something again, which makes what was seen what is known."""
     observer, result = RuntimeObserver(), torch.ones(10)
-    observer.present.register([], [result])
+    observer.live_memory.register([], [result])
     number = observer.number("some code", [])
     first = observer.seen[number]
     first.note(RunStart(others=1), backward=False)
     for _ in range(3):
         assert observer.wanted
         observer.begins(backward=False)
-        assert not observer.present.runs(number)
-        observer.present.record_forward(number, Run({}, observer.present.memories([result]), {}))
-        assert observer.present.runs(number)
+        assert not observer.live_memory.runs(number)
+        observer.live_memory.record_forward(number, Run({}, observer.live_memory.memories([result]), {}))
+        assert observer.live_memory.runs(number)
         observer.begins(backward=True)
     observer.begins(backward=False)
     assert not observer.wanted
-    assert not observer.present.runs(number)
+    assert not observer.live_memory.runs(number)
     assert (observer.number("some code", []), observer.number("other code", [])) == (number, number + 1)
     assert observer.wanted
     assert observer.known == {number: first}
@@ -519,7 +521,7 @@ def test_what_cannot_be_compiled_anew_is_warned_of() -> None:
 def test_what_was_seen_counts_where_it_is_not_there_yet() -> None:
     """When a graph is compiled anew others have not run, or have run less often."""
     budget, options = SharedLimit(None), Options(limit=1000, beside=1000)
-    now = ExternalMemory(held=50, kept=40, own=3, going=(2,), parameters=7, gradients=5)
+    now = ExternalMemory(held=50, kept=40, own=3, freed_inputs=(2,), parameters=7, gradients=5)
     first = GraphUnderLimit(options, budget, 0, True, now)
     assert (first.counted, first.runs) == (now, 1)
     assert [first.outside(99).during(backward=backward) for backward in (False, True)] == [1060, 1055]
@@ -528,7 +530,9 @@ def test_what_was_seen_counts_where_it_is_not_there_yet() -> None:
         seen.note(moment, backward=False)
     seen.note(RunStart(90, 8, 2, 0, 1, kept=10), backward=True)
     among = GraphUnderLimit(options, budget, 0, True, now)
-    assert among.counted == ExternalMemory(held=90, kept=40, own=2, going=(2,), parameters=8, gradients=5)
+    assert among.counted == ExternalMemory(
+        held=90, kept=40, own=2, freed_inputs=(2,), parameters=8, gradients=5
+    )
     assert among.runs == 3
     for kept, forward, backward in ((10, 92, 100), (12, 96, 102), (0, 73, 100)):
         outside = among.outside(kept)
@@ -537,18 +541,20 @@ def test_what_was_seen_counts_where_it_is_not_there_yet() -> None:
 
 def test_gradients_are_known_until_somebody_takes_them() -> None:
     model = nn.Linear(8, 8, bias=False)
-    present = LiveMemory()
-    present.register([model], [])
+    live_memory = LiveMemory()
+    live_memory.register([model], [])
     first, second = torch.ones(10), torch.ones(20)
-    present.record_backward([first, None, second])
-    assert present.pending_gradient_bytes([]) == 120
-    assert present.pending_gradient_bytes([first]) == 80
+    live_memory.record_backward([first, None, second])
+    assert live_memory.pending_gradient_bytes([]) == 120
+    assert live_memory.pending_gradient_bytes([first]) == 80
     del second
-    assert present.pending_gradient_bytes([]) == 40
+    assert live_memory.pending_gradient_bytes([]) == 40
     model.weight.grad = torch.ones(8, 8)
-    assert sum(present.gradients().values()) == 256
-    present.step()
-    beside = present.beside(0, [], more=True)  # when the forward pass begins; who knows how long they stay
+    assert sum(live_memory.gradients().values()) == 256
+    live_memory.step()
+    beside = live_memory.beside(
+        0, [], more=True
+    )  # when the forward pass begins; who knows how long they stay
     assert (beside.held, beside.kept, beside.gradients) == (256, 0, 0)
 
 
@@ -561,11 +567,11 @@ def test_what_an_optimizer_keeps_is_found_by_the_parameters() -> None:
     for optimizer in optimizers:
         optimizer.step()
     state = [one for kept in optimizers[0].state.values() for one in kept.values()]
-    present = LiveMemory()
-    present.register([model], [])
-    present.record_forward(0, Run(present.memories(state), {}, {}))
-    present.step()
-    beside = present.beside(1, [*model.parameters()], more=False)
+    live_memory = LiveMemory()
+    live_memory.register([model], [])
+    live_memory.record_forward(0, Run(live_memory.memories(state), {}, {}))
+    live_memory.step()
+    beside = live_memory.beside(1, [*model.parameters()], more=False)
     assert beside.state == 2 * 4 * (64 + 8) + 2 * 4  # moments, and the counts of steps
     assert (beside.held, beside.parameters) == (4 * (64 + 8), 0)
     for told, there in ((10, beside.state), (10_000, 10_000)):

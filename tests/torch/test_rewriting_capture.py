@@ -70,7 +70,7 @@ def test_the_peak_is_that_of_a_recording_on_tensors_without_memory() -> None:
         lambda: Step(resnet(18)), lambda: (torch.empty(64, 3, 32, 32), torch.empty(64, dtype=torch.long))
     )
     momenta = joint.parameter_bytes
-    graph = capture(joint.module, joint.forward_outputs, beside_bytes=momenta).graph
+    graph = capture(joint.module, joint.forward_outputs, outside_bytes=momenta).graph
     recorded = step_of(training_trace(lambda: resnet(18), (64, 3, 32, 32), Roofline(rates_of()))).peak_bytes
     assert peak_bytes(graph) == pytest.approx(recorded, rel=2e-3)
 
@@ -161,8 +161,10 @@ def test_what_is_written_in_place_keeps_its_order() -> None:
     assert [copy, cosine] in graph.control.tolist()
     assert not graph.repeatable[[copy, cosine]].any()
     assert graph.repeatable[named(graph, "sin")].all()
-    moves = {kind: graph.movable[graph.producer == named(graph, kind)[0]].all() for kind in ("tan", "sin")}
-    assert moves == {"tan": False, "sin": True}
+    changes_graph = {
+        kind: graph.movable[graph.producer == named(graph, kind)[0]].all() for kind in ("tan", "sin")
+    }
+    assert changes_graph == {"tan": False, "sin": True}
 
 
 def test_symbolic_sizes_are_what_they_were() -> None:

@@ -24,14 +24,14 @@ from torch._inductor import graph as lowering
 
 import mempool.torch
 from mempool.torch.compiled import decide, ops, partition
-from mempool.torch.compiled.costs import INSIDE, fused_seconds
-from mempool.torch.compiled.decide import StepDecider, measured
-from mempool.torch.compiled.inductor.fused import Asked, Extreme, Trial, ask
+from mempool.torch.compiled.costs import fused_seconds
+from mempool.torch.compiled.decide import StepDecider, measure_step
+from mempool.torch.compiled.graph_passes import apply
+from mempool.torch.compiled.inductor.fused import Extreme, Request, Trial, search_limit
 from mempool.torch.compiled.inductor.kernels import coming, delayed, late
 from mempool.torch.compiled.inductor.patches import donated, dying_inputs
 from mempool.torch.compiled.joint_graph import GraphPair, join, trace_joint
-from mempool.torch.compiled.options import parse_options
-from mempool.torch.compiled.passes import apply
+from mempool.torch.compiled.options import TUNABLES, parse_options
 from mempool.torch.compiled.records import Constraints
 from mempool.torch.compiled.runtime import RUNTIME
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS
@@ -47,13 +47,13 @@ pytestmark = [
 
 
 @st.composite
-def compilers(draw: st.DrawFn) -> tuple[int, int, Callable[..., Trial[int]], list[tuple[Asked, bool]]]:
+def compilers(draw: st.DrawFn) -> tuple[int, int, Callable[..., Trial[int]], list[tuple[Request, bool]]]:
     """A limit, the least that may be asked for, and a compiler that needs what it likes."""
     least, limit = draw(st.integers(1, 1000)), draw(st.integers(1, 2000))
     seed = draw(st.integers(0, 1 << 30))
-    asked: list[tuple[Asked, bool]] = []
+    asked: list[tuple[Request, bool]] = []
 
-    def look(bytes_: Asked, *, small: bool) -> Trial[int]:
+    def look(bytes_: Request, *, small: bool) -> Trial[int]:
         assert isinstance(bytes_, Extreme) or bytes_ >= least
         asked.append((bytes_, small))
         extremes = {Extreme.NO_OUTSIDE_BYTES: 2000, Extreme.LEAST: least, Extreme.ALL: least + 1}
@@ -68,13 +68,13 @@ def compilers(draw: st.DrawFn) -> tuple[int, int, Callable[..., Trial[int]], lis
 def test_what_is_found_was_looked_at_and_holds(given: tuple[Any, ...]) -> None:
     """Or else no extreme does, and what needs least of them is found when that is the limit."""
     limit, least, look, asked = given
-    found, holds = ask(limit, least, look)
+    found, holds = search_limit(limit, least, look)
     assert len(asked) <= 12
     observer = [look(bytes_, small=small) for bytes_, small in asked[:]]
     assert found in observer
     assert holds == (found.peak_bytes <= limit)
     if not holds:
-        assert ask(found.peak_bytes, least, look)[1]
+        assert search_limit(found.peak_bytes, least, look)[1]
         extremes = [look(one, small=small).peak_bytes for one in Extreme for small in (False, True)]
         assert found.peak_bytes == min(extremes)
 
@@ -89,7 +89,7 @@ def test_of_kernels_that_need_a_share_of_what_was_asked_nearly_all_of_a_limit_is
         assert not small
         return Trial(int(share * asked), asked, 1.0, asked)
 
-    found, holds = ask(limit, least, look)
+    found, holds = search_limit(limit, least, look)
     assert holds
     assert found.peak_bytes >= 0.95 * limit
 
@@ -359,7 +359,7 @@ def test_a_sum_of_products_rounds_the_same_whoever_reads_them(
 
     options = {"inner": "inductor", "threshold": 0}
     expected = compiled(function, {"inner": "inductor"})(x)
-    monkeypatch.setattr(decide, "_beyond", away)
+    monkeypatch.setattr(decide, "_beyond_threshold", away)
     assert same([compiled(function, options)(x).detach()], [expected.detach()])
     assert RUNTIME.counters.offloads == 1
 
@@ -380,17 +380,17 @@ class Viewed(nn.Module):
 def test_only_what_nobody_else_has_may_be_written_over() -> None:
     joint = trace_joint(Viewed(), (torch.randn(64, 64),), lambda y: y)
     joined, _ = parted(joint)
-    saved = set(joined.halves.handed)
+    saved = set(joined.halves.saved_placeholders)
     assert saved >= {"mm", "view", "add"}
     options = parse_options({"limit": 1 << 30, "link": "pcie3"})
-    step = measured(joined, options)
-    going = step.captured.given(range(2))
-    assert len(going) == 2
-    for terms in (
+    step = measure_step(joined, options)
+    freed_inputs = step.captured.arguments_at(range(2))
+    assert len(freed_inputs) == 2
+    for constraints in (
         Constraints(),
-        Constraints(least=True, going=going),
+        Constraints(least=True, freed_inputs=freed_inputs),
     ):  # what goes is somebody else's all the same
-        made = StepDecider(step, options, terms).decide()
+        made = StepDecider(step, options, constraints).decide()
         inputs = joined.halves.backward.graph.find_nodes(op="placeholder")
         assert [inputs[place].name for place in donated(joined, made)] == ["add"]
 
@@ -418,7 +418,7 @@ def test_what_is_handed_over_under_another_name_is_not_taken_for_what_has_that_n
     )
     joined = join(GraphPair(*parts, joint.forward_outputs), stale=True)
     options = parse_options({"limit": 1 << 30, "link": "pcie3"})
-    step = measured(joined, options)
+    step = measure_step(joined, options)
     graph = step.captured.graph
     again = [value for value, op in enumerate(graph.producer) if graph.names[op] in ("mul", "mul_1")]
     made = StepDecider(step, options).of(Rewriting((), tuple(again)))
@@ -430,7 +430,7 @@ def test_what_is_handed_over_under_another_name_is_not_taken_for_what_has_that_n
     names = {inputs[place] for place in donated(joined, made)}
     assert "mm" in inputs
     assert "mm" not in names  # they have its memory
-    halves = {joined.halves.handed[name].name for name in ("getitem", "getitem_1")}
+    halves = {joined.halves.saved_placeholders[name].name for name in ("getitem", "getitem_1")}
     assert not halves & names
     memories = {dying_inputs(joined, made)[name] for name in (*halves, "mm")}
     assert len(memories) == 1  # which counts once
@@ -497,7 +497,7 @@ def test_what_is_inside_of_a_kernel_takes_less_than_by_itself() -> None:
     nodes = [node for node in joint.module.graph.nodes if node.op == "call_function"]
     told = {str(node.target).removesuffix(".default"): seconds(node) for node in reversed(nodes)}
     assert told["aten.mm"] == told["aten.sum"] == told["aten.cos"] == 1.0
-    assert told["aten.sin"] == told["aten.exp"] == told["aten.neg"] == INSIDE
+    assert told["aten.sin"] == told["aten.exp"] == told["aten.neg"] == TUNABLES.fused_share
 
 
 def test_a_compiler_that_tells_nothing_of_its_kernels_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,12 +506,12 @@ def test_a_compiler_that_tells_nothing_of_its_kernels_is_told_of(monkeypatch: py
     def fails(*_: object, **__: object) -> None:
         raise AttributeError("no such pass")
 
-    monkeypatch.setattr("mempool.torch.compiled.inductor.fused.fitted", fails)
+    monkeypatch.setattr("mempool.torch.compiled.inductor.fused.fit_kernels", fails)
     x = torch.ones(64, 64, requires_grad=True)
     with pytest.warns(UserWarning, match="what fused operations need is not found.*no such pass"):
         compiled(lambda y: y.exp().sin().sum(), {"inner": "inductor", "limit": 1 << 30, "link": "pcie3"})(x)
     (part,) = SHARED_LIMITS[-1].parts.values()
-    assert part.decided.needed is None
+    assert part.decided.kernel_memory is None
     assert partition.Partition  # the name that is patched above is looked up there when it is needed
 
 
@@ -522,14 +522,14 @@ def test_the_extremes_are_the_same_whatever_is_measured(least: bool) -> None:
     joint = trace_joint(nn.Sequential(*layers), (torch.randn(256, 96),), lambda y: y.square().mean())
     joined, _ = parted(joint)
     options = parse_options({"limit": 1000, "link": "pcie3"})
-    step = measured(joined, options)
+    step = measure_step(joined, options)
     found = []
     for seed in range(2):
         seconds = np.random.default_rng(seed).uniform(1e-6, 1e-3, len(step.captured.graph))
         captured = replace(step.captured, graph=step.captured.graph.with_columns(seconds=seconds))
         found.append(StepDecider(replace(step, captured=captured), options, Constraints(least=least)))
     for extreme in Extreme:
-        one, other = (deciding.extreme(extreme).rewriting for deciding in found)
+        one, other = (decider.extreme(extreme).rewriting for decider in found)
         assert one == other
-    one, other = (deciding.within(deciding.least()).rewriting for deciding in found)
+    one, other = (decider.within(decider.least()).rewriting for decider in found)
     assert one != other

@@ -131,7 +131,7 @@ def test_what_holds_a_limit_holds_any_more(make: type[nn.Module], graphs: int, i
     run(make, inner, 1 << 40)
     parts = SHARED_LIMITS[-1].parts
     assert [parts[number].more for number in sorted(parts)] == [True] * (graphs - 1) + [False]
-    assert all(part.keeps is None for part in parts.values())
+    assert all(part.kept_bytes_at is None for part in parts.values())
     most = max(part.decided.peak_bytes for part in parts.values())
     assert least < 0.9 * most
     for share in (0.003, 0.3):
@@ -168,7 +168,7 @@ def test_a_small_host_refuses_no_kernels_that_fit() -> None:
     run(Wide, "inductor", 1 << 40, host_limit=1 << 14)
     part = SHARED_LIMITS[-1].parts[min(SHARED_LIMITS[-1].parts)]
     limit = part.decided.peak_bytes + 1000
-    assert limit < part.decided.timed.peak_bytes
+    assert limit < part.decided.simulated.peak_bytes
     run(Wide, "inductor", limit, host_limit=1 << 14)
 
 
@@ -180,13 +180,15 @@ def test_enough_is_the_least_that_holds(kept: list[list[tuple[int, int]]], own: 
     """Told by trying each limit, whatever each graph before keeps within each."""
 
     def keeping(stairs: list[tuple[int, int]], before: int) -> tuple[CompiledGraph, int]:
-        def keeps(limit: int) -> int:
+        def kept_bytes_at(limit: int) -> int:
             return min((kept for least, kept in stairs if least <= limit), default=100)
 
-        decided: Any = SimpleNamespace(kept_bytes=keeps(limit))
+        decided: Any = SimpleNamespace(kept_bytes=kept_bytes_at(limit))
         unused: Any = None
-        part = CompiledGraph(0, True, unused, decided, unused, bytes_kept_before=before, keeps=keeps)
-        return part, before + keeps(limit)
+        part = CompiledGraph(
+            0, True, unused, decided, unused, bytes_kept_before=before, kept_bytes_at=kept_bytes_at
+        )
+        return part, before + kept_bytes_at(limit)
 
     budget, before = SharedLimit(None), 0
     for frame, stairs in enumerate(kept):

@@ -237,7 +237,7 @@ def check_any_decision(data: st.DataObject, program: Callable[..., Any]) -> None
     """Whatever is decided, the bits are the same, and nothing is left on the host."""
     plain = expected(program)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decide, "_beyond", lambda graph, _: data.draw(rewritings(graph)))
+        patch.setattr(decide, "_beyond_threshold", lambda graph, _: data.draw(rewritings(graph)))
         got = gradients(program, ALL | data.draw(st.sampled_from([{}, LINK])), *PROGRAMS[program])
     assert same(got, plain)
     assert RUNTIME.host_copies == 0

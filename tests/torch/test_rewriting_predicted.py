@@ -13,10 +13,10 @@ from torch import nn
 
 from mempool.torch.compiled import costs
 from mempool.torch.compiled.costs import copy_calls
-from mempool.torch.compiled.decide import StepDecider, StepDecision, measured
+from mempool.torch.compiled.decide import StepDecider, StepDecision, measure_step
+from mempool.torch.compiled.graph_passes import apply
 from mempool.torch.compiled.joint_graph import trace_joint
 from mempool.torch.compiled.options import parse_options
-from mempool.torch.compiled.passes import apply
 from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 from solvers.rewriting.judge import simulate
@@ -48,13 +48,16 @@ def test_what_is_predicted_is_of_graphs_that_share_no_copy_back() -> None:
     joint = trace_joint(nn.Sequential(*layers), (torch.randn(64, 32),), lambda y: y.square().mean())
     joined, _ = parted(joint)
     options = parse_options({**PLAIN, "threshold": 0, "link": LINK})
-    made = StepDecider(measured(joined, options), options).decide()
+    made = StepDecider(measure_step(joined, options), options).decide()
     read = Read(joined, made.captured)
     apply(joined, made.captured, made.rewriting)
     runs = simulate(read.graph(), LINK)
     assert made.rewriting.swaps
-    assert (made.timed.moved_bytes, made.timed.returned_bytes) == (runs.moved_bytes, runs.returned_bytes)
-    assert made.timed.host_bytes == runs.host_bytes
+    assert (made.simulated.moved_bytes, made.simulated.returned_bytes) == (
+        runs.moved_bytes,
+        runs.returned_bytes,
+    )
+    assert made.simulated.host_bytes == runs.host_bytes
 
 
 def test_what_a_checkpoint_makes_again_has_memory_of_its_own() -> None:
@@ -77,7 +80,7 @@ def test_the_host_has_no_more_than_is_allowed() -> None:
     compiled(waves, {**options, "limit": 1 << 30})(point())
     limit = int(0.9 * last().plain.peak_bytes)
     compiled(waves, {**options, "limit": limit})(point())
-    host = last().timed.host_bytes
+    host = last().simulated.host_bytes
     with pytest.raises(Exception, match=f"with {host - 1} bytes on the host"):
         compiled(waves, {**options, "limit": limit, "host_limit": host - 1})(point())
 

@@ -47,28 +47,28 @@ def mempool(
         current_code,
         graph_inputs,
         guard_dynamic_sizes,
-        modules,
+        reachable_modules,
         warn_before_recompile_limit,
     )
     from mempool.torch.compiled.partition import Partition
     from mempool.torch.compiled.shared_limit import shared_limit_of
 
     chosen = parse_options(options, mode)
-    budget, given = shared_limit_of(options), graph_inputs(graph, inputs)
-    observer, present = budget.observer, budget.observer.present
-    present.register(modules(), given)
+    shared_limit, given = shared_limit_of(options), graph_inputs(graph, inputs)
+    observer, live_memory = shared_limit.observer, shared_limit.observer.live_memory
+    live_memory.register(reachable_modules(), given)
     number = observer.number(current_code(), given)
     more = continues_after(graph) or observer.has_successor(number)
-    beside = present.beside(number, given, more=more)
-    if chosen.limit is not None and present.device is not None:
-        beside = replace(beside, library=cublas_workspace_bytes(present.device))
-    partition = Partition(chosen, budget, number, more, len(given), beside)
+    external = live_memory.external(number, given, more=more)
+    if chosen.limit is not None and live_memory.device is not None:
+        external = replace(external, library=cublas_workspace_bytes(live_memory.device))
+    partition = Partition(chosen, shared_limit, number, more, len(given), external)
     compile_with = _inductor if chosen.fused else _eager
-    compiled = compile_with(graph, inputs, partition)
-    if chosen.limit is not None and (part := partition.watch.part) is not None:
+    run = compile_with(graph, inputs, partition)
+    if chosen.limit is not None and (compiled := partition.guard.compiled) is not None:
         warn_before_recompile_limit()
-        guard_dynamic_sizes(inputs, part)
-    return compiled
+        guard_dynamic_sizes(inputs, compiled)
+    return run
 
 
 def register() -> None:
@@ -90,7 +90,7 @@ def _eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -
     def compile_with(graph: fx.GraphModule, inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
         if (limit := partition.forward_only_limit) is not None:
             warn_above_limit(forward_peak(graph, partition.outside_bytes), limit)
-        return partition.around(boxed_nop(graph, list(inputs)), inputs, backward=backward)
+        return partition.wrap(boxed_nop(graph, list(inputs)), inputs, backward=backward)
 
     with config.patch(donated_buffer=False):  # nothing overwrites them, and a backward pass may run twice
         compiled: Callable[..., Any] = aot_autograd(
@@ -108,7 +108,7 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    from mempool.torch.compiled.inductor.patches import CAN_RESTRICT_DONATED, exact_rounding, told
+    from mempool.torch.compiled.inductor.patches import CAN_RESTRICT_DONATED, exact_rounding, restrict_donated
     from mempool.torch.compiled.partition import forward_kernels, warn_above_limit
 
     def compile_with(graph: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
@@ -118,13 +118,15 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
             kernels = forward_kernels(graph, partition.outside_bytes, limit)
         places = partition.donated if backward and partition.options.rewrites else None
         settings = {} if kernels is None else kernels.settings()
-        with config.patch(settings), told(places), exact_rounding():
-            made = compile_fx_inner(graph, inputs, **given)
+        with config.patch(settings), restrict_donated(places), exact_rounding():
+            compiled_graph = compile_fx_inner(graph, inputs, **given)
         if limit is not None and kernels is not None:
             warn_above_limit(int(kernels.loads.max()), limit)
-        if (run := getattr(made, "current_callable", None)) is not None:  # otherwise the run is not measured
-            made.current_callable = partition.around(run, inputs, backward=backward)
-        return made
+        if (
+            run := getattr(compiled_graph, "current_callable", None)
+        ) is not None:  # otherwise the run is not measured
+            compiled_graph.current_callable = partition.wrap(run, inputs, backward=backward)
+        return compiled_graph
 
     # Caches are off, since decisions depend on more than the graph. Layout optimization is off: an offloaded
     # value would get another layout than a value that stays, and results would differ in the last bits.

@@ -21,6 +21,7 @@ from mempool import _core
 from mempool.hardware.gpu_throughput import rates_of
 from mempool.hardware.roofline import Roofline
 from mempool.torch.compiled import ops
+from mempool.torch.compiled.options import TUNABLES
 from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
 from mempool.torch.offload.link import fit_line
 from solvers.rewriting.copy_calls import Calls
@@ -67,13 +68,13 @@ def _traced(values: Any) -> Any:
 
     def plain(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not _is_symbolic(value):
-            return number(value)
-        own = value.untyped_storage()
-        size = number(own.nbytes())
-        storage = storages.setdefault(own._cdata, torch.UntypedStorage(size, device="meta"))
+            return hint(value)
+        symbolic = value.untyped_storage()
+        size = hint(symbolic.nbytes())
+        storage = storages.setdefault(symbolic._cdata, torch.UntypedStorage(size, device="meta"))
         form = (
-            number(value.storage_offset()),
-            *(tuple(map(number, one)) for one in (value.shape, value.stride())),
+            hint(value.storage_offset()),
+            *(tuple(map(hint, one)) for one in (value.shape, value.stride())),
         )
         return torch.empty(0, dtype=value.dtype, device="meta").set_(storage, *form)
 
@@ -86,7 +87,7 @@ def _is_symbolic(tensor: torch.Tensor) -> bool:
     return any(isinstance(one, torch.SymInt) for one in numbers)
 
 
-def number(value: Any) -> Any:
+def hint(value: Any) -> Any:
     """Return the hint (value during tracing) of a symbolic number; return any other value unchanged."""
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return value.node.hint
@@ -104,15 +105,15 @@ class MeasuredCosts:
 
     Attributes:
         device: the device to run on.
-        otherwise: the estimate for operations that cannot be run.
+        fallback: the estimate for operations that cannot be run.
         runs: number of timed runs per distinct call.
         known: measured seconds by call.
         workspaces: measured workspace bytes by call.
     """
 
     device: torch.device | str = "cpu"
-    otherwise: Callable[[fx.Node], float] = field(default_factory=roofline_seconds)
-    runs: int = 5
+    fallback: Callable[[fx.Node], float] = field(default_factory=roofline_seconds)
+    runs: int = TUNABLES.timed_runs
     known: dict[Any, float] = field(default_factory=dict)
     workspaces: dict[Any, int] = field(default_factory=dict)
 
@@ -130,9 +131,9 @@ class MeasuredCosts:
 
     def _known(self, node: fx.Node) -> tuple[float, int]:
         if not is_pytorchs_own(node):
-            return self.otherwise(node), 0
-        args, kwargs = tree_map(number, traced_values((node.args, node.kwargs)))
-        key = node.target, str(tree_map(_form, (args, kwargs)))
+            return self.fallback(node), 0
+        args, kwargs = tree_map(hint, traced_values((node.args, node.kwargs)))
+        key = node.target, str(tree_map(_signature, (args, kwargs)))
         if key not in self.known:
             self.workspaces[key] = 0
             self.known[key] = self._measure(node, args, kwargs, key)
@@ -144,12 +145,12 @@ class MeasuredCosts:
             args, kwargs = tree_map(self._real, (args, kwargs))
             with torch.no_grad():
                 once = functools.partial(self._once, node.target, args, kwargs)
-                _, self.workspaces[key] = watched(
+                _, self.workspaces[key] = measure_workspace(
                     lambda: node.target(*args, **kwargs), torch.device(self.device)
                 )
                 return statistics.median(once() for _ in range(self.runs))
         except (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError):
-            return self.otherwise(node)
+            return self.fallback(node)
         finally:
             torch.set_rng_state(state)
 
@@ -170,22 +171,17 @@ class MeasuredCosts:
             return torch.device(self.device)
         if not isinstance(value, torch.Tensor):
             return value
-        shape, stride = tuple(map(number, value.shape)), tuple(map(number, value.stride()))
+        shape, stride = tuple(map(hint, value.shape)), tuple(map(hint, value.stride()))
         real = torch.empty_strided(shape, stride, dtype=value.dtype, device=self.device)
         if value.dtype.is_floating_point:
             return real.uniform_(0.1, 1.0)
         return real.zero_()
 
 
-def _form(value: Any) -> Any:
+def _signature(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return tuple(map(number, value.shape)), tuple(map(number, value.stride())), value.dtype
+        return tuple(map(hint, value.shape)), tuple(map(hint, value.stride())), value.dtype
     return value
-
-
-#: Share of an operation's stand-alone time that it adds to a fused kernel, if the operation neither reads its
-#: arguments from memory nor writes its results to memory.
-INSIDE = 0.2
 
 
 def fused_seconds(seconds: Callable[[fx.Node], float]) -> Callable[[fx.Node], float]:
@@ -208,33 +204,31 @@ def fused_seconds(seconds: Callable[[fx.Node], float]) -> Callable[[fx.Node], fl
         detached = node.target is torch.ops.aten.detach.default
         return pointwise or detached or known.is_fusible(node) or known.is_view(node)
 
-    def told(node: fx.Node) -> float:
+    def seconds_in_kernel(node: fx.Node) -> float:
         inside = is_fused(node) and bool(node.users) and all(map(is_fused, node.users))
-        return INSIDE * seconds(node) if inside else seconds(node)
+        return TUNABLES.fused_share * seconds(node) if inside else seconds(node)
 
-    return told
-
-
-_COPIES, _ROUNDS, _BYTES = 16, 7, 4096
-
-
-#: Sizes in bytes of the measured copies that the program makes itself: if it makes only the small copies, and
-#: if it makes all of them.
-_OWN_SMALL, _OWN_ALL = (_BYTES, 64 << 10, 256 << 10), (_BYTES, 256 << 10, 4 << 20)
+    return seconds_in_kernel
 
 
 @functools.cache
 def copy_calls(device: torch.device, host_limit: int = 0) -> Calls:
-    """Measure the seconds that copies cost the program on a device; the best of `_ROUNDS` rounds."""
-    own = RUNTIME.engine(device, host_limit).sync_copier
-    sizes = _OWN_SMALL if own is None or own.sync_bytes < _OWN_ALL[-1] else _OWN_ALL
+    """Measure the seconds that copies cost the program on a device; the best of several rounds."""
+    copier = RUNTIME.engine(device, host_limit).sync_copier
+    sizes = (
+        TUNABLES.small_copy_bytes
+        if copier is None or copier.sync_bytes < TUNABLES.all_copy_bytes[-1]
+        else TUNABLES.all_copy_bytes
+    )
     counted = RUNTIME.counters
     try:
-        asked = _best(device, _BYTES, host_limit, _asked)
-        times = [_best(device, size, host_limit, _own) for size in sizes] if own else []
+        async_seconds = _best(device, TUNABLES.small_copy_bytes[0], host_limit, _copy_async)
+        times = [_best(device, size, host_limit, _copy_sync) for size in sizes] if copier else []
     finally:
         RUNTIME.counters = counted
-    return Calls(asked, own.sync_bytes, *fit_line(sizes, times)) if own else Calls(asked)
+    if copier is None:
+        return Calls(async_seconds)
+    return Calls(async_seconds, copier.sync_bytes, *fit_line(sizes, times))
 
 
 def _best(
@@ -244,32 +238,32 @@ def _best(
     copied: Callable[[list[torch.Tensor], int], None],
 ) -> float:
     """Return the seconds of one copy, offload or reload, without the seconds spent waiting for transfers."""
-    values = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(_COPIES)]
+    values = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(TUNABLES.copies)]
     best = math.inf
-    for _ in range(_ROUNDS):
+    for _ in range(TUNABLES.copy_rounds):
         RUNTIME.counters = TransferCounters()
         begin = time.perf_counter()
         copied(values, host_limit)
         spent = time.perf_counter() - begin
-        best = min(best, (spent - RUNTIME.counters.wait_seconds) / (2 * _COPIES))
+        best = min(best, (spent - RUNTIME.counters.wait_seconds) / (2 * TUNABLES.copies))
     return best
 
 
-def _asked(values: list[torch.Tensor], host_limit: int) -> None:
+def _copy_async(values: list[torch.Tensor], host_limit: int) -> None:
     out = [ops.offload(value, host_limit) for value in values]
     away = [ops.offload_wait(ticket, value) for ticket, value in zip(out, values, strict=True)]
-    coming = [ops.reload(ticket, *_place(value)) for ticket, value in zip(away, values, strict=True)]
+    coming = [ops.reload(ticket, *_layout(value)) for ticket, value in zip(away, values, strict=True)]
     for ticket, value in zip(coming, values, strict=True):
-        ops.reload_wait(ticket, *_place(value))
+        ops.reload_wait(ticket, *_layout(value))
 
 
-def _own(values: list[torch.Tensor], host_limit: int) -> None:
+def _copy_sync(values: list[torch.Tensor], host_limit: int) -> None:
     away = [ops.offload_sync(value, host_limit) for value in values]
     for ticket, value in zip(away, values, strict=True):
-        ops.reload_sync(ticket, *_place(value))
+        ops.reload_sync(ticket, *_layout(value))
 
 
-def _place(value: torch.Tensor) -> tuple[object, ...]:
+def _layout(value: torch.Tensor) -> tuple[object, ...]:
     return value.shape, value.stride(), value.dtype, value.device
 
 
@@ -277,7 +271,7 @@ def _place(value: torch.Tensor) -> tuple[object, ...]:
 _MEMORY_ONLY = (False, True, False, False, False)
 
 
-def watched(call: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
+def measure_workspace(call: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
     """Return the result of a call and the peak bytes beyond those still allocated when the call ends."""
     return _on_cuda(call, device) if device.type == "cuda" else _on_cpu(call)
 
@@ -321,18 +315,15 @@ def _on_cuda(call: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
     return result, torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
 
 
-#: Number of latest runs of each graph from which the median is taken; the first runs warm up.
-_RUNS = 32
-
-
 class StepTimer:
     """Run times of a step's graphs; on a GPU from events on the current stream, which nothing waits for."""
 
     def __init__(self) -> None:
         """Start without runs."""
-        self._runs: dict[bool, deque[Any]] = {backward: deque(maxlen=_RUNS) for backward in (False, True)}
+        latest = TUNABLES.timed_steps
+        self._runs: dict[bool, deque[Any]] = {False: deque(maxlen=latest), True: deque(maxlen=latest)}
 
-    def around(self, run: Callable[..., Any], inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
+    def wrap(self, run: Callable[..., Any], inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
         """Wrap a callable with timing.
 
         Args:

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mempool.torch.compiled.costs import MeasuredCosts, copy_calls, fused_seconds, number, roofline_seconds
+from mempool.torch.compiled.costs import MeasuredCosts, copy_calls, fused_seconds, hint, roofline_seconds
 from mempool.torch.compiled.external_memory import device_with_most
 from mempool.torch.compiled.graph import capture
+from mempool.torch.compiled.options import TUNABLES
 from mempool.torch.compiled.records import (
     TICKET_BYTES,
     UNCONSTRAINED,
@@ -51,40 +52,41 @@ if TYPE_CHECKING:
     from solvers.rewriting.judge import Timed
     from solvers.swap.link import Link
 
-#: `_TRIES`: most steps of the search for the largest room between the passes. `_HALVINGS`: steps of the
-#: search for the fewest kept bytes if the host is too small.
-_TRIES, _HALVINGS = 16, 4
-
-
-#: Largest distance in levels between readers that share one reload, if no limit decides.
-_NEIGHBOURS = 5
-
 
 class StepDecider:
     """Decisions about one step, for any number of limits."""
 
-    def __init__(self, step: Step, options: Options, terms: Constraints = UNCONSTRAINED) -> None:
+    def __init__(self, step: Step, options: Options, constraints: Constraints = UNCONSTRAINED) -> None:
         """Prepare the graph; decide nothing yet.
 
         Args:
             step: the graphs and times.
             options: the options of the backend.
-            terms: the constraints on the decision.
+            constraints: the constraints on the decision.
         """
-        self.step, self.options, self.terms = step, options, terms
-        graph, captured, outside = step.decidable, step.captured, terms.outside
-        if terms.gradients_stay:
-            graph = graph.with_columns(lasting=graph.lasting | np.isin(graph.base, captured.incoming))
+        self.step, self.options, self.constraints = step, options, constraints
+        graph, captured, outside = step.decidable, step.captured, constraints.outside
+        if constraints.gradients_stay:
+            graph = graph.with_columns(
+                lasting=graph.lasting | np.isin(graph.base, captured.incoming_gradients)
+            )
         self._graph = with_results(graph, outside.backward) if outside.backward else graph
         self._pauses = bool(self._graph.backward.any())
-        leaving = captured.results if terms.least and options.limit is not None else ()
-        self._pause = Pause(terms.between, outside.forward, (*leaving, *terms.going), captured.incoming)
-        self._host_limit = allowed_host_bytes(options) if terms.host_limit is None else terms.host_limit
+        freed_values = captured.results if constraints.keep_least and options.limit is not None else ()
+        self._pause = Pause(
+            constraints.between_bytes,
+            outside.forward,
+            (*freed_values, *constraints.freed_inputs),
+            captured.incoming_gradients,
+        )
+        self._host_limit = (
+            allowed_host_bytes(options) if constraints.host_limit is None else constraints.host_limit
+        )
         self._choosers: dict[int, Chooser] = {}
 
-    def least(self) -> int:
+    def least_limit(self) -> int:
         """Return the lowest feasible limit in bytes."""
-        return self._chooser(self.terms.between).least()[0]
+        return self._chooser(self.constraints.between_bytes).least()[0]
 
     def decide(self) -> StepDecision:
         """Decide according to the options.
@@ -93,16 +95,19 @@ class StepDecider:
             PlanError: the limit is infeasible.
         """
         limit = self.options.limit
-        return self.of(_beyond(self._graph, self.options)) if limit is None else self.within(limit)
+        if limit is not None:
+            return self.decide_within(limit)
+        return self.simulate_decision(_beyond_threshold(self._graph, self.options))
 
-    def within(self, limit: int) -> StepDecision:
+    def decide_within(self, limit: int) -> StepDecision:
         """Decide according to the options, but for another limit.
 
         Raises:
             PlanError: the limit is infeasible.
         """
-        outside, keep, between_bytes = self.terms.outside, self.terms.keep, self.terms.between
-        if not self.terms.least or (room := self._room(limit)) <= between_bytes:
+        constraints = self.constraints
+        outside, keep, between_bytes = constraints.outside, constraints.keep_bytes, constraints.between_bytes
+        if not constraints.keep_least or (room := self._room(limit)) <= between_bytes:
             return self._with_room(between_bytes, limit)
         if keep:
             tickets = TICKET_BYTES * int(self._graph.movable.sum())
@@ -112,7 +117,7 @@ class StepDecider:
             return self._with_room(room, limit)
         found = self._with_room(between_bytes, limit)  # the host is too small
         fewest, most = limit - room, found.kept_bytes + outside.during(backward=False)
-        for _ in range(_HALVINGS):
+        for _ in range(TUNABLES.host_steps):
             middle = (fewest + most) // 2
             try:
                 found, most = self._with_room(limit - middle, limit), middle
@@ -123,26 +128,26 @@ class StepDecider:
     def kept_bytes(self, limit: int) -> int:
         """Return the bytes kept between the passes within a limit; all bytes if the limit is infeasible."""
         try:
-            return self.within(limit).kept_bytes
+            return self.decide_within(limit).kept_bytes
         except PlanError:
             return self._all_bytes
 
-    def extreme(self, asked: Extreme) -> StepDecision:
+    def decide_extreme(self, asked: Extreme) -> StepDecision:
         """Return a decision that depends on no measurement, and so is the same at each call.
 
         Raises:
             PlanError: the host is too small.
         """
         if asked is Extreme.ALL:
-            return self._made(self._chooser(self.terms.between).everything())
+            return self._convert(self._chooser(self.constraints.between_bytes).everything())
         nominal = self._nominal
-        limit = nominal.least() if asked is Extreme.LEAST else 2 * self._all_bytes
-        return self.of(nominal.within(limit).rewriting)
+        limit = nominal.least_limit() if asked is Extreme.LEAST else 2 * self._all_bytes
+        return self.simulate_decision(nominal.decide_within(limit).rewriting)
 
     @cached_property
     def _nominal(self) -> StepDecider:
         return StepDecider(
-            self.step.nominal(), self.options, replace(self.terms, host_limit=self._host_limit)
+            self.step.nominal(), self.options, replace(self.constraints, host_limit=self._host_limit)
         )
 
     @cached_property
@@ -150,16 +155,17 @@ class StepDecider:
         """Return an upper bound on the bytes that a step can need."""
         graph = self._graph
         tickets = TICKET_BYTES * len(graph.size)
-        outside = self.terms.outside.during(backward=False)
+        outside = self.constraints.outside.during(backward=False)
         return outside + int(graph.size.sum() + graph.workspace.max(initial=0)) + tickets
 
     def _room(self, limit: int) -> int:
         """Return the largest room in bytes that a limit leaves between the passes; 0 if infeasible."""
-        if not self._pauses or limit < self.least():
+        if not self._pauses or limit < self.least_limit():
             return 0
-        low, high = self.terms.between, limit - (self._chooser(self._all_bytes).least()[0] - self._all_bytes)
+        low = self.constraints.between_bytes
+        high = limit - (self._chooser(self._all_bytes).least()[0] - self._all_bytes)
         room = high
-        for _ in range(_TRIES):
+        for _ in range(TUNABLES.room_steps):
             if room <= low:
                 break
             over = self._chooser(room).least()[0] - limit
@@ -172,12 +178,12 @@ class StepDecider:
 
     def _with_room(self, room: int, limit: int) -> StepDecision:
         """Decide within a limit that leaves `room` bytes between the passes."""
-        return self._made(self._chooser(room).decide(limit))
+        return self._convert(self._chooser(room).decide(limit))
 
-    def _made(self, made: Decision) -> StepDecision:
+    def _convert(self, made: Decision) -> StepDecision:
         """Convert the decision of a chooser."""
         rewriting = made.rewriting
-        return self.of(unpaused(self._graph, rewriting) if self._pauses else rewriting)
+        return self.simulate_decision(unpaused(self._graph, rewriting) if self._pauses else rewriting)
 
     def _chooser(self, room: int) -> Chooser:
         """Return the chooser for a graph with `room` additional bytes in use between the passes."""
@@ -189,27 +195,33 @@ class StepDecider:
                 graph,
                 self.step.link,
                 calls=self.step.calls,
-                outside_bytes=self.terms.outside.always + TICKET_BYTES * int(graph.movable.sum()),
+                outside_bytes=self.constraints.outside.always + TICKET_BYTES * int(graph.movable.sum()),
                 host_limit=self._host_limit,
-                movable=_chosen(graph, options),
+                movable=_filtered(graph, options),
                 repeatable=~np.isin(graph.base, self._pause.leaving),
             )
         return self._choosers[room]
 
-    def of(self, rewriting: Rewriting) -> StepDecision:
+    def simulate_decision(self, rewriting: Rewriting) -> StepDecision:
         """Apply decisions to the step and simulate the result."""
-        graph, step, outside = self._graph, self.step, self.terms.outside
+        graph, step, outside = self._graph, self.step, self.constraints.outside
         # Rewritten in the way in which the two graphs carry out the decisions.
         rewritten = step.calls.within(rewrite(graph, by_pass(graph, rewriting)))
-        plain, timed = (self._simulated(one) for one in (graph, rewritten))
-        leaving, stay, own = self._pause.leaving, self.terms.gradients_stay, step.calls.own_bytes
-        taken = self.terms.between
         return StepDecision(
-            step.captured, rewriting, rewritten, plain, timed, outside, leaving, stay, taken, own
+            step.captured,
+            rewriting,
+            rewritten,
+            self._simulated(graph),
+            self._simulated(rewritten),
+            outside,
+            freed_values=self._pause.leaving,
+            gradients_stay=self.constraints.gradients_stay,
+            between_bytes=self.constraints.between_bytes,
+            own_bytes=step.calls.own_bytes,
         )
 
     def _simulated(self, graph: Graph) -> Timed:
-        link, outside = self.step.link, self.terms.outside.always
+        link, outside = self.step.link, self.constraints.outside.always
         if self._pauses:
             return simulate_around(graph, self._pause, link, outside_bytes=outside)
         return simulate(graph, link, outside_bytes=outside)
@@ -220,7 +232,7 @@ def allowed_host_bytes(options: Options) -> int:
     return options.host_limit or default_host_limit()
 
 
-def _chosen(graph: Graph, options: Options) -> NDArray[np.bool_]:
+def _filtered(graph: Graph, options: Options) -> NDArray[np.bool_]:
     """Return the mask of values whose operation matches the include and exclude filters: bool[M]."""
     made = matching(graph, options.include) if options.include else np.ones(len(graph), bool)
     made &= ~matching(graph, options.exclude)
@@ -228,10 +240,10 @@ def _chosen(graph: Graph, options: Options) -> NDArray[np.bool_]:
     return result
 
 
-def _beyond(graph: Graph, options: Options) -> Rewriting:
+def _beyond_threshold(graph: Graph, options: Options) -> Rewriting:
     """Offload every value beyond the threshold by the published rules; near readers share a reload."""
-    rules = Rules(threshold=options.threshold or 0, ahead=1, groupby=_NEIGHBOURS)
-    chosen = graph.with_columns(movable=graph.movable & _chosen(graph, options)[graph.base])
+    rules = Rules(threshold=options.threshold or 0, ahead=1, groupby=TUNABLES.shared_reload_levels)
+    chosen = graph.with_columns(movable=graph.movable & _filtered(graph, options)[graph.base])
     return published(chosen, levels_of(graph), rules)
 
 
@@ -260,32 +272,32 @@ class Step:
 
     def nominal(self) -> Step:
         """Return the same step with nominal times, which depend on no device and no measurement."""
-        told = roofline_seconds()
-        seconds = fused_seconds(told) if self.fused else told
+        modelled = roofline_seconds()
+        seconds = fused_seconds(modelled) if self.fused else modelled
         columns = {"seconds": [seconds(node) for node in self.captured.operations]}
         captured = replace(self.captured, graph=self.captured.graph.with_columns(**columns))
         return replace(self, captured=captured, link=PRESETS["nvlink-c2c"], calls=Calls())
 
 
-def measured(joined: MergedGraph, options: Options) -> Step:
+def measure_step(merged: MergedGraph, options: Options) -> Step:
     """Measure operations on the device, once per distinct call, and copies if no link is given."""
-    device = device_of(joined.module)
+    device = device_of(merged.module)
     devices = [device] if device.type == "cuda" else []
-    clock = measured_costs_of(device, torch.get_num_threads())
+    costs = measured_costs_of(device, torch.get_num_threads())
     with _disable_current_modes(), torch.random.fork_rng(devices):
-        seconds = fused_seconds(clock) if options.fused else clock
-        captured = capture(joined.module, joined.halves.outputs, seconds=seconds)
-        workspace = [clock.workspace(node) for node in captured.operations]
+        seconds = fused_seconds(costs) if options.fused else costs
+        captured = capture(merged.module, merged.halves.outputs, seconds=seconds)
+        workspace = [costs.workspace(node) for node in captured.operations]
         captured = replace(captured, graph=captured.graph.with_columns(workspace=workspace))
         link, calls = options.link, Calls()
         if link is None:
             calls = copy_calls(device, options.host_limit)
             link = calls.beside(RUNTIME.engine(device, options.host_limit).link())
-    return Step(captured, link, calls, clock.workspace, options.fused)
+    return Step(captured, link, calls, costs.workspace, options.fused)
 
 
 @cache
-def measured_costs_of(device: torch.device, threads: int) -> MeasuredCosts:  # noqa: ARG001  # another number, another clock
+def measured_costs_of(device: torch.device, threads: int) -> MeasuredCosts:  # noqa: ARG001  # part of the key
     """Return the measured times of operations on a device, kept for the life of the process.
 
     A recompilation happens while the program holds memory, and a second measurement would need additional
@@ -300,7 +312,7 @@ def device_of(module: torch.fx.GraphModule) -> torch.device:
     for node in module.graph.find_nodes(op="placeholder"):
         held = node.meta.get("val")
         if isinstance(held, torch.Tensor):
-            size = int(number(held.numel())) * held.element_size()
+            size = int(hint(held.numel())) * held.element_size()
             found[held.device] = found.get(held.device, 0) + size
     return device_with_most(found)
 
@@ -319,9 +331,9 @@ def _is_whole(held: Any) -> bool:
         return False
     if held.is_conj() or held.is_neg():
         return False
-    shape, strides = map(number, held.shape), map(number, held.stride())
+    shape, strides = map(hint, held.shape), map(hint, held.stride())
     extent = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    return bool(extent * held.element_size() >= number(held.untyped_storage().nbytes()) > 0)
+    return bool(extent * held.element_size() >= hint(held.untyped_storage().nbytes()) > 0)
 
 
 def place_copies(graph: Graph, rewriting: Rewriting) -> HostPlacement:

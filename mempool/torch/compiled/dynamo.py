@@ -19,6 +19,7 @@ from torch._dynamo import config
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import CompileContext
 
+from mempool.torch.compiled.options import TUNABLES
 from solvers.rewriting.judge import simulate
 from solvers.swap import Link
 
@@ -54,10 +55,10 @@ def continues_after(graph: fx.GraphModule) -> bool:
     """
     reason = getattr(graph, "compile_subgraph_reason", None)
     more = getattr(reason, "graph_break", False) or not all(map(_returns, _callers()))
-    return bool(more) or bool(_around(_wrapper()))
+    return bool(more) or bool(_containing_modules(_wrapper()))
 
 
-def modules() -> list[torch.nn.Module]:
+def reachable_modules() -> list[torch.nn.Module]:
     """Return the modules that the function given to `torch.compile` can reach.
 
     They are the function itself, the arguments, globals, closure variables and `__self__` of the function,
@@ -67,25 +68,25 @@ def modules() -> list[torch.nn.Module]:
         return []
     function = frame.f_locals.get("fn")
     given = [*frame.f_locals.get("args", ()), *frame.f_locals.get("kwargs", {}).values()]
-    found = [*given, *_named_by(function)]
+    found = [*given, *_referenced_by(function)]
     holders = [one for one in found if hasattr(one, "__dict__") and not isinstance(one, ModuleType)]
     inside = [value for one in holders for value in vars(one).values()]
     own = [one for one in [*found, *inside] if isinstance(one, torch.nn.Module)]
-    return list({id(one): one for one in [*own, *_around(frame)]}.values())
+    return list({id(one): one for one in [*own, *_containing_modules(frame)]}.values())
 
 
-def _around(wrapper: FrameType | None) -> list[torch.nn.Module]:
+def _containing_modules(wrapper: FrameType | None) -> list[torch.nn.Module]:
     """Return the calling modules that contain the compiled module and have additional parameters."""
-    part = getattr(wrapper.f_locals.get("fn"), "__self__", None) if wrapper is not None else None
-    if wrapper is None or not isinstance(part, torch.nn.Module):
+    compiled = getattr(wrapper.f_locals.get("fn"), "__self__", None) if wrapper is not None else None
+    if wrapper is None or not isinstance(compiled, torch.nn.Module):
         return []
-    own, found = set(map(id, part.parameters())), []
+    own, found = set(map(id, compiled.parameters())), []
     frame = wrapper.f_back
     while frame is not None:
         one = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
         if (
             isinstance(one, torch.nn.Module)
-            and any(inside is part for inside in one.modules())
+            and any(inside is compiled for inside in one.modules())
             and any(id(value) not in own for value in one.parameters())
         ):
             found.append(one)
@@ -121,7 +122,7 @@ def graph_inputs(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     return given
 
 
-def _named_by(function: Any) -> list[Any]:
+def _referenced_by(function: Any) -> list[Any]:
     """Return a function with the `__self__`, globals and closure variables that the function uses."""
     function = inspect.unwrap(function) if callable(function) else function
     found = [function, getattr(function, "__self__", None)]
@@ -175,10 +176,7 @@ def warn_before_recompile_limit() -> None:
         )
 
 
-_DOUBLINGS, _HALVINGS = 16, 6
-
-
-def guard_dynamic_sizes(inputs: Sequence[Any], part: CompiledGraph) -> None:
+def guard_dynamic_sizes(inputs: Sequence[Any], compiled: CompiledGraph) -> None:
     """Recompile the graph when a dynamic size exceeds the sizes for which the decision holds.
 
     If values are offloaded or recomputed, the decision holds only up to the current sizes. Otherwise the
@@ -186,65 +184,74 @@ def guard_dynamic_sizes(inputs: Sequence[Any], part: CompiledGraph) -> None:
 
     Args:
         inputs: the inputs of the graph; the symbolic integers among them are the dynamic sizes.
-        part: the decision about the graph.
+        compiled: the decision about the graph.
 
     Raises:
         ValueError: a size is already larger than those of the decision.
     """
     sizes = [one for one in inputs if isinstance(one, torch.SymInt) and not one.node.is_nested_int()]
-    factor = _factor(part, {one.node.expr: one.node.hint for one in sizes}) if sizes else 1.0
+    factor = _fitting_factor(compiled, {one.node.expr: one.node.hint for one in sizes}) if sizes else 1.0
     for size in sizes:
         if size > int(size.node.hint * factor):  # the comparison creates a guard
             raise ValueError(f"{size} is larger than what was decided for")
 
 
-def _factor(part: CompiledGraph, hints: Mapping[Any, int]) -> float:
+def _fitting_factor(compiled: CompiledGraph, hints: Mapping[Any, int]) -> float:
     """Return the largest factor for all sizes with which the graph fits unchanged; 1 if values move."""
-    made, limit = part.decided, part.options.limit or 0
-    if made.moves or made.peak_bytes > limit:
+    decision, limit = compiled.decision, compiled.options.limit or 0
+    if decision.changes_graph or decision.peak_bytes > limit:
         return 1.0
 
     def fits(factor: float) -> bool:
-        return _peak(part, {symbol: int(hint * factor) for symbol, hint in hints.items()}, factor) <= limit
+        return (
+            _scaled_peak(compiled, {symbol: int(hint * factor) for symbol, hint in hints.items()}, factor)
+            <= limit
+        )
 
     low = 1.0
-    for _ in range(_DOUBLINGS):
+    for _ in range(TUNABLES.size_doublings):
         if not fits(2 * low):
             break
         low *= 2
     high = 2 * low
-    for _ in range(_HALVINGS):
+    for _ in range(TUNABLES.size_halvings):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
-def _peak(part: CompiledGraph, sizes: Mapping[Any, int], factor: float) -> int:
+def _scaled_peak(compiled: CompiledGraph, sizes: Mapping[Any, int], factor: float) -> int:
     """Return the peak in bytes of the graph with other sizes.
 
     Values whose size does not follow from `sizes` grow by the largest growth among the other values.
     """
-    made, beside = part.decided, part.options.beside
-    graph = made.captured.graph
+    decision, beside = compiled.decision, compiled.options.beside
+    graph = decision.captured.graph
     grown = graph.size.astype(np.float64)
     unknown = []
-    for value, (held, node) in enumerate(zip(made.captured.sizes, made.captured.values, strict=True)):
+    for value, (held, node) in enumerate(zip(decision.captured.sizes, decision.captured.values, strict=True)):
         if isinstance(held, torch.SymInt) and held.node.expr.free_symbols <= sizes.keys():
             grown[value] = int(held.node.expr.xreplace(sizes))
-        elif isinstance(held, torch.SymInt) or (node is not None and _changes(node.meta.get("val"))):
+        elif isinstance(held, torch.SymInt) or (
+            node is not None and _has_symbolic_shape(node.meta.get("val"))
+        ):
             unknown.append(value)
     most = max(factor, float((grown / np.maximum(graph.size, 1)).max(initial=1.0)))
     grown[unknown] *= most
-    outside = max(made.outside.during(backward=backward) for backward in (False, True))
+    outside = max(decision.outside.during(backward=backward) for backward in (False, True))
     outside = beside + int((outside - beside) * most)
     larger = graph.with_columns(size=np.ceil(grown), workspace=np.ceil(graph.workspace * most))
     needs = simulate(larger, Link.of_rate(1.0), outside_bytes=outside).peak_bytes
-    more = made.peak_bytes - made.timed.peak_bytes  # need of the kernels beyond the need of the operations
+    more = (
+        decision.peak_bytes - decision.simulated.peak_bytes
+    )  # need of the kernels beyond the need of the operations
     return (
-        needs + int(more * most) if more > 0 else math.ceil(needs * made.peak_bytes / made.timed.peak_bytes)
+        needs + int(more * most)
+        if more > 0
+        else math.ceil(needs * decision.peak_bytes / decision.simulated.peak_bytes)
     )
 
 
-def _changes(held: Any) -> bool:
+def _has_symbolic_shape(held: Any) -> bool:
     """Return true if a tensor's shape is symbolic; the memory of an input keeps the traced size anyway."""
     return isinstance(held, torch.Tensor) and any(isinstance(one, torch.SymInt) for one in held.shape)

@@ -13,20 +13,19 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from mempool.torch.compiled.options import TUNABLES
 from mempool.torch.compiled.records import ExternalMemory
 from mempool.torch.compiled.runtime import extent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-#: Number of parameters, at least, whose referrers are searched for the optimizers' state.
-_ASKED = 16
 
 Memories = dict[StorageWeakRef, int]
 """Bytes of memories, each once; a reference keeps the name of a memory, but not the memory."""
 
 
-class Told(NamedTuple):
+class TensorRef(NamedTuple):
     """A weak reference to a tensor, the address of the first element, and the extent in bytes."""
 
     tensor: weakref.ref[torch.Tensor]
@@ -35,39 +34,39 @@ class Told(NamedTuple):
 
 
 @dataclass
-class Run:
+class ForwardRun:
     """The memory of one forward run of a graph.
 
     Attributes:
         given: inputs, without parameters.
-        asked: results that the program requested.
+        requested: results that the program requested.
         kept: values saved for the backward run, without parameters.
-        going: inputs that the decision assumed to be freed after the forward run.
+        freed_inputs: inputs that the decision assumed to be freed after the forward run.
         over: true if the backward run has happened.
     """
 
     given: Memories
-    asked: Memories
+    requested: Memories
     kept: Memories
-    going: Memories = field(default_factory=dict)
+    freed_inputs: Memories = field(default_factory=dict)
     over: bool = False
 
     @property
     def all(self) -> Memories:
         """Return all memories of the run that are alive."""
-        return _alive(self.given | self.asked | self.kept)
+        return _alive(self.given | self.requested | self.kept)
 
     @property
     def results(self) -> Memories:
         """Return the results that the program requested and that are alive."""
-        return _alive(self.asked)
+        return _alive(self.requested)
 
     @property
     def waits(self) -> Memories:
         """Return the live memories that only the pending backward run needs."""
         if self.over:
             return {}
-        others = self.asked.keys() | self.given.keys()
+        others = self.requested.keys() | self.given.keys()
         return {one: size for one, size in _alive(self.kept).items() if one not in others}
 
 
@@ -85,8 +84,8 @@ class LiveMemory:
     _modules: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
     _parameters: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     _given: dict[int, Memories] = field(default_factory=dict)
-    _runs: dict[int, list[Run]] = field(default_factory=dict)
-    _new_gradients: list[Told] = field(default_factory=list)
+    _runs: dict[int, list[ForwardRun]] = field(default_factory=dict)
+    _new_gradients: list[TensorRef] = field(default_factory=list)
     _lasting: Memories = field(default_factory=dict)
     _state: Memories | None = None
 
@@ -96,7 +95,7 @@ class LiveMemory:
         for module in modules:
             self._modules[id(module)] = weakref.ref(module)
         sizes: dict[torch.device, int] = {}
-        for one in (plain for some in [*given, *self._values()] for plain in _plain(some)):
+        for one in (plain for some in [*given, *self._values()] for plain in _inner_tensors(some)):
             sizes[one.device] = sizes.get(one.device, 0) + one.nbytes
         if sizes:
             self.device = device_with_most(sizes)
@@ -107,7 +106,7 @@ class LiveMemory:
             if isinstance(one, torch.nn.Parameter):
                 self._parameters[id(one)] = weakref.ref(one)
 
-    def beside(self, number: int, given: Sequence[Any], *, more: bool) -> ExternalMemory:
+    def external(self, number: int, given: Sequence[Any], *, more: bool) -> ExternalMemory:
         """Return the memory outside a graph that is about to run for the first time.
 
         Args:
@@ -120,20 +119,20 @@ class LiveMemory:
         own = self._given[number] = self.memories(given)
         parameters, others, gradients = self.parameters(), self.others(number), self.gradients()
         every = [run for runs in self._runs.values() for run in runs]
-        kept = _together(_alive(run.kept) for run in every)
-        goes = _together(_alive(run.asked) for run in every).keys() - kept.keys()
+        kept = _union(_alive(run.kept) for run in every)
+        goes = _union(_alive(run.requested) for run in every).keys() - kept.keys()
         memories = [self.memories([one]) for one in given]
         return ExternalMemory(
             held=total(others | gradients, own, parameters),
             kept=total({one: size for one, size in others.items() if one not in goes}, own, parameters),
-            own=total(_together(run.all for run in self.runs(number)), own, parameters, others),
-            going=tuple(i for i, some in enumerate(memories) if some and some.keys() <= goes),
+            own=total(_union(run.all for run in self.runs(number)), own, parameters, others),
+            freed_inputs=tuple(i for i, some in enumerate(memories) if some and some.keys() <= goes),
             parameters=total(parameters, own),
-            gradients=self._later(number) if more else 0,
+            gradients=self._later_gradients(number) if more else 0,
             state=total(self.state()),
         )
 
-    def runs(self, number: int) -> list[Run]:
+    def runs(self, number: int) -> list[ForwardRun]:
         """Return the forward runs of a graph in this step with any live memory."""
         self._runs[number] = [run for run in self._runs.get(number, ()) if run.all]
         return list(self._runs[number])
@@ -141,7 +140,7 @@ class LiveMemory:
     def others(self, number: int) -> Memories:
         """Return the memories that runs of other graphs hold."""
         numbers = [one for one in list(self._runs) if one != number]
-        return _together(run.all for one in numbers for run in self.runs(one))
+        return _union(run.all for one in numbers for run in self.runs(one))
 
     @property
     def is_used(self) -> bool:
@@ -183,9 +182,9 @@ class LiveMemory:
     def pending_gradient_bytes(self, given: Iterable[torch.Tensor]) -> int:
         """Return the bytes of gradients made by backward passes and not consumed yet, except those given."""
         self._new_gradients = [one for one in self._new_gradients if one.tensor() is not None]
-        return bytes_of(self._new_gradients, but=self.told(given))
+        return bytes_of(self._new_gradients, but=self.tensor_refs(given))
 
-    def record_forward(self, number: int, run: Run) -> None:
+    def record_forward(self, number: int, run: ForwardRun) -> None:
         """Record a forward run of a graph."""
         self._runs.setdefault(number, []).append(run)
 
@@ -196,18 +195,18 @@ class LiveMemory:
         place. So gradients are tracked by weak references to the tensors, which live until the gradients are
         consumed.
         """
-        self._new_gradients += self.told(made)
+        self._new_gradients += self.tensor_refs(made)
 
-    def told(self, values: Iterable[Any]) -> list[Told]:
+    def tensor_refs(self, values: Iterable[Any]) -> list[TensorRef]:
         """Return weak entries of the tensors on the device, without a share in their storage."""
-        plain = (one for value in values for one in _plain(value) if one.device == self.device)
-        return [Told(weakref.ref(one), one.data_ptr(), extent(one)) for one in plain]
+        plain = (one for value in values for one in _inner_tensors(value) if one.device == self.device)
+        return [TensorRef(weakref.ref(one), one.data_ptr(), extent(one)) for one in plain]
 
     def step(self) -> None:
         """Start a new step; memory left over from the previous step is not attributed to the graphs."""
         runs = [run for some in self._runs.values() for run in some]
-        made = _together(run.asked | run.kept for run in runs)
-        given = _together(_alive(run.given) for run in runs)
+        made = _union(run.requested | run.kept for run in runs)
+        given = _union(_alive(run.given) for run in runs)
         self._lasting = _alive(self._lasting) | {one: size for one, size in given.items() if one not in made}
         self._runs.clear()
         self._new_gradients.clear()
@@ -217,7 +216,7 @@ class LiveMemory:
         """Return the memories of the tensors on the device."""
         found: Memories = {}
         for one in values:
-            for plain in _plain(one):
+            for plain in _inner_tensors(one):
                 if plain.device == self.device:
                     storage = plain.untyped_storage()
                     found[StorageWeakRef(storage)] = storage.nbytes()
@@ -234,7 +233,7 @@ class LiveMemory:
     def _alive_modules(self) -> list[torch.nn.Module]:
         return [module for one in list(self._modules.values()) if (module := one()) is not None]
 
-    def _later(self, number: int) -> int:
+    def _later_gradients(self, number: int) -> int:
         """Return the bytes of pending gradients of the parameters of later graphs.
 
         Parameters that a module has twice count too.
@@ -258,7 +257,7 @@ def optimizer_states(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
     searched. An optimizer that has none of these parameters is not found.
     """
     trained = [one for one in parameters if one.requires_grad]
-    for holder in gc.get_referrers(*trained[:: max(len(trained) // _ASKED, 1)]):
+    for holder in gc.get_referrers(*trained[:: max(len(trained) // TUNABLES.searched_parameters, 1)]):
         if isinstance(holder, dict) and isinstance(next(iter(holder), None), torch.nn.Parameter):
             for one in parameters:
                 if isinstance(state := holder.get(one), dict):
@@ -275,14 +274,14 @@ def total(memories: Mapping[StorageWeakRef, int], *but: Memories) -> int:
     return sum(size for one, size in memories.items() if not any(one in some for some in but))
 
 
-def bytes_of(tensors: Iterable[Told], *, but: Iterable[Told] = ()) -> int:
+def bytes_of(tensors: Iterable[TensorRef], *, but: Iterable[TensorRef] = ()) -> int:
     """Return the bytes of live tensors, except those at the addresses of tensors in `but`."""
     taken = {one.place for one in but}
     there = (one for one in tensors if one.tensor() is not None and one.place not in taken)
     return sum({one.place: one.size for one in there}.values())
 
 
-def _together(some: Iterable[Memories]) -> Memories:
+def _union(some: Iterable[Memories]) -> Memories:
     return {memory: size for one in some for memory, size in one.items()}
 
 
@@ -290,12 +289,12 @@ def _alive(memories: Memories) -> Memories:
     return {one: size for one, size in memories.items() if not one.expired()}
 
 
-def _plain(value: Any) -> Iterator[torch.Tensor]:
+def _inner_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield a tensor that has memory, or the inner tensors of a wrapper subclass."""
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or is_lazy(value):
         return
     if is_traceable_wrapper_subclass(value):
         for name in value.__tensor_flatten__()[0]:
-            yield from _plain(getattr(value, name))
+            yield from _inner_tensors(getattr(value, name))
     elif value.layout == torch.strided and value.device.type != "meta":
         yield value

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from mempool.torch.compiled.costs import is_pytorchs_own, number, roofline_seconds
+from mempool.torch.compiled.costs import hint, is_pytorchs_own, roofline_seconds
 from mempool.torch.compiled.joint_graph import is_several
 from solvers.rewriting import Graph, Role
 
@@ -59,13 +59,13 @@ class CapturedGraph:
         made = {int(graph.base[one]) for one in self.outputs[: self.forward_outputs] if one >= 0}
         return tuple(sorted(one for one in made if graph.producer[one] >= 0))
 
-    def given(self, places: Iterable[int]) -> tuple[int, ...]:
+    def arguments_at(self, places: Iterable[int]) -> tuple[int, ...]:
         """Return the values of the function's arguments at some positions."""
         names = {f"primals_{place + 1}" for place in places}
         return tuple(one for one in self.inputs if str(self.values[one]) in names)
 
     @cached_property
-    def incoming(self) -> tuple[int, ...]:
+    def incoming_gradients(self) -> tuple[int, ...]:
         """Return the gradients given to the backward pass."""
         return tuple(one for one in self.inputs if _is_tangent(self.values[one]))
 
@@ -75,7 +75,7 @@ def capture(
     forward_outputs: int,
     *,
     seconds: Callable[[fx.Node], float] | None = None,
-    beside_bytes: int = 0,
+    outside_bytes: int = 0,
 ) -> CapturedGraph:
     """Convert the joint graph of a step.
 
@@ -89,7 +89,7 @@ def capture(
         forward_outputs: number of outputs of the forward pass, which come first.
         seconds: returns the seconds of a node; default: the roofline minimum on
             `mempool.hardware.gpu_throughput.DEFAULT`.
-        beside_bytes: bytes in use all the time, such as an optimizer's state; added as one more input.
+        outside_bytes: bytes in use all the time, such as an optimizer's state; added as one more input.
     """
     values = ValueTable()
     operations: list[fx.Node] = []
@@ -100,13 +100,13 @@ def capture(
             held = node.meta.get("val")
             if held is None and node.op == "get_attr":
                 held = getattr(joint, str(node.target), None)
-            value = values.given(node, held)
+            value = values.add_input(node, held)
             inputs += [value] if node.op == "placeholder" else []
-        elif not values.takes(node):
-            values.made(node, len(operations))
+        elif not values.add_getitem(node):
+            values.add_results(node, len(operations))
             operations.append(node)
-    if beside_bytes:
-        values.beside(beside_bytes)
+    if outside_bytes:
+        values.add_memory(outside_bytes)
     returned = nodes[-1].args[0]
     outputs = [values.results[one][0] if isinstance(one, torch.fx.Node) else -1 for one in returned]
     forward = _forward(nodes, returned[:forward_outputs])
@@ -149,12 +149,12 @@ def _of_operations(
     base = np.array(values.base, np.int64)
     kinds, kind = _indices([_kind(node) for node in operations])
     modules, module = _indices(_modules(operations))
-    control, again = _effects(operations, values, [set(base[one].tolist()) for one in reads])
+    control, repeatable = _effects(operations, values, [set(base[one].tolist()) for one in reads])
     return {
         "seconds": np.array([seconds(node) for node in operations]),
         "workspace": np.zeros(count),
         "backward": [node not in forward for node in operations],
-        "repeatable": again,
+        "repeatable": repeatable,
         "role": np.full(count, Role.ORIGINAL),
         "kind": kind,
         "module": np.where(np.array(modules or ("",))[module] == "", -1, module),
@@ -224,15 +224,15 @@ def _effects(
     """Return pairs of operations that keep their order, and a mask of the operations that may run again."""
     ordered = [i for i, node in enumerate(operations) if is_ordered(node)]
     pairs = set(pairwise(ordered))
-    again = np.ones(len(operations), bool)
-    again[ordered] = False
+    repeatable = np.ones(len(operations), bool)
+    repeatable[ordered] = False
     for i, node in enumerate(operations):
         for one in writes(node):
             memory = values.base[values.results[one][0]]
-            beside = [j for j, bases in enumerate(touched) if memory in bases]
-            again[beside] = False
-            pairs |= {(min(i, j), max(i, j)) for j in beside if j != i}
-    return np.array(sorted(pairs), np.int64).reshape(-1, 2), again
+            sharing = [j for j, bases in enumerate(touched) if memory in bases]
+            repeatable[sharing] = False
+            pairs |= {(min(i, j), max(i, j)) for j in sharing if j != i}
+    return np.array(sorted(pairs), np.int64).reshape(-1, 2), repeatable
 
 
 @dataclass
@@ -258,17 +258,17 @@ class ValueTable:
     results: dict[fx.Node, list[Any]] = field(default_factory=dict)
     _owners: dict[int, int] = field(default_factory=dict)
 
-    def given(self, node: fx.Node, held: Any) -> int:
+    def add_input(self, node: fx.Node, held: Any) -> int:
         """Add an input; return the value."""
         self.results[node] = [self._add(node, held, -1)]
         return len(self.size) - 1
 
-    def beside(self, size: int) -> None:
+    def add_memory(self, size: int) -> None:
         """Add memory that belongs to no node."""
         self._add(None, None, -1)
         self.size[-1] = self.symbolic[-1] = size
 
-    def made(self, node: fx.Node, producer: int) -> None:
+    def add_results(self, node: fx.Node, producer: int) -> None:
         """Add the results of an operation."""
         held = node.meta.get("val")
         if is_several(held):
@@ -276,7 +276,7 @@ class ValueTable:
         else:
             self.results[node] = [self._add(node, held, producer)]
 
-    def takes(self, node: fx.Node) -> bool:
+    def add_getitem(self, node: fx.Node) -> bool:
         """Return true if a node only names one of several results; the node then stands for that value."""
         if node.target is not operator.getitem:
             return False
@@ -314,7 +314,7 @@ class ValueTable:
         one = isinstance(held, torch.Tensor)
         self.node.append(node)
         self.symbolic.append(new if base == value else 0)
-        self.size.append(number(self.symbolic[-1]))
+        self.size.append(hint(self.symbolic[-1]))
         self.producer.append(producer)
         self.base.append(base)
         self.rank.append(held.dim() if one else -1)

@@ -67,19 +67,19 @@ class InsertionPoints:
         return node
 
 
-def getitem_nodes(maker: fx.Node) -> list[fx.Node]:
+def getitem_nodes(producer: fx.Node) -> list[fx.Node]:
     """Return the `getitem` nodes of an operation's results, including those of nested results."""
-    if not is_several(maker.meta.get("val")):
+    if not is_several(producer.meta.get("val")):
         return []
-    parts = [user for user in maker.users if user.target is operator.getitem]
+    parts = [user for user in producer.users if user.target is operator.getitem]
     return [one for part in parts for one in (part, *getitem_nodes(part))]
 
 
-def result_nodes(maker: fx.Node) -> list[fx.Node]:
+def result_nodes(producer: fx.Node) -> list[fx.Node]:
     """Return the operation itself, or the `getitem` nodes if the operation has several results."""
-    if not is_several(maker.meta.get("val")):
-        return [maker]
-    return [one for one in getitem_nodes(maker) if not is_several(one.meta.get("val"))]
+    if not is_several(producer.meta.get("val")):
+        return [producer]
+    return [one for one in getitem_nodes(producer) if not is_several(one.meta.get("val"))]
 
 
 def producing_node(result: fx.Node) -> fx.Node:
@@ -102,7 +102,7 @@ class SavedValues:
 
     def __init__(self, halves: GraphPair) -> None:
         self.halves = halves
-        self._given = dict(halves.handed)
+        self._given = dict(halves.saved_placeholders)
         self._forward_of = {name: halves.forward_nodes[name] for name in self._given}
         self._new: list[str] = []
         placeholders = halves.backward.graph.find_nodes(op="placeholder")
@@ -146,7 +146,7 @@ class SavedValues:
         """Return the first backward node that is no placeholder."""
         return next(n for n in self.halves.backward.graph.nodes if n.op != "placeholder")
 
-    def settle(self) -> None:
+    def update_outputs(self) -> None:
         """Update both graphs so that exactly the used nodes are handed over."""
         halves = self.halves
         gone = {name: n for name, n in self._given.items() if not n.users and _is_tensor(n)}
@@ -198,16 +198,16 @@ class NodeIndex:
         value: the node of each value in the graph that makes the value; None if no node exists.
         operation: the node of each operation.
         run: the run of each node; for the node of a recomputation, the run of the recomputation.
-        again: the node of the second run of an operation.
+        recomputed_node: the node of the second run of an operation.
         saved_values: the values handed from the forward to the backward graph.
     """
 
-    def __init__(self, joined: MergedGraph, captured: CapturedGraph) -> None:
-        self.halves, self.graph = joined.halves, captured.graph
-        self.value = [None if node is None else joined.source[node] for node in captured.values]
-        self.operation = [joined.source[node] for node in captured.operations]
+    def __init__(self, merged: MergedGraph, captured: CapturedGraph) -> None:
+        self.halves, self.graph = merged.halves, captured.graph
+        self.value = [None if node is None else merged.source[node] for node in captured.values]
+        self.operation = [merged.source[node] for node in captured.operations]
         self.run = {node: i for i, node in enumerate(self.operation)}
-        self.again: dict[int, fx.Node] = {}
+        self.recomputed_node: dict[int, fx.Node] = {}
         self.saved_values = SavedValues(self.halves)
         self._forward = set(self.halves.forward_nodes.values())
 
@@ -267,16 +267,18 @@ class GraphSide:
         return node.graph is self.graph
 
 
-def copied(graph: fx.Graph, maker: fx.Node, source: GraphSide | SavedValues) -> dict[fx.Node, fx.Node]:
+def copy_operation(
+    graph: fx.Graph, producer: fx.Node, source: GraphSide | SavedValues
+) -> dict[fx.Node, fx.Node]:
     """Copy an operation and the nodes of the results to the current insertion point; map old to new nodes."""
-    new = {maker: graph.node_copy(maker, source.get)}
-    for one in getitem_nodes(maker):
+    new = {producer: graph.node_copy(producer, source.get)}
+    for one in getitem_nodes(producer):
         new[one] = graph.node_copy(one, lambda node: new[node])
     return new
 
 
-def erase_unused(graph: fx.Graph, maker: fx.Node) -> None:
+def erase_unused(graph: fx.Graph, producer: fx.Node) -> None:
     """Erase an operation and the results without readers."""
-    for one in (*reversed(getitem_nodes(maker)), maker):
+    for one in (*reversed(getitem_nodes(producer)), producer):
         if not one.users:
             graph.erase_node(one)

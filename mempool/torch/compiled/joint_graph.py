@@ -55,7 +55,7 @@ class GraphPair:
         return list(output_of(self.forward).args[0][self.outputs :])
 
     @property
-    def handed(self) -> Mapping[str, fx.Node]:
+    def saved_placeholders(self) -> Mapping[str, fx.Node]:
         """Return the backward placeholders of saved values, by the names of the forward nodes."""
         names = {node.name for node in self.saved}
         inputs = self.backward.graph.find_nodes(op="placeholder")
@@ -116,12 +116,12 @@ def join(halves: GraphPair, *, stale: bool = False) -> MergedGraph:
         if anew and node.op == "call_function":
             _retrace(new)
 
-    names, handed = halves.forward_nodes, halves.handed
+    names, saved_placeholders = halves.forward_nodes, halves.saved_placeholders
     twice = any(node.name in names for node in halves.backward.graph.nodes if node.op == "call_function")
     for node in names.values():
         copy(node, "is_forward", anew=stale)
     for node in halves.backward.graph.nodes:
-        if node.op == "placeholder" and node.name in handed:
+        if node.op == "placeholder" and node.name in saved_placeholders:
             made[node] = made[names[node.name]]
         elif node.op != "output":
             copy(node, "is_backward", anew=stale or twice)

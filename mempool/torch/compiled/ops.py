@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mempool.torch.compiled.runtime import RUNTIME, room
+from mempool.torch.compiled.runtime import RUNTIME, empty_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ def _reload(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    return RUNTIME.reload(ticket, room(size, stride, dtype, device))
+    return RUNTIME.reload(ticket, empty_tensor(size, stride, dtype, device))
 
 
 def _reload_wait(
@@ -69,7 +69,7 @@ def _reload_sync(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    return RUNTIME.reload_sync(ticket, room(size, stride, dtype, device))
+    return RUNTIME.reload_sync(ticket, empty_tensor(size, stride, dtype, device))
 
 
 def _fake_ticket(*_: object) -> torch.Tensor:

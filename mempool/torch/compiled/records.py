@@ -50,20 +50,20 @@ class Constraints:
 
     Attributes:
         outside: bytes in use on the device outside the graphs.
-        going: inputs that are freed after the forward pass unless the step keeps them.
+        freed_inputs: inputs that are freed after the forward pass unless the step keeps them.
         gradients_stay: true if the gradients given to the backward pass stay alive until the pass ends.
-        least: keep as few bytes as possible between the forward and the backward pass.
-        keep: bytes that may be kept in spite of `least`.
-        between: bytes that other code uses temporarily between the two passes.
+        keep_least: keep as few bytes as possible between the forward and the backward pass.
+        keep_bytes: bytes that may be kept in spite of `keep_least`.
+        between_bytes: bytes that other code uses temporarily between the two passes.
         host_limit: host bytes for copies; None: as many as the options allow.
     """
 
     outside: OutsideBytes = NO_OUTSIDE_BYTES
-    going: tuple[int, ...] = ()
+    freed_inputs: tuple[int, ...] = ()
     gradients_stay: bool = False
-    least: bool = False
-    keep: int = 0
-    between: int = 0
+    keep_least: bool = False
+    keep_bytes: int = 0
+    between_bytes: int = 0
     host_limit: int | None = None
 
 
@@ -80,7 +80,7 @@ class ExternalMemory:
         kept: the part of `held` that other graphs save, results included if a graph saves them for the
             backward pass.
         own: bytes held by other runs of the same graph, or of another graph of the same code.
-        going: positions of the graph's inputs that nothing else needs after the forward pass.
+        freed_inputs: positions of the graph's inputs that nothing else needs after the forward pass.
         parameters: parameters and buffers that the graph does not read.
         gradients: additional gradients in the backward pass, of parameters that later graphs read.
         state: the optimizers' state.
@@ -90,7 +90,7 @@ class ExternalMemory:
     held: int = 0
     kept: int = 0
     own: int = 0
-    going: tuple[int, ...] = ()
+    freed_inputs: tuple[int, ...] = ()
     parameters: int = 0
     gradients: int = 0
     state: int = 0
@@ -109,68 +109,68 @@ class StepDecision:
         rewriting: the decision: values to offload and values to recompute.
         rewritten: the graph with the decision applied.
         plain: the simulation of the original graph.
-        timed: the simulation of the rewritten graph.
+        simulated: the simulation of the rewritten graph.
         outside: bytes in use on the device outside the graph.
-        leaving: inputs and results assumed to be freed after the forward pass unless the step keeps them.
+        freed_values: inputs and results that are freed after the forward pass unless the step keeps them.
         gradients_stay: true if the gradients given to the backward pass stay alive until the pass ends.
-        taken: bytes that other code uses temporarily between the two passes.
+        between_bytes: bytes that other code uses temporarily between the two passes.
         own_bytes: size limit in bytes up to which the program makes copies itself.
-        needed: memory need of the fused kernels; None if operations are not fused.
+        kernel_memory: memory need of the fused kernels; None if operations are not fused.
     """
 
     captured: CapturedGraph
     rewriting: Rewriting
     rewritten: Graph
     plain: Timed
-    timed: Timed
+    simulated: Timed
     outside: OutsideBytes
-    leaving: tuple[int, ...] = ()
+    freed_values: tuple[int, ...] = ()
     gradients_stay: bool = False
-    taken: int = 0
+    between_bytes: int = 0
     own_bytes: int = 0
-    needed: KernelMemory | None = None
+    kernel_memory: KernelMemory | None = None
 
     @property
-    def results_leave(self) -> bool:
+    def frees_results(self) -> bool:
         """Return true if the decision assumes that the results are freed when the backward pass begins."""
-        return not set(self.leaving).isdisjoint(self.captured.results)
+        return not set(self.freed_values).isdisjoint(self.captured.results)
 
     @property
     def lasting(self) -> NDArray[np.bool_]:
         """Return the mask of the values whose memory counts as allocated for the whole step: bool[M]."""
         graph = self.captured.graph
-        result: NDArray[np.bool_] = graph.lasting & ~np.isin(graph.base, self.leaving)
+        result: NDArray[np.bool_] = graph.lasting & ~np.isin(graph.base, self.freed_values)
         return result
 
     @property
-    def moves(self) -> bool:
+    def changes_graph(self) -> bool:
         """Return true if any value is offloaded or recomputed."""
         return bool(self.rewriting.swaps or self.rewriting.recomputed)
 
     @property
     def peak_bytes(self) -> int:
         """Return the predicted peak on the device in bytes."""
-        own = self.timed.peak_bytes if self.needed is None else self.needed.peak_bytes
-        return max(own, self.pause_bytes(self.taken)) if self.taken else own
+        own = self.simulated.peak_bytes if self.kernel_memory is None else self.kernel_memory.peak_bytes
+        return max(own, self.pause_bytes(self.between_bytes)) if self.between_bytes else own
 
-    def pause_bytes(self, taken: int) -> int:
-        """Return the bytes on the device between the passes while other code uses `taken` bytes."""
-        return self.kept_bytes + self.outside.during(backward=False) + taken
+    def pause_bytes(self, between_bytes: int) -> int:
+        """Return the bytes on the device between the passes while other code uses `between_bytes` bytes."""
+        return self.kept_bytes + self.outside.during(backward=False) + between_bytes
 
     def peak_of(self, *, backward: bool) -> int:
         """Return the predicted peak of one pass in bytes."""
-        if self.needed is not None:
-            return self.needed.backward_bytes if backward else self.needed.forward_bytes
-        return int(self.timed.load[self.rewritten.backward == backward].max(initial=0))
+        if self.kernel_memory is not None:
+            return self.kernel_memory.backward_bytes if backward else self.kernel_memory.forward_bytes
+        return int(self.simulated.load[self.rewritten.backward == backward].max(initial=0))
 
     @property
     def kept_bytes(self) -> int:
         """Return the bytes that the graphs themselves keep on the device between the two passes."""
         captured = self.captured
-        if self.needed is not None:
-            gradients = int(captured.graph.size[list(captured.incoming)].sum())
-            return self.needed.kept_bytes - self.outside.during(backward=True) - gradients
-        return between(self.rewritten, captured.incoming) if self.rewritten.backward.any() else 0
+        if self.kernel_memory is not None:
+            gradients = int(captured.graph.size[list(captured.incoming_gradients)].sum())
+            return self.kernel_memory.kept_bytes - self.outside.during(backward=True) - gradients
+        return between(self.rewritten, captured.incoming_gradients) if self.rewritten.backward.any() else 0
 
 
 @dataclass(frozen=True)
@@ -226,33 +226,34 @@ class CompiledGraph:
         number: grows in the order in which the graphs of a step first ran.
         more: true if the function continues in another graph, as after a graph break.
         options: the options of the backend.
-        decided: the decision about the graph.
-        clock: the times of the two graphs.
-        beside: the memory assumed to be in use outside the graph.
+        decision: the decision about the graph.
+        timer: the times of the two graphs.
+        external: the memory assumed to be in use outside the graph.
         host_end: end of the planned places of the graph's copies, in bytes from the start of the host arena.
         bytes_kept_before: bytes that earlier graphs were predicted to keep when this graph was compiled.
-        keeps: returns the bytes that the graph would keep between the passes within another limit; None: as
-            many as now, e.g. when the function's last graph, or another function, has been compiled.
+        kept_bytes_at: returns the bytes that the graph would keep between the passes within another limit;
+            None: as many as now, e.g. when the function's last graph, or another function, has been
+            compiled.
     """
 
     number: int
     more: bool
     options: Options
-    decided: StepDecision
-    clock: StepTimer
-    beside: ExternalMemory = NO_EXTERNAL_MEMORY
+    decision: StepDecision
+    timer: StepTimer
+    external: ExternalMemory = NO_EXTERNAL_MEMORY
     host_end: int = 0
     bytes_kept_before: int = 0
-    keeps: Callable[[int], int] | None = None
+    kept_bytes_at: Callable[[int], int] | None = None
 
-    def kept_within(self, limit: int, beside: int) -> int:
+    def kept_within(self, limit: int, external: int) -> int:
         """Return the bytes kept between the passes within another limit.
 
-        Earlier graphs keep `beside` bytes in that case.
+        Earlier graphs keep `external` bytes in that case.
         """
-        if self.keeps is None:
-            return self.decided.kept_bytes
-        return self.keeps(limit + self.bytes_kept_before - beside)
+        if self.kept_bytes_at is None:
+            return self.decision.kept_bytes
+        return self.kept_bytes_at(limit + self.bytes_kept_before - external)
 
 
 @dataclass(frozen=True)

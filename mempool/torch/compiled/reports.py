@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from mempool.torch.compiled.runtime import RUNTIME
-from mempool.torch.compiled.runtime_observer import counted
+from mempool.torch.compiled.runtime_observer import allocated_bytes
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 
 if TYPE_CHECKING:
@@ -57,16 +57,21 @@ class Report:
 
 def make_report() -> Report:
     """Return the report of all decisions and of the copies made so far."""
-    parts = [(budget, part) for budget in SHARED_LIMITS for _, part in sorted(budget.parts.items())]
-    peak = None if (bytes_there := counted()) is None else bytes_there.most
-    graphs = [{"function": budget.observer.function(part.number), **_graph(part)} for budget, part in parts]
+    compiled_graphs = [
+        (limit, compiled) for limit in SHARED_LIMITS for _, compiled in sorted(limit.graphs.items())
+    ]
+    peak = None if (bytes_there := allocated_bytes()) is None else bytes_there.most
+    graphs = [
+        {"function": limit.observer.function(compiled.number), **_graph(compiled)}
+        for limit, compiled in compiled_graphs
+    ]
     return Report(graphs, asdict(RUNTIME.counters), RUNTIME.host_bytes, peak)
 
 
-def _graph(part: CompiledGraph) -> dict[str, Any]:
-    made = part.decided
-    graph, nodes = made.captured.graph, made.captured.values
-    timed, plain = made.timed, made.plain
+def _graph(compiled: CompiledGraph) -> dict[str, Any]:
+    decision = compiled.decision
+    graph, nodes = decision.captured.graph, decision.captured.values
+    timed, plain = decision.simulated, decision.plain
 
     def named(value: int) -> dict[str, Any]:
         operation = int(graph.producer[value])
@@ -79,24 +84,24 @@ def _graph(part: CompiledGraph) -> dict[str, Any]:
         }
 
     return {
-        "name": part.options.name,
+        "name": compiled.options.name,
         "operations": len(graph),
-        "limit_bytes": part.options.limit,
-        "outside_bytes": made.outside.always,
-        "outside_forward_bytes": made.outside.forward,
-        "outside_backward_bytes": made.outside.backward,
+        "limit_bytes": compiled.options.limit,
+        "outside_bytes": decision.outside.always,
+        "outside_forward_bytes": decision.outside.forward,
+        "outside_backward_bytes": decision.outside.backward,
         "plain_peak_bytes": plain.peak_bytes,
-        "predicted_peak_bytes": made.peak_bytes,
+        "predicted_peak_bytes": decision.peak_bytes,
         "plain_seconds": plain.seconds,
         "predicted_seconds": timed.seconds,
-        "measured_seconds": part.clock.seconds(),
+        "measured_seconds": compiled.timer.seconds(),
         "stall_seconds": timed.stall_seconds,
         "recomputed_seconds": timed.recomputed_seconds,
         "offloaded_bytes": timed.moved_bytes,
         "reloaded_bytes": timed.returned_bytes,
         "predicted_host_bytes": timed.host_bytes,
-        "offloaded": [named(swap.value) for swap in made.rewriting.swaps],
-        "recomputed": [named(value) for value in made.rewriting.recomputed],
+        "offloaded": [named(swap.value) for swap in decision.rewriting.swaps],
+        "recomputed": [named(value) for value in decision.rewriting.recomputed],
     }
 
 

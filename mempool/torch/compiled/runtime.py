@@ -49,18 +49,18 @@ class TensorLayout:
             n == 1 or a == b for n, a, b in zip(self.size, self.stride, tensor.stride(), strict=True)
         )
 
-    def typed(self, tensor: torch.Tensor) -> torch.Tensor:
+    def with_dtype(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor, or a new one of the same size and strides with the right element type."""
         if tensor.dtype == self.dtype:
             return tensor
-        return room(tensor.shape, tensor.stride(), self.dtype, tensor.device)
+        return empty_tensor(tensor.shape, tensor.stride(), self.dtype, tensor.device)
 
-    def room(self, device: torch.device) -> torch.Tensor:
+    def empty(self, device: torch.device) -> torch.Tensor:
         """Return an uninitialized tensor of this form."""
-        return room(self.size, self.stride, self.dtype, device)
+        return empty_tensor(self.size, self.stride, self.dtype, device)
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
+def byte_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return all bytes from a tensor's first to last element, in memory order: uint8[n]."""
     start = tensor.storage_offset() * tensor.element_size()
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
@@ -68,7 +68,7 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-def room(
+def empty_tensor(
     size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Return an uninitialized tensor; in deterministic mode without PyTorch's initial fill."""
@@ -100,7 +100,7 @@ class OffloadedTensor:
 
     Attributes:
         engine: the engine that makes the copy.
-        form: the form of the copied tensor, which may differ from the traced form.
+        layout: the form of the copied tensor, which may differ from the traced form.
         copy: the host memory; None if the host was full, in which case ``data`` stays.
         transfer: the offload; None after the wait.
         data: the bytes on the device if the host was full; otherwise None.
@@ -108,7 +108,7 @@ class OffloadedTensor:
     """
 
     engine: Engine
-    form: TensorLayout
+    layout: TensorLayout
     copy: HostCopy | None
     transfer: Transfer | None
     data: torch.Tensor | None
@@ -157,7 +157,7 @@ class TransferCounters:
 
 
 @dataclass(eq=False)
-class Runtime:
+class TransferRuntime:
     """The offloaded and reloading tensors of a process, by ticket number, and the engines that copy them.
 
     Attributes:
@@ -166,7 +166,7 @@ class Runtime:
 
     counters: TransferCounters = field(default_factory=TransferCounters)
     _engines: dict[tuple[torch.device, int], Engine] = field(default_factory=dict)
-    _held: dict[int, OffloadedTensor | ReloadingTensor] = field(default_factory=dict)
+    _entries: dict[int, OffloadedTensor | ReloadingTensor] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _dead: deque[int] = field(default_factory=deque)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -184,85 +184,87 @@ class Runtime:
     @property
     def host_copies(self) -> int:
         """Return the number of copies on the host."""
-        self._bury()
-        return sum(isinstance(held, OffloadedTensor) for held in self._held.values())
+        self._release_dead()
+        return sum(isinstance(entry, OffloadedTensor) for entry in self._entries.values())
 
     @property
     def host_bytes(self) -> int:
         """Return the host memory in bytes that the engines use."""
-        self._bury()
+        self._release_dead()
         return sum(engine.host_bytes for engine in self._engines.values())
 
     def _ticket(self, number: int) -> torch.Tensor:
         """Return a tensor that refers to the entry `number` for as long as the tensor's memory lives."""
         ticket = torch.full((1,), number, dtype=torch.int64)
         with self._lock:
-            self._held[number].tickets += 1
+            self._entries[number].tickets += 1
         weakref.finalize(ticket.untyped_storage(), self._dead.append, number).atexit = False
         return ticket
 
-    def _bury(self) -> None:
+    def _release_dead(self) -> None:
         """Release the entries whose tickets are gone.
 
         Tickets die at any moment, in any thread, and with any lock held.
         """
         with self._lock:
             while self._dead:
-                held = self._held[number := self._dead.popleft()]
-                held.tickets -= 1
-                if not held.tickets:
-                    del self._held[number]
-                    if isinstance(held, OffloadedTensor) and held.copy is not None:
-                        held.engine.drop(held.copy)
+                entry = self._entries[number := self._dead.popleft()]
+                entry.tickets -= 1
+                if not entry.tickets:
+                    del self._entries[number]
+                    if isinstance(entry, OffloadedTensor) and entry.copy is not None:
+                        entry.engine.drop(entry.copy)
 
-    def _of(self, ticket: torch.Tensor, kind: type) -> Any:
-        self._bury()  # a copy of a ticket does not keep the entry alive
-        held = self._held.get(int(ticket))
-        if not isinstance(held, kind):
+    def _entry(self, ticket: torch.Tensor, kind: type) -> Any:
+        self._release_dead()  # a copy of a ticket does not keep the entry alive
+        entry = self._entries.get(int(ticket))
+        if not isinstance(entry, kind):
             raise UsageError(
                 "what a compiled graph had sent to the host is gone: hooks on saved tensors, such as "
                 "save_on_cpu, must not copy what a graph with a limit saves"
             )
-        return held
+        return entry
 
     def offload(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
         """Start the offload of a tensor; return a ticket. ``at``: the planned host offset, or -1."""
-        engine, data = self.engine(tensor.device, host_limit), flat(tensor)
+        engine, data = self.engine(tensor.device, host_limit), byte_view(tensor)
         with self._lock:
-            self._bury()
+            self._release_dead()
             copy, transfer = None, None
             try:
                 copy, transfer = engine.offload(data, at)
                 self.counters.offloads += 1
                 self.counters.offload_bytes += len(data)
             except HostFullError:
-                self._is_full()
+                self._warn_host_full()
             number = next(self._numbers)
-            form = TensorLayout.of(tensor)
-            self._held[number] = OffloadedTensor(engine, form, copy, transfer, data if copy is None else None)
+            layout = TensorLayout.of(tensor)
+            self._entries[number] = OffloadedTensor(
+                engine, layout, copy, transfer, data if copy is None else None
+            )
             return self._ticket(number)
 
     def offload_sync(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
         """Offload a tensor, synchronously where that is quicker; return the ticket of the copy."""
         engine = self.engine(tensor.device, host_limit)
-        if (own := engine.sync_copier) is None:
+        if (copier := engine.sync_copier) is None:
             return self.offload_wait(self.offload(tensor, host_limit, at))
-        form, size, copy = TensorLayout.of(tensor), extent(tensor), None
+        layout, size, copy = TensorLayout.of(tensor), extent(tensor), None
         with self._lock:
-            self._bury()
+            self._release_dead()
             try:
-                copy = own.offload_now(tensor, size, at)
+                copy = copier.offload_now(tensor, size, at)
                 self.counters.offloads += 1
                 self.counters.offload_bytes += size
             except HostFullError:
-                self._is_full()
+                self._warn_host_full()
             number = next(self._numbers)
-            self._held[number] = OffloadedTensor(
-                engine, form, copy, None, flat(tensor) if copy is None else None
+            self._entries[number] = OffloadedTensor(
+                engine, layout, copy, None, byte_view(tensor) if copy is None else None
             )
             return self._ticket(number)
 
-    def _is_full(self) -> None:
+    def _warn_host_full(self) -> None:
         self.counters.host_full += 1
         warnings.warn(
             "the host has no room for a copy: what should leave stays, and the limit may be exceeded; "
@@ -272,10 +274,10 @@ class Runtime:
 
     def offload_wait(self, ticket: torch.Tensor) -> torch.Tensor:
         """Order later work after the offload of a ticket; return a new ticket for the copy."""
-        held = self._of(ticket, OffloadedTensor)
-        transfer, held.transfer = held.transfer, None
+        entry = self._entry(ticket, OffloadedTensor)
+        transfer, entry.transfer = entry.transfer, None
         if transfer is not None:
-            self.counters.wait_seconds += held.engine.wait(transfer)
+            self.counters.wait_seconds += entry.engine.wait(transfer)
         return self._ticket(int(ticket))
 
     def reload(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -285,43 +287,43 @@ class Runtime:
         operation may have been traced with another type than the real result. The tensor is reloaded in the
         form in which the tensor was offloaded.
         """
-        held: OffloadedTensor = self._of(ticket, OffloadedTensor)
-        tensor = held.form.typed(tensor)
-        source = tensor if held.form.fits(tensor) else held.form.room(tensor.device)
-        data = flat(source)
+        entry: OffloadedTensor = self._entry(ticket, OffloadedTensor)
+        tensor = entry.layout.with_dtype(tensor)
+        source = tensor if entry.layout.fits(tensor) else entry.layout.empty(tensor.device)
+        data = byte_view(source)
         with self._lock:
             transfer = None
-            if held.copy is None:
-                data.copy_(held.data)
+            if entry.copy is None:
+                data.copy_(entry.data)
             else:
-                transfer = held.engine.reload(held.copy, data)
+                transfer = entry.engine.reload(entry.copy, data)
                 self.counters.reloads += 1
                 self.counters.reload_bytes += len(data)
             number = next(self._numbers)
-            self._held[number] = ReloadingTensor(held.engine, tensor, source, transfer)
+            self._entries[number] = ReloadingTensor(entry.engine, tensor, source, transfer)
             return self._ticket(number)
 
     def reload_sync(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Reload a tensor, synchronously where that is quicker; the arguments are those of `reload`."""
-        held: OffloadedTensor = self._of(ticket, OffloadedTensor)
-        own, tensor = held.engine.sync_copier, held.form.typed(tensor)
-        if own is None or held.copy is None or held.transfer or not held.form.fits(tensor):
+        entry: OffloadedTensor = self._entry(ticket, OffloadedTensor)
+        copier, tensor = entry.engine.sync_copier, entry.layout.with_dtype(tensor)
+        if copier is None or entry.copy is None or entry.transfer or not entry.layout.fits(tensor):
             return self.reload_wait(self.reload(ticket, tensor))
-        own.reload_now(held.copy, tensor)
+        copier.reload_now(entry.copy, tensor)
         self.counters.reloads += 1
-        self.counters.reload_bytes += held.copy.size
+        self.counters.reload_bytes += entry.copy.size
         return tensor
 
     def reload_wait(self, ticket: torch.Tensor) -> torch.Tensor:
         """Return the reloaded tensor, ordered before all later work."""
-        held = self._of(ticket, ReloadingTensor)
-        transfer, held.transfer = held.transfer, None
+        entry = self._entry(ticket, ReloadingTensor)
+        transfer, entry.transfer = entry.transfer, None
         if transfer is not None:
-            self.counters.wait_seconds += held.engine.wait(transfer)
-        tensor, source = held.tensor, held.source
-        held.tensor = held.source = None
+            self.counters.wait_seconds += entry.engine.wait(transfer)
+        tensor, source = entry.tensor, entry.source
+        entry.tensor = entry.source = None
         return tensor if source is tensor else tensor.copy_(source)
 
 
 #: The copies of this process.
-RUNTIME = Runtime()
+RUNTIME = TransferRuntime()

@@ -13,13 +13,11 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from mempool.torch.compiled.external_memory import LiveMemory
+from mempool.torch.compiled.options import TUNABLES
 from mempool.torch.compiled.records import NO_OBSERVATIONS, Observations
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
-
-#: Divisor of a limit: a rise by less than this fraction of the limit is ignored.
-_LITTLE = 64
 
 
 class AllocatedBytes(NamedTuple):
@@ -29,7 +27,7 @@ class AllocatedBytes(NamedTuple):
     most: int
 
 
-def counted() -> AllocatedBytes | None:
+def allocated_bytes() -> AllocatedBytes | None:
     """Return the bytes in use and the peak; None if no allocator counts, as on a CPU without a pool."""
     from mempool.torch import installed
 
@@ -49,7 +47,7 @@ class RunEnd(NamedTuple):
 
     number: int
     backward: bool
-    counted: AllocatedBytes
+    allocated_bytes: AllocatedBytes
 
 
 @dataclass(eq=False)
@@ -67,11 +65,11 @@ class HighWaterMark:
     _known: int = 0
     _ended: RunEnd | None = None
 
-    def opens(self) -> None:
+    def start(self) -> None:
         """Start observing, or restart after another compilation."""
         self.most, self._first, self._ended = 0, None, None
 
-    def begins(self, number: int, *, backward: bool) -> tuple[int, int] | None:
+    def before_run(self, number: int, *, backward: bool) -> tuple[int, int] | None:
         """Note that a run of a graph begins.
 
         Returns:
@@ -79,44 +77,39 @@ class HighWaterMark:
                 the
             peak bytes in addition to the bytes in use before. Otherwise None.
         """
-        there, ended, self._ended = counted(), self._ended, None
+        there, ended, self._ended = allocated_bytes(), self._ended, None
         if there is None:
             return None
         if self._first is not None:
             self.most = max(self.most, there.now, there.most if there.most > self._first else 0)
-        if ended is None or there.most <= ended.counted.most or (ended.backward and not backward):
+        if ended is None or there.most <= ended.allocated_bytes.most or (ended.backward and not backward):
             return None  # after a backward run and before a forward run lies the gap between two steps
-        return number if ended.backward else ended.number, there.most - ended.counted.now
+        return number if ended.backward else ended.number, there.most - ended.allocated_bytes.now
 
-    def ends(self, number: int, *, backward: bool) -> None:
+    def after_run(self, number: int, *, backward: bool) -> None:
         """Note that a run has ended."""
-        there = counted()
+        there = allocated_bytes()
         self._ended = None if there is None else RunEnd(number, backward, there)
 
-    def steps(self) -> None:
+    def end_step(self) -> None:
         """Note that an observed step has ended."""
-        if self._first is None and (there := counted()) is not None:
+        if self._first is None and (there := allocated_bytes()) is not None:
             self._first = there.most
 
-    def closes(self) -> None:
+    def stop(self) -> None:
         """Stop observing runs."""
-        self._known = 0 if (there := counted()) is None else there.most
+        self._known = 0 if (there := allocated_bytes()) is None else there.most
 
-    def rises(self, limit: int) -> bool:
+    def has_risen(self, limit: int) -> bool:
         """Return true if the mark rose above a limit since the observation ended; true once per rise.
 
         Small rises are ignored, such as those of a program that slowly collects data.
         """
-        there = counted()
-        if there is None or there.most <= max(limit, self._known + limit // _LITTLE):
+        there = allocated_bytes()
+        if there is None or there.most <= max(limit, self._known + int(limit * TUNABLES.ignored_rise)):
             return False
         self._known = there.most
         return True
-
-
-#: `_STEPS`: steps that are observed after a compilation. `_LOOKS`: most observed runs. `_AGAIN`: most
-#: recompilations of a graph because of observations.
-_STEPS, _LOOKS, _AGAIN = 3, 4096, 4
 
 
 @dataclass(eq=False)
@@ -124,16 +117,16 @@ class RuntimeObserver:
     """Observer of the runs of all graphs of one call of `torch.compile`.
 
     Attributes:
-        present: the memory that the graphs hold.
-        seen: by graph number, the observations since the compilation.
+        live_memory: the memory that the graphs hold.
+        observed: by graph number, the observations since the compilation.
         known: by graph number, earlier observations that exceeded the assumed bytes.
-        water: the high-water mark of the allocator.
+        high_water: the high-water mark of the allocator.
     """
 
-    present: LiveMemory = field(default_factory=LiveMemory)
-    seen: dict[int, Observations] = field(default_factory=dict)
+    live_memory: LiveMemory = field(default_factory=LiveMemory)
+    observed: dict[int, Observations] = field(default_factory=dict)
     known: dict[int, Observations] = field(default_factory=dict)
-    water: HighWaterMark = field(default_factory=HighWaterMark)
+    high_water: HighWaterMark = field(default_factory=HighWaterMark)
     _left: int = 0
     _steps: int = 0
     _numbers: dict[tuple[int, Hashable], int] = field(default_factory=dict)
@@ -155,16 +148,16 @@ class RuntimeObserver:
         shapes = tuple(one.shape for one in given if isinstance(one, torch.nn.Parameter) and not is_lazy(one))
         number = self._numbers.setdefault((id(code), shapes), len(self._numbers))
         self._codes[number] = code
-        if self._left == 0 and not self.seen.get(number, NO_OBSERVATIONS).is_empty:
-            self.known[number] = self.seen[number]
+        if self._left == 0 and not self.observed.get(number, NO_OBSERVATIONS).is_empty:
+            self.known[number] = self.observed[number]
         self._restart_observation(number)
         self._open()
         return number
 
     def _restart_observation(self, number: int) -> None:
         """Start a new observation if the present one is already in `known`, or if there is none."""
-        if self.seen.get(number) is self.known.get(number):
-            self.seen[number] = Observations()
+        if self.observed.get(number) is self.known.get(number):
+            self.observed[number] = Observations()
 
     def function(self, number: int) -> str:
         """Return the name of the function of a graph; "" if the graph belongs to no function."""
@@ -172,26 +165,26 @@ class RuntimeObserver:
         return getattr(code, "co_qualname", getattr(code, "co_name", ""))
 
     def _open(self) -> None:
-        """Start the observation of runs for `_STEPS` steps."""
+        """Start the observation of runs for a few steps."""
         if self._left == 0:  # nothing was observed so far in this step
-            self.present.step()
+            self.live_memory.step()
             self._went_back = False
-        self._left, self._steps, self._compiled = _LOOKS, _STEPS, True
-        self.water.opens()
+        self._left, self._steps, self._compiled = TUNABLES.observed_runs, TUNABLES.observed_steps, True
+        self.high_water.start()
 
     def reopen_on_excess(self, limit: int) -> None:
         """Restart the observation if the high-water mark rose above the limit since the observation ended."""
-        if self.water.rises(limit):
-            for number in self.seen:
+        if self.high_water.has_risen(limit):
+            for number in self.observed:
                 self._restart_observation(number)
             self._open()
 
     @property
-    def wanted(self) -> bool:
+    def is_open(self) -> bool:
         """Return true if a starting run shall be observed."""
         return self._left > 0
 
-    def begins(self, *, backward: bool) -> None:
+    def before_run(self, *, backward: bool) -> None:
         """Count an observed run that begins, and detect the start of a new step.
 
         A forward run starts a new step if other runs have gone backward since, no run waits for a backward
@@ -199,22 +192,22 @@ class RuntimeObserver:
         """
         self._left -= 1
         if backward and self._compiled:
-            if self.present.has_several:
-                gc.collect()  # see `LiveMemory.beside`
+            if self.live_memory.has_several:
+                gc.collect()  # see `LiveMemory.external`
             self._compiled = False
         if not backward and not _in_backward_pass():
             self._queued = False
-            if self._went_back and not self.present.waits():
+            if self._went_back and not self.live_memory.waits():
                 self._steps -= 1
-                self.present.step()
+                self.live_memory.step()
                 self._went_back = False
-                self.water.steps()
+                self.high_water.end_step()
                 if self._steps <= 0:
                     self._left = 0
-                    self.water.closes()
+                    self.high_water.stop()
         self._went_back |= backward
 
-    def ends(self) -> None:
+    def after_backward(self) -> None:
         """End a backward run.
 
         Once the whole backward pass is over, discard the compiled code of stale graphs. Not before, since the
@@ -228,30 +221,30 @@ class RuntimeObserver:
 
     def _is_over(self) -> None:
         self._queued = False
-        while self._stale and not self.present.waits():
+        while self._stale and not self.live_memory.waits():
             number, counts = self._stale.popitem()
             if counts:
                 self._anew[number] += 1
             else:
                 self.known.pop(number, None)
-                self.seen[number] = Observations()
+                self.observed[number] = Observations()
             self._compile_anew(number)
 
-    def stale(self, number: int) -> None:
+    def mark_stale(self, number: int) -> None:
         """Mark a graph for recompilation after the step, because more memory is in use than was assumed."""
-        if self._stale.get(number, True) and self.known.get(number) is not self.seen[number]:
-            self.known[number] = self.seen[number]
+        if self._stale.get(number, True) and self.known.get(number) is not self.observed[number]:
+            self.known[number] = self.observed[number]
             self._stale[number] = True
 
     def waiting(self) -> list[int]:
         """Return the graphs that keep memory for a backward run and can be recompiled."""
-        return [number for number in self.present.waiting() if self._codes[number] is not None]
+        return [number for number in self.live_memory.waiting() if self._codes[number] is not None]
 
     def has_successor(self, number: int) -> bool:
         """Return true if other graphs follow a graph though the function itself does not show that."""
         return number in self._with_successor
 
-    def follow(self, earlier: Iterable[int], number: int) -> None:
+    def add_successor(self, earlier: Iterable[int], number: int) -> None:
         """Note that a graph follows earlier graphs, which kept too much and left too little.
 
         All of them are recompiled after the step, without their observations: they hold less then.
@@ -263,13 +256,13 @@ class RuntimeObserver:
         from mempool.torch.compiled.dynamo import discard_compiled_code
 
         code = self._codes[number]
-        if self._anew[number] > _AGAIN or not discard_compiled_code(code):
-            seen = self.known.get(number, NO_OBSERVATIONS)
+        if self._anew[number] > TUNABLES.recompilations or not discard_compiled_code(code):
+            observed = self.known.get(number, NO_OBSERVATIONS)
             name = self.function(number) or "a function"
             warnings.warn(
-                f"beside a graph of {name} are {seen.bytes(backward=False)} bytes in the forward and "
-                f"{seen.bytes(backward=True)} in the backward pass, and {seen.between} for a while between "
-                "them, more than was counted",
+                f"outside a graph of {name} are {observed.bytes(backward=False)} bytes in the forward and "
+                f"{observed.bytes(backward=True)} in the backward pass, and {observed.between} for a while "
+                "between them, more than was counted",
                 stacklevel=2,
             )
 

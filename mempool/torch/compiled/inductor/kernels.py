@@ -16,6 +16,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from mempool.torch.compiled import ops
 from mempool.torch.compiled.inductor.patches import dying_inputs
+from mempool.torch.compiled.options import TUNABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Copy:
+class KernelTransfer:
     """An offload or a reload.
 
     Attributes:
@@ -45,32 +46,32 @@ class Copy:
         return sum(buffer.mpi_buffer.size_alloc for buffer in self.awaited.get_outputs())
 
 
-def coming(order: Sequence[Any]) -> Iterator[Copy]:
+def reloads(order: Sequence[Any]) -> Iterator[KernelTransfer]:
     """Yield the reloads of a graph whose kernels know the readers of their results."""
     return _copies(order, ops.reload, ops.reload_wait)
 
 
-def leaving(order: Sequence[Any]) -> Iterator[Copy]:
+def offloads(order: Sequence[Any]) -> Iterator[KernelTransfer]:
     """Yield the offloads, which keep their arguments alive until the wait."""
     return _copies(order, ops.offload, ops.offload_wait)
 
 
-def _copies(order: Sequence[Any], begins: Any, ends: Any) -> Iterator[Copy]:
+def _copies(order: Sequence[Any], begins: Any, ends: Any) -> Iterator[KernelTransfer]:
     for kernel in order:
-        begun = [kernel] if _calls(kernel, begins) else []
-        for one in begun:
+        initial_bytes = [kernel] if _calls(kernel, begins) else []
+        for one in initial_bytes:
             for reader in [user for buffer in one.get_outputs() for user in buffer.mpi_buffer.succ_nodes]:
                 if _calls(reader, ends):
-                    yield Copy(begun, reader)
+                    yield KernelTransfer(initial_bytes, reader)
                 else:
-                    begun.append(reader)  # takes the ticket out of several results
+                    initial_bytes.append(reader)  # takes the ticket out of several results
 
 
 def _calls(kernel: Any, operation: Any) -> bool:
     return getattr(kernel.node, "op_overload", None) is operation
 
 
-def late(nodes: Sequence[Any]) -> list[Any]:
+def by_operation_order(nodes: Sequence[Any]) -> list[Any]:
     """Order kernels by the position of the last operation, so that copies stay where they were inserted."""
     waits = {node: len(node.mpi_node.pred_nodes) for node in nodes}
     number = itertools.count()
@@ -87,7 +88,7 @@ def late(nodes: Sequence[Any]) -> list[Any]:
     return order
 
 
-def delayed(order: Sequence[Any], loads: NDArray[np.int64], limit: int) -> list[Any]:
+def delay_reloads(order: Sequence[Any], loads: NDArray[np.int64], limit: int) -> list[Any]:
     """Delay reloads that are in flight while the limit is exceeded, which costs only time.
 
     Args:
@@ -96,7 +97,7 @@ def delayed(order: Sequence[Any], loads: NDArray[np.int64], limit: int) -> list[
         limit: bytes.
     """
     place = {kernel: i for i, kernel in enumerate(order)}
-    copies = sorted(coming(order), key=lambda one: -place[one.awaited])  # the latest wait first
+    copies = sorted(reloads(order), key=lambda one: -place[one.awaited])  # the latest wait first
     begins = [place[one.kernels[0]] for one in copies]
     left, later = loads.copy(), set()
     for step in range(len(order)):
@@ -115,7 +116,7 @@ def delayed(order: Sequence[Any], loads: NDArray[np.int64], limit: int) -> list[
     return result
 
 
-def grouped(
+def group_cpu_kernels(
     order: Sequence[Any], loads: NDArray[np.int64], made: NDArray[np.int64], limit: int
 ) -> tuple[NDArray[np.int64], set[Any]]:
     """Count the bytes on the CPU, where inductor makes one call of consecutive kernels.
@@ -184,7 +185,10 @@ def in_place_results(order: Sequence[Any]) -> dict[str, str]:
 
 
 #: Inductor settings for kernels that read and write few tensors each; a long sum is split into parts.
-_SMALL = {"max_fusion_unique_io_buffers": 8, "realize_acc_reads_threshold": 3}
+_SMALL = {
+    "max_fusion_unique_io_buffers": TUNABLES.small_kernel_buffers,
+    "realize_acc_reads_threshold": TUNABLES.small_kernel_reads,
+}
 
 
 class Kernels:
@@ -194,13 +198,13 @@ class Kernels:
     wait and workspaces of kernels are missing there.
 
     Attributes:
-        stays: bytes in use all the time.
+        constant_bytes: bytes in use all the time.
         given: maps the name of each input that dies with the last reader to (memory, bytes of the memory).
         workspace: workspace bytes of an operation, by node name.
         limit: bytes that no kernel should exceed.
         small: true if kernels shall read and write few tensors each.
         stop_when_known: true to stop compiling when the kernels are known.
-        begun: bytes in use before the first kernel runs.
+        initial_bytes: bytes in use before the first kernel runs.
         known: true once the kernels are known; `loads` and `operations` then describe them.
         loads: bytes while each kernel runs: int64[kernels]; without kernels one entry, for the inputs.
         operations: the node names of each kernel.
@@ -208,7 +212,7 @@ class Kernels:
 
     def __init__(
         self,
-        stays: int,
+        constant_bytes: int,
         given: Mapping[str, tuple[int, int]],
         workspace: Mapping[str, int],
         *,
@@ -216,11 +220,11 @@ class Kernels:
         small: bool = False,
         stop_when_known: bool = False,
     ) -> None:
-        self.stays, self.workspace = stays, workspace
+        self.constant_bytes, self.workspace = constant_bytes, workspace
         self.limit, self.small, self.stop_when_known = limit, small, stop_when_known
         self.given = given
-        self.begun = stays + sum(dict(given.values()).values())
-        self.loads = np.array([self.begun])
+        self.initial_bytes = constant_bytes + sum(dict(given.values()).values())
+        self.loads = np.array([self.initial_bytes])
         self.operations: list[list[str]] = [[]]
         self.known = False
 
@@ -240,12 +244,12 @@ class Kernels:
 
         def counted(order: list[Any]) -> tuple[list[Any], NDArray[np.int64], set[Any]]:
             loads, made = self._loads(order, inputs, outputs)
-            return order, *grouped(order, loads, made, self.limit)
+            return order, *group_cpu_kernels(order, loads, made, self.limit)
 
         def needed(one: tuple[list[Any], NDArray[np.int64], set[Any]]) -> int:
             return int(one[1].max())
 
-        found = [counted(late(nodes))]
+        found = [counted(by_operation_order(nodes))]
         if needed(found[0]) > self.limit:
             found += [
                 counted(nodes),
@@ -254,7 +258,7 @@ class Kernels:
             orders = found.copy()
             for most in (self.limit, 0):
                 if min(map(needed, found)) > self.limit:
-                    found += [counted(delayed(order, loads, most)) for order, loads, _ in orders]
+                    found += [counted(delay_reloads(order, loads, most)) for order, loads, _ in orders]
         least = min(found, key=needed)
         order, self.loads, ends = next((one for one in found if needed(one) <= self.limit), least)
         self.operations, self.known = [*map(_operations, order)], True
@@ -269,7 +273,11 @@ class Kernels:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return for each kernel of an order the bytes in use and the bytes of new buffers."""
         buffers, place, _ = memory.compute_memory_timeline(order, inputs, outputs)
-        begins, kept, over = _pieces(buffers), _kept(order, place), in_place_results(order)
+        begins, kept, over = (
+            _concatenation_starts(buffers),
+            _offload_ends(order, place),
+            in_place_results(order),
+        )
         count = len(order)
         lasts = {one.buffer.get_name(): one.end_step % count for one in buffers}  # -1: alive to the end
         lasts = {name: max(last, kept.get(name, 0)) for name, last in lasts.items()}
@@ -279,12 +287,12 @@ class Kernels:
             if isinstance(one.buffer, memory.FreeableInputBuffer) or not _has_memory(one, order[begin]):
                 continue
             begin = min(begins.get(name, begin), begin)
-            if not memories.takes_over(name, over.get(name), begin):
-                memories.makes(name, one.size_free)
+            if not memories.reuse(name, over.get(name), begin):
+                memories.allocate(name, one.size_free)
                 made[begin] += one.size_alloc
-        gone = memories.gone(count)
-        load: NDArray[np.int64] = self.begun + np.cumsum(made - gone[:-1])
-        for one in coming(order):
+        freed_bytes = memories.freed_bytes(count)
+        load: NDArray[np.int64] = self.initial_bytes + np.cumsum(made - freed_bytes[:-1])
+        for one in reloads(order):
             load[place[one.kernels[0]] : place[one.awaited]] += one.size
         load += np.array([self._workspace(node) for node in order], np.int64)
         return load, made
@@ -313,7 +321,7 @@ class _BufferMemory:
             whose = self._whose[name]
             self._end[whose] = max(self._end[whose], lasts[name])
 
-    def takes_over(self, name: str, former: str | None, begin: int) -> bool:
+    def reuse(self, name: str, former: str | None, begin: int) -> bool:
         """Try to reuse the memory of buffer `former`, if the last reader of `former` runs at step `begin`."""
         whose = self._whose.get(former, former) if former is not None else None
         if whose is None or self._end.get(whose) != begin:
@@ -321,11 +329,11 @@ class _BufferMemory:
         self._whose[name], self._end[whose] = whose, self._lasts[name]
         return True
 
-    def makes(self, name: str, size: int) -> None:
+    def allocate(self, name: str, size: int) -> None:
         """Record a buffer with new memory."""
         self._whose[name], self._end[name], self._size[name] = name, self._lasts[name], size
 
-    def gone(self, count: int) -> NDArray[np.int64]:
+    def freed_bytes(self, count: int) -> NDArray[np.int64]:
         """Return the bytes freed before each of `count` kernels begins, and after the last one."""
         result = np.zeros(count + 1, np.int64)
         for whose, end in self._end.items():
@@ -333,25 +341,25 @@ class _BufferMemory:
         return result
 
 
-def _kept(order: Sequence[Any], place: Mapping[Any, int]) -> dict[str, int]:
+def _offload_ends(order: Sequence[Any], place: Mapping[Any, int]) -> dict[str, int]:
     """Map buffers that are being offloaded to the step until which the memory must stay."""
     until: dict[str, int] = {}
-    for one in leaving(order):
+    for one in offloads(order):
         for read in one.kernels[0].read_writes.reads:
             until[read.name] = max(until.get(read.name, 0), place[one.awaited])
     return until
 
 
-def _pieces(buffers: Sequence[Any]) -> dict[str, int]:
+def _concatenation_starts(buffers: Sequence[Any]) -> dict[str, int]:
     """Map each concatenation buffer to the first step that writes one of the parts."""
     begins: dict[str, int] = {}
     for one in buffers:
-        if (whole := _whole(one.buffer)) is not None:
+        if (whole := _container(one.buffer)) is not None:
             begins[whole] = min(begins.get(whole, one.start_step), one.start_step)
     return begins
 
 
-def _whole(buffer: Any) -> str | None:
+def _container(buffer: Any) -> str | None:
     """Return the name of the buffer that contains this one; None if the buffer has separate memory."""
     layout = getattr(getattr(buffer, "node", None), "layout", None)
     return layout.view.get_name() if isinstance(layout, ir.NonOwningLayout) else None
@@ -359,7 +367,7 @@ def _whole(buffer: Any) -> str | None:
 
 def _has_memory(one: Any, kernel: Any) -> bool:
     """Return false for a value inside a fused kernel and for a piece of another buffer."""
-    if _whole(one.buffer) is not None:
+    if _container(one.buffer) is not None:
         return False
     if type(kernel) is not FusedSchedulerNode:
         return True
@@ -390,8 +398,8 @@ def _operations(kernel: Any) -> list[str]:
     return [*dict.fromkeys(names)]
 
 
-def passes_of(
-    joined: MergedGraph,
+def kernel_passes(
+    merged: MergedGraph,
     made: StepDecision,
     workspace: Callable[[fx.Node], int],
     limit: int,
@@ -402,35 +410,35 @@ def passes_of(
     """Return the passes over the kernels of the forward graph (False) and the backward graph (True).
 
     Args:
-        joined: the graphs, with the decision applied.
+        merged: the graphs, with the decision applied.
         made: the decision.
         workspace: returns the workspace bytes of an operation.
         limit: bytes that no kernel should exceed.
         small: true if kernels shall read and write few tensors each.
         stop_when_known: true to stop compiling when the kernels are known.
     """
-    graph, halves = made.captured.graph, joined.halves
-    lasting, given = made.lasting, dict(dying_inputs(joined, made))
+    graph, halves = made.captured.graph, merged.halves
+    lasting, given = made.lasting, dict(dying_inputs(merged, made))
     here, is_input = ~graph.host, graph.producer < 0
-    for one in () if made.gradients_stay else made.captured.incoming:
+    for one in () if made.gradients_stay else made.captured.incoming_gradients:
         if not lasting[one] and here[one]:  # a gradient that dies with the last reader
             node = made.captured.values[one]
             assert node is not None
-            given[joined.source[node].name] = one, int(graph.size[one])
+            given[merged.source[node].name] = one, int(graph.size[one])
             is_input[one] = False
     inputs, results = here & is_input, here & ~is_input & ~graph.backward[graph.producer] & lasting
     read = {False: inputs & graph.lasting, True: results | inputs & (lasting | ~graph.lasting)}
-    stays = {
+    constant_bytes = {
         backward: made.outside.during(backward=backward) + int(graph.size[there].sum())
         for backward, there in read.items()
     }
 
-    def kernels(module: fx.GraphModule, stays: int, given: Mapping[str, tuple[int, int]]) -> Kernels:
+    def kernels(module: fx.GraphModule, constant_bytes: int, given: Mapping[str, tuple[int, int]]) -> Kernels:
         nodes = {node.name: node for node in module.graph.nodes if node.op == "call_function"}
         own = {name: workspace(node) for name, node in nodes.items()}
-        return Kernels(stays, given, own, limit=limit, small=small, stop_when_known=stop_when_known)
+        return Kernels(constant_bytes, given, own, limit=limit, small=small, stop_when_known=stop_when_known)
 
     return {
-        False: kernels(halves.forward, stays[False], {}),
-        True: kernels(halves.backward, stays[True], given),
+        False: kernels(halves.forward, constant_bytes[False], {}),
+        True: kernels(halves.backward, constant_bytes[True], given),
     }

@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 CAN_RESTRICT_DONATED = hasattr(lowering, "get_donated_idxs")
 
 
-def dying_inputs(joined: MergedGraph, made: StepDecision) -> Mapping[str, tuple[int, int]]:
+def dying_inputs(merged: MergedGraph, decision: StepDecision) -> Mapping[str, tuple[int, int]]:
     """Map the inputs of the backward graph that die with their last readers to (memory, bytes).
 
     Keys are names of placeholders. Memories are values of the captured graph, which knows shared storages, or
     negative numbers for tickets.
 
     Args:
-        joined: the graphs, with the decision applied.
-        made: the decision.
+        merged: the graphs, with the decision applied.
+        decision: the decision.
     """
-    graph, halves, lasting = made.captured.graph, joined.halves, made.lasting
-    inside = {joined.source[node]: value for node, value in made.captured.value_of.items()}
+    graph, halves, lasting = decision.captured.graph, merged.halves, decision.lasting
+    inside = {merged.source[node]: value for node, value in decision.captured.value_of.items()}
     value_of = {node.name: value for node, value in inside.items() if node.graph is halves.forward.graph}
     given: dict[str, tuple[int, int]] = {}
-    for i, (name, node) in enumerate(halves.handed.items()):
+    for i, (name, node) in enumerate(halves.saved_placeholders.items()):
         base = int(graph.base[value_of[name]]) if name in value_of else -1
         if base < 0 and isinstance(node.meta["val"], torch.Tensor):  # a ticket
             given[node.name] = -1 - i, node.meta["val"].nbytes
@@ -43,7 +43,7 @@ def dying_inputs(joined: MergedGraph, made: StepDecision) -> Mapping[str, tuple[
     return given
 
 
-def donated(joined: MergedGraph, made: StepDecision) -> list[int]:
+def donated_inputs(merged: MergedGraph, decision: StepDecision) -> list[int]:
     """Return the positions of inputs of the backward graph whose memory is not shared.
 
     The arguments are those of `dying_inputs`. PyTorch donates everything that the forward graph saves unless
@@ -52,16 +52,16 @@ def donated(joined: MergedGraph, made: StepDecision) -> list[int]:
     """
     if not config.donated_buffer:
         return []
-    given, lasting = dying_inputs(joined, made), made.captured.graph.lasting
+    given, lasting = dying_inputs(merged, decision), decision.captured.graph.lasting
     times = Counter(memory for memory, _ in given.values())
     own = {memory for memory, often in times.items() if memory >= 0 and often == 1 and not lasting[memory]}
     alone = {name for name, (memory, _) in given.items() if memory in own}
-    inputs = joined.halves.backward.graph.find_nodes(op="placeholder")
+    inputs = merged.halves.backward.graph.find_nodes(op="placeholder")
     return [i for i, node in enumerate(inputs) if node.name in alone]
 
 
 @contextlib.contextmanager
-def told(places: Sequence[int] | None) -> Iterator[None]:
+def restrict_donated(places: Sequence[int] | None) -> Iterator[None]:
     """Restrict inductor's donated buffers to these inputs of a backward graph; None: no restriction."""
     if places is None or not CAN_RESTRICT_DONATED:
         yield

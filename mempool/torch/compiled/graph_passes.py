@@ -10,7 +10,7 @@ from mempool.torch.compiled import ops
 from mempool.torch.compiled.graph_editor import (
     GraphSide,
     NodeIndex,
-    copied,
+    copy_operation,
     erase_unused,
     producing_node,
     result_nodes,
@@ -120,11 +120,11 @@ def insert_reload(
 
     for value in step.views(base):
         node, view = side.find(value), step.value[value]
-        users, maker = ours(node), producing_node(view)
-        if users and not (side.has(maker) and step.reads(maker, readers)):
+        users, producer = ours(node), producing_node(view)
+        if users and not (side.has(producer) and step.reads(producer, readers)):
             with side.graph.inserting_before(min(users)):
-                new = copied(side.graph, maker, side)
-            views.add(new[maker])
+                new = copy_operation(side.graph, producer, side)
+            views.add(new[producer])
             for user in users:
                 user.replace_input_with(node, new[view])
     node = side.find(base)
@@ -158,8 +158,12 @@ def _reload_point(
     if late or one.trigger < 0:
         return side.slots.directly_before(first)
     count = len(step.graph)
-    again = one.trigger - count
-    trigger = step.again.get(again, first) if again >= 0 else step.operation[one.trigger]
+    recomputed_node = one.trigger - count
+    trigger = (
+        step.recomputed_node.get(recomputed_node, first)
+        if recomputed_node >= 0
+        else step.operation[one.trigger]
+    )
     if not side.has(trigger):
         return side.slots.directly_before(first) if side.is_forward else side.slots.begin()
     if side.is_forward and trigger < ticket:
@@ -201,27 +205,27 @@ def recompute(step: NodeIndex, values: Iterable[int]) -> None:
     chosen = set(values)
     follow = {v for base in chosen for v in step.views(base) if step.is_forward(step.value[v])}
     for run in sorted({int(step.graph.producer[v]) for v in chosen | follow}, reverse=True):
-        maker, find = step.operation[run], step.saved_values.find
-        found = [(one, got) for one in result_nodes(maker) if (got := find(one)) is not None and got.users]
+        producer, find = step.operation[run], step.saved_values.find
+        found = [(one, got) for one in result_nodes(producer) if (got := find(one)) is not None and got.users]
         if not found:
             continue
         graph = step.halves.backward.graph
         with graph.inserting_before(min(user for _, got in found for user in got.users)):
-            new = copied(graph, maker, step.saved_values)
-        step.again[run] = new[maker]
-        step.run[new[maker]] = len(step.graph) + run
+            new = copy_operation(graph, producer, step.saved_values)
+        step.recomputed_node[run] = new[producer]
+        step.run[new[producer]] = len(step.graph) + run
         for one, got in found:
             got.replace_all_uses_with(new[one])
 
 
 def erase_recomputed(step: NodeIndex) -> None:
     """Erase from the forward pass the operations that only the backward pass needs now."""
-    for run in sorted(step.again, reverse=True):
+    for run in sorted(step.recomputed_node, reverse=True):
         erase_unused(step.halves.forward.graph, step.operation[run])
 
 
 def apply(
-    joined: MergedGraph,
+    merged: MergedGraph,
     captured: CapturedGraph,
     rewriting: Rewriting,
     *,
@@ -229,11 +233,11 @@ def apply(
     own_bytes: int = 0,
     places: Mapping[int, int] | None = None,
 ) -> Mapping[fx.Node, int]:
-    """Change both graphs of `joined` so that they carry out a decision.
+    """Change both graphs of `merged` so that they carry out a decision.
 
     Args:
-        joined: the graphs.
-        captured: the numbered graph that the decision refers to, from ``joined.module``.
+        merged: the graphs.
+        captured: the numbered graph that the decision refers to, from ``merged.module``.
         rewriting: the decision, valid for `solvers.rewriting.rewrite`; offloaded values are made in the
             forward
             pass.
@@ -244,7 +248,7 @@ def apply(
     Returns:
         The run of each node of the two graphs that runs an operation.
     """
-    step = NodeIndex(joined, captured)
+    step = NodeIndex(merged, captured)
     recompute(step, rewriting.recomputed)
     early, late = bool(rewriting.sync & Sync.OUT), bool(rewriting.sync & Sync.IN)
     # In one slot, first offloads begin, then other offloads end, then reloads begin: so reloads find room.
@@ -267,7 +271,7 @@ def apply(
     for swap, ticket in begun:
         if swap.value in small:
             step.halves.forward.graph.erase_node(ticket)
-    step.saved_values.settle()
+    step.saved_values.update_outputs()
     erase_recomputed(step)
     for half in (step.halves.forward, step.halves.backward):
         half.graph.lint()
@@ -279,5 +283,5 @@ def _forget_views(step: NodeIndex, base: int) -> None:
     """Erase unread views in the backward pass, which would keep the viewed memory alive."""
     nodes = (step.value[value] for value in step.views(base))
     makers = (producing_node(node) for node in nodes if node is not None and not step.is_forward(node))
-    for maker in dict.fromkeys(makers):
-        erase_unused(step.halves.backward.graph, maker)
+    for producer in dict.fromkeys(makers):
+        erase_unused(step.halves.backward.graph, producer)
