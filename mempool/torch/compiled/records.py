@@ -337,6 +337,6 @@ NO_OBSERVATIONS = Observations()
 class Extreme(enum.Enum):
     """Decisions that can be requested independent of the limit."""
 
-    NO_OUTSIDE_BYTES = enum.auto()  # no moves, except those needed to keep few bytes
+    NOTHING = enum.auto()  # no moves, except those needed to keep few bytes
     LEAST = enum.auto()  # the lowest peak, counted by operations
     ALL = enum.auto()  # all values move

@@ -138,7 +138,7 @@ def fit_kernels(
                 if isinstance(requested, Extreme)
                 else decider.decide_within(requested)
             )
-        return decide_for(Extreme.NO_OUTSIDE_BYTES)
+        return decide_for(Extreme.NOTHING)
 
     @cache
     def try_limit(requested: Request, *, small: bool) -> Trial[StepDecision]:

@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from halves import Read, parted
-from rewritten import PLAIN, compiled
+from compiled_programs import PLAIN, compiled
+from graph_reader import Read, parted
 from torch import nn
 
 from mempool.torch.compiled import costs
@@ -29,8 +29,8 @@ LINK = Link(1e-5, 1e-10, 1e-5, 1e-10)
 
 def last() -> StepDecision:
     """What became of the graph that was compiled last."""
-    (part,) = SHARED_LIMITS[-1].parts.values()
-    return part.decided
+    (part,) = SHARED_LIMITS[-1].graphs.values()
+    return part.decision
 
 
 def waves(x: torch.Tensor) -> torch.Tensor:
@@ -92,12 +92,12 @@ def test_a_pattern_that_names_nothing_is_told() -> None:
 
 
 def test_asking_for_copies_is_measured_and_counts_nowhere() -> None:
-    RUNTIME.counters = TransferCounters(outs=7)
+    RUNTIME.counters = TransferCounters(offloads=7)
     copy_calls.cache_clear()
     measured = copy_calls(torch.device("cpu"))
     assert measured.seconds > 0
     assert measured.own_seconds + measured.own_per_byte > 0
-    assert RUNTIME.counters == TransferCounters(outs=7)
+    assert RUNTIME.counters == TransferCounters(offloads=7)
     assert RUNTIME.host_copies == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from rewritten import PLAIN, compiled
+from compiled_programs import PLAIN, compiled
 
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 
@@ -35,7 +35,7 @@ def point(rows: int) -> torch.Tensor:
 def plain_peak(rows: int, inner: str = "eager") -> int:
     """Of a step without copies."""
     compiled(waves, {"inner": inner, "limit": 1 << 40, "link": "pcie3"})(point(rows))
-    return SHARED_LIMITS[-1].parts.popitem()[1].decided.peak_bytes
+    return SHARED_LIMITS[-1].graphs.popitem()[1].decision.peak_bytes
 
 
 def compiles(run: Callable[..., Any], sizes: Iterable[int], *, inexact: bool = False) -> list[int]:
@@ -53,8 +53,8 @@ def compiles(run: Callable[..., Any], sizes: Iterable[int], *, inexact: bool = F
 
 def moved() -> bool:
     """Whether anything moves in the graph of the last call that was compiled."""
-    (part,) = SHARED_LIMITS[-1].parts.values()
-    return bool(part.decided.rewriting.swaps or part.decided.rewriting.recomputed)
+    (part,) = SHARED_LIMITS[-1].graphs.values()
+    return bool(part.decision.rewriting.swaps or part.decision.rewriting.recomputed)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from halves import parted
+from compiled_programs import compiled, named_by, same
+from graph_reader import parted
 from models import MODELS
-from rewritten import compiled, named_by, same
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -28,8 +28,8 @@ from mempool.torch.compiled.costs import fused_seconds
 from mempool.torch.compiled.decide import StepDecider, measure_step
 from mempool.torch.compiled.graph_passes import apply
 from mempool.torch.compiled.inductor.fused import Extreme, Request, Trial, search_limit
-from mempool.torch.compiled.inductor.kernels import coming, delayed, late
-from mempool.torch.compiled.inductor.patches import donated, dying_inputs
+from mempool.torch.compiled.inductor.kernels import by_operation_order, delay_reloads, reloads
+from mempool.torch.compiled.inductor.patches import donated_inputs, dying_inputs
 from mempool.torch.compiled.joint_graph import GraphPair, join, trace_joint
 from mempool.torch.compiled.options import TUNABLES, parse_options
 from mempool.torch.compiled.records import Constraints
@@ -56,7 +56,7 @@ def compilers(draw: st.DrawFn) -> tuple[int, int, Callable[..., Trial[int]], lis
     def look(bytes_: Request, *, small: bool) -> Trial[int]:
         assert isinstance(bytes_, Extreme) or bytes_ >= least
         asked.append((bytes_, small))
-        extremes = {Extreme.NO_OUTSIDE_BYTES: 2000, Extreme.LEAST: least, Extreme.ALL: least + 1}
+        extremes = {Extreme.NOTHING: 2000, Extreme.LEAST: least, Extreme.ALL: least + 1}
         size = extremes[bytes_] if isinstance(bytes_, Extreme) else bytes_
         random = np.random.default_rng([seed, size, small])
         return Trial(int(size * random.uniform(0.6, 1.4)), size, random.uniform(0, 0.1), size)
@@ -159,7 +159,7 @@ def loads_of(order: list[Kernel], own: dict[Kernel, int]) -> np.ndarray:
     """Bytes of each kernel and of copies that are under way."""
     place = {kernel: i for i, kernel in enumerate(order)}
     loads = np.array([own[kernel] for kernel in order])
-    for one in coming(order):
+    for one in reloads(order):
         loads[place[one.kernels[0]] : place[one.awaited]] += one.size
     return loads
 
@@ -171,7 +171,7 @@ def can_run(order: list[Kernel]) -> bool:
 
 @given(programs())
 def test_kernels_come_where_their_last_operation_stands(kernels: list[Kernel]) -> None:
-    order = late(kernels)
+    order = by_operation_order(kernels)
     assert set(order) == set(kernels)
     assert len(order) == len(kernels)
     assert can_run(order)
@@ -186,11 +186,11 @@ def test_copies_begin_later_only_where_there_is_too_much(kernels: list[Kernel], 
     own = {kernel: data.draw(st.integers(0, 20)) for kernel in kernels}
     limit = data.draw(st.integers(0, 30))
     loads = loads_of(kernels, own)
-    order = delayed(kernels, loads, limit)
+    order = delay_reloads(kernels, loads, limit)
     assert set(order) == set(kernels)
     assert len(order) == len(kernels)
     assert can_run(order)
-    moving = {kernel for one in coming(kernels) for kernel in one.kernels}
+    moving = {kernel for one in reloads(kernels) for kernel in one.kernels}
     assert [k for k in order if k not in moving] == [k for k in kernels if k not in moving]
     if loads.max() <= limit:
         assert order == kernels
@@ -295,8 +295,8 @@ def test_what_is_predicted_of_kernels_is_what_they_take(
                 pool.client.reset_peaks()
                 run(x).backward()
             measured = pool.client.stats()["requested"]["peak"] - before
-        (part,) = SHARED_LIMITS[-1].parts.values()
-        return measured, part.decided.peak_bytes
+        (part,) = SHARED_LIMITS[-1].graphs.values()
+        return measured, part.decision.peak_bytes
 
     plain, most = peak(1 << 40)
     assert plain == most
@@ -388,11 +388,11 @@ def test_only_what_nobody_else_has_may_be_written_over() -> None:
     assert len(freed_inputs) == 2
     for constraints in (
         Constraints(),
-        Constraints(least=True, freed_inputs=freed_inputs),
+        Constraints(keep_least=True, freed_inputs=freed_inputs),
     ):  # what goes is somebody else's all the same
         made = StepDecider(step, options, constraints).decide()
         inputs = joined.halves.backward.graph.find_nodes(op="placeholder")
-        assert [inputs[place].name for place in donated(joined, made)] == ["add"]
+        assert [inputs[place].name for place in donated_inputs(joined, made)] == ["add"]
 
 
 class Halved(nn.Module):
@@ -421,13 +421,13 @@ def test_what_is_handed_over_under_another_name_is_not_taken_for_what_has_that_n
     step = measure_step(joined, options)
     graph = step.captured.graph
     again = [value for value, op in enumerate(graph.producer) if graph.names[op] in ("mul", "mul_1")]
-    made = StepDecider(step, options).of(Rewriting((), tuple(again)))
+    made = StepDecider(step, options).simulate_decision(Rewriting((), tuple(again)))
     apply(joined, made.captured, made.rewriting)
     inputs = [node.name for node in joined.halves.backward.graph.find_nodes(op="placeholder")]
     saved = [node.name for node in joined.halves.saved]
     assert {"getitem", "getitem_1", "mm"} <= set(saved)
     assert not {"getitem", "getitem_1"} <= set(inputs)  # so that other names were found for them
-    names = {inputs[place] for place in donated(joined, made)}
+    names = {inputs[place] for place in donated_inputs(joined, made)}
     assert "mm" in inputs
     assert "mm" not in names  # they have its memory
     halves = {joined.halves.saved_placeholders[name].name for name in ("getitem", "getitem_1")}
@@ -462,8 +462,8 @@ def test_what_is_read_later_is_not_written_over() -> None:
 
     expected = gradients({})
     assert same(gradients({"limit": 1 << 40}), expected)
-    (part,) = SHARED_LIMITS[-1].parts.values()
-    plain, limit = part.decided.plain.peak_bytes, 1000
+    (part,) = SHARED_LIMITS[-1].graphs.values()
+    plain, limit = part.decision.plain.peak_bytes, 1000
     for _ in range(3):
         try:
             got = gradients({"limit": limit})
@@ -510,8 +510,8 @@ def test_a_compiler_that_tells_nothing_of_its_kernels_is_told_of(monkeypatch: py
     x = torch.ones(64, 64, requires_grad=True)
     with pytest.warns(UserWarning, match="what fused operations need is not found.*no such pass"):
         compiled(lambda y: y.exp().sin().sum(), {"inner": "inductor", "limit": 1 << 30, "link": "pcie3"})(x)
-    (part,) = SHARED_LIMITS[-1].parts.values()
-    assert part.decided.kernel_memory is None
+    (part,) = SHARED_LIMITS[-1].graphs.values()
+    assert part.decision.kernel_memory is None
     assert partition.Partition  # the name that is patched above is looked up there when it is needed
 
 
@@ -527,9 +527,9 @@ def test_the_extremes_are_the_same_whatever_is_measured(least: bool) -> None:
     for seed in range(2):
         seconds = np.random.default_rng(seed).uniform(1e-6, 1e-3, len(step.captured.graph))
         captured = replace(step.captured, graph=step.captured.graph.with_columns(seconds=seconds))
-        found.append(StepDecider(replace(step, captured=captured), options, Constraints(least=least)))
+        found.append(StepDecider(replace(step, captured=captured), options, Constraints(keep_least=least)))
     for extreme in Extreme:
-        one, other = (decider.extreme(extreme).rewriting for decider in found)
+        one, other = (decider.decide_extreme(extreme).rewriting for decider in found)
         assert one == other
-    one, other = (decider.within(decider.least()).rewriting for decider in found)
+    one, other = (decider.decide_within(decider.least_limit()).rewriting for decider in found)
     assert one != other

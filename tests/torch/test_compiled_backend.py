@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from rewritten import ALL, PLAIN, compiled, same, trained
+from compiled_programs import ALL, PLAIN, compiled, same, trained
 from torch import nn
 
 from mempool.errors import UsageError

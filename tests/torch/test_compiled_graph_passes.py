@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import numpy as np
-from halves import Read, parted
+from graph_reader import Read, parted
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rewriting_graphs import rewritings

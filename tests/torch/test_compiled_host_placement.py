@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from compiled_programs import PLAIN, compiled
 from rewriting_graphs import graphs, rewritings
-from rewritten import PLAIN, compiled
 
 from mempool.torch.compiled.decide import place_copies
 from mempool.torch.compiled.runtime import RUNTIME

@@ -11,9 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from compiled_programs import compiled, named_by
 from hypothesis import given
 from hypothesis import strategies as st
-from rewritten import compiled, named_by
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
@@ -129,16 +129,16 @@ def test_what_holds_a_limit_holds_any_more(make: type[nn.Module], graphs: int, i
     """From the least that refusals name to what the function needs without a limit."""
     least = least_of(make, inner, graphs)
     run(make, inner, 1 << 40)
-    parts = SHARED_LIMITS[-1].parts
+    parts = SHARED_LIMITS[-1].graphs
     assert [parts[number].more for number in sorted(parts)] == [True] * (graphs - 1) + [False]
     assert all(part.kept_bytes_at is None for part in parts.values())
-    most = max(part.decided.peak_bytes for part in parts.values())
+    most = max(part.decision.peak_bytes for part in parts.values())
     assert least < 0.9 * most
     for share in (0.003, 0.3):
         limit = int(least + share * (most - least))
         run(make, inner, limit)
-        assert len(SHARED_LIMITS[-1].parts) == graphs
-        assert all(part.decided.peak_bytes <= limit for part in SHARED_LIMITS[-1].parts.values())
+        assert len(SHARED_LIMITS[-1].graphs) == graphs
+        assert all(part.decision.peak_bytes <= limit for part in SHARED_LIMITS[-1].graphs.values())
     refusal(make, inner, int(0.97 * least))
 
 
@@ -146,8 +146,8 @@ def test_a_refusal_names_what_is_enough_for_all_graphs() -> None:
     """A little more lets the first graph keep much less, so that the second needs no more either."""
     nothing_leaves = {"exclude": "*"}
     run(Torn, "eager", 1 << 40, **nothing_leaves)
-    first, _ = SHARED_LIMITS[-1].parts.values()
-    tight = first.decided.peak_bytes - 1
+    first, _ = SHARED_LIMITS[-1].graphs.values()
+    tight = first.decision.peak_bytes - 1
     said = refusal(Torn, "eager", tight, **nothing_leaves)
     named, feasible_limit = (int(re.search(p, said)[1]) for p in (r"needs (\d+)", r"(\d+), which is enough"))  # type: ignore[index]
     assert tight < feasible_limit < 0.99 * named
@@ -158,17 +158,17 @@ def test_a_refusal_names_what_is_enough_for_all_graphs() -> None:
 def test_little_is_kept_where_the_host_is_small() -> None:
     """Then what would leave is made again, in a graph that is not the last."""
     run(Wide, "eager", 1 << 40, host_limit=1 << 14)
-    first, _ = SHARED_LIMITS[-1].parts.values()
-    assert first.decided.rewriting.recomputed
-    assert first.decided.kept_bytes < 512 * 64 * 64 * 4
+    first, _ = SHARED_LIMITS[-1].graphs.values()
+    assert first.decision.rewriting.recomputed
+    assert first.decision.kept_bytes < 512 * 64 * 64 * 4
 
 
 def test_a_small_host_refuses_no_kernels_that_fit() -> None:
     """By its operations the step needs more than the limit, and nothing may leave; by its kernels it fits."""
     run(Wide, "inductor", 1 << 40, host_limit=1 << 14)
-    part = SHARED_LIMITS[-1].parts[min(SHARED_LIMITS[-1].parts)]
-    limit = part.decided.peak_bytes + 1000
-    assert limit < part.decided.simulated.peak_bytes
+    part = SHARED_LIMITS[-1].graphs[min(SHARED_LIMITS[-1].graphs)]
+    limit = part.decision.peak_bytes + 1000
+    assert limit < part.decision.simulated.peak_bytes
     run(Wide, "inductor", limit, host_limit=1 << 14)
 
 
@@ -192,7 +192,7 @@ def test_enough_is_the_least_that_holds(kept: list[list[tuple[int, int]]], own: 
 
     budget, before = SharedLimit(None), 0
     for frame, stairs in enumerate(kept):
-        budget.parts[frame], before = keeping(stairs, before)
+        budget.graphs[frame], before = keeping(stairs, before)
     assert budget.kept_within(9, limit) == budget.bytes_kept_before(9) == before
     least = own + before
     if least <= limit:

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from rewritten import adamw_keeps, compiled
+from compiled_programs import adamw_keeps, compiled
 from training import MODELS, Setup, run
 
 import mempool.torch.compiled

@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from compiled_programs import ALL, compiled
 from fake_streams import FakeRuntime
-from rewritten import ALL, compiled
 
 import mempool.torch
-from mempool.torch.compiled.runtime import RUNTIME, room
+from mempool.torch.compiled.runtime import RUNTIME, empty_tensor
 from mempool.torch.offload.cuda_engine import CudaEngine
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def test_what_comes_back_is_not_filled_before(size: tuple[int, ...], determinist
     torch.use_deterministic_algorithms(deterministic)
     try:
         with torch.profiler.profile(record_shapes=True) as watched:
-            made = room(size, stride, torch.float64, CPU)
+            made = empty_tensor(size, stride, torch.float64, CPU)
     finally:
         torch.use_deterministic_algorithms(False)
     filled = [event.input_shapes[0] for event in watched.events() if "fill" in event.name]
@@ -98,7 +98,7 @@ def test_what_comes_back_is_in_the_pool(deterministic: bool) -> None:
     try:
         with mempool.torch.install(device="cpu", mode="record") as pool:
             before = pool.client.stats()["requested"]["current"]
-            made = room((64, 3), (3, 1), torch.float64, CPU)
+            made = empty_tensor((64, 3), (3, 1), torch.float64, CPU)
             assert pool.client.stats()["requested"]["current"] - before == made.nbytes
     finally:
         torch.use_deterministic_algorithms(False)

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from rewritten import ALL, PLAIN, same, trained
+from compiled_programs import ALL, PLAIN, same, trained
 from torch import nn
 
 from mempool.torch.compiled.runtime import RUNTIME

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from rewritten import compiled
+from compiled_programs import compiled
 from torch import nn
 from torch.nn import functional as F
 
@@ -76,12 +76,12 @@ def test_the_peak_is_that_of_a_recording_on_tensors_without_memory() -> None:
 
 
 def test_a_view_has_the_memory_of_its_base_and_results_nobody_takes_are_counted() -> None:
-    class GraphPair(nn.Module):
+    class Branches(nn.Module):
         def forward(self, x: Any) -> Any:
             y = x.exp()
             return y.view(-1)[:8].sin() + y.max(1)[0].view(-1)
 
-    graph = captured(GraphPair(), torch.randn(8, 4, requires_grad=True)).graph
+    graph = captured(Branches(), torch.randn(8, 4, requires_grad=True)).graph
     view, largest = named(graph, "view")[0], named(graph, "max")[0]
     made = np.flatnonzero(graph.producer == view)
     assert graph.size[made].tolist() == [0]
@@ -161,10 +161,8 @@ def test_what_is_written_in_place_keeps_its_order() -> None:
     assert [copy, cosine] in graph.control.tolist()
     assert not graph.repeatable[[copy, cosine]].any()
     assert graph.repeatable[named(graph, "sin")].all()
-    changes_graph = {
-        kind: graph.movable[graph.producer == named(graph, kind)[0]].all() for kind in ("tan", "sin")
-    }
-    assert changes_graph == {"tan": False, "sin": True}
+    movable = {kind: graph.movable[graph.producer == named(graph, kind)[0]].all() for kind in ("tan", "sin")}
+    assert movable == {"tan": False, "sin": True}
 
 
 def test_symbolic_sizes_are_what_they_were() -> None:

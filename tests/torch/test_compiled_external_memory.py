@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from rewritten import compiled, named_by, same
+from compiled_programs import compiled, named_by, same
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
 from mempool.torch.compiled import shared_limit as rewriting_budget
-from mempool.torch.compiled.external_memory import LiveMemory, Run
+from mempool.torch.compiled.external_memory import ForwardRun, LiveMemory
 from mempool.torch.compiled.options import Options
 from mempool.torch.compiled.partition import incoming_gradients
 from mempool.torch.compiled.records import ExternalMemory, Observations, RunStart
@@ -303,8 +303,8 @@ def test_a_gradient_that_waits_is_counted_and_still_added_in_place(pool: TensorP
     assert max(most[1:]) <= peaks[-1]
     least, _, taken = least_of(pool, Tied, once, options)
     assert taken[-1] <= least
-    first = SHARED_LIMITS[-1].parts[0]
-    assert first.decided.peak_of(backward=True) + 4096 * 64 * 4 <= least
+    first = SHARED_LIMITS[-1].graphs[0]
+    assert first.decision.peak_of(backward=True) + 4096 * 64 * 4 <= least
 
 
 def test_runs_are_looked_at_again_when_more_was_there_than_ever(pool: TensorPool) -> None:
@@ -342,8 +342,8 @@ def test_what_is_kept_is_what_is_there_between_the_passes(inner: str, pool: Tens
     for _ in range(2):
         model.zero_grad()
         result = run(x)
-        (part,) = SHARED_LIMITS[-1].parts.values()
-        kept = part.decided.pause_bytes(0)
+        (part,) = SHARED_LIMITS[-1].graphs.values()
+        kept = part.decision.pause_bytes(0)
         assert kept - 64 <= pool.client.stats()["requested"]["current"] - before <= kept
         result.sum().backward()
         del result
@@ -444,8 +444,8 @@ def test_parameters_of_a_graph_that_has_no_backward_pass_count(inner: str) -> No
     model, options = Frozen(), {"inner": inner, "limit": 1 << 40}
     batch = torch.randn(1024, 512)
     compiled(model, options)(batch).sum().backward()
-    (part,) = SHARED_LIMITS[-1].parts.values()
-    assert part.beside.parameters == 4 * (512 * 512 + 512)
+    (part,) = SHARED_LIMITS[-1].graphs.values()
+    assert part.external.parameters == 4 * (512 * 512 + 512)
     step = compiled(model, {**options, "limit": 1 << 20})
     with (
         pytest.warns(UserWarning, match="no backward pass, and needs"),
@@ -468,23 +468,23 @@ def test_memory_is_known_for_as_long_as_it_lives() -> None:
     batch, result, kept = torch.ones(10), torch.ones(20), torch.ones(30)
     live_memory = LiveMemory()
     live_memory.register([model], [batch])
-    live_memory.beside(0, [batch, model.weight], more=True)
+    live_memory.external(0, [batch, model.weight], more=True)
     memories = (
         live_memory.memories(some) for some in ([batch, model.weight], [result, 3], [kept, model.weight])
     )
-    live_memory.record_forward(0, Run(*memories))
-    beside = live_memory.beside(1, [result], more=True)
+    live_memory.record_forward(0, ForwardRun(*memories))
+    beside = live_memory.external(1, [result], more=True)
     assert (beside.held, beside.kept, beside.own) == (160, 160, 0)
     assert beside.parameters == 4 * (64 + 8)
     assert beside.gradients == 4 * 8  # of the bias, which no graph has read so far
-    other = live_memory.beside(1, [], more=False)
+    other = live_memory.external(1, [], more=False)
     assert (other.held, other.kept, other.gradients) == (240, 160, 0)
-    again = live_memory.beside(0, [batch, model.weight], more=False)
+    again = live_memory.external(0, [batch, model.weight], more=False)
     assert (again.held, again.own) == (0, 200)
     del kept
-    assert live_memory.beside(1, [result], more=False).held == 40
+    assert live_memory.external(1, [result], more=False).held == 40
     live_memory.step()
-    assert live_memory.beside(1, [result], more=False).held == 0
+    assert live_memory.external(1, [result], more=False).held == 0
 
 
 def test_three_steps_are_looked_at_each_by_itself() -> None:
@@ -492,30 +492,32 @@ def test_three_steps_are_looked_at_each_by_itself() -> None:
     observer, result = RuntimeObserver(), torch.ones(10)
     observer.live_memory.register([], [result])
     number = observer.number("some code", [])
-    first = observer.seen[number]
+    first = observer.observed[number]
     first.note(RunStart(others=1), backward=False)
     for _ in range(3):
-        assert observer.wanted
-        observer.begins(backward=False)
+        assert observer.is_open
+        observer.before_run(backward=False)
         assert not observer.live_memory.runs(number)
-        observer.live_memory.record_forward(number, Run({}, observer.live_memory.memories([result]), {}))
+        observer.live_memory.record_forward(
+            number, ForwardRun({}, observer.live_memory.memories([result]), {})
+        )
         assert observer.live_memory.runs(number)
-        observer.begins(backward=True)
-    observer.begins(backward=False)
-    assert not observer.wanted
+        observer.before_run(backward=True)
+    observer.before_run(backward=False)
+    assert not observer.is_open
     assert not observer.live_memory.runs(number)
     assert (observer.number("some code", []), observer.number("other code", [])) == (number, number + 1)
-    assert observer.wanted
+    assert observer.is_open
     assert observer.known == {number: first}
-    assert observer.seen[number] is not first
+    assert observer.observed[number] is not first
 
 
 def test_what_cannot_be_compiled_anew_is_warned_of() -> None:
     observer = RuntimeObserver()
-    observer.stale(observer.number("no code", []))
+    observer.mark_stale(observer.number("no code", []))
     with pytest.warns(UserWarning, match="more than was counted"):
-        observer.ends()
-    observer.ends()  # once
+        observer.after_backward()
+    observer.after_backward()  # once
 
 
 def test_what_was_seen_counts_where_it_is_not_there_yet() -> None:
@@ -523,14 +525,14 @@ def test_what_was_seen_counts_where_it_is_not_there_yet() -> None:
     budget, options = SharedLimit(None), Options(limit=1000, beside=1000)
     now = ExternalMemory(held=50, kept=40, own=3, freed_inputs=(2,), parameters=7, gradients=5)
     first = GraphUnderLimit(options, budget, 0, True, now)
-    assert (first.counted, first.runs) == (now, 1)
+    assert (first.counted_external, first.runs) == (now, 1)
     assert [first.outside(99).during(backward=backward) for backward in (False, True)] == [1060, 1055]
     seen = budget.observer.known[0] = Observations()
     for moment in (RunStart(60, 8, 4, 20, 2, kept=10), RunStart(61, 8, 4, 0, 0, kept=11)):
         seen.note(moment, backward=False)
     seen.note(RunStart(90, 8, 2, 0, 1, kept=10), backward=True)
     among = GraphUnderLimit(options, budget, 0, True, now)
-    assert among.counted == ExternalMemory(
+    assert among.counted_external == ExternalMemory(
         held=90, kept=40, own=2, freed_inputs=(2,), parameters=8, gradients=5
     )
     assert among.runs == 3
@@ -552,7 +554,7 @@ def test_gradients_are_known_until_somebody_takes_them() -> None:
     model.weight.grad = torch.ones(8, 8)
     assert sum(live_memory.gradients().values()) == 256
     live_memory.step()
-    beside = live_memory.beside(
+    beside = live_memory.external(
         0, [], more=True
     )  # when the forward pass begins; who knows how long they stay
     assert (beside.held, beside.kept, beside.gradients) == (256, 0, 0)
@@ -569,9 +571,9 @@ def test_what_an_optimizer_keeps_is_found_by_the_parameters() -> None:
     state = [one for kept in optimizers[0].state.values() for one in kept.values()]
     live_memory = LiveMemory()
     live_memory.register([model], [])
-    live_memory.record_forward(0, Run(live_memory.memories(state), {}, {}))
+    live_memory.record_forward(0, ForwardRun(live_memory.memories(state), {}, {}))
     live_memory.step()
-    beside = live_memory.beside(1, [*model.parameters()], more=False)
+    beside = live_memory.external(1, [*model.parameters()], more=False)
     assert beside.state == 2 * 4 * (64 + 8) + 2 * 4  # moments, and the counts of steps
     assert (beside.held, beside.parameters) == (4 * (64 + 8), 0)
     for told, there in ((10, beside.state), (10_000, 10_000)):

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from rewritten import PLAIN, compiled, same
+from compiled_programs import PLAIN, compiled, same
 from torch import nn
 
 import mempool.torch

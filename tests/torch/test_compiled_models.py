@@ -22,7 +22,7 @@ SHARES = {"eager": (0.95, 0.5, 0.05), "inductor": (0.5,)}
 
 def least_and_plain(model: str, inner: str, *, checkpointing: bool) -> tuple[int, int, int]:
     """What a step needs at least, and without a limit, both with what AdamW keeps, and that."""
-    from rewritten import adamw_keeps, compiled
+    from compiled_programs import adamw_keeps, compiled
 
     import mempool.torch.compiled
 

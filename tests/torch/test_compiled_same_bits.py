@@ -10,10 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from compiled_programs import ALL, PLAIN, gradients, same
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rewriting_graphs import rewritings
-from rewritten import ALL, PLAIN, gradients, same
 from torch._inductor import config as inductor
 from torch.nn import functional as F
 
@@ -51,7 +51,7 @@ def random(*shape: int, grad: bool = True, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_(grad)
 
 
-def in_place_results(x: torch.Tensor) -> torch.Tensor:
+def in_place(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     y.mul_(3).sin_().relu_()
     z = y * 2
@@ -157,7 +157,7 @@ def ordered(x: torch.Tensor) -> torch.Tensor:
 
 
 PROGRAMS: dict[Callable[..., Any], tuple[Any, ...]] = {
-    in_place_results: (random(8, 8),),
+    in_place: (random(8, 8),),
     input_written: (random(8, 8), torch.arange(8.0)),
     view_of_input: (random(8, 8),),
     views_of_saved: (random(8, 8), random(4, 8, seed=1)),
@@ -211,7 +211,7 @@ def test_without_vectors_inductor_changes_no_bit(program: Callable[..., Any]) ->
 def test_what_is_drawn_again_is_no_result_that_can_be_made_again() -> None:
     """PyTorch hides a draw that a checkpoint repeats in an operation whose results have results."""
     gradients(checkpointed, {"inner": "eager", "limit": 1 << 40}, *PROGRAMS[checkpointed])
-    captured = SHARED_LIMITS[-1].parts[0].decided.captured
+    captured = SHARED_LIMITS[-1].graphs[0].decision.captured
     assert operator.getitem not in [node.target for node in captured.operations]
     again = [captured.graph.kinds[kind] for kind in captured.graph.kind[captured.graph.repeatable]]
     assert {"aten.tanh", "aten.native_dropout_backward"} <= set(again)
@@ -244,7 +244,7 @@ def check_any_decision(data: st.DataObject, program: Callable[..., Any]) -> None
 
 
 @settings(max_examples=8, deadline=None, derandomize=True, **UNSHRUNK)
-@given(data=st.data(), program=st.sampled_from([views_of_saved, integers, in_place_results]))
+@given(data=st.data(), program=st.sampled_from([views_of_saved, integers, in_place]))
 def test_any_decision_gives_the_same_bits(data: st.DataObject, program: Callable[..., Any]) -> None:
     """Random swaps, groups of readers, triggers, releases and recomputation."""
     check_any_decision(data, program)
