@@ -479,7 +479,7 @@ def test_of_branches_it_is_told_that_nobody_counts_them() -> None:
     def chosen(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda y: y.sin() @ y, lambda y: y.cos() * 1.0, (x,)).sum()
 
-    with pytest.warns(UserWarning, match="what is needed inside of cond is not known"):
+    with pytest.warns(UserWarning, match="memory needed inside cond is unknown"):
         compiled(chosen, {"inner": "eager", "limit": 1 << 30, "link": "pcie3"})(
             torch.ones(8, 8).requires_grad_()
         )
@@ -508,7 +508,7 @@ def test_a_compiler_that_tells_nothing_of_its_kernels_is_told_of(monkeypatch: py
 
     monkeypatch.setattr("mempool.torch.compiled.inductor.fused.fit_kernels", fails)
     x = torch.ones(64, 64, requires_grad=True)
-    with pytest.warns(UserWarning, match="what fused operations need is not found.*no such pass"):
+    with pytest.warns(UserWarning, match="memory of fused kernels could not be counted.*no such pass"):
         compiled(lambda y: y.exp().sin().sum(), {"inner": "inductor", "limit": 1 << 30, "link": "pcie3"})(x)
     (part,) = SHARED_LIMITS[-1].graphs.values()
     assert part.decision.kernel_memory is None

@@ -46,7 +46,7 @@ def is_pytorchs_own(node: fx.Node) -> bool:
 
 def traced_values(node_arguments: Any) -> Any:
     """Replace each node among a node's arguments by the traced value (``meta["val"]``)."""
-    return torch.fx.map_arg(node_arguments, lambda one: one.meta.get("val"))
+    return torch.fx.map_arg(node_arguments, lambda node: node.meta.get("val"))
 
 
 def roofline_seconds(rates: Rates | None = None) -> Callable[[fx.Node], float]:
@@ -74,7 +74,7 @@ def _traced(values: Any) -> Any:
         storage = storages.setdefault(symbolic._cdata, torch.UntypedStorage(size, device="meta"))
         form = (
             hint(value.storage_offset()),
-            *(tuple(map(hint, one)) for one in (value.shape, value.stride())),
+            *(tuple(map(hint, numbers)) for numbers in (value.shape, value.stride())),
         )
         return torch.empty(0, dtype=value.dtype, device="meta").set_(storage, *form)
 
@@ -84,7 +84,7 @@ def _traced(values: Any) -> Any:
 
 def _is_symbolic(tensor: torch.Tensor) -> bool:
     numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
-    return any(isinstance(one, torch.SymInt) for one in numbers)
+    return any(isinstance(number, torch.SymInt) for number in numbers)
 
 
 def hint(value: Any) -> Any:
@@ -331,14 +331,14 @@ class StepTimer:
             inputs: example inputs, which determine the device.
             backward: true for the backward graph.
         """
-        on_gpu = any(isinstance(one, torch.Tensor) and one.is_cuda for one in inputs)
+        on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in inputs)
         timed = (_timed_on_gpu if on_gpu else _timed)(run, self._runs[backward])
         timed._boxed_call = True  # type: ignore[attr-defined]
         return timed
 
     def seconds(self) -> float | None:
         """Return the sum of the median forward and backward times; None until both have completed runs."""
-        passes = [[s for one in runs if (s := _seconds(one)) is not None] for runs in self._runs.values()]
+        passes = [[s for run in runs if (s := _seconds(run)) is not None] for runs in self._runs.values()]
         return sum(map(median, passes)) if all(passes) else None
 
 

@@ -132,16 +132,16 @@ class StepDecider:
         except PlanError:
             return self._all_bytes
 
-    def decide_extreme(self, asked: Extreme) -> StepDecision:
+    def decide_extreme(self, extreme: Extreme) -> StepDecision:
         """Return a decision that depends on no measurement, and so is the same at each call.
 
         Raises:
             PlanError: the host is too small.
         """
-        if asked is Extreme.ALL:
+        if extreme is Extreme.ALL:
             return self._convert(self._chooser(self.constraints.between_bytes).everything())
         nominal = self._nominal
-        limit = nominal.least_limit() if asked is Extreme.LEAST else 2 * self._all_bytes
+        limit = nominal.least_limit() if extreme is Extreme.LEAST else 2 * self._all_bytes
         return self.simulate_decision(nominal.decide_within(limit).rewriting)
 
     @cached_property
@@ -351,7 +351,7 @@ def place_copies(graph: Graph, rewriting: Rewriting) -> HostPlacement:
         return HostPlacement()
     count = len(graph)
     values = [swap.value for swap in swaps]
-    ends = [max((run for one in swap.ins for run in one.consumers), default=count) for swap in swaps]
+    ends = [max((run for reload in swap.ins for run in reload.consumers), default=count) for swap in swaps]
     sizes = [pages(int(size)) for size in graph.size[values]]
     buffers = Buffers.of(graph.producer[values], np.minimum(ends, count) + 1, sizes, alignment=PAGE)
     at, size = packed(buffers)

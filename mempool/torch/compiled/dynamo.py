@@ -69,10 +69,10 @@ def reachable_modules() -> list[torch.nn.Module]:
     function = frame.f_locals.get("fn")
     given = [*frame.f_locals.get("args", ()), *frame.f_locals.get("kwargs", {}).values()]
     found = [*given, *_referenced_by(function)]
-    holders = [one for one in found if hasattr(one, "__dict__") and not isinstance(one, ModuleType)]
-    inside = [value for one in holders for value in vars(one).values()]
-    own = [one for one in [*found, *inside] if isinstance(one, torch.nn.Module)]
-    return list({id(one): one for one in [*own, *_containing_modules(frame)]}.values())
+    holders = [item for item in found if hasattr(item, "__dict__") and not isinstance(item, ModuleType)]
+    inside = [value for item in holders for value in vars(item).values()]
+    own = [item for item in [*found, *inside] if isinstance(item, torch.nn.Module)]
+    return list({id(item): item for item in [*own, *_containing_modules(frame)]}.values())
 
 
 def _containing_modules(wrapper: FrameType | None) -> list[torch.nn.Module]:
@@ -83,13 +83,13 @@ def _containing_modules(wrapper: FrameType | None) -> list[torch.nn.Module]:
     own, found = set(map(id, compiled.parameters())), []
     frame = wrapper.f_back
     while frame is not None:
-        one = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
+        module = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
         if (
-            isinstance(one, torch.nn.Module)
-            and any(inside is compiled for inside in one.modules())
-            and any(id(value) not in own for value in one.parameters())
+            isinstance(module, torch.nn.Module)
+            and any(inside is compiled for inside in module.modules())
+            and any(id(value) not in own for value in module.parameters())
         ):
-            found.append(one)
+            found.append(module)
         frame = frame.f_back
     return found
 
@@ -116,9 +116,9 @@ def graph_inputs(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     input.
     """
     given: list[Any] = [*graph.parameters(), *graph.buffers()]
-    for node, told in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=False):
+    for node, value in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=False):
         argument = node.meta.get("grapharg")
-        given.append(told if argument is None else argument.example)
+        given.append(value if argument is None else argument.example)
     return given
 
 
@@ -160,7 +160,11 @@ def _callers() -> Iterator[FrameType]:
 
 def _returns(frame: FrameType) -> bool:
     """Return true if a frame returns the result of the current call and does nothing more."""
-    following = (one for one in dis.get_instructions(frame.f_code) if one.offset > frame.f_lasti)
+    following = (
+        instruction
+        for instruction in dis.get_instructions(frame.f_code)
+        if instruction.offset > frame.f_lasti
+    )
     return next(following).opname == "RETURN_VALUE"
 
 
@@ -170,7 +174,7 @@ def warn_before_recompile_limit() -> None:
     if number is not None and number + 1 == config.recompile_limit:
         warnings.warn(
             f"compiled {config.recompile_limit} times, as often as PyTorch allows: other or "
-            "larger sizes than so far will run uncompiled, without any limit; meet the largest sizes first, "
+            "larger sizes than so far will run uncompiled, without any limit; run the largest sizes first, "
             "or raise torch._dynamo.config.recompile_limit",
             stacklevel=2,
         )
@@ -189,11 +193,15 @@ def guard_dynamic_sizes(inputs: Sequence[Any], compiled: CompiledGraph) -> None:
     Raises:
         ValueError: a size is already larger than those of the decision.
     """
-    sizes = [one for one in inputs if isinstance(one, torch.SymInt) and not one.node.is_nested_int()]
-    factor = _fitting_factor(compiled, {one.node.expr: one.node.hint for one in sizes}) if sizes else 1.0
+    sizes = [
+        symbol for symbol in inputs if isinstance(symbol, torch.SymInt) and not symbol.node.is_nested_int()
+    ]
+    factor = (
+        _fitting_factor(compiled, {symbol.node.expr: symbol.node.hint for symbol in sizes}) if sizes else 1.0
+    )
     for size in sizes:
         if size > int(size.node.hint * factor):  # the comparison creates a guard
-            raise ValueError(f"{size} is larger than what was decided for")
+            raise ValueError(f"{size} is larger than the sizes of the decision")
 
 
 def _fitting_factor(compiled: CompiledGraph, hints: Mapping[Any, int]) -> float:
@@ -254,4 +262,4 @@ def _scaled_peak(compiled: CompiledGraph, sizes: Mapping[Any, int], factor: floa
 
 def _has_symbolic_shape(held: Any) -> bool:
     """Return true if a tensor's shape is symbolic; the memory of an input keeps the traced size anyway."""
-    return isinstance(held, torch.Tensor) and any(isinstance(one, torch.SymInt) for one in held.shape)
+    return isinstance(held, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in held.shape)

@@ -67,7 +67,7 @@ class ForwardRun:
         if self.over:
             return {}
         others = self.requested.keys() | self.given.keys()
-        return {one: size for one, size in _alive(self.kept).items() if one not in others}
+        return {memory: size for memory, size in _alive(self.kept).items() if memory not in others}
 
 
 @dataclass(eq=False)
@@ -91,20 +91,22 @@ class LiveMemory:
 
     def register(self, modules: Iterable[torch.nn.Module], given: Iterable[Any]) -> None:
         """Register modules whose parameters count, and choose the device by the inputs of a graph."""
-        self._modules = {key: one for key, one in self._modules.items() if one() is not None}
+        self._modules = {
+            key: reference for key, reference in self._modules.items() if reference() is not None
+        }
         for module in modules:
             self._modules[id(module)] = weakref.ref(module)
         sizes: dict[torch.device, int] = {}
-        for one in (plain for some in [*given, *self._values()] for plain in _inner_tensors(some)):
-            sizes[one.device] = sizes.get(one.device, 0) + one.nbytes
+        for tensor in (plain for some in [*given, *self._values()] for plain in _inner_tensors(some)):
+            sizes[tensor.device] = sizes.get(tensor.device, 0) + tensor.nbytes
         if sizes:
             self.device = device_with_most(sizes)
 
     def register_parameters(self, values: Iterable[Any]) -> None:
         """Register parameters among a graph's inputs: code compiled once may run for many modules."""
-        for one in values:
-            if isinstance(one, torch.nn.Parameter):
-                self._parameters[id(one)] = weakref.ref(one)
+        for value in values:
+            if isinstance(value, torch.nn.Parameter):
+                self._parameters[id(value)] = weakref.ref(value)
 
     def external(self, number: int, given: Sequence[Any], *, more: bool) -> ExternalMemory:
         """Return the memory outside a graph that is about to run for the first time.
@@ -121,10 +123,12 @@ class LiveMemory:
         every = [run for runs in self._runs.values() for run in runs]
         kept = _union(_alive(run.kept) for run in every)
         goes = _union(_alive(run.requested) for run in every).keys() - kept.keys()
-        memories = [self.memories([one]) for one in given]
+        memories = [self.memories([value]) for value in given]
         return ExternalMemory(
             held=total(others | gradients, own, parameters),
-            kept=total({one: size for one, size in others.items() if one not in goes}, own, parameters),
+            kept=total(
+                {memory: size for memory, size in others.items() if memory not in goes}, own, parameters
+            ),
             own=total(_union(run.all for run in self.runs(number)), own, parameters, others),
             freed_inputs=tuple(i for i, some in enumerate(memories) if some and some.keys() <= goes),
             parameters=total(parameters, own),
@@ -139,8 +143,8 @@ class LiveMemory:
 
     def others(self, number: int) -> Memories:
         """Return the memories that runs of other graphs hold."""
-        numbers = [one for one in list(self._runs) if one != number]
-        return _union(run.all for one in numbers for run in self.runs(one))
+        numbers = [other for other in list(self._runs) if other != number]
+        return _union(run.all for other in numbers for run in self.runs(other))
 
     @property
     def is_used(self) -> bool:
@@ -164,13 +168,13 @@ class LiveMemory:
     def parameters(self) -> Memories:
         """Return parameters, buffers, and live inputs of graphs from earlier steps; no optimizer state."""
         state = self.state()
-        lasting = {one: size for one, size in _alive(self._lasting).items() if one not in state}
+        lasting = {memory: size for memory, size in _alive(self._lasting).items() if memory not in state}
         return self.memories(self._values()) | lasting
 
     def state(self) -> Memories:
         """Return the optimizers' state, as far as the state existed when the step began."""
         if self._state is None:
-            parameters = [one for one in self._values() if isinstance(one, torch.nn.Parameter)]
+            parameters = [value for value in self._values() if isinstance(value, torch.nn.Parameter)]
             self._state = self.memories(optimizer_states(parameters))
         return _alive(self._state)
 
@@ -181,7 +185,7 @@ class LiveMemory:
 
     def pending_gradient_bytes(self, given: Iterable[torch.Tensor]) -> int:
         """Return the bytes of gradients made by backward passes and not consumed yet, except those given."""
-        self._new_gradients = [one for one in self._new_gradients if one.tensor() is not None]
+        self._new_gradients = [entry for entry in self._new_gradients if entry.tensor() is not None]
         return bytes_of(self._new_gradients, but=self.tensor_refs(given))
 
     def record_forward(self, number: int, run: ForwardRun) -> None:
@@ -199,15 +203,19 @@ class LiveMemory:
 
     def tensor_refs(self, values: Iterable[Any]) -> list[TensorRef]:
         """Return weak entries of the tensors on the device, without a share in their storage."""
-        plain = (one for value in values for one in _inner_tensors(value) if one.device == self.device)
-        return [TensorRef(weakref.ref(one), one.data_ptr(), extent(one)) for one in plain]
+        plain = (
+            tensor for value in values for tensor in _inner_tensors(value) if tensor.device == self.device
+        )
+        return [TensorRef(weakref.ref(tensor), tensor.data_ptr(), extent(tensor)) for tensor in plain]
 
     def step(self) -> None:
         """Start a new step; memory left over from the previous step is not attributed to the graphs."""
         runs = [run for some in self._runs.values() for run in some]
         made = _union(run.requested | run.kept for run in runs)
         given = _union(_alive(run.given) for run in runs)
-        self._lasting = _alive(self._lasting) | {one: size for one, size in given.items() if one not in made}
+        self._lasting = _alive(self._lasting) | {
+            memory: size for memory, size in given.items() if memory not in made
+        }
         self._runs.clear()
         self._new_gradients.clear()
         self._state = None
@@ -215,8 +223,8 @@ class LiveMemory:
     def memories(self, values: Iterable[Any]) -> Memories:
         """Return the memories of the tensors on the device."""
         found: Memories = {}
-        for one in values:
-            for plain in _inner_tensors(one):
+        for value in values:
+            for plain in _inner_tensors(value):
                 if plain.device == self.device:
                     storage = plain.untyped_storage()
                     found[StorageWeakRef(storage)] = storage.nbytes()
@@ -227,26 +235,26 @@ class LiveMemory:
             yield from module.parameters()
             yield from module.buffers()
         for reference in list(self._parameters.values()):
-            if (one := reference()) is not None:
-                yield one
+            if (tensor := reference()) is not None:
+                yield tensor
 
     def _alive_modules(self) -> list[torch.nn.Module]:
-        return [module for one in list(self._modules.values()) if (module := one()) is not None]
+        return [module for reference in list(self._modules.values()) if (module := reference()) is not None]
 
     def _later_gradients(self, number: int) -> int:
         """Return the bytes of pending gradients of the parameters of later graphs.
 
         Parameters that a module has twice count too.
         """
-        read = {one for earlier, given in self._given.items() if earlier <= number for one in given}
+        read = {key for earlier, given in self._given.items() if earlier <= number for key in given}
         found: Memories = {}
         for module in self._alive_modules():
-            seen: Memories = {}
-            for value in (one for _, one in module.named_parameters(remove_duplicate=False)):
+            shared: Memories = {}
+            for value in (parameter for _, parameter in module.named_parameters(remove_duplicate=False)):
                 if value.requires_grad and value.is_leaf and value.grad is None:
                     memory = self.memories([value])
-                    found |= {one: size for one, size in memory.items() if one in seen or one not in read}
-                    seen |= memory
+                    found |= {key: size for key, size in memory.items() if key in shared or key not in read}
+                    shared |= memory
         return total(found)
 
 
@@ -256,37 +264,37 @@ def optimizer_states(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
     Only some parameters are searched for referrers, since the search takes longer the more parameters are
     searched. An optimizer that has none of these parameters is not found.
     """
-    trained = [one for one in parameters if one.requires_grad]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     for holder in gc.get_referrers(*trained[:: max(len(trained) // TUNABLES.searched_parameters, 1)]):
         if isinstance(holder, dict) and isinstance(next(iter(holder), None), torch.nn.Parameter):
-            for one in parameters:
-                if isinstance(state := holder.get(one), dict):
+            for parameter in parameters:
+                if isinstance(state := holder.get(parameter), dict):
                     yield from state.values()
 
 
 def device_with_most(sizes: Mapping[torch.device, int]) -> torch.device:
     """Return the device with the most bytes, preferring any device over the CPU."""
-    return max(sizes, key=lambda one: (one.type != "cpu", sizes[one]), default=torch.device("cpu"))
+    return max(sizes, key=lambda device: (device.type != "cpu", sizes[device]), default=torch.device("cpu"))
 
 
 def total(memories: Mapping[StorageWeakRef, int], *but: Memories) -> int:
     """Return the bytes of memories that are not in any of `but`."""
-    return sum(size for one, size in memories.items() if not any(one in some for some in but))
+    return sum(size for memory, size in memories.items() if not any(memory in some for some in but))
 
 
 def bytes_of(tensors: Iterable[TensorRef], *, but: Iterable[TensorRef] = ()) -> int:
     """Return the bytes of live tensors, except those at the addresses of tensors in `but`."""
-    taken = {one.place for one in but}
-    there = (one for one in tensors if one.tensor() is not None and one.place not in taken)
-    return sum({one.place: one.size for one in there}.values())
+    taken = {entry.place for entry in but}
+    there = (entry for entry in tensors if entry.tensor() is not None and entry.place not in taken)
+    return sum({entry.place: entry.size for entry in there}.values())
 
 
 def _union(some: Iterable[Memories]) -> Memories:
-    return {memory: size for one in some for memory, size in one.items()}
+    return {memory: size for memories in some for memory, size in memories.items()}
 
 
 def _alive(memories: Memories) -> Memories:
-    return {one: size for one, size in memories.items() if not one.expired()}
+    return {memory: size for memory, size in memories.items() if not memory.expired()}
 
 
 def _inner_tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -56,18 +56,18 @@ class CapturedGraph:
     def results(self) -> tuple[int, ...]:
         """Return the memories of forward results that the program requested."""
         graph = self.graph
-        made = {int(graph.base[one]) for one in self.outputs[: self.forward_outputs] if one >= 0}
-        return tuple(sorted(one for one in made if graph.producer[one] >= 0))
+        made = {int(graph.base[value]) for value in self.outputs[: self.forward_outputs] if value >= 0}
+        return tuple(sorted(value for value in made if graph.producer[value] >= 0))
 
     def arguments_at(self, places: Iterable[int]) -> tuple[int, ...]:
         """Return the values of the function's arguments at some positions."""
         names = {f"primals_{place + 1}" for place in places}
-        return tuple(one for one in self.inputs if str(self.values[one]) in names)
+        return tuple(value for value in self.inputs if str(self.values[value]) in names)
 
     @cached_property
     def incoming_gradients(self) -> tuple[int, ...]:
         """Return the gradients given to the backward pass."""
-        return tuple(one for one in self.inputs if _is_tangent(self.values[one]))
+        return tuple(value for value in self.inputs if _is_tangent(self.values[value]))
 
 
 def capture(
@@ -108,12 +108,14 @@ def capture(
     if outside_bytes:
         values.add_memory(outside_bytes)
     returned = nodes[-1].args[0]
-    outputs = [values.results[one][0] if isinstance(one, torch.fx.Node) else -1 for one in returned]
+    outputs = [values.results[result][0] if isinstance(result, torch.fx.Node) else -1 for result in returned]
     forward = _forward(nodes, returned[:forward_outputs])
     graph = Graph(
         **_of_operations(operations, values, forward, seconds or roofline_seconds()),
         **_of_values(
-            values, outputs, [values.results[one][0] for node in operations for one in writes(node)]
+            values,
+            outputs,
+            [values.results[node_written][0] for node in operations for node_written in writes(node)],
         ),
     )
     return CapturedGraph(
@@ -129,8 +131,8 @@ def capture(
 
 def _forward(nodes: Sequence[fx.Node], outputs: Sequence[Any]) -> set[fx.Node]:
     """Return the nodes up to the last one that the forward pass needs."""
-    left = [one for one in outputs if isinstance(one, torch.fx.Node)]
-    left += [one for one in nodes if one.meta.get("partitioner_tag") in _FORWARD]
+    left = [node for node in outputs if isinstance(node, torch.fx.Node)]
+    left += [node for node in nodes if node.meta.get("partitioner_tag") in _FORWARD]
     needed: set[fx.Node] = set()
     while left:
         node = left.pop()
@@ -149,7 +151,7 @@ def _of_operations(
     base = np.array(values.base, np.int64)
     kinds, kind = _indices([_kind(node) for node in operations])
     modules, module = _indices(_modules(operations))
-    control, repeatable = _effects(operations, values, [set(base[one].tolist()) for one in reads])
+    control, repeatable = _effects(operations, values, [set(base[row].tolist()) for row in reads])
     return {
         "seconds": np.array([seconds(node) for node in operations]),
         "workspace": np.zeros(count),
@@ -171,12 +173,12 @@ def _of_values(values: ValueTable, outputs: list[int], written: list[int]) -> di
     base = np.array(values.base, np.int64)
     producer = np.array(values.producer, np.int64)
     lasting = (producer < 0) & ~np.array([_is_tangent(node) for node in values.node], bool)
-    lasting[[one for one in outputs if one >= 0]] = True
+    lasting[[value for value in outputs if value >= 0]] = True
     lasting[base[lasting]] = True
     fixed = np.zeros(len(base), bool)
     fixed[base[lasting | ~np.array(values.movable, bool)]] = True
     fixed[base[written]] = True
-    host = [one == "cpu" and set(values.device) - {"cpu", ""} != set() for one in values.device]
+    host = [device == "cpu" and set(values.device) - {"cpu", ""} != set() for device in values.device]
     return {
         "size": values.size,
         "producer": producer,
@@ -227,8 +229,8 @@ def _effects(
     repeatable = np.ones(len(operations), bool)
     repeatable[ordered] = False
     for i, node in enumerate(operations):
-        for one in writes(node):
-            memory = values.base[values.results[one][0]]
+        for target in writes(node):
+            memory = values.base[values.results[target][0]]
             sharing = [j for j, bases in enumerate(touched) if memory in bases]
             repeatable[sharing] = False
             pairs |= {(min(i, j), max(i, j)) for j in sharing if j != i}
@@ -292,18 +294,18 @@ class ValueTable:
     def read(self, node: fx.Node) -> list[int]:
         """Return the values among a node's arguments, in order."""
         found: list[int] = []
-        torch.fx.map_arg((node.args, node.kwargs), lambda one: found.extend(tree_leaves(self.results[one])))
+        torch.fx.map_arg((node.args, node.kwargs), lambda node: found.extend(tree_leaves(self.results[node])))
         return [value for value in found if value >= 0]
 
     def _parts(self, held: Any, producer: int) -> list[Any]:
         """Add several results, which may be nested."""
         return [
-            self._parts(one, producer)
-            if is_several(one)
+            self._parts(part, producer)
+            if is_several(part)
             else -1
-            if one is None
-            else self._add(None, one, producer)
-            for one in held
+            if part is None
+            else self._add(None, part, producer)
+            for part in held
         ]
 
     def _add(self, node: fx.Node | None, held: Any, producer: int) -> int:
@@ -311,28 +313,28 @@ class ValueTable:
         memory = _memory(held)
         base = self._owners.setdefault(memory[0][0], value) if memory else value
         new = sum(size for key, size in memory if self._owners.setdefault(key, value) == value)
-        one = isinstance(held, torch.Tensor)
+        is_tensor = isinstance(held, torch.Tensor)
         self.node.append(node)
         self.symbolic.append(new if base == value else 0)
         self.size.append(hint(self.symbolic[-1]))
         self.producer.append(producer)
         self.base.append(base)
-        self.rank.append(held.dim() if one else -1)
-        self.movable.append(one and producer >= 0)
-        self.device.append(held.device.type if one else "")
+        self.rank.append(held.dim() if is_tensor else -1)
+        self.movable.append(is_tensor and producer >= 0)
+        self.device.append(held.device.type if is_tensor else "")
         return value
 
 
 def _memory(held: Any) -> list[tuple[int, Any]]:
     """Return (identity, bytes) of each storage of a traced value."""
     found = {}
-    for one in tree_leaves(held):
-        if isinstance(one, torch.Tensor):
+    for tensor in tree_leaves(held):
+        if isinstance(tensor, torch.Tensor):
             try:
-                storage = one.untyped_storage()
+                storage = tensor.untyped_storage()
                 found[storage._cdata] = storage.nbytes()
             except (NotImplementedError, RuntimeError):  # such as sparse tensors, which have no storage
-                found[id(one)] = one.numel() * one.element_size()
+                found[id(tensor)] = tensor.numel() * tensor.element_size()
     return list(found.items())
 
 
@@ -341,9 +343,9 @@ def writes(node: fx.Node) -> list[fx.Node]:
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
         return []
     written: list[fx.Node] = []
-    for place, said in enumerate(node.target._schema.arguments):
-        given = node.args[place] if place < len(node.args) else node.kwargs.get(said.name)
-        if said.alias_info is not None and said.alias_info.is_write:
+    for place, parameter in enumerate(node.target._schema.arguments):
+        given = node.args[place] if place < len(node.args) else node.kwargs.get(parameter.name)
+        if parameter.alias_info is not None and parameter.alias_info.is_write:
             torch.fx.map_arg(given, written.append)
     return written
 
@@ -362,8 +364,8 @@ def _is_random(node: fx.Node, target: torch._ops.OpOverload) -> bool:
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     # Attention carries the tag because of its dropout, which is 0 in most cases.
-    for place, said in enumerate(target._schema.arguments):
-        if said.name == "dropout_p":
-            given = node.args[place] if place < len(node.args) else node.kwargs.get(said.name, 0.0)
+    for place, parameter in enumerate(target._schema.arguments):
+        if parameter.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else node.kwargs.get(parameter.name, 0.0)
             return bool(given != 0.0)
     return True

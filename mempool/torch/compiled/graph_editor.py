@@ -57,7 +57,7 @@ class InsertionPoints:
     def call(self, operation: Any, *args: Any) -> fx.Node:
         """Add a call of an operator, with a fake tensor as the traced result."""
         node = self.graph.call_function(operation, args)
-        values, _ = fx.map_arg((node.args, node.kwargs), lambda one: one.meta.get("val"))
+        values, _ = fx.map_arg((node.args, node.kwargs), lambda node: node.meta.get("val"))
         fake = next(filter(None, map(mode_of, node.all_input_nodes)), None)
         if fake is not None:
             with fake:
@@ -72,14 +72,14 @@ def getitem_nodes(producer: fx.Node) -> list[fx.Node]:
     if not is_several(producer.meta.get("val")):
         return []
     parts = [user for user in producer.users if user.target is operator.getitem]
-    return [one for part in parts for one in (part, *getitem_nodes(part))]
+    return [part for part in parts for part in (part, *getitem_nodes(part))]
 
 
 def result_nodes(producer: fx.Node) -> list[fx.Node]:
     """Return the operation itself, or the `getitem` nodes if the operation has several results."""
     if not is_several(producer.meta.get("val")):
         return [producer]
-    return [one for one in getitem_nodes(producer) if not is_several(one.meta.get("val"))]
+    return [part for part in getitem_nodes(producer) if not is_several(part.meta.get("val"))]
 
 
 def producing_node(result: fx.Node) -> fx.Node:
@@ -272,13 +272,13 @@ def copy_operation(
 ) -> dict[fx.Node, fx.Node]:
     """Copy an operation and the nodes of the results to the current insertion point; map old to new nodes."""
     new = {producer: graph.node_copy(producer, source.get)}
-    for one in getitem_nodes(producer):
-        new[one] = graph.node_copy(one, lambda node: new[node])
+    for result in getitem_nodes(producer):
+        new[result] = graph.node_copy(result, lambda node: new[node])
     return new
 
 
 def erase_unused(graph: fx.Graph, producer: fx.Node) -> None:
     """Erase an operation and the results without readers."""
-    for one in (*reversed(getitem_nodes(producer)), producer):
-        if not one.users:
-            graph.erase_node(one)
+    for result in (*reversed(getitem_nodes(producer)), producer):
+        if not result.users:
+            graph.erase_node(result)

@@ -67,7 +67,7 @@ def end_offload(step: NodeIndex, swap: Swap, ticket: fx.Node, *, early: bool, at
 def _end_point(step: NodeIndex, swap: Swap, ticket: fx.Node, *, early: bool) -> Any:
     """Return the insertion point for the end of an offload, at the latest before a forward reload begins."""
     slots = step.forward.slots
-    back = {run for one in swap.ins for run in one.consumers}
+    back = {run for reload in swap.ins for run in reload.consumers}
     readers = sorted(_readers(step, swap, ticket))
     own = [node for node in readers if not step.reads(node, back)]
     first = next((node for node in readers if step.reads(node, back)), output_of(step.halves.forward))
@@ -95,7 +95,7 @@ def insert_reload(
     step: NodeIndex,
     side: GraphSide,
     base: int,
-    one: SwapIn,
+    reload: SwapIn,
     handle: fx.Node,
     *,
     late: bool,
@@ -107,12 +107,12 @@ def insert_reload(
         step: both graphs.
         side: the graph to change.
         base: the offloaded value.
-        one: the reload.
+        reload: the reload.
         handle: the end of the offload.
         late: true if the reload begins no sooner than needed.
         at_once: true if the reload is synchronous.
     """
-    readers = set(one.consumers)
+    readers = set(reload.consumers)
     views: set[fx.Node] = set()
 
     def ours(node: fx.Node | None) -> list[fx.Node]:
@@ -135,34 +135,41 @@ def insert_reload(
                     ops.reload_sync, side.get(handle), *_layout_arguments(step, side, step.value[base])
                 )
         else:
-            tensor = _reload_asynchronously(step, side, base, one, handle, min(users), late=late)
+            tensor = _reload_asynchronously(step, side, base, reload, handle, min(users), late=late)
         for user in users:
             user.replace_input_with(node, tensor)
 
 
 def _reload_asynchronously(
-    step: NodeIndex, side: GraphSide, base: int, one: SwapIn, handle: fx.Node, first: fx.Node, *, late: bool
+    step: NodeIndex,
+    side: GraphSide,
+    base: int,
+    reload: SwapIn,
+    handle: fx.Node,
+    first: fx.Node,
+    *,
+    late: bool,
 ) -> fx.Node:
     place = _layout_arguments(step, side, step.value[base])
     ticket = side.get(handle)
-    with _reload_point(step, side, one, ticket, first, late=late):
+    with _reload_point(step, side, reload, ticket, first, late=late):
         coming = side.slots.call(ops.reload, ticket, *place)
     with side.slots.directly_before(first):
         return side.slots.call(ops.reload_wait, coming, *place)
 
 
 def _reload_point(
-    step: NodeIndex, side: GraphSide, one: SwapIn, ticket: fx.Node, first: fx.Node, *, late: bool
+    step: NodeIndex, side: GraphSide, reload: SwapIn, ticket: fx.Node, first: fx.Node, *, late: bool
 ) -> Any:
     """Return the insertion point for the begin of a reload, never before the end of the offload."""
-    if late or one.trigger < 0:
+    if late or reload.trigger < 0:
         return side.slots.directly_before(first)
     count = len(step.graph)
-    recomputed_node = one.trigger - count
+    recomputed_node = reload.trigger - count
     trigger = (
         step.recomputed_node.get(recomputed_node, first)
         if recomputed_node >= 0
-        else step.operation[one.trigger]
+        else step.operation[reload.trigger]
     )
     if not side.has(trigger):
         return side.slots.directly_before(first) if side.is_forward else side.slots.begin()
@@ -206,7 +213,11 @@ def recompute(step: NodeIndex, values: Iterable[int]) -> None:
     follow = {v for base in chosen for v in step.views(base) if step.is_forward(step.value[v])}
     for run in sorted({int(step.graph.producer[v]) for v in chosen | follow}, reverse=True):
         producer, find = step.operation[run], step.saved_values.find
-        found = [(one, got) for one in result_nodes(producer) if (got := find(one)) is not None and got.users]
+        found = [
+            (result, got)
+            for result in result_nodes(producer)
+            if (got := find(result)) is not None and got.users
+        ]
         if not found:
             continue
         graph = step.halves.backward.graph
@@ -214,8 +225,8 @@ def recompute(step: NodeIndex, values: Iterable[int]) -> None:
             new = copy_operation(graph, producer, step.saved_values)
         step.recomputed_node[run] = new[producer]
         step.run[new[producer]] = len(step.graph) + run
-        for one, got in found:
-            got.replace_all_uses_with(new[one])
+        for result, got in found:
+            got.replace_all_uses_with(new[result])
 
 
 def erase_recomputed(step: NodeIndex) -> None:
@@ -264,8 +275,8 @@ def apply(
         # The last reload first: the readers are found through views that an earlier reload has not copied
         # yet.
         for side in (step.backward, step.forward):
-            for one in sorted(swap.ins, key=lambda one: min(one.consumers), reverse=True):
-                insert_reload(step, side, swap.value, one, handle, late=late, at_once=at_once)
+            for reload in sorted(swap.ins, key=lambda reload: min(reload.consumers), reverse=True):
+                insert_reload(step, side, swap.value, reload, handle, late=late, at_once=at_once)
     for swap, _ in ended:
         _forget_views(step, swap.value)
     for swap, ticket in begun:

@@ -87,7 +87,9 @@ class MergedGraph:
             return fx.GraphModule(module, graph)
 
         halves = GraphPair(copy(self.halves.forward), copy(self.halves.backward), self.halves.outputs)
-        return MergedGraph(self.module, halves, {one: made[node] for one, node in self.source.items()})
+        return MergedGraph(
+            self.module, halves, {merged_node: made[node] for merged_node, node in self.source.items()}
+        )
 
 
 def output_of(module: fx.GraphModule) -> fx.Node:
@@ -109,27 +111,29 @@ def join(halves: GraphPair, *, stale: bool = False) -> MergedGraph:
     made: dict[fx.Node, fx.Node] = {}
     source: dict[fx.Node, fx.Node] = {}
 
-    def copy(node: fx.Node, tag: str, *, anew: bool) -> None:
-        made[node] = new = graph.node_copy(node, lambda one: made[one])
+    def copy(node: fx.Node, tag: str, *, retrace: bool) -> None:
+        made[node] = new = graph.node_copy(node, lambda argument: made[argument])
         new.meta = {**node.meta, "partitioner_tag": tag}
         source[new] = node
-        if anew and node.op == "call_function":
+        if retrace and node.op == "call_function":
             _retrace(new)
 
     names, saved_placeholders = halves.forward_nodes, halves.saved_placeholders
     twice = any(node.name in names for node in halves.backward.graph.nodes if node.op == "call_function")
     for node in names.values():
-        copy(node, "is_forward", anew=stale)
+        copy(node, "is_forward", retrace=stale)
     for node in halves.backward.graph.nodes:
         if node.op == "placeholder" and node.name in saved_placeholders:
             made[node] = made[names[node.name]]
         elif node.op != "output":
-            copy(node, "is_backward", anew=stale or twice)
+            copy(node, "is_backward", retrace=stale or twice)
     results = [
         *output_of(halves.forward).args[0][: halves.outputs],
         *output_of(halves.backward).args[0],
     ]
-    graph.output(tuple(made.get(one, one) if isinstance(one, fx.Node) else one for one in results))
+    graph.output(
+        tuple(made.get(result, result) if isinstance(result, fx.Node) else result for result in results)
+    )
     owner = torch.nn.Module()
     for half in (halves.forward, halves.backward):
         for name in {node.target for node in half.graph.find_nodes(op="get_attr")}:
@@ -149,15 +153,17 @@ def _add_draw_metadata(graph: fx.Graph) -> None:
             fake = next(filter(None, map(mode_of, node.all_input_nodes)), None)
             if fake is None or "val" in node.meta:
                 continue
-            place = next(i for i, one in enumerate(node.args) if isinstance(one, torch._ops.OpOverload))
+            place = next(
+                i for i, argument in enumerate(node.args) if isinstance(argument, torch._ops.OpOverload)
+            )
             operation: Any = node.args[place]
-            options = {key: one for key, one in node.kwargs.items() if key != "rng_state"}
+            options = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
             given = node.args[place + 1 :], options
-            args, kwargs = fx.map_arg(given, lambda one: one.meta.get("val"))
+            args, kwargs = fx.map_arg(given, lambda node: node.meta.get("val"))
             with fake:
                 made = operation(*args, **kwargs)
             if name == _DRAWS[0]:
-                states = (one.meta["val"] for one in node.users if one.args == (node, 0))
+                states = (user.meta["val"] for user in node.users if user.args == (node, 0))
                 made = next(states, None), made
             node.meta["val"] = made
 
@@ -170,8 +176,8 @@ def _retrace(node: fx.Node) -> None:
     fake = mode_of(node)
     if fake is None:
         return
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: one.meta.get("val"))
-    known = all(one.meta.get("val") is not None for one in node.all_input_nodes)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda node: node.meta.get("val"))
+    known = all(node.meta.get("val") is not None for node in node.all_input_nodes)
     with fake:
         if known and (isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem):
             node.meta["val"] = node.target(*args, **kwargs)
@@ -189,7 +195,7 @@ def is_several(held: Any) -> bool:
 def mode_of(node: fx.Node) -> Any:
     """Return the fake tensor mode of a node's value, or None."""
     leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
-    return next((one.fake_mode for one in leaves if isinstance(one, torch._subclasses.FakeTensor)), None)
+    return next((leaf.fake_mode for leaf in leaves if isinstance(leaf, torch._subclasses.FakeTensor)), None)
 
 
 @dataclass(frozen=True)
@@ -242,7 +248,9 @@ def _traced(model: nn.Module, inputs: Any, loss: Any, decompositions: Any) -> Jo
     named = dict(model.named_parameters(remove_duplicate=False))
     owned = {**named, **dict(model.named_buffers(remove_duplicate=False))}
     got: list[JointGraph] = []
-    size = sum(one.nbytes for one in {id(one): one for one in named.values()}.values())
+    size = sum(
+        parameter.nbytes for parameter in {id(parameter): parameter for parameter in named.values()}.values()
+    )
 
     def forward(given: Any, *args: Any) -> Any:
         result = torch.func.functional_call(model, given, args)

@@ -160,7 +160,7 @@ def parse_options(given: Mapping[str, Any] | None, mode: str | None = None) -> O
         name: _CHECKS[name](name, value) for name, value in given.items() if value is not None
     }
     if values.keys() >= {"limit", "threshold"}:
-        raise UsageError("a limit decides what leaves, and so does a threshold: give one of them")
+        raise UsageError("a limit and a threshold both decide which values are offloaded: give one of them")
     return Options(**values)
 
 
@@ -206,7 +206,7 @@ def _name(_: str, value: Any) -> str:
 
 def _filters(name: str, value: Any) -> tuple[str, ...]:
     patterns = (value,) if isinstance(value, str) else value
-    if not isinstance(patterns, (list, tuple)) or not all(isinstance(one, str) for one in patterns):
+    if not isinstance(patterns, (list, tuple)) or not all(isinstance(pattern, str) for pattern in patterns):
         raise UsageError(f"{name} is {value!r}, no patterns such as 'encoder.*'")
     return tuple(patterns)
 

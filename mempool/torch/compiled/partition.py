@@ -103,7 +103,7 @@ class Partition:
         merged = join(GraphPair(forward, backward, num_fwd_outputs), stale=options.fused)
         if subgraphs := subgraph_operations(joint):
             warnings.warn(
-                f"what is needed inside of {', '.join(subgraphs)} is not known, and no part of the limit",
+                f"the memory needed inside {', '.join(subgraphs)} is unknown and not part of the limit",
                 stacklevel=2,
             )
         step = measure_step(merged, options)

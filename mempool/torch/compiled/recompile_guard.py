@@ -45,7 +45,7 @@ class RunGuard:
 
     @property
     def observed(self) -> Observations:
-        """Return the memory seen so far outside this graph and outside others of the same code."""
+        """Return the observations of the memory outside this graph."""
         return self.observer.observed[self.number]
 
     def wrap(self, run: Callable[..., Any], *, backward: bool) -> Callable[..., Any]:
@@ -72,7 +72,8 @@ class RunGuard:
                 live_memory.memories(some) for some in (result[: self.results], result[self.results :])
             )
             given, kept = (
-                {one: size for one, size in some.items() if one not in parameters} for some in (given, kept)
+                {memory: size for memory, size in some.items() if memory not in parameters}
+                for some in (given, kept)
             )
             live_memory.record_forward(self.number, ForwardRun(given, requested, kept, freed_inputs))
             observer.high_water.after_run(self.number, backward=False)
@@ -102,7 +103,9 @@ class RunGuard:
                 if runs:  # one of the runs is the forward run of this backward pass
                     own = max(runs, key=lambda run: len(run.kept.keys() & given.keys()))
                     runs.remove(own)
-                    given |= {one: size for one, size in own.given.items() if one not in own.freed_inputs}
+                    given |= {
+                        memory: size for memory, size in own.given.items() if memory not in own.freed_inputs
+                    }
                     if self.compiled.decision.frees_results:
                         left = own.results
                     else:
@@ -160,8 +163,8 @@ class RunGuard:
         others, parameters = live_memory.others(self.number) | left, live_memory.parameters()
         if not backward:  # a backward run need not read everything that the forward run has read
             self.parameters = max(self.parameters, total(parameters, given))
-        waiting = {one: size for run in runs for one, size in run.waits.items()}
-        own = {one: size for run in runs for one, size in run.all.items()}
+        waiting = {memory: size for run in runs for memory, size in run.waits.items()}
+        own = {memory: size for run in runs for memory, size in run.all.items()}
         others |= live_memory.gradients()
         moment = RunStart(
             others=total(others, given, parameters) + live_memory.pending_gradient_bytes(gradients or ()),
@@ -176,12 +179,12 @@ class RunGuard:
         self._outside_bytes = moment.bytes()
         self._check_limit(compiled, self._outside_bytes, backward=backward)
 
-    def _check_limit(self, compiled: CompiledGraph, beside: int, *, backward: bool) -> None:
-        """Mark the graph as stale if the peak with `beside` outside bytes exceeds the limit."""
-        beside += max(compiled.options.beside, self.observed.state)
+    def _check_limit(self, compiled: CompiledGraph, outside_bytes: int, *, backward: bool) -> None:
+        """Mark the graph as stale if the peak with `outside_bytes` exceeds the limit."""
+        outside_bytes += max(compiled.options.beside, self.observed.state)
         needs = (
             compiled.decision.peak_of(backward=backward)
-            + beside
+            + outside_bytes
             - compiled.decision.outside.during(backward=backward)
         )
         if needs > _tolerated_limit(compiled):

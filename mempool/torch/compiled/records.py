@@ -323,7 +323,7 @@ class Observations:
 
     def most(self, kept: int | None = None, *, backward: bool) -> RunStart:
         """Return the moment with the most outside bytes in one pass, if each run keeps `kept` bytes."""
-        found = (moment for (one, _), moment in self._most.items() if one == backward)
+        found = (moment for (in_backward, _), moment in self._most.items() if in_backward == backward)
         return max(found, key=lambda moment: moment.bytes(kept), default=NO_RUN_START)
 
     def bytes(self, kept: int | None = None, *, backward: bool) -> int:

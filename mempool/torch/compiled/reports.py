@@ -110,7 +110,7 @@ def _line(number: int, graph: dict[str, Any]) -> str:
     peaks = f"{graph['plain_peak_bytes']:,} -> {graph['predicted_peak_bytes']:,} bytes"
     took = graph["measured_seconds"]
     measured = "not run yet" if took is None else f"measured {took:.4f} s"
-    of = " of ".join(one for one in (graph["function"], graph["name"]) if one)
+    of = " of ".join(name for name in (graph["function"], graph["name"]) if name)
     return (
         f"graph {number}{of and f' ({of})'}: peak {peaks}{limit}; "
         f"{graph['plain_seconds']:.4f} -> {graph['predicted_seconds']:.4f} s, of which "

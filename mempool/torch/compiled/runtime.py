@@ -220,8 +220,8 @@ class TransferRuntime:
         entry = self._entries.get(int(ticket))
         if not isinstance(entry, kind):
             raise UsageError(
-                "what a compiled graph had sent to the host is gone: hooks on saved tensors, such as "
-                "save_on_cpu, must not copy what a graph with a limit saves"
+                "the copy that a compiled graph made on the host is gone: hooks on saved tensors, such as "
+                "save_on_cpu, must not copy the tensors that a graph with a limit saves"
             )
         return entry
 
@@ -267,7 +267,7 @@ class TransferRuntime:
     def _warn_host_full(self) -> None:
         self.counters.host_full += 1
         warnings.warn(
-            "the host has no room for a copy: what should leave stays, and the limit may be exceeded; "
+            "the host has no room for a copy: the value stays on the device, and the limit may be exceeded; "
             "models with the same host_limit share that",
             stacklevel=2,
         )

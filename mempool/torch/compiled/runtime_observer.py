@@ -145,7 +145,9 @@ class RuntimeObserver:
             code: the code of the function.
             given: the inputs of the graph.
         """
-        shapes = tuple(one.shape for one in given if isinstance(one, torch.nn.Parameter) and not is_lazy(one))
+        shapes = tuple(
+            value.shape for value in given if isinstance(value, torch.nn.Parameter) and not is_lazy(value)
+        )
         number = self._numbers.setdefault((id(code), shapes), len(self._numbers))
         self._codes[number] = code
         if self._left == 0 and not self.observed.get(number, NO_OBSERVATIONS).is_empty:

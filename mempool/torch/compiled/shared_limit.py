@@ -81,11 +81,13 @@ class SharedLimit:
 
     def drop_limit_functions(self) -> None:
         """Drop the functions for the bytes kept within other limits, which are not needed any more."""
-        self.graphs.update({number: replace(one, kept_bytes_at=None) for number, one in self.graphs.items()})
+        self.graphs.update(
+            {number: replace(compiled, kept_bytes_at=None) for number, compiled in self.graphs.items()}
+        )
 
     def _before(self, number: int) -> list[CompiledGraph]:
         """Return the earlier graphs in order."""
-        return [compiled for one, compiled in sorted(self.graphs.items()) if one < number]
+        return [compiled for earlier, compiled in sorted(self.graphs.items()) if earlier < number]
 
     def host_before(self, number: int) -> int:
         """Return the start of a graph's copies in the host arena: the end of the copies of earlier graphs."""
@@ -98,10 +100,10 @@ class SharedLimit:
             self.drop_limit_functions()
         graph, options = compiled.decision.captured.graph, compiled.options
         patterns = {*options.include, *options.exclude} - self.matched_filters
-        self.matched_filters |= {one for one in patterns if matching(graph, [one]).any()}
+        self.matched_filters |= {pattern for pattern in patterns if matching(graph, [pattern]).any()}
         if not compiled.more and (strange := sorted(patterns - self.matched_filters)):
             self.matched_filters |= patterns
-            names = [*graph.kinds[:3], *[one for one in graph.modules if one][:3]]
+            names = [*graph.kinds[:3], *[name for name in graph.modules if name][:3]]
             warnings.warn(
                 f"no operation or module is named {', '.join(map(repr, strange))} by include or exclude; "
                 f"there are such as {', '.join(map(repr, names))}",
@@ -110,31 +112,25 @@ class SharedLimit:
 
 
 def warn_of_excess(most: int, limit: int | None) -> None:
-    """Warn of a peak above the limit if only one budget is in use; otherwise others may use the memory."""
-    if (
-        sum(
-            bool(shared_limit.graphs) and shared_limit.observer.live_memory.is_used
-            for shared_limit in SHARED_LIMITS
-        )
-        == 1
-    ):
+    """Warn of a peak above the limit if only one limit is in use; otherwise others may use the memory."""
+    used = [limit for limit in SHARED_LIMITS if limit.graphs and limit.observer.live_memory.is_used]
+    if len(used) == 1:
         warnings.warn(
-            f"{most} bytes are on the device, more than the limit of {limit}, though graphs hold it: what is "
-            "not compiled takes the rest, or lies beside; PyTorch compiles nothing of a function that stops "
-            "in the middle of a loop, unless what it calls there is compiled by itself",
+            f"{most} bytes are on the device, more than the limit of {limit}, though the graphs hold it: "
+            "uncompiled code takes the rest, or other memory of the program; PyTorch compiles nothing of a "
+            "function with a graph break inside a loop, unless the functions called there are "
+            "compiled separately",
             stacklevel=2,
         )
 
 
-#: The latest budgets, in the order of their first use.
+#: The latest shared limits, in the order of their first use.
 SHARED_LIMITS: list[SharedLimit] = []
-
-
 atexit.register(SHARED_LIMITS.clear)  # objects made by native code are freed before that code is unloaded
 
 
 def shared_limit_of(options: Mapping[str, Any] | None) -> SharedLimit:
-    """Return the budget of a call, identified by the options object that each compilation passes."""
+    """Return the shared limit of a call, identified by the options object that each compilation passes."""
     for shared_limit in SHARED_LIMITS:
         if shared_limit.key is options:
             return shared_limit
@@ -180,10 +176,10 @@ class GraphUnderLimit:
         external, observed = self.external, self._observed
         if observed is None:
             return external
-        moments = (observed.most(backward=backward) for backward in (False, True))
-        moment = max(moments, key=RunStart.bytes)
-        held, own = moment.others, moment.own + moment.waiting
-        return replace(external, held=held, own=own, parameters=moment.parameters)
+        starts = (observed.most(backward=backward) for backward in (False, True))
+        start = max(starts, key=RunStart.bytes)
+        held, own = start.others, start.own + start.waiting
+        return replace(external, held=held, own=own, parameters=start.parameters)
 
     def outside(self, kept: int) -> OutsideBytes:
         """Return the bytes outside the graph in each pass, if each run of the graph keeps `kept` bytes."""
@@ -199,7 +195,7 @@ class GraphUnderLimit:
                 max(observed.bytes(kept, backward=True), external.kept + external.parameters),
             )
         always = min(passes)
-        return OutsideBytes(self._base + always, *(one - always for one in passes))
+        return OutsideBytes(self._base + always, *(total - always for total in passes))
 
     @cached_property
     def _base(self) -> int:
@@ -247,9 +243,11 @@ class GraphUnderLimit:
         """Return the other waiting graphs that were decided as if no graph followed them."""
         graphs = self.shared_limit.graphs
         waiting = (
-            one for one in self.shared_limit.observer.waiting() if one != self.number and one in graphs
+            other
+            for other in self.shared_limit.observer.waiting()
+            if other != self.number and other in graphs
         )
-        return [one for one in waiting if not graphs[one].more]
+        return [other for other in waiting if not graphs[other].more]
 
     def _decide_within_limit(self, merged: MergedGraph, step: Step) -> LimitedDecision:
         """Decide within the limit of the options."""
@@ -329,11 +327,13 @@ class GraphUnderLimit:
         if external.own:
             reasons.append(f"of that, other runs of it hold {external.own} bytes")
         if between := (self._observed or NO_OBSERVATIONS).between:
-            reasons.append(f"between its passes what is not compiled takes {between} bytes")
+            reasons.append(f"between its passes uncompiled code takes {between} bytes")
         if external.parameters:
             reasons.append(f"of that, {external.parameters} bytes are parameters that it does not read")
         if self._declared_bytes:
-            reasons.append(f"of that, {self._declared_bytes} bytes lie beside, such as an optimizer's state")
+            reasons.append(
+                f"of that, {self._declared_bytes} bytes are outside all graphs, such as an optimizer's state"
+            )
         if self._library_bytes:
             reasons.append(f"of that, {self._library_bytes} bytes are kept by cuBLAS")
         return PlanError("; ".join(reasons), least)
@@ -352,7 +352,8 @@ def _fitted(
         raise
     except Exception as error:  # the call reaches deep into a compiler that we do not control
         warnings.warn(
-            f"what fused operations need is not found, and the limit counts each by itself: {error}",
+            f"the memory of fused kernels could not be counted, so the limit counts each operation "
+            f"separately: {error}",
             stacklevel=2,
         )
         return decider.decide(), decider.kept_bytes

@@ -40,7 +40,7 @@ class Trial(Generic[Outcome]):
 
     Attributes:
         peak_bytes: lower bound on the peak of the kernels; exact if within the limit.
-        operation_bytes: peak of the operations, at most the limit asked for.
+        operation_bytes: peak of the operations, at most the requested limit.
         loss: additional time of the step compared with no limit, as a share.
         outcome: further information.
     """
@@ -62,7 +62,7 @@ def search_limit(
 
     Args:
         limit: bytes.
-        least: the lowest limit that may be asked for; may exceed `limit`.
+        least: the lowest limit that may be requested; may exceed `limit`.
         try_limit: asks for a limit or an extreme, with kernels that are ``small`` or not.
     """
     requested = max(limit, least)
@@ -90,7 +90,7 @@ def search_limit(
         last.append(try_limit(extreme, small=small))
         if last[-1].peak_bytes <= limit:
             return last[-1], True
-    return min(last, key=lambda one: one.peak_bytes), False
+    return min(last, key=lambda trial: trial.peak_bytes), False
 
 
 def _more(
@@ -118,7 +118,7 @@ def fit_kernels(
 ) -> tuple[StepDecision, list[StepDecision]]:
     """Return the decision with which the kernels hold the limit, and all decisions that were tried.
 
-    A decision counts operations, not kernels. So other limits are asked for until the kernels fit.
+    A decision counts operations, not kernels. So other limits are requested until the kernels fit.
 
     Args:
         merged: the graphs, which stay unchanged.
@@ -149,7 +149,9 @@ def fit_kernels(
         if rewriting != decision.rewriting:
             other, _ = kernels(decider.simulate_decision(rewriting), small=small, whole=whole)
             decision = min(
-                decision, other, key=lambda one: (max(one.peak_bytes, limit), one.simulated.seconds)
+                decision,
+                other,
+                key=lambda candidate: (max(candidate.peak_bytes, limit), candidate.simulated.seconds),
             )
         loss = decision.simulated.seconds / decision.plain.seconds - 1 if decision.plain.seconds else 0.0
         return Trial(decision.peak_bytes, operations.simulated.peak_bytes, loss, decision)
@@ -219,7 +221,7 @@ def count_kernels(
         together += [frozenset(run_of[name] for name in names if name in run_of) for names in kernels]
         if passes[backward].loads.max() > limit and not whole:
             break
-    peaks = {backward: int(one.loads.max()) for backward, one in passes.items()}
+    peaks = {backward: int(kernels.loads.max()) for backward, kernels in passes.items()}
     worst = passes[peaks[True] >= peaks[False]]
     kernel = " ".join(worst.operations[int(worst.loads.argmax())])
     return KernelMemory(peaks[False], peaks[True], passes[True].initial_bytes, kernel, small), together

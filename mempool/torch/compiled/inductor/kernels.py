@@ -59,8 +59,8 @@ def offloads(order: Sequence[Any]) -> Iterator[KernelTransfer]:
 def _copies(order: Sequence[Any], begins: Any, ends: Any) -> Iterator[KernelTransfer]:
     for kernel in order:
         initial_bytes = [kernel] if _calls(kernel, begins) else []
-        for one in initial_bytes:
-            for reader in [user for buffer in one.get_outputs() for user in buffer.mpi_buffer.succ_nodes]:
+        for kernel in initial_bytes:
+            for reader in [user for buffer in kernel.get_outputs() for user in buffer.mpi_buffer.succ_nodes]:
                 if _calls(reader, ends):
                     yield KernelTransfer(initial_bytes, reader)
                 else:
@@ -97,18 +97,18 @@ def delay_reloads(order: Sequence[Any], loads: NDArray[np.int64], limit: int) ->
         limit: bytes.
     """
     place = {kernel: i for i, kernel in enumerate(order)}
-    copies = sorted(reloads(order), key=lambda one: -place[one.awaited])  # the latest wait first
-    begins = [place[one.kernels[0]] for one in copies]
+    copies = sorted(reloads(order), key=lambda copy: -place[copy.awaited])  # the latest wait first
+    begins = [place[copy.kernels[0]] for copy in copies]
     left, later = loads.copy(), set()
     for step in range(len(order)):
-        for i, one in enumerate(copies):
-            if left[step] > limit and begins[i] <= step < place[one.awaited]:
-                left[begins[i] : step + 1] -= one.size
+        for i, copy in enumerate(copies):
+            if left[step] > limit and begins[i] <= step < place[copy.awaited]:
+                left[begins[i] : step + 1] -= copy.size
                 begins[i] = step + 1
-                later.update(one.kernels)
+                later.update(copy.kernels)
     before: dict[int, list[Any]] = defaultdict(list)
-    for begin, one in zip(begins, copies, strict=True):
-        before[begin] += [kernel for kernel in one.kernels if kernel in later]
+    for begin, copy in zip(begins, copies, strict=True):
+        before[begin] += [kernel for kernel in copy.kernels if kernel in later]
     result = []
     for i, kernel in enumerate(order):
         result += before[i]
@@ -170,10 +170,10 @@ def in_place_results(order: Sequence[Any]) -> dict[str, str]:
         order: the order of the kernels, which determines the last readers.
     """
     scheduler = V.graph.scheduler
-    completed, told = scheduler.completed_operations, _InPlaceRecorder()
+    completed, recorder = scheduler.completed_operations, _InPlaceRecorder()
     scheduler.completed_operations = OrderedSet(completed)
     try:
-        with V.set_kernel_handler(told):
+        with V.set_kernel_handler(recorder):
             for kernel in order:
                 for part in kernel.get_nodes():
                     if isinstance(part, SchedulerNode):
@@ -181,7 +181,7 @@ def in_place_results(order: Sequence[Any]) -> dict[str, str]:
                 scheduler.completed_operations.update(kernel.get_operation_names())
     finally:
         scheduler.completed_operations = completed
-    return told.inplace_update_buffers
+    return recorder.inplace_update_buffers
 
 
 #: Inductor settings for kernels that read and write few tensors each; a long sum is split into parts.
@@ -230,8 +230,10 @@ class Kernels:
 
     def settings(self) -> dict[str, Any]:
         """Return the inductor settings that install this pass."""
-        told = {"_post_fusion_custom_pass": self, "reorder_for_peak_memory": False}
-        return told | {name: most for name, most in _SMALL.items() if self.small and hasattr(config, name)}
+        settings = {"_post_fusion_custom_pass": self, "reorder_for_peak_memory": False}
+        return settings | {
+            name: most for name, most in _SMALL.items() if self.small and hasattr(config, name)
+        }
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """Return the kernels in the chosen order."""
@@ -246,8 +248,8 @@ class Kernels:
             loads, made = self._loads(order, inputs, outputs)
             return order, *group_cpu_kernels(order, loads, made, self.limit)
 
-        def needed(one: tuple[list[Any], NDArray[np.int64], set[Any]]) -> int:
-            return int(one[1].max())
+        def needed(candidate: tuple[list[Any], NDArray[np.int64], set[Any]]) -> int:
+            return int(candidate[1].max())
 
         found = [counted(by_operation_order(nodes))]
         if needed(found[0]) > self.limit:
@@ -260,7 +262,9 @@ class Kernels:
                 if min(map(needed, found)) > self.limit:
                     found += [counted(delay_reloads(order, loads, most)) for order, loads, _ in orders]
         least = min(found, key=needed)
-        order, self.loads, ends = next((one for one in found if needed(one) <= self.limit), least)
+        order, self.loads, ends = next(
+            (candidate for candidate in found if needed(candidate) <= self.limit), least
+        )
         self.operations, self.known = [*map(_operations, order)], True
         if self.stop_when_known:
             raise KernelsKnownError
@@ -279,21 +283,23 @@ class Kernels:
             in_place_results(order),
         )
         count = len(order)
-        lasts = {one.buffer.get_name(): one.end_step % count for one in buffers}  # -1: alive to the end
+        lasts = {
+            buffer.buffer.get_name(): buffer.end_step % count for buffer in buffers
+        }  # -1: alive to the end
         lasts = {name: max(last, kept.get(name, 0)) for name, last in lasts.items()}
         memories, made = _BufferMemory(self.given, lasts), np.zeros(count, np.int64)
-        for one in buffers:
-            name, begin = one.buffer.get_name(), one.start_step
-            if isinstance(one.buffer, memory.FreeableInputBuffer) or not _has_memory(one, order[begin]):
+        for buffer in buffers:
+            name, begin = buffer.buffer.get_name(), buffer.start_step
+            if isinstance(buffer.buffer, memory.FreeableInputBuffer) or not _has_memory(buffer, order[begin]):
                 continue
             begin = min(begins.get(name, begin), begin)
             if not memories.reuse(name, over.get(name), begin):
-                memories.allocate(name, one.size_free)
-                made[begin] += one.size_alloc
+                memories.allocate(name, buffer.size_free)
+                made[begin] += buffer.size_alloc
         freed_bytes = memories.freed_bytes(count)
         load: NDArray[np.int64] = self.initial_bytes + np.cumsum(made - freed_bytes[:-1])
-        for one in reloads(order):
-            load[place[one.kernels[0]] : place[one.awaited]] += one.size
+        for copy in reloads(order):
+            load[place[copy.kernels[0]] : place[copy.awaited]] += copy.size
         load += np.array([self._workspace(node) for node in order], np.int64)
         return load, made
 
@@ -344,18 +350,18 @@ class _BufferMemory:
 def _offload_ends(order: Sequence[Any], place: Mapping[Any, int]) -> dict[str, int]:
     """Map buffers that are being offloaded to the step until which the memory must stay."""
     until: dict[str, int] = {}
-    for one in offloads(order):
-        for read in one.kernels[0].read_writes.reads:
-            until[read.name] = max(until.get(read.name, 0), place[one.awaited])
+    for copy in offloads(order):
+        for read in copy.kernels[0].read_writes.reads:
+            until[read.name] = max(until.get(read.name, 0), place[copy.awaited])
     return until
 
 
 def _concatenation_starts(buffers: Sequence[Any]) -> dict[str, int]:
     """Map each concatenation buffer to the first step that writes one of the parts."""
     begins: dict[str, int] = {}
-    for one in buffers:
-        if (whole := _container(one.buffer)) is not None:
-            begins[whole] = min(begins.get(whole, one.start_step), one.start_step)
+    for buffer in buffers:
+        if (whole := _container(buffer.buffer)) is not None:
+            begins[whole] = min(begins.get(whole, buffer.start_step), buffer.start_step)
     return begins
 
 
@@ -365,14 +371,14 @@ def _container(buffer: Any) -> str | None:
     return layout.view.get_name() if isinstance(layout, ir.NonOwningLayout) else None
 
 
-def _has_memory(one: Any, kernel: Any) -> bool:
+def _has_memory(buffer: Any, kernel: Any) -> bool:
     """Return false for a value inside a fused kernel and for a piece of another buffer."""
-    if _container(one.buffer) is not None:
+    if _container(buffer.buffer) is not None:
         return False
     if type(kernel) is not FusedSchedulerNode:
         return True
     own = OrderedSet(part.get_name() for part in kernel.get_nodes())
-    return not V.graph.scheduler.can_buffer_be_removed_through_fusion(one.buffer.get_name(), own)
+    return not V.graph.scheduler.can_buffer_be_removed_through_fusion(buffer.buffer.get_name(), own)
 
 
 def _end_after(ends: set[Any], scheduler: Any) -> None:
@@ -390,11 +396,11 @@ def _operation(part: Any) -> list[str]:
     """Return the name of the operation that a part of a kernel calls, as a list of at most one."""
     if not part.is_extern() or isinstance(part.node, ir.MultiOutput):  # one of several results
         return []
-    return [one.name for one in itertools.islice(part.node.get_origins(), 1)]  # the arguments follow
+    return [node.name for node in itertools.islice(part.node.get_origins(), 1)]  # the arguments follow
 
 
 def _operations(kernel: Any) -> list[str]:
-    names = [one.name for part in kernel.get_nodes() if part.node for one in part.node.get_origins()]
+    names = [node.name for part in kernel.get_nodes() if part.node for node in part.node.get_origins()]
     return [*dict.fromkeys(names)]
 
 
@@ -420,12 +426,12 @@ def kernel_passes(
     graph, halves = made.captured.graph, merged.halves
     lasting, given = made.lasting, dict(dying_inputs(merged, made))
     here, is_input = ~graph.host, graph.producer < 0
-    for one in () if made.gradients_stay else made.captured.incoming_gradients:
-        if not lasting[one] and here[one]:  # a gradient that dies with the last reader
-            node = made.captured.values[one]
+    for gradient in () if made.gradients_stay else made.captured.incoming_gradients:
+        if not lasting[gradient] and here[gradient]:  # a gradient that dies with the last reader
+            node = made.captured.values[gradient]
             assert node is not None
-            given[merged.source[node].name] = one, int(graph.size[one])
-            is_input[one] = False
+            given[merged.source[node].name] = gradient, int(graph.size[gradient])
+            is_input[gradient] = False
     inputs, results = here & is_input, here & ~is_input & ~graph.backward[graph.producer] & lasting
     read = {False: inputs & graph.lasting, True: results | inputs & (lasting | ~graph.lasting)}
     constant_bytes = {

@@ -66,12 +66,12 @@ def restrict_donated(places: Sequence[int] | None) -> Iterator[None]:
     if places is None or not CAN_RESTRICT_DONATED:
         yield
         return
-    asked = lowering.get_donated_idxs
+    original = lowering.get_donated_idxs
     lowering.get_donated_idxs = lambda: list(places)
     try:
         yield
     finally:
-        lowering.get_donated_idxs = asked
+        lowering.get_donated_idxs = original
 
 
 #: Checks that inductor makes before it fuses a product and a sum into one operation (first: if the product
@@ -95,13 +95,13 @@ def exact_rounding() -> Iterator[None]:
         for entry in found
         if getattr(entry.extra_check, "__name__", "") in _CHECKS
     ]
-    asked = [entry.extra_check for entry in entries]
+    checks = [entry.extra_check for entry in entries]
     for entry in entries:
         entry.extra_check = _no
     try:
         yield
     finally:
-        for entry, check in zip(entries, asked, strict=True):
+        for entry, check in zip(entries, checks, strict=True):
             entry.extra_check = check
 
 
