@@ -1,4 +1,4 @@
-"""Programs compiled by the backend that keeps a limit, and what came out of them."""
+"""Programs compiled by the backend, and their results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ ALL = {"inner": "eager", "threshold": 0}
 PLAIN = {"inner": "eager"}
 
 
+def waves(x: torch.Tensor) -> torch.Tensor:
+    """Compute a chain of pointwise operations, which saves several values."""
+    return (x.exp().sin() * x.cos().exp()).tanh().exp()
+
+
 def compiled(function: Callable[..., Any], options: dict[str, Any] | None, **others: Any) -> Any:
-    """A function compiled anew."""
+    """Compile a function with fresh counters."""
     torch._dynamo.reset()
     RUNTIME.counters = TransferCounters()
     return torch.compile(function, backend="mempool", options=options, **others)
@@ -36,7 +41,7 @@ def trained(
     width: int = 8,
     **others: Any,
 ) -> list[torch.Tensor]:
-    """Losses of a few steps, then parameters and buffers."""
+    """Return the losses of a few steps, then parameters and buffers."""
     torch.manual_seed(0)
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -54,7 +59,7 @@ def trained(
 def gradients(
     function: Callable[..., Any], options: dict[str, Any] | None, *inputs: Any
 ) -> list[torch.Tensor]:
-    """Results of a function of tensors, and the gradients of those that have any."""
+    """Return the results of a function of tensors, and the gradients of its inputs."""
     torch.manual_seed(0)
     given = [one.detach().clone().requires_grad_(one.requires_grad) for one in inputs]
     results = compiled(function, options)(*given)
@@ -64,7 +69,7 @@ def gradients(
 
 
 def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    """Whether all tensors are equal to the bit, and there are some."""
+    """Return true if both lists are non-empty and bit-identical."""
     return len(one) == len(other) > 0 and all(
         a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bytes(a), _bytes(b))
         for a, b in zip(one, other, strict=True)
@@ -72,12 +77,12 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 def adamw_keeps(model: nn.Module) -> int:
-    """Bytes: two moments and a count of steps for each parameter."""
+    """Return the bytes of AdamW's state: two moments and a step count per parameter."""
     return sum(2 * one.nbytes + 4 for one in model.parameters())
 
 
 def named_by(refused: BaseException) -> int:
-    """The limit that a refusal names."""
+    """Return the limit that a refusal names."""
     said = str(refused)
     found = re.search(r"(\d+), which is enough", said) or re.search(r"needs (\d+)", said)
     assert found is not None, said

@@ -1,4 +1,4 @@
-"""The two graphs of a step as AOTAutograd would run them, as one `solvers.rewriting.Graph` again."""
+"""Read the edited graphs of a step back into one `solvers.rewriting.Graph`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def parted(joint: JointGraph) -> tuple[MergedGraph, CapturedGraph]:
-    """A joint graph in its two halves, and their numbers."""
+    """Partition a joint graph; return the merged graph and its capture."""
     nodes = joint.module.graph.find_nodes(op="placeholder")
     inputs = [node.meta["val"] for node in nodes]
     halves = GraphPair(*default_partition(joint.module, inputs, num_fwd_outputs=joint.forward_outputs),
@@ -59,7 +59,7 @@ class Read:
         self.known = {self._key(node, before): i for i, node in enumerate(captured.operations)}
 
     def graph(self) -> Graph:
-        """Both, as one."""
+        """Return both graphs as one."""
         for half, backward in ((self.halves.forward, False), (self.halves.backward, True)):
             if backward:
                 self._hand_over()
@@ -72,7 +72,7 @@ class Read:
         return self._built()
 
     def _hand_over(self) -> None:
-        """By place, as PyTorch does: numbers, then tensors."""
+        """Connect saved values to placeholders by position: numbers, then tensors."""
         saved = self.halves.saved
         given = [*filter(is_number, saved), *(node for node in saved if not is_number(node))]
         placeholders = self.halves.backward.graph.find_nodes(op="placeholder")
@@ -85,7 +85,7 @@ class Read:
         return [value for value in found if value >= 0]
 
     def _key(self, node: fx.Node, values: dict[fx.Node, list[int]]) -> str:
-        """What a run computes: told by contents, the same for each run of an operation."""
+        """Return a key of the computed contents, equal for each run of an operation."""
 
         def shown(one: fx.Node) -> Any:
             return f"<{[self.content[v] if v >= 0 else v for v in values[one]]}>"
@@ -176,7 +176,7 @@ class Read:
 
 
 def _spread(node: fx.Node, made: list[int]) -> list[int]:
-    """The value of each result of an operation, -1 of one that is None."""
+    """Return the value of each result of an operation; -1 for None."""
     held = node.meta.get("val")
     if not isinstance(held, (tuple, list)):
         return made

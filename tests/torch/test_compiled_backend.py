@@ -1,4 +1,4 @@
-"""The backend as a program meets it: options, backward passes in any order or none, what stands around it."""
+"""The backend in programs: options, backward passes in any order, hooks, checkpoints, dynamic sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from compiled_programs import ALL, PLAIN, compiled, same, trained
+from compiled_programs import ALL, PLAIN, compiled, same, trained, waves
 from torch import nn
 
 from mempool.errors import UsageError
@@ -22,10 +22,6 @@ from solvers.swap import Link
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
-def waves(x: torch.Tensor) -> torch.Tensor:
-    return (x.exp().sin() * x.cos().exp()).tanh().exp()
-
-
 def point(seed: int = 0) -> torch.Tensor:
     return torch.randn(8, 8, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
@@ -34,8 +30,8 @@ def slope(x: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(waves(x).sum(), x)[0]
 
 
-def test_options() -> None:
-    """Sizes as text, links by name, patterns alone or several."""
+def test_valid_options_are_parsed() -> None:
+    """Sizes as text, links by name, one or several name filters."""
     made = parse_options(
         {"limit": "8GiB", "link": "pcie4", "include": "encoder.*", "exclude": ["a", "b"], "beside": 0}
     )
@@ -64,8 +60,8 @@ def test_options() -> None:
         ({"include": [1]}, "no patterns"),
     ],
 )
-def test_options_that_make_no_sense(options: dict[str, Any], said: str) -> None:
-    """One line that says which."""
+def test_invalid_options_are_named(options: dict[str, Any], said: str) -> None:
+    """One line names the option."""
     with pytest.raises(UsageError, match=said):
         parse_options(options)
     with pytest.raises(UsageError, match="has no mode 'max-autotune'"):
@@ -73,21 +69,20 @@ def test_options_that_make_no_sense(options: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize("options", ["limit", 5, ["limit"], {"limit"}])
-def test_options_that_are_no_dictionary(options: Any) -> None:
-    """One line, too."""
+def test_options_must_be_a_dictionary(options: Any) -> None:
     with pytest.raises(UsageError, match="no dictionary"):
         parse_options(options)
 
 
 def test_pytorch_finds_the_backend_by_name() -> None:
-    """`torch.compile(backend="mempool")`, and what it says of a wrong option."""
+    """`torch.compile(backend="mempool")` works and names a wrong option."""
     assert "mempool" in torch._dynamo.list_backends()
     with pytest.raises(Exception, match="has no option 'speed'"):
         compiled(waves, {"speed": 9})(point())
 
 
-def test_a_training() -> None:
-    """Losses, parameters and buffers of a few steps."""
+def test_training_with_offloads_is_bit_identical() -> None:
+    """Losses, parameters and buffers of three steps are equal."""
 
     def make() -> nn.Module:
         layers = [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2)]
@@ -98,8 +93,7 @@ def test_a_training() -> None:
     assert RUNTIME.counters.offloads > 0
 
 
-def test_a_backward_pass_may_come_twice() -> None:
-    """With `retain_graph` what is on the host stays there for the second one."""
+def test_retained_graph_keeps_host_copies_for_a_second_backward_pass() -> None:
     x = point()
     loss = compiled(waves, ALL)(x).sum()
     loss.backward(retain_graph=True)
@@ -110,8 +104,7 @@ def test_a_backward_pass_may_come_twice() -> None:
     assert RUNTIME.host_copies == 0
 
 
-def test_a_backward_pass_may_never_come() -> None:
-    """Then what is on the host goes with the result."""
+def test_host_copies_die_with_the_result() -> None:
     result = compiled(waves, ALL)(point())
     assert RUNTIME.host_copies > 0
     del result
@@ -119,8 +112,8 @@ def test_a_backward_pass_may_never_come() -> None:
     assert RUNTIME.host_copies == 0
 
 
-def test_forward_passes_before_their_backward_passes() -> None:
-    """Each has its own copies, in whichever order they are needed."""
+def test_interleaved_passes_have_separate_copies() -> None:
+    """Backward passes run in another order than the forward passes."""
     run, xs = compiled(waves, ALL), [point(seed) for seed in range(3)]
     results = [run(x).sum() for x in xs]
     for i in (1, 2, 0):
@@ -128,8 +121,8 @@ def test_forward_passes_before_their_backward_passes() -> None:
     assert all(torch.equal(x.grad, slope(point(seed))) for seed, x in enumerate(xs))
 
 
-def test_a_backward_pass_that_fails_leaves_nothing() -> None:
-    """What was on its way goes, and the next pass is right."""
+def test_failed_backward_pass_releases_all_copies() -> None:
+    """The next pass is right."""
     run, x = compiled(waves, ALL), point()
 
     def fail(_: torch.Tensor) -> None:
@@ -147,16 +140,15 @@ def test_a_backward_pass_that_fails_leaves_nothing() -> None:
     assert torch.equal(x.grad, slope(point()))
 
 
-def test_inference_moves_nothing() -> None:
-    """There is no backward pass that anything could wait for."""
+def test_inference_offloads_nothing() -> None:
     run = compiled(waves, ALL)
     with torch.no_grad():
         assert torch.equal(run(point()), waves(point()))
     assert RUNTIME.counters.offloads == 0
 
 
-def test_hooks_that_copy_what_is_saved_are_refused() -> None:
-    """A copy of a ticket keeps nothing on the host: one line says so, rather than wrong gradients."""
+def test_copying_hooks_on_saved_tensors_are_refused() -> None:
+    """A copied ticket keeps no host copy alive: an error instead of wrong gradients."""
     run, x = compiled(waves, ALL), point()
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.clone(), lambda saved: saved):
         result = run(x).sum()
@@ -167,16 +159,15 @@ def test_hooks_that_copy_what_is_saved_are_refused() -> None:
     assert torch.equal(x.grad, slope(point()))
 
 
-def test_a_checkpoint_around_what_is_compiled() -> None:
-    """It throws away what is saved, and has it made again."""
+def test_checkpoint_around_a_compiled_function() -> None:
+    """The checkpoint discards and recomputes the saved values."""
     run, x = compiled(waves, ALL), point()
     torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False).sum().backward()
     assert torch.equal(x.grad, slope(point()))
     assert RUNTIME.host_copies == 0
 
 
-def test_a_full_host_costs_memory_not_correctness() -> None:
-    """What finds no room on the host stays on the device."""
+def test_full_host_keeps_values_on_the_device() -> None:
     x = point()
     with pytest.warns(UserWarning, match="host has no room"):
         compiled(waves, {**ALL, "host_limit": 4096})(x).sum().backward()
@@ -184,8 +175,8 @@ def test_a_full_host_costs_memory_not_correctness() -> None:
     assert torch.equal(x.grad, slope(point()))
 
 
-def test_sizes_that_change() -> None:
-    """Sizes that are only known when a graph runs go with what is saved."""
+def test_offloads_with_dynamic_sizes() -> None:
+    """Sizes known only at run time are saved with the values."""
     run = compiled(waves, ALL, dynamic=True)
     for rows in (4, 6, 9, 5):
         x, y = (torch.ones(rows, 3).cumsum(0).requires_grad_() for _ in range(2))

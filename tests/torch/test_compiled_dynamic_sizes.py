@@ -1,4 +1,4 @@
-"""Sizes that are known when a graph runs, under a limit: when it is decided anew, and when nobody decides."""
+"""Dynamic sizes under a limit: recompilation, and the warning before the last compilation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from compiled_programs import PLAIN, compiled
+from compiled_programs import PLAIN, compiled, waves
 
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 
@@ -22,10 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"
 ROWS = 64
 
 
-def waves(x: torch.Tensor) -> torch.Tensor:
-    return (x.exp().sin() * x.cos().exp()).tanh().exp()
-
-
 def point(rows: int) -> torch.Tensor:
     x = torch.linspace(0, 1, rows * 3).view(rows, 3).requires_grad_()
     torch._dynamo.mark_dynamic(x, 0)
@@ -33,13 +29,13 @@ def point(rows: int) -> torch.Tensor:
 
 
 def plain_peak(rows: int, inner: str = "eager") -> int:
-    """Of a step without copies."""
+    """Return the peak of a step without copies."""
     compiled(waves, {"inner": inner, "limit": 1 << 40, "link": "pcie3"})(point(rows))
     return SHARED_LIMITS[-1].graphs.popitem()[1].decision.peak_bytes
 
 
 def compiles(run: Callable[..., Any], sizes: Iterable[int], *, inexact: bool = False) -> list[int]:
-    """How often it has been compiled after each size; each has the right gradient."""
+    """Return the number of compilations after each size; check each gradient."""
     counted = []
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     for rows in sizes:
@@ -52,14 +48,14 @@ def compiles(run: Callable[..., Any], sizes: Iterable[int], *, inexact: bool = F
 
 
 def moved() -> bool:
-    """Whether anything moves in the graph of the last call that was compiled."""
+    """Return true if the latest graph moves or recomputes any value."""
     (part,) = SHARED_LIMITS[-1].graphs.values()
     return bool(part.decision.rewriting.swaps or part.decision.rewriting.recomputed)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
 @pytest.mark.parametrize("inner", ["eager", "inductor"])
-def test_where_nothing_moves_larger_sizes_are_decided_anew_only_over_the_limit(inner: str) -> None:
+def test_unchanged_graphs_recompile_only_above_the_limit(inner: str) -> None:
     limit = plain_peak(ROWS, inner)
     inexact = inner == "inductor"  # as it is without us
     run = compiled(waves, {"inner": inner, "limit": limit, "link": "pcie3"})
@@ -73,13 +69,13 @@ def test_where_nothing_moves_larger_sizes_are_decided_anew_only_over_the_limit(i
     assert moved()
 
 
-def test_where_something_moves_larger_sizes_are_decided_anew() -> None:
-    """Smaller ones need less, and do as was decided."""
+def test_changed_graphs_recompile_for_larger_sizes() -> None:
+    """Smaller sizes keep the decision."""
     run = compiled(waves, {**PLAIN, "limit": plain_peak(ROWS), "link": "pcie3"})
     assert compiles(run, (ROWS + 2, 10, ROWS + 2, ROWS + 4, 5)) == [1, 1, 1, 2, 2]
 
 
-def test_before_pytorch_compiles_no_more_it_is_said_that_there_will_be_no_limit() -> None:
+def test_last_compilation_warns_of_the_missing_limit() -> None:
     run = compiled(waves, {**PLAIN, "limit": plain_peak(ROWS), "link": "pcie3"})
     with torch._dynamo.config.patch(recompile_limit=3):
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What lies beside a graph is part of its limit, as a pool counts the bytes of whole steps."""
+"""Memory outside a graph counts for the limit: predictions against a pool's counters over whole steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = [
 
 
 class Late(nn.Module):
-    """The first graph needs most, and most parameters and gradients are the second's."""
+    """Two graphs: the first has the peak, the second most parameters and gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Late(nn.Module):
 
 
 class Skipped(nn.Module):
-    """What the first graph has made waits for the third while the second runs forward, and not longer."""
+    """Three graphs: a result of the first waits for the third, during the forward pass only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Skipped(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two graphs read a parameter: the second one's gradient waits while the first one goes back."""
+    """Two graphs that read one parameter: one gradient is pending during the other backward run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """The same graphs run for each block, and hold something for each."""
+    """Five blocks that run the same two graphs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Wide(nn.Module):
 
 
 class Regions(nn.Module):
-    """Blocks that somebody compiles each by itself."""
+    """Blocks that are compiled separately."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Regions(nn.Module):
 
 
 class Parts(nn.Module):
-    """Nothing of which calls both."""
+    """Two parts without a common caller."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def once(model: nn.Module, options: dict[str, Any]) -> Step:
 
 
 def twice(model: nn.Module, options: dict[str, Any]) -> Step:
-    """Before it goes back."""
+    """Run the model twice before the backward pass."""
     run = compiled(model, options)
     return lambda x: run(x).square().mean() + run(x.flip(0)).square().mean()
 
@@ -170,7 +170,7 @@ def by_regions(model: nn.Module, options: dict[str, Any]) -> Step:
 
 
 def by_parts(model: nn.Module, options: dict[str, Any]) -> Step:
-    """Each compiled by itself, and so is the loss; a function that is none of them calls them."""
+    """Compile each part and the loss separately; an uncompiled function calls all of them."""
     torch._dynamo.reset()
     parts = [torch.compile(one, backend="mempool", options=options) for one in (model.narrow, model.wide)]
     loss_of = torch.compile(lambda x: x.sin().square().mean(), backend="mempool", options=options)
@@ -184,13 +184,13 @@ def by_parts(model: nn.Module, options: dict[str, Any]) -> Step:
 
 
 def loss_outside(model: nn.Module, options: dict[str, Any]) -> Step:
-    """What is not compiled takes most between the passes."""
+    """Compute the loss uncompiled, which takes most memory between the passes."""
     run = compiled(model, options)
     return lambda x: run(x).repeat(1, 8).square().mean()
 
 
 def accumulated(model: nn.Module, options: dict[str, Any]) -> Step:
-    """A second backward pass finds the gradients of a first one."""
+    """Accumulate the gradients of two backward passes."""
     run = once(model, options)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -201,7 +201,7 @@ def accumulated(model: nn.Module, options: dict[str, Any]) -> Step:
 
 
 def with_optimizer(model: nn.Module, options: dict[str, Any]) -> Step:
-    """Which keeps twice the parameters."""
+    """Train with Adam, whose state has twice the parameters' size."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
     for one in model.parameters():
         one.grad = torch.zeros_like(one)
@@ -213,7 +213,7 @@ def with_optimizer(model: nn.Module, options: dict[str, Any]) -> Step:
 def steps_of(
     pool: TensorPool, make: type[nn.Module], compile_step: Callable[..., Any], options: dict[str, Any]
 ) -> tuple[list[torch.Tensor], list[int]]:
-    """Loss and gradients of the last of four steps, and the most bytes of each."""
+    """Return loss and gradients of the last of four steps, and the peak bytes of each step."""
     torch.manual_seed(0)
     gc.collect()
     before = pool.client.stats()["requested"]["current"]
@@ -232,7 +232,7 @@ def steps_of(
 def least_of(
     pool: TensorPool, make: type[nn.Module], compile_step: Callable[..., Any], options: dict[str, Any]
 ) -> tuple[int, list[torch.Tensor], list[int]]:
-    """The limit that refusals lead to, in whatever step they come, and what it gives."""
+    """Return the limit that repeated refusals lead to, and the results with that limit."""
     limit = 1000
     for _ in range(9):
         try:
@@ -258,10 +258,10 @@ def least_of(
         (Late, with_optimizer, 0.9, 0.9),
     ],
 )
-def test_steps_hold_the_least_that_is_named(
+def test_steps_hold_the_least_limit_named_by_refusals(
     make: type[nn.Module], compile_step: Callable[..., Any], share: float, used: float, pool: TensorPool
 ) -> None:
-    """And somewhat more; with the same bits. What is told is not much more than what is needed."""
+    """Least and larger limits are held bit-identically, and the least limit is nearly used up."""
     options = {"inner": "eager", "link": "pcie3"}
     plain, peaks = steps_of(pool, make, compile_step, {"inner": "eager"})
     least, got, taken = least_of(pool, make, compile_step, options)
@@ -275,8 +275,8 @@ def test_steps_hold_the_least_that_is_named(
     assert same(got, plain)
 
 
-def test_parts_that_are_made_again_are_counted(pool: TensorPool) -> None:
-    """A checkpoint around each block: nothing of them waits, and each runs once more in the backward pass."""
+def test_checkpointed_regions_are_counted(pool: TensorPool) -> None:
+    """Blocks under a checkpoint run again in the backward pass."""
 
     def checkpointed(model: nn.Module, options: dict[str, Any]) -> Step:
         by_regions(model, options)
@@ -295,8 +295,8 @@ def test_parts_that_are_made_again_are_counted(pool: TensorPool) -> None:
     assert same(got, plain)
 
 
-def test_a_gradient_that_waits_is_counted_and_still_added_in_place(pool: TensorPool) -> None:
-    """What asks a tensor for its memory has a share in it, and then PyTorch adds nothing to it in place."""
+def test_pending_gradients_are_counted_and_accumulate_in_place(pool: TensorPool) -> None:
+    """Reading a tensor's storage creates a share, and PyTorch then no longer accumulates in place."""
     _, peaks = steps_of(pool, Tied, once, {"inner": "inductor"})
     options = {"inner": "inductor", "link": "pcie3"}
     _, most = steps_of(pool, Tied, once, {**options, "limit": 1 << 40})
@@ -307,8 +307,8 @@ def test_a_gradient_that_waits_is_counted_and_still_added_in_place(pool: TensorP
     assert first.decision.peak_of(backward=True) + 4096 * 64 * 4 <= least
 
 
-def test_runs_are_looked_at_again_when_more_was_there_than_ever(pool: TensorPool) -> None:
-    """A function runs twice before it goes back, though it had run once for many steps."""
+def test_new_high_water_mark_restarts_the_observation(pool: TensorPool) -> None:
+    """After many steps of single runs, the function runs twice before the backward pass."""
     options = {"inner": "eager", "link": "pcie3"}
     limit, _, _ = least_of(pool, Wide, twice, options)
     torch.manual_seed(0)
@@ -332,8 +332,8 @@ def test_runs_are_looked_at_again_when_more_was_there_than_ever(pool: TensorPool
 
 
 @pytest.mark.parametrize("inner", ["eager", "inductor"])
-def test_what_is_kept_is_what_is_there_between_the_passes(inner: str, pool: TensorPool) -> None:
-    """With the results, and without the gradients that the backward pass will be given."""
+def test_kept_bytes_equal_live_bytes_between_the_passes(inner: str, pool: TensorPool) -> None:
+    """Results count, gradients given to the backward pass do not."""
     gc.collect()
     before = pool.client.stats()["requested"]["current"]
     model = Wide()
@@ -349,8 +349,8 @@ def test_what_is_kept_is_what_is_there_between_the_passes(inner: str, pool: Tens
         del result
 
 
-def test_gradients_are_told_by_their_places() -> None:
-    """On a GPU generators stand behind them."""
+def test_gradient_inputs_exclude_random_generators() -> None:
+    """On a GPU, generator states follow the gradients."""
     graph = torch.fx.Graph()
     for name in ("tanh", "tangents_1", "tangents_2", "bwd_rng_state_0"):
         graph.placeholder(name)
@@ -358,10 +358,8 @@ def test_gradients_are_told_by_their_places() -> None:
     assert incoming_gradients(torch.fx.GraphModule({}, graph)) == slice(1, 3)
 
 
-def test_more_than_a_limit_for_no_known_reason_is_warned_of(
-    pool: TensorPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is held by somebody else is a part of the limit that only `beside` can tell."""
+def test_unexplained_excess_over_the_limit_warns(pool: TensorPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of other code counts for the limit only through the option `beside`."""
     del pool
 
     def steps(options: dict[str, Any]) -> None:
@@ -383,7 +381,7 @@ def test_more_than_a_limit_for_no_known_reason_is_warned_of(
 
 
 class Grows(nn.Module):
-    """Only the first graph sees how long its batch is."""
+    """Two graphs: the batch size matters only for the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -400,8 +398,8 @@ class Grows(nn.Module):
         return y.square().mean()
 
 
-def test_a_first_graph_that_keeps_more_than_it_did_is_counted(pool: TensorPool) -> None:
-    """When it is compiled anew for a larger batch, though the second graph is not."""
+def test_recompiled_earlier_graph_keeps_the_limit(pool: TensorPool) -> None:
+    """The first graph is recompiled for a larger batch, the second is not."""
     torch.manual_seed(0)
     before = pool.client.stats()["requested"]["current"]
     model = Grows()
@@ -425,7 +423,7 @@ def test_a_first_graph_that_keeps_more_than_it_did_is_counted(pool: TensorPool) 
 
 
 class Frozen(nn.Module):
-    """Features that are not trained, and a head that is."""
+    """Frozen features and a trained head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -439,8 +437,8 @@ class Frozen(nn.Module):
 
 
 @pytest.mark.parametrize("inner", ["eager", "inductor"])
-def test_parameters_of_a_graph_that_has_no_backward_pass_count(inner: str) -> None:
-    """And where such a graph needs more than the limit, a warning says so: nothing of it can be moved."""
+def test_parameters_of_forward_only_graphs_count(inner: str) -> None:
+    """A forward-only graph above the limit warns, since nothing can move."""
     model, options = Frozen(), {"inner": inner, "limit": 1 << 40}
     batch = torch.randn(1024, 512)
     compiled(model, options)(batch).sum().backward()
@@ -454,16 +452,16 @@ def test_parameters_of_a_graph_that_has_no_backward_pass_count(inner: str) -> No
         step(batch)
 
 
-def test_a_limit_that_is_found_to_be_exceeded_is_refused_by_name(pool: TensorPool) -> None:
-    """In the second step: the first one shows how often the graph runs."""
+def test_refusal_names_concurrent_runs(pool: TensorPool) -> None:
+    """The second step is refused: the first shows the number of concurrent runs."""
     plain, peaks = steps_of(pool, Wide, twice, {"inner": "eager"})
     del plain
     with pytest.raises(BackendCompilerFailed, match="other runs of it hold"):
         steps_of(pool, Wide, twice, {"inner": "eager", "limit": int(0.62 * peaks[-1]), "exclude": "*"})
 
 
-def test_memory_is_known_for_as_long_as_it_lives() -> None:
-    """What a graph was given, has made and keeps, seen by the graphs after it; no memory is kept alive."""
+def test_live_memory_holds_no_reference() -> None:
+    """Inputs, results and saved values count for later graphs and stay weakly referenced."""
     model = nn.Linear(8, 8)
     batch, result, kept = torch.ones(10), torch.ones(20), torch.ones(30)
     live_memory = LiveMemory()
@@ -487,8 +485,8 @@ def test_memory_is_known_for_as_long_as_it_lives() -> None:
     assert live_memory.external(1, [result], more=False).held == 0
 
 
-def test_three_steps_are_looked_at_each_by_itself() -> None:
-    """Until somebody compiles something again, which makes what was seen what is known."""
+def test_observation_ends_after_three_steps() -> None:
+    """A later compilation turns the observations into known bytes."""
     observer, result = RuntimeObserver(), torch.ones(10)
     observer.live_memory.register([], [result])
     number = observer.number("some code", [])
@@ -512,7 +510,7 @@ def test_three_steps_are_looked_at_each_by_itself() -> None:
     assert observer.observed[number] is not first
 
 
-def test_what_cannot_be_compiled_anew_is_warned_of() -> None:
+def test_failed_recompilation_warns_once() -> None:
     observer = RuntimeObserver()
     observer.mark_stale(observer.number("no code", []))
     with pytest.warns(UserWarning, match="more than was counted"):
@@ -520,8 +518,8 @@ def test_what_cannot_be_compiled_anew_is_warned_of() -> None:
     observer.after_backward()  # once
 
 
-def test_what_was_seen_counts_where_it_is_not_there_yet() -> None:
-    """When a graph is compiled anew others have not run, or have run less often."""
+def test_earlier_observations_bound_outside_bytes() -> None:
+    """A recompiled graph uses the largest observation, since other graphs have not run yet."""
     budget, options = SharedLimit(None), Options(limit=1000, beside=1000)
     now = ExternalMemory(held=50, kept=40, own=3, freed_inputs=(2,), parameters=7, gradients=5)
     first = GraphUnderLimit(options, budget, 0, True, now)
@@ -541,7 +539,7 @@ def test_what_was_seen_counts_where_it_is_not_there_yet() -> None:
         assert [outside.during(backward=one) for one in (False, True)] == [1000 + forward, 1000 + backward]
 
 
-def test_gradients_are_known_until_somebody_takes_them() -> None:
+def test_pending_gradients_count_until_consumed() -> None:
     model = nn.Linear(8, 8, bias=False)
     live_memory = LiveMemory()
     live_memory.register([model], [])
@@ -560,8 +558,8 @@ def test_gradients_are_known_until_somebody_takes_them() -> None:
     assert (beside.held, beside.kept, beside.gradients) == (256, 0, 0)
 
 
-def test_what_an_optimizer_keeps_is_found_by_the_parameters() -> None:
-    """As a part of what the options tell beside; and once, though a graph may have been given it."""
+def test_optimizer_state_is_found_by_parameters() -> None:
+    """The state counts once, as part of the option `beside`."""
     model, other = nn.Linear(8, 8), nn.Linear(8, 8)
     optimizers = [torch.optim.Adam(one.parameters()) for one in (model, other)]
     for one in (*model.parameters(), *other.parameters()):

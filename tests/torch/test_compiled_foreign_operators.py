@@ -1,4 +1,4 @@
-"""What the graphs' numbers do not say: strides that a compiler chooses, operators of somebody else."""
+"""Strides that a compiler chooses, and operators of third parties."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALLS = itertools.count()
 
 @torch.library.custom_op("mempool_tests::mask", mutates_args=())
 def mask(x: torch.Tensor) -> torch.Tensor:
-    """Draws, and says so nowhere; counts its calls."""
+    """Draw random numbers without declaring so, and count the calls."""
     next(CALLS)
     return (torch.rand(x.shape) > 0.5).to(x.dtype) * 2
 
@@ -40,7 +40,7 @@ class Masked(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """What inductor lays out with the channels last."""
+    """A convolution that inductor lays out with the channels last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Convolutions(nn.Module):
 
 
 @pytest.mark.parametrize("stride", [(256, 1, 32, 4), (256, 64, 8, 1)], ids=["last", "as asked"])
-def test_what_left_with_other_strides_comes_back_with_those_that_are_asked_for(
+def test_reloads_have_the_requested_strides(
     stride: tuple[int, ...],
 ) -> None:
     left = torch.empty_strided((4, 4, 8, 8), stride).uniform_()
@@ -67,7 +67,7 @@ def test_what_left_with_other_strides_comes_back_with_those_that_are_asked_for(
 
 @pytest.mark.full  # compiled by inductor
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
-def test_strides_that_inductor_chooses_change_no_bit() -> None:
+def test_inductor_strides_are_bit_identical() -> None:
     inner = {"inner": "inductor"}
     plain = trained(Convolutions, inner, steps=1, width=256)
     got = trained(Convolutions, inner | {"threshold": 0}, steps=1, width=256)
@@ -76,7 +76,7 @@ def test_strides_that_inductor_chooses_change_no_bit() -> None:
 
 
 class Halved(nn.Module):
-    """What a compiler would rather keep in numbers of more bits while it works with them."""
+    """Low-precision values that a compiler would keep in higher precision."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Halved(nn.Module):
 
 @pytest.mark.full  # compiled by inductor
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
-def test_numbers_of_fewer_bits_are_no_more_exact_where_they_stay() -> None:
+def test_low_precision_values_are_bit_identical() -> None:
     inner = {"inner": "inductor"}
     plain = trained(Halved, inner, steps=1, width=32)
     got = trained(Halved, inner | {"threshold": 0}, steps=1, width=32)
@@ -99,8 +99,8 @@ def test_numbers_of_fewer_bits_are_no_more_exact_where_they_stay() -> None:
 
 
 @pytest.mark.parametrize("limit", [1 << 30, 92_000])
-def test_an_operator_of_somebody_else_runs_once_a_step(limit: int) -> None:
-    """It is not made again, nor run in order to be measured."""
+def test_foreign_operators_run_once_per_step(limit: int) -> None:
+    """A foreign operator is neither recomputed nor run for a measurement."""
     plain = trained(Masked, PLAIN, width=32)
     before = next(CALLS)
     got = trained(Masked, PLAIN | {"limit": limit, "link": "1,1e-3"}, width=32)
@@ -108,7 +108,7 @@ def test_an_operator_of_somebody_else_runs_once_a_step(limit: int) -> None:
     assert same(got, plain)
 
 
-def test_an_operator_of_somebody_else_may_leave() -> None:
+def test_results_of_foreign_operators_may_be_offloaded() -> None:
     plain = trained(Masked, PLAIN, width=32)
     assert same(trained(Masked, ALL, width=32), plain)
     assert RUNTIME.counters.reloads > 0

@@ -1,4 +1,4 @@
-"""The graph of a step that is captured has the operations, memory and order that a recording of it has."""
+"""Captured graphs: operations, memory, order and costs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def captured(model: Any, *inputs: Any, loss: Any = torch.sum, **options: Any) ->
 
 
 def peak_bytes(graph: Graph) -> int:
-    """Slowly, by the words of `Graph`: from the operation that makes memory to the last one that reads it."""
+    """Return the peak by the definition of `Graph`, slowly."""
     n = len(graph)
     alive = np.zeros(n, np.int64)
     for base in range(len(graph.size)):
@@ -60,7 +60,7 @@ def named(graph: Graph, kind: str) -> list[int]:
     return [i for i in range(len(graph)) if graph.kinds[graph.kind[i]] == f"aten.{kind}"]
 
 
-def test_the_peak_is_that_of_a_recording_on_tensors_without_memory() -> None:
+def test_captured_peak_equals_the_recorded_peak() -> None:
     from modelled import training_trace
     from networks import resnet
 
@@ -75,7 +75,7 @@ def test_the_peak_is_that_of_a_recording_on_tensors_without_memory() -> None:
     assert peak_bytes(graph) == pytest.approx(recorded, rel=2e-3)
 
 
-def test_a_view_has_the_memory_of_its_base_and_results_nobody_takes_are_counted() -> None:
+def test_views_share_memory_and_unused_results_count() -> None:
     class Branches(nn.Module):
         def forward(self, x: Any) -> Any:
             y = x.exp()
@@ -89,7 +89,7 @@ def test_a_view_has_the_memory_of_its_base_and_results_nobody_takes_are_counted(
     assert graph.size[graph.producer == largest].tolist() == [8 * 4, 8 * 8]
 
 
-def test_forward_then_backward_each_under_its_module() -> None:
+def test_operations_carry_pass_and_module() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
     graph = captured(model, torch.randn(4, 8)).graph
     assert (np.diff(graph.backward.astype(int)) >= 0).all()
@@ -101,7 +101,7 @@ def test_forward_then_backward_each_under_its_module() -> None:
     assert where["tanh"] == where["tanh_backward"] == "1"
 
 
-def test_parameters_inputs_and_what_is_returned_stay_and_do_not_move() -> None:
+def test_parameters_inputs_and_outputs_never_move() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -125,7 +125,7 @@ def test_parameters_inputs_and_what_is_returned_stay_and_do_not_move() -> None:
     assert not graph.lasting[tangents].any()
 
 
-def test_random_operations_run_once_and_in_their_order() -> None:
+def test_random_operations_keep_their_order() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.5))
     graph = captured(model, torch.randn(4, 8)).graph
     drawn = [i for i in range(len(graph)) if not graph.repeatable[i]]
@@ -133,7 +133,7 @@ def test_random_operations_run_once_and_in_their_order() -> None:
     assert graph.control.tolist() == [drawn]
 
 
-def test_attention_without_dropout_may_run_again() -> None:
+def test_attention_is_repeatable_without_dropout() -> None:
     class Attention(nn.Module):
         def __init__(self, share: float) -> None:
             super().__init__()
@@ -147,7 +147,7 @@ def test_attention_without_dropout_may_run_again() -> None:
     assert not captured(Attention(0.5), x).graph.repeatable.all()
 
 
-def test_what_is_written_in_place_keeps_its_order() -> None:
+def test_in_place_writes_keep_their_order() -> None:
     def step(y: Any) -> Any:
         x, z = y.tan(), y.sin()
         torch.ops.aten.copy_.default(x, z)
@@ -165,7 +165,7 @@ def test_what_is_written_in_place_keeps_its_order() -> None:
     assert movable == {"tan": False, "sin": True}
 
 
-def test_symbolic_sizes_are_what_they_were() -> None:
+def test_symbolic_sizes_use_traced_values_without_guards() -> None:
     from torch._functorch.aot_autograd import aot_function
     from torch._guards import detect_fake_mode
 
@@ -193,13 +193,13 @@ def test_symbolic_sizes_are_what_they_were() -> None:
     assert graph.size[graph.producer == named(graph, "exp")[0]].tolist() == [6 * 6 * 4]
 
 
-def test_nothing_to_differentiate_is_said() -> None:
+def test_step_without_gradients_is_refused() -> None:
     with pytest.raises(UsageError, match="needs a gradient"):
         trace_joint(nn.ReLU(), (torch.randn(3),), torch.sum)
 
 
-def test_what_is_compiled_anew_is_not_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program's memory is there by then, and each operation would be run beside it at its full size."""
+def test_recompilation_reuses_measured_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second measurement would need additional memory."""
 
     def compile_once() -> None:
         options = {"inner": "eager", "limit": 1 << 30, "link": "pcie3"}
@@ -210,7 +210,7 @@ def test_what_is_compiled_anew_is_not_measured_anew(monkeypatch: pytest.MonkeyPa
     compile_once()
 
 
-def test_operations_are_measured_once_for_each_kind_of_call() -> None:
+def test_each_distinct_call_is_measured_once() -> None:
     clock = MeasuredCosts(runs=1)
     model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)], nn.Embedding(4, 4))
     model.forward = lambda x: model[-1](model[:4](x).long().clamp(0, 3)).sum() + model[:4](x).sum()

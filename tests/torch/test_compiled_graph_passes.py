@@ -1,4 +1,4 @@
-"""The two graphs that PyTorch runs are what `solvers.rewriting.rewrite` makes of the same decisions."""
+"""The edited graphs equal the formal rewriting of the same decisions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dense() -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Queries, keys and values are views of one tensor; one head's output is added to what it read."""
+    """Attention with views of one tensor and a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def joint(name: str) -> Any:
 
 
 def carried_out(name: str, decide: Callable[[Graph], Rewriting]) -> tuple[Graph, Rewriting, Graph]:
-    """A model's graph, decisions about it, and what PyTorch runs with them."""
+    """Return a model's graph, the decisions, and the graph that PyTorch runs."""
     joined, captured = parted(joint(name))
     decided = decide(decidable(captured))
     read = Read(joined, captured)
@@ -96,13 +96,13 @@ def check(was: Graph, decided: Rewriting, runs: Graph) -> tuple[Graph, list[int]
 
 
 def moved(graph: Graph, role: Role) -> list[int]:
-    """What copies of one direction copy."""
+    """Return the contents that the copies of one direction copy."""
     return graph.content[graph.reads[graph.reads_start[:-1][graph.role == role]]].tolist()
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("part", [0.6, 0.2, 0.0])
-def test_what_is_chosen_for_a_limit_runs_as_it_was_judged(name: str, part: float) -> None:
+def test_edited_graphs_run_as_the_simulated_decision(name: str, part: float) -> None:
     def decide(graph: Graph) -> Rewriting:
         chooser = Chooser(graph, LINK)
         least, plain = chooser.least()[0], simulate(graph, LINK).peak_bytes
@@ -121,5 +121,5 @@ def test_what_is_chosen_for_a_limit_runs_as_it_was_judged(name: str, part: float
 
 @settings(max_examples=12, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(data=st.data(), name=st.sampled_from(list(MODELS)))
-def test_any_decisions_are_carried_out_as_written(data: st.DataObject, name: str) -> None:
+def test_edited_graphs_match_the_formal_rewriting(data: st.DataObject, name: str) -> None:
     check(*carried_out(name, lambda graph: by_pass(graph, data.draw(rewritings(graph)))))

@@ -1,4 +1,4 @@
-"""Where copies of rewritten graphs lie on the host: planned, and as planned."""
+"""Planned offsets of host copies, and copies at their planned offsets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 @given(st.data())
-def test_copies_that_are_there_together_lie_beside_each_other(data: st.DataObject) -> None:
+def test_placed_copies_never_overlap(data: st.DataObject) -> None:
     graph = data.draw(graphs())
     rewriting = data.draw(rewritings(graph, recompute=False))
     places = place_copies(graph, rewriting)
@@ -50,7 +50,7 @@ def test_copies_that_are_there_together_lie_beside_each_other(data: st.DataObjec
 
 
 class Placed(HostEngine):
-    """An arena that says who was not where it was planned."""
+    """A host engine that counts copies at planned and at other offsets."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -65,7 +65,7 @@ class Placed(HostEngine):
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Placed]:
-    """What copies on the host go to."""
+    """Install a counting host engine."""
     made = Placed(1 << 26)
     monkeypatch.setitem(RUNTIME._engines, (CPU, 0), made)
     yield made
@@ -83,8 +83,8 @@ def waves(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("options", [{}, {"link": "pcie3"}], ids=["at once", "beside"])
-def test_copies_lie_where_they_were_planned_step_after_step(options: dict[str, Any], engine: Placed) -> None:
-    """Those of two graphs beside each other."""
+def test_copies_lie_at_their_planned_offsets(options: dict[str, Any], engine: Placed) -> None:
+    """Copies of two graphs have separate ranges."""
     run = compiled(waves, {**PLAIN, "threshold": 0, **options})
     for _ in range(3):
         x = torch.randn(64, 64, requires_grad=True)
@@ -93,8 +93,8 @@ def test_copies_lie_where_they_were_planned_step_after_step(options: dict[str, A
     assert engine.wrong == 0
 
 
-def test_copies_of_a_pass_that_comes_before_another_has_gone_lie_elsewhere(engine: Placed) -> None:
-    """Never in the same place."""
+def test_copies_of_concurrent_passes_never_overlap(engine: Placed) -> None:
+    """The second pass gets other offsets."""
     run = compiled(waves, {**PLAIN, "threshold": 0})
     inputs = [torch.randn(64, 64, requires_grad=True) for _ in range(2)]
     results = [run(x).sum() for x in inputs]

@@ -1,4 +1,4 @@
-"""Limits with operations that are fused: what is asked for, when copies begin, what kernels need."""
+"""Fused graphs: limit search, kernel orders, and memory of kernels."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ pytestmark = [
 
 @st.composite
 def compilers(draw: st.DrawFn) -> tuple[int, int, Callable[..., Trial[int]], list[tuple[Request, bool]]]:
-    """A limit, the least that may be asked for, and a compiler that needs what it likes."""
+    """Draw a limit, the least feasible request, and a compiler with arbitrary needs."""
     least, limit = draw(st.integers(1, 1000)), draw(st.integers(1, 2000))
     seed = draw(st.integers(0, 1 << 30))
     asked: list[tuple[Request, bool]] = []
@@ -65,8 +65,8 @@ def compilers(draw: st.DrawFn) -> tuple[int, int, Callable[..., Trial[int]], lis
 
 
 @given(compilers())
-def test_what_is_found_was_looked_at_and_holds(given: tuple[Any, ...]) -> None:
-    """Or else no extreme does, and what needs least of them is found when that is the limit."""
+def test_limit_search_returns_a_tried_decision_within_the_limit(given: tuple[Any, ...]) -> None:
+    """If even the extremes exceed the limit, the extreme with the lowest peak is returned."""
     limit, least, look, asked = given
     found, holds = search_limit(limit, least, look)
     assert len(asked) <= 12
@@ -80,10 +80,8 @@ def test_what_is_found_was_looked_at_and_holds(given: tuple[Any, ...]) -> None:
 
 
 @given(st.integers(100, 1000), st.floats(0.8, 1.0), st.integers(1, 90))
-def test_of_kernels_that_need_a_share_of_what_was_asked_nearly_all_of_a_limit_is_used(
-    limit: int, share: float, least: int
-) -> None:
-    """While the step takes longer than it would without one."""
+def test_limit_search_uses_nearly_the_whole_limit(limit: int, share: float, least: int) -> None:
+    """The search asks for more bytes while the step loses time."""
 
     def look(asked: int, *, small: bool) -> Trial[int]:
         assert not small
@@ -106,7 +104,7 @@ class Buffer:
 
 @dataclass(eq=False)
 class Kernel:
-    """As inductor has them, as far as orders go."""
+    """Stand-in for inductor's scheduler node, as far as orders go."""
 
     max_order: int
     op_overload: Any = None
@@ -132,7 +130,7 @@ class Kernel:
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[Kernel]:
-    """Kernels in an order in which they can run, copies back among them."""
+    """Draw kernels in a valid order, with reloads."""
     kernels: list[Kernel] = []
 
     def one(*read: Kernel, operation: Any = None, size: int = 0) -> Kernel:
@@ -156,7 +154,7 @@ def programs(draw: st.DrawFn) -> list[Kernel]:
 
 
 def loads_of(order: list[Kernel], own: dict[Kernel, int]) -> np.ndarray:
-    """Bytes of each kernel and of copies that are under way."""
+    """Return the bytes of each kernel and of the reloads in flight."""
     place = {kernel: i for i, kernel in enumerate(order)}
     loads = np.array([own[kernel] for kernel in order])
     for one in reloads(order):
@@ -170,7 +168,7 @@ def can_run(order: list[Kernel]) -> bool:
 
 
 @given(programs())
-def test_kernels_come_where_their_last_operation_stands(kernels: list[Kernel]) -> None:
+def test_kernels_are_ordered_by_their_last_operation(kernels: list[Kernel]) -> None:
     order = by_operation_order(kernels)
     assert set(order) == set(kernels)
     assert len(order) == len(kernels)
@@ -181,8 +179,8 @@ def test_kernels_come_where_their_last_operation_stands(kernels: list[Kernel]) -
 
 
 @given(programs(), st.data())
-def test_copies_begin_later_only_where_there_is_too_much(kernels: list[Kernel], data: st.DataObject) -> None:
-    """All that copies under way can give back is given back; nothing else changes its place."""
+def test_reloads_are_delayed_only_above_the_limit(kernels: list[Kernel], data: st.DataObject) -> None:
+    """All bytes of movable reloads are given back, and other kernels keep their order."""
     own = {kernel: data.draw(st.integers(0, 20)) for kernel in kernels}
     limit = data.draw(st.integers(0, 30))
     loads = loads_of(kernels, own)
@@ -200,7 +198,7 @@ def test_copies_begin_later_only_where_there_is_too_much(kernels: list[Kernel], 
 
 
 class Many(nn.Module):
-    """A sum over many parts, whose gradients a compiler would add up at once, and pieces put together."""
+    """A sum over many parts and a concatenation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +217,7 @@ def convolutions() -> nn.Module:
 
 
 class Pieces(nn.Module):
-    """Nothing but what is put together of pieces, so that groups of kernels end before some that are none."""
+    """Concatenations only, so that kernel groups end before nodes that are no kernels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +232,7 @@ class Pieces(nn.Module):
 
 
 class Inside(nn.Module):
-    """What leaves is made again for each reader, as long as nobody needs it in memory."""
+    """Values that inductor computes again for each reader unless they lie in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +247,7 @@ class Inside(nn.Module):
 
 
 class Gelu(nn.Module):
-    """Where nothing is kept, a kernel reads what leaves for several of its operations."""
+    """Blocks whose kernels read an offloaded value for several operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,14 +274,14 @@ class Gelu(nn.Module):
         pytest.param(Gelu, (1024, 32), 0.1, marks=pytest.mark.full),
     ],
 )
-def test_what_is_predicted_of_kernels_is_what_they_take(
+def test_predicted_kernel_peaks_equal_measured_peaks(
     make: Callable[[], nn.Module], shape: tuple[int, ...], share: float
 ) -> None:
-    """To the byte: also what is written over what it is made of, or over what the forward pass has kept."""
+    """Equal to the byte, with in-place results and overwritten saved values."""
     options = {"inner": "inductor", "link": "pcie3"}
 
     def peak(limit: int) -> tuple[int, int]:
-        """As measured in a second step, and as predicted."""
+        """Return the measured peak of a second step and the predicted peak."""
         torch.manual_seed(0)
         with mempool.torch.install(device="cpu", mode="record") as pool:
             before = pool.client.stats()["requested"]["current"]
@@ -310,8 +308,8 @@ def test_what_is_predicted_of_kernels_is_what_they_take(
     assert measured == predicted <= limit
 
 
-def test_a_kernel_reads_what_came_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that less is needed than where each of its operations has a copy back of its own."""
+def test_readers_in_a_kernel_share_one_reload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared reload needs less memory than one reload per operation."""
     torch.manual_seed(0)
     model, x = Gelu(), torch.randn(1024, 32)
 
@@ -328,8 +326,8 @@ def test_a_kernel_reads_what_came_back_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert once < least()
 
 
-def test_what_leaves_is_in_memory_once() -> None:
-    """Inductor would compute it for the copy, and again for whoever else reads it."""
+def test_offloaded_values_are_computed_once() -> None:
+    """Without realization, inductor would compute the value for the copy and again for other readers."""
     x, weight = torch.randn(4096, 64), torch.randn(64, 1, requires_grad=True)
     with mempool.torch.install(device="cpu", mode="record") as pool:
         run = compiled(lambda x: (x.sin() @ weight).sum(), {"inner": "inductor", "threshold": 0})
@@ -342,10 +340,8 @@ def test_what_leaves_is_in_memory_once() -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_sum_of_products_rounds_the_same_whoever_reads_them(
-    which: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Inductor adds one up with the other, if nobody else reads it: a copy out does."""
+def test_sums_of_products_round_independent_of_readers(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor fuses a product into the sum only if the product has no other reader, such as an offload."""
     x, weights = torch.randn(64, 512), [torch.randn(512, 64, requires_grad=True) for _ in range(2)]
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -365,7 +361,7 @@ def test_a_sum_of_products_rounds_the_same_whoever_reads_them(
 
 
 class Viewed(nn.Module):
-    """Saves a product and a view of it, a result, its input, and a value that nobody else has."""
+    """Saves a product with a view, a result, an input, and one unshared value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -377,7 +373,7 @@ class Viewed(nn.Module):
         return own.sin().exp()
 
 
-def test_only_what_nobody_else_has_may_be_written_over() -> None:
+def test_only_unshared_saved_values_are_donated() -> None:
     joint = trace_joint(Viewed(), (torch.randn(64, 64),), lambda y: y)
     joined, _ = parted(joint)
     saved = set(joined.halves.saved_placeholders)
@@ -396,7 +392,7 @@ def test_only_what_nobody_else_has_may_be_written_over() -> None:
 
 
 class Halved(nn.Module):
-    """Of a product both halves may be saved, which the backward graph also takes apart for itself."""
+    """Both halves of a product may be saved under names that the backward graph also uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -410,7 +406,7 @@ class Halved(nn.Module):
         return torch.stack([end.square().mean() for end in ends]).sum()
 
 
-def test_what_is_handed_over_under_another_name_is_not_taken_for_what_has_that_name() -> None:
+def test_renamed_saved_values_are_not_donated() -> None:
     joint = trace_joint(Halved(), (torch.randn(64, 64),), lambda y: y)
     inputs = [node.meta["val"] for node in joint.module.graph.find_nodes(op="placeholder")]
     parts = min_cut_rematerialization_partition(
@@ -437,8 +433,8 @@ def test_what_is_handed_over_under_another_name_is_not_taken_for_what_has_that_n
     assert "mm_2" in names
 
 
-def test_inductor_is_told_what_it_may_write_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever PyTorch tells it: here all that the backward graph is given."""
+def test_arguments_are_never_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if PyTorch donates every input of the backward graph."""
     monkeypatch.setattr(lowering, "get_donated_idxs", lambda: list(range(16)))
     x, gradient = torch.randn(4096, requires_grad=True), torch.randn(4096)
     before = [x.detach().clone(), gradient.clone()]
@@ -449,8 +445,8 @@ def test_inductor_is_told_what_it_may_write_over(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.* bytes are on the device")  # by the tests before
 @pytest.mark.usefixtures("one_thread")  # several add up an embedding's gradient in any order
-def test_what_is_read_later_is_not_written_over() -> None:
-    """A value and a view of it may both be saved, where one of them is to make something again of."""
+def test_saved_values_with_views_are_not_overwritten() -> None:
+    """A value and a view of the value may both be saved for a recomputation."""
     model = MODELS["gpt"]()
     batch = model.batch(0, 2)
 
@@ -475,7 +471,7 @@ def test_what_is_read_later_is_not_written_over() -> None:
         assert same(gradients({"limit": int(limit + share * (plain - limit))}), expected)
 
 
-def test_of_branches_it_is_told_that_nobody_counts_them() -> None:
+def test_branches_warn_of_uncounted_memory() -> None:
     def chosen(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda y: y.sin() @ y, lambda y: y.cos() * 1.0, (x,)).sum()
 
@@ -485,8 +481,8 @@ def test_of_branches_it_is_told_that_nobody_counts_them() -> None:
         )
 
 
-def test_what_is_inside_of_a_kernel_takes_less_than_by_itself() -> None:
-    """Not so what a product reads, what is returned, and products themselves."""
+def test_fused_operations_cost_less() -> None:
+    """Inputs of products, outputs, and products keep their full cost."""
 
     def loss(x: torch.Tensor) -> torch.Tensor:
         y = (x.sin() * 2).cos()
@@ -500,8 +496,8 @@ def test_what_is_inside_of_a_kernel_takes_less_than_by_itself() -> None:
     assert told["aten.sin"] == told["aten.exp"] == told["aten.neg"] == TUNABLES.fused_share
 
 
-def test_a_compiler_that_tells_nothing_of_its_kernels_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then each operation counts by itself."""
+def test_failed_kernel_count_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fallback counts each operation separately."""
 
     def fails(*_: object, **__: object) -> None:
         raise AttributeError("no such pass")
@@ -516,8 +512,8 @@ def test_a_compiler_that_tells_nothing_of_its_kernels_is_told_of(monkeypatch: py
 
 
 @pytest.mark.parametrize("least", [False, True])
-def test_the_extremes_are_the_same_whatever_is_measured(least: bool) -> None:
-    """So that the least that is told of them is found again when it is the limit, by other times."""
+def test_extreme_decisions_ignore_measurements(least: bool) -> None:
+    """The least limit named by a refusal is feasible again with other measurements."""
     layers = [nn.Sequential(nn.Linear(96, 96), nn.GELU(), nn.LayerNorm(96)) for _ in range(3)]
     joint = trace_joint(nn.Sequential(*layers), (torch.randn(256, 96),), lambda y: y.square().mean())
     joined, _ = parted(joint)

@@ -1,4 +1,4 @@
-"""A limit in bytes: held as the pool counts it, with the same bits, or refused before training."""
+"""Limits in bytes: held by the pool's count, bit-identical, or refused before training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Net(nn.Module):
 def step_of(
     pool: TensorPool, options: dict[str, Any], make: type[Net] = Net
 ) -> tuple[list[torch.Tensor], int]:
-    """Gradients and results of a second step of training, and the most bytes that it had."""
+    """Return gradients and results of a second training step, and the peak bytes."""
     torch.manual_seed(0)
     gc.collect()
     before = pool.client.stats()["requested"]["current"]
@@ -58,7 +58,7 @@ def step_of(
 
 
 def least_of(options: dict[str, Any]) -> int:
-    """What a refusal names as the least limit."""
+    """Return the least limit that a refusal names."""
     with pytest.raises(Exception, match=r"no step fits in .* needs") as refused:
         compiled(Net(), options)(torch.randn(8, 4, 32, 32)).sum().backward()
     (least,) = re.findall(r"needs ([\d,]+)", str(refused.value))
@@ -67,8 +67,8 @@ def least_of(options: dict[str, Any]) -> int:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
 @pytest.mark.parametrize("inner", ["eager", "inductor"])
-def test_a_limit_is_held_to_the_byte_with_the_same_bits(inner: str, pool: TensorPool) -> None:
-    """From 95 % of what a step needs without a limit down to the least possible."""
+def test_limit_is_held_and_bit_identical(inner: str, pool: TensorPool) -> None:
+    """From 95 % of the unlimited peak down to the least limit."""
     options = {"inner": inner}
     plain, peak = step_of(pool, options)
     torch.manual_seed(0)
@@ -83,7 +83,7 @@ def test_a_limit_is_held_to_the_byte_with_the_same_bits(inner: str, pool: Tensor
 
 
 class Broken(Net):
-    """Two graphs: what it does in between no compiler sees."""
+    """A model with a graph break."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.convolutions[:2]:
@@ -95,8 +95,8 @@ class Broken(Net):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
 @pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
-def test_graphs_of_one_function_share_a_limit(inner: str, pool: TensorPool) -> None:
-    """The first one leaves what it can to the second, and both together hold the limit."""
+def test_graphs_of_a_function_share_the_limit(inner: str, pool: TensorPool) -> None:
+    """Both graphs together hold the limit."""
     options = {"inner": inner}
     plain, peak = step_of(pool, options, Broken)
     limit = int(0.8 * peak)
@@ -116,8 +116,8 @@ def test_graphs_of_one_function_share_a_limit(inner: str, pool: TensorPool) -> N
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
 @pytest.mark.parametrize("inner", ["eager", "inductor"])
-def test_the_time_of_a_step_is_measured(inner: str) -> None:
-    """Of both graphs, and not of what the program does between them and beside them."""
+def test_report_measures_both_graphs(inner: str) -> None:
+    """Time between the graphs does not count."""
     limit = 1 << 30
     net = Net()
     run = compiled(net, {"inner": inner, "limit": limit})
@@ -140,8 +140,8 @@ def test_the_time_of_a_step_is_measured(inner: str) -> None:
     assert f"measured {told()['measured_seconds']:.4f} s" in str(mempool.torch.compiled.report())
 
 
-def test_a_limit_below_the_parameters_is_refused() -> None:
-    """Before anything runs, with the least that is possible and what needs it."""
+def test_limit_below_the_parameters_is_refused() -> None:
+    """Before anything runs, with the least limit and the operation at the peak."""
     parameters = sum(p.nbytes for p in Net().parameters())
     with pytest.raises(Exception, match=r"no step fits in .* needs [\d,]+"):
         compiled(Net(), {**PLAIN, "limit": parameters - 1})(torch.randn(8, 4, 32, 32))
@@ -149,8 +149,8 @@ def test_a_limit_below_the_parameters_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
 @pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
-def test_what_cublas_keeps_is_part_of_a_limit(inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for the thread of forward passes and once for that of backward passes."""
+def test_cublas_workspaces_count_for_training(inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One workspace for the forward thread and one for the backward thread."""
     options = {"inner": inner, "limit": 1000}
     least = least_of(options)
     monkeypatch.setattr("mempool.torch.compiled.costs.cublas_workspace_bytes", lambda _: 1 << 20)
@@ -158,9 +158,7 @@ def test_what_cublas_keeps_is_part_of_a_limit(inner: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("inner", ["eager", "inductor"])
-def test_what_cublas_keeps_is_part_of_what_an_inference_needs(
-    inner: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cublas_workspaces_count_for_inference(inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def needed() -> int:
         with torch.no_grad(), pytest.warns(UserWarning, match="no backward pass") as said:

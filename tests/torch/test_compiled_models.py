@@ -1,4 +1,4 @@
-"""The models of the other tests within limits, compiled: the same losses and parameters to the bit."""
+"""The test models compiled within limits: bit-identical losses and parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARES = {"eager": (0.95, 0.5, 0.05), "inductor": (0.5,)}
 
 
 def least_and_plain(model: str, inner: str, *, checkpointing: bool) -> tuple[int, int, int]:
-    """What a step needs at least, and without a limit, both with what AdamW keeps, and that."""
+    """Return the least limit and the unlimited peak, both with AdamW's state, and the state's bytes."""
     from compiled_programs import adamw_keeps, compiled
 
     import mempool.torch.compiled
@@ -46,10 +46,10 @@ def least_and_plain(model: str, inner: str, *, checkpointing: bool) -> tuple[int
 @pytest.mark.full
 @pytest.mark.parametrize(("inner", "checkpointing"), [("eager", False), ("eager", True), ("inductor", False)])
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "seq2seq"])  # Dynamo traces no LSTM
-def test_training_within_limits(
+def test_models_train_bit_identically_within_limits(
     model: str, inner: str, checkpointing: bool, trained: Callable[..., dict[str, Any]]
 ) -> None:
-    """From nearly what it needs down to nearly the least there is."""
+    """From nearly the unlimited peak down to nearly the least limit."""
     needs({"model": model})
     least, plain, kept = least_and_plain(model, inner, checkpointing=checkpointing)
     setup: dict[str, Any] = {"model": model, "size": 2, "steps": 3, "checkpointing": checkpointing}

@@ -1,4 +1,4 @@
-"""Graphs that were rewritten, with the pool: its plan is made of what they do."""
+"""Compiled graphs with offloads under a pool."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import mempool.torch.compiled
 from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
 
 
-def test_a_plan_of_what_is_rewritten_is_replayed(one_thread: None) -> None:
-    """Copies come and go as the plan has it, every allocation hits, and losses are the same to the bit."""
+def test_pool_replays_compiled_graphs_with_offloads(one_thread: None) -> None:
+    """Every allocation hits, and losses are bit-identical."""
     options: dict[str, Any] = {"inner": "eager", "link": "pcie3"}
 
     def training(given: dict[str, Any], *, pooled: bool) -> dict[str, Any]:

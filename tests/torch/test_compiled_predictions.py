@@ -1,4 +1,4 @@
-"""What is predicted is of what the two graphs do, and what is asked for beside a limit is heard."""
+"""Predictions describe the edited graphs; host limits, name filters and copy costs are honoured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from compiled_programs import PLAIN, compiled
+from compiled_programs import PLAIN, compiled, waves
 from graph_reader import Read, parted
 from torch import nn
 
@@ -28,21 +28,17 @@ LINK = Link(1e-5, 1e-10, 1e-5, 1e-10)
 
 
 def last() -> StepDecision:
-    """What became of the graph that was compiled last."""
+    """Return the decision about the latest graph."""
     (part,) = SHARED_LIMITS[-1].graphs.values()
     return part.decision
-
-
-def waves(x: torch.Tensor) -> torch.Tensor:
-    return (x.exp().sin() * x.cos().exp()).tanh().exp()
 
 
 def point() -> torch.Tensor:
     return torch.linspace(0, 1, 4096).view(64, 64).requires_grad_()
 
 
-def test_what_is_predicted_is_of_graphs_that_share_no_copy_back() -> None:
-    """The forward and the backward pass have each its own, and what leaves has left when the first ends."""
+def test_predicted_transfers_equal_the_edited_graphs() -> None:
+    """Both passes have separate reloads, and offloads end within the forward pass."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)) for _ in range(3)]
     joint = trace_joint(nn.Sequential(*layers), (torch.randn(64, 32),), lambda y: y.square().mean())
@@ -60,8 +56,8 @@ def test_what_is_predicted_is_of_graphs_that_share_no_copy_back() -> None:
     assert made.simulated.host_bytes == runs.host_bytes
 
 
-def test_what_a_checkpoint_makes_again_has_memory_of_its_own() -> None:
-    """It is a node of the same name in both graphs, and two values."""
+def test_checkpoint_recomputations_have_separate_memory() -> None:
+    """A node of the same name in both graphs stands for two values."""
 
     def again(x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = torch.utils.checkpoint.checkpoint(waves, x * 2, use_reentrant=False)
@@ -74,8 +70,8 @@ def test_what_a_checkpoint_makes_again_has_memory_of_its_own() -> None:
     assert {"aten.exp", "aten.sin", "aten.tanh"} <= kinds
 
 
-def test_the_host_has_no_more_than_is_allowed() -> None:
-    """What does not fit there is refused when it is decided, rather than when it runs."""
+def test_host_limit_is_checked_when_deciding() -> None:
+    """The refusal comes before anything runs."""
     options = {**PLAIN, "link": LINK}
     compiled(waves, {**options, "limit": 1 << 30})(point())
     limit = int(0.9 * last().plain.peak_bytes)
@@ -85,13 +81,13 @@ def test_the_host_has_no_more_than_is_allowed() -> None:
         compiled(waves, {**options, "limit": limit, "host_limit": host - 1})(point())
 
 
-def test_a_pattern_that_names_nothing_is_told() -> None:
+def test_name_filter_without_match_warns() -> None:
     options = {**PLAIN, "limit": 1 << 30, "link": LINK, "exclude": ["aten.tanh", "encodr.*"]}
     with pytest.warns(UserWarning, match=r"no operation or module is named 'encodr\.\*'"):
         compiled(waves, options)(point())
 
 
-def test_asking_for_copies_is_measured_and_counts_nowhere() -> None:
+def test_measured_copies_change_no_counters() -> None:
     RUNTIME.counters = TransferCounters(offloads=7)
     copy_calls.cache_clear()
     measured = copy_calls(torch.device("cpu"))
@@ -102,10 +98,10 @@ def test_asking_for_copies_is_measured_and_counts_nowhere() -> None:
 
 
 @pytest.mark.parametrize(("own_bytes", "seconds"), [(256 << 10, 1.0), (1 << 62, 4.0)])
-def test_what_a_byte_takes_is_measured_on_copies_as_large_as_the_program_makes(
+def test_copy_costs_are_measured_at_the_sizes_in_use(
     own_bytes: int, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Large ones are not in the cache: here they take four times as long, by the byte."""
+    """Large copies miss the cache: here they take four times as long per byte."""
 
     def best(device: object, size: int, *_: object) -> float:
         return 1e6 + size * (4.0 if size >= 1 << 20 else 1.0)

@@ -1,4 +1,4 @@
-"""Processes that train together, each with its limit: a DDP of two."""
+"""Two processes that train with DDP, each within a limit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ TRAIN = """
 
 
 @pytest.mark.full
-def test_two_processes_that_train_together_hold_a_limit_each(tmp_path: Path) -> None:
+def test_two_processes_hold_their_limits(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(TRAIN))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")

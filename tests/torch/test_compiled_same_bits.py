@@ -1,4 +1,4 @@
-"""What is odd in a program is right when what it saves leaves: the same bits as when all stays."""
+"""Unusual programs with offloads and recomputation: bit-identical results and gradients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UNSHRUNK: dict[str, Any] = {"phases": [Phase.generate], "suppress_health_check":
 
 
 class Called(torch.nn.Module):
-    """A function as a module with a parameter, without which there is nothing to train."""
+    """A function as a module with one trained parameter."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def half(x: torch.Tensor) -> torch.Tensor:
 
 
 def half_norm(x: torch.Tensor) -> torch.Tensor:
-    """What PyTorch traces of the mean is of another type than the mean."""
+    """The traced mean has another type than the real mean."""
     w = torch.ones(x.shape[-1]) + x.detach().mean(0)
     with torch.autocast("cpu", torch.bfloat16):
         for _ in range(2):
@@ -179,14 +179,14 @@ PROGRAMS: dict[Callable[..., Any], tuple[Any, ...]] = {
 
 @functools.cache
 def expected(program: Callable[..., Any]) -> list[torch.Tensor]:
-    """What comes out where nothing is decided."""
+    """Return the results without any decision."""
     return gradients(program, PLAIN, *PROGRAMS[program])
 
 
 @pytest.mark.parametrize("copied", [{}, LINK], ids=["at once", "beside"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_the_same_bits(program: Callable[..., Any], copied: dict[str, str]) -> None:
-    """Results and gradients, with everything away that may leave and with nothing."""
+def test_offloads_are_bit_identical(program: Callable[..., Any], copied: dict[str, str]) -> None:
+    """Results and gradients equal those without offloads."""
     plain = expected(program)
     got = gradients(program, ALL | copied, *PROGRAMS[program])
     assert RUNTIME.counters.reloads > 0
@@ -198,8 +198,8 @@ def test_the_same_bits(program: Callable[..., Any], copied: dict[str, str]) -> N
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_without_vectors_inductor_changes_no_bit(program: Callable[..., Any]) -> None:
-    """With them, what is in a kernel decides whether it has any, and how it adds up: other last bits."""
+def test_inductor_offloads_are_bit_identical_without_vectors(program: Callable[..., Any]) -> None:
+    """With vectors, the contents of a kernel decide the order of sums."""
     inner = {"inner": "inductor"}
     with inductor.patch({"cpp.simdlen": 1}):
         plain = gradients(program, inner, *PROGRAMS[program])
@@ -208,8 +208,8 @@ def test_without_vectors_inductor_changes_no_bit(program: Callable[..., Any]) ->
     assert same(got, plain)
 
 
-def test_what_is_drawn_again_is_no_result_that_can_be_made_again() -> None:
-    """PyTorch hides a draw that a checkpoint repeats in an operation whose results have results."""
+def test_repeated_random_draws_are_not_repeatable() -> None:
+    """PyTorch wraps a repeated draw in an operation with nested results."""
     gradients(checkpointed, {"inner": "eager", "limit": 1 << 40}, *PROGRAMS[checkpointed])
     captured = SHARED_LIMITS[-1].graphs[0].decision.captured
     assert operator.getitem not in [node.target for node in captured.operations]
@@ -218,8 +218,7 @@ def test_what_is_drawn_again_is_no_result_that_can_be_made_again() -> None:
     assert not any("rng" in one for one in again)
 
 
-def test_what_is_computed_several_times_is_computed_once() -> None:
-    """Unless it may differ each time."""
+def test_common_subexpressions_merge_except_random_draws() -> None:
 
     def calls(program: Callable[..., Any], operation: Any) -> int:
         joint = trace_joint(Called(program), (random(8, 8),), torch.sum).module
@@ -234,7 +233,7 @@ def test_what_is_computed_several_times_is_computed_once() -> None:
 
 
 def check_any_decision(data: st.DataObject, program: Callable[..., Any]) -> None:
-    """Whatever is decided, the bits are the same, and nothing is left on the host."""
+    """Check that a random decision is bit-identical and leaves no host copies."""
     plain = expected(program)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decide, "_beyond_threshold", lambda graph, _: data.draw(rewritings(graph)))
@@ -245,8 +244,8 @@ def check_any_decision(data: st.DataObject, program: Callable[..., Any]) -> None
 
 @settings(max_examples=8, deadline=None, derandomize=True, **UNSHRUNK)
 @given(data=st.data(), program=st.sampled_from([views_of_saved, integers, in_place]))
-def test_any_decision_gives_the_same_bits(data: st.DataObject, program: Callable[..., Any]) -> None:
-    """Random swaps, groups of readers, triggers, releases and recomputation."""
+def test_random_decisions_are_bit_identical(data: st.DataObject, program: Callable[..., Any]) -> None:
+    """Random offloads, reader groups, triggers, releases and recomputations."""
     check_any_decision(data, program)
 
 
@@ -254,6 +253,7 @@ def test_any_decision_gives_the_same_bits(data: st.DataObject, program: Callable
 @pytest.mark.timeout(1200)
 @settings(max_examples=400, deadline=None, **UNSHRUNK)
 @given(data=st.data(), program=st.sampled_from(list(PROGRAMS)))
-def test_any_decision_about_any_program(data: st.DataObject, program: Callable[..., Any]) -> None:
-    """The same of all programs."""
+def test_random_decisions_are_bit_identical_for_all_programs(
+    data: st.DataObject, program: Callable[..., Any]
+) -> None:
     check_any_decision(data, program)

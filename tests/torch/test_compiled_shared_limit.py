@@ -1,4 +1,4 @@
-"""Functions of several graphs, which share one limit: what each leaves to the others, and what is refused."""
+"""Functions of several graphs share one limit: kept bytes, refusals and feasible limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 class Three(nn.Module):
-    """Three graphs, the second of which needs most."""
+    """Three graphs; the second has the peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Three(nn.Module):
 
 
 class Inside(nn.Module):
-    """The function goes on when the module has returned that breaks off inside."""
+    """The function continues after a module with graph breaks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Inside(nn.Module):
 
 
 class Torn(nn.Module):
-    """A MiB that the first graph keeps can be made again, which needs more than its forward pass does."""
+    """The first graph keeps a MiB whose recomputation needs more than the forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Torn(nn.Module):
 
 
 class Wide(nn.Module):
-    """As by its operations; inside of a kernel there is little."""
+    """Large by its operations, small by its fused kernels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,14 +96,14 @@ def run(make: type[nn.Module], inner: str, limit: int, **options: Any) -> None:
 
 
 def refusal(make: type[nn.Module], inner: str, limit: int, **options: Any) -> str:
-    """What is said of a limit that cannot be held."""
+    """Return the error for an infeasible limit."""
     with pytest.raises(BackendCompilerFailed, match="no step fits") as refused:
         run(make, inner, limit, **options)
     return str(refused.value)
 
 
 def least_of(make: type[nn.Module], inner: str, graphs: int) -> int:
-    """The limit that refusals lead to: at most one for each graph."""
+    """Return the limit that refusals lead to, with at most one refusal per graph."""
     limit = 1000
     for _ in range(graphs + 1):
         try:
@@ -125,8 +125,8 @@ def least_of(make: type[nn.Module], inner: str, graphs: int) -> int:
         pytest.param(Three, 3, "inductor", marks=pytest.mark.full),
     ],
 )
-def test_what_holds_a_limit_holds_any_more(make: type[nn.Module], graphs: int, inner: str) -> None:
-    """From the least that refusals name to what the function needs without a limit."""
+def test_limits_above_the_least_are_held(make: type[nn.Module], graphs: int, inner: str) -> None:
+    """From the least limit to the peak without a limit."""
     least = least_of(make, inner, graphs)
     run(make, inner, 1 << 40)
     parts = SHARED_LIMITS[-1].graphs
@@ -142,8 +142,8 @@ def test_what_holds_a_limit_holds_any_more(make: type[nn.Module], graphs: int, i
     refusal(make, inner, int(0.97 * least))
 
 
-def test_a_refusal_names_what_is_enough_for_all_graphs() -> None:
-    """A little more lets the first graph keep much less, so that the second needs no more either."""
+def test_refusal_names_a_sufficient_limit_for_all_graphs() -> None:
+    """A slightly larger limit lets the first graph keep much less."""
     nothing_leaves = {"exclude": "*"}
     run(Torn, "eager", 1 << 40, **nothing_leaves)
     first, _ = SHARED_LIMITS[-1].graphs.values()
@@ -155,16 +155,16 @@ def test_a_refusal_names_what_is_enough_for_all_graphs() -> None:
     refusal(Torn, "eager", int(0.98 * feasible_limit), **nothing_leaves)
 
 
-def test_little_is_kept_where_the_host_is_small() -> None:
-    """Then what would leave is made again, in a graph that is not the last."""
+def test_small_host_leads_to_recomputation() -> None:
+    """An earlier graph recomputes the values that find no room on the host."""
     run(Wide, "eager", 1 << 40, host_limit=1 << 14)
     first, _ = SHARED_LIMITS[-1].graphs.values()
     assert first.decision.rewriting.recomputed
     assert first.decision.kept_bytes < 512 * 64 * 64 * 4
 
 
-def test_a_small_host_refuses_no_kernels_that_fit() -> None:
-    """By its operations the step needs more than the limit, and nothing may leave; by its kernels it fits."""
+def test_small_host_accepts_fitting_kernels() -> None:
+    """The step exceeds the limit by operations but fits by kernels."""
     run(Wide, "inductor", 1 << 40, host_limit=1 << 14)
     part = SHARED_LIMITS[-1].graphs[min(SHARED_LIMITS[-1].graphs)]
     limit = part.decision.peak_bytes + 1000
@@ -176,8 +176,8 @@ steps = st.lists(st.tuples(st.integers(1, 300), st.integers(0, 100)), max_size=4
 
 
 @given(st.lists(steps, max_size=3), st.integers(1, 100), st.integers(1, 250))
-def test_enough_is_the_least_that_holds(kept: list[list[tuple[int, int]]], own: int, limit: int) -> None:
-    """Told by trying each limit, whatever each graph before keeps within each."""
+def test_feasible_limit_is_nearly_the_least(kept: list[list[tuple[int, int]]], own: int, limit: int) -> None:
+    """Compare with a search over all limits, for arbitrary kept bytes of earlier graphs."""
 
     def keeping(stairs: list[tuple[int, int]], before: int) -> tuple[CompiledGraph, int]:
         def kept_bytes_at(limit: int) -> int:

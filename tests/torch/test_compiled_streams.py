@@ -1,4 +1,4 @@
-"""What graphs send away by streams: right bytes in whatever order streams run, and nothing piles up."""
+"""Copies on streams: right bytes in any stream order, and no leaks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def point(seed: int) -> torch.Tensor:
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], FakeRuntime]:
-    """Have copies made by streams whose order a seed says."""
+    """Install an engine whose streams run in an order drawn from a seed."""
 
     def of(seed: int) -> FakeRuntime:
         device = FakeRuntime(seed, eager=True)
@@ -45,7 +45,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], FakeRuntime]:
     return of
 
 
-def test_no_order_of_streams_makes_a_wrong_gradient(streams: Callable[[int], FakeRuntime]) -> None:
+def test_gradients_are_right_for_any_stream_order(streams: Callable[[int], FakeRuntime]) -> None:
     streams(0)
     run = compiled(waves, {**ALL, "link": "pcie3"})
     for seed in range(12):
@@ -62,7 +62,7 @@ def test_no_order_of_streams_makes_a_wrong_gradient(streams: Callable[[int], Fak
     assert RUNTIME.counters.reloads > 0
 
 
-def test_a_host_that_cannot_be_locked_costs_memory_not_correctness(
+def test_unpinnable_host_keeps_values_on_the_device(
     streams: Callable[[int], FakeRuntime],
 ) -> None:
     device = streams(0)
@@ -76,8 +76,8 @@ def test_a_host_that_cannot_be_locked_costs_memory_not_correctness(
 
 @pytest.mark.parametrize("size", [(4, 3), (0, 5), (1,), ()], ids=str)
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_what_comes_back_is_not_filled_before(size: tuple[int, ...], deterministic: bool) -> None:
-    """PyTorch fills what nobody has written yet where it is to be deterministic."""
+def test_reload_buffers_are_not_filled(size: tuple[int, ...], deterministic: bool) -> None:
+    """In deterministic mode, PyTorch fills new tensors."""
     stride = (1, size[0])[: len(size)] if size else ()
     torch.use_deterministic_algorithms(deterministic)
     try:
@@ -92,8 +92,8 @@ def test_what_comes_back_is_not_filled_before(size: tuple[int, ...], determinist
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_what_comes_back_is_in_the_pool(deterministic: bool) -> None:
-    """So that it is counted, and planned."""
+def test_reload_buffers_come_from_the_pool(deterministic: bool) -> None:
+    """Deterministic mode included."""
     torch.use_deterministic_algorithms(deterministic)
     try:
         with mempool.torch.install(device="cpu", mode="record") as pool:
