@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from instances import timed
 
 from solvers import Plan, PlanError, Status, Stop, _core, check, peak_load, read_plan, solve, write_plan
-from solvers.packing import arenas
+from solvers.packing.options import OPTIONS
 from solvers.packing.plan import MOST_ARENAS, stride_of
 from solvers.packing.streams import solve_streams
 from traces.buffers import Buffers
@@ -63,7 +63,8 @@ def test_solver_finds_a_plan_exactly_where_brute_force_does(
 ) -> None:
     """Also where the search between walls does all the work."""
     if not filling:
-        monkeypatch.setattr(arenas, "_FILLS", 0)
+        options = dataclasses.replace(OPTIONS, fillings=0)
+        monkeypatch.setattr("solvers.packing.arenas.OPTIONS", options)
     buffers = few(buffers)
     there = fits(buffers, capacities)
     plan = solve(buffers, capacity=capacities, solver="exact", columns=buffers.max_instances)
@@ -124,7 +125,7 @@ def test_left_out_buffer_does_not_support_others() -> None:
     columns = ([2, 1], [0, 2, 0], [1, 3, 4], [9, 8], [1, 1], [-1, -1])  # the first has a gap
     jobs = _core.Jobs(*map(np.array, columns))
     order = np.arange(2, dtype=np.int32)
-    assert _core.below(jobs, order, 8, 17, 0.0, 0, _core.Cancel()).tolist() == [-1, 0]
+    assert _core.pack_below(jobs, order, 8, 17, 0.0, 0, _core.Cancel()).tolist() == [-1, 0]
 
 
 def test_groups_share_the_remainder_of_each_arena() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mempool.cli.output import ExitCode, Stop, percent, progress
-from mempool.reporting.report import binary
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,9 +182,9 @@ def _out_of_time(planned: Planned) -> Planned:
 def _load(saved: Saved) -> int:
     """Return the most bytes alive in any succession of the jointly planned variants, a lower bound."""
     from solvers import peak_load
-    from solvers.packing.variants import Joint
+    from solvers.packing.variants import VariantSet
 
-    return peak_load(Joint(list(saved.kinds.values())).buffers) if saved.kinds else 0
+    return peak_load(VariantSet(list(saved.kinds.values())).buffers) if saved.kinds else 0
 
 
 def with_first(saved: Saved, first: Planned) -> Saved:

@@ -6,9 +6,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from mempool.logs import log
-from mempool.reporting.report import NewOutcomes, sized
+from mempool.reporting.outcomes import NewOutcomes
 from mempool.torch.eager.storages import OFFLOADED, address_of
 from mempool.torch.offload.options import OPTIONS
+from mempool.units import sized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -77,7 +78,7 @@ class ArenaAdmission:
     def _misses(self) -> tuple[bool, bool]:
         """Return two flags for this iteration: planned places were occupied; the arena was missing."""
         new = self._new_outcomes.of(self._client.stats()["outcomes"])
-        return new["occupied"] > 0, new["no_arena"] > 0
+        return new["slot_occupied"] > 0, new["no_arena"] > 0
 
     def _arena_sizes(self) -> tuple[int, int]:
         return self._client.state()["needed_bytes"], self._pool.stats()["arena_bytes"]

@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from mempool.logs import log
-from mempool.reporting.report import sized
 from mempool.torch.eager.patterns import OffloadSchedule, schedule_of
 from mempool.torch.eager.recorded_iteration import RecordedIteration, recorded_step
 from mempool.torch.offload.host_placement import host_copies
 from mempool.torch.offload.options import OPTIONS
+from mempool.units import sized
 from solvers import Stop, solve
 from solvers.errors import PlanError
 from solvers.swap import SwapPlanner, fetched_earlier, packed, replay

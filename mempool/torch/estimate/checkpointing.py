@@ -1,0 +1,234 @@
+"""Activation checkpointing (recompute): repeated blocks of a model, and the operations that run twice."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import flop_registry
+
+from mempool.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Operations(TorchDispatchMode):
+    """Counter of the operations for which PyTorch has formulas (matrix products, convolutions, attention).
+
+    Attributes:
+        total: operations of all calls inside the ``with`` block.
+        inside: for each module, the operations that ran inside the module.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.total, self.inside = 0, [0] * len(modules)
+        self._modules = modules
+        self._open: list[int] = []
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Self:
+        for at, module in enumerate(self._modules):
+            self._hooks.append(module.register_forward_pre_hook(lambda *_, at=at: self._open.append(at)))
+            self._hooks.append(module.register_forward_hook(lambda *_: self._close()))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
+        for hook in self._hooks:
+            hook.remove()
+
+    def _close(self) -> None:
+        self._open.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            count = formula(*args, **(kwargs or {}), out_val=result)
+            self.total += count
+            for at in set(self._open):
+                self.inside[at] += count
+        return result
+
+
+#: Modules that only contain other modules and are never called.
+_LISTS = (nn.ModuleList, nn.ModuleDict)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A selection of blocks to checkpoint.
+
+    Attributes:
+        blocks: names of the modules that recompute their activations, in the order of the model.
+        whole: names of the modules all of whose children are in ``blocks``.
+        owner: name of the module with a built-in checkpointing switch, as models of transformers have; None
+            if blocks are wrapped one by one.
+        switch: name of the switch, a method.
+    """
+
+    blocks: tuple[str, ...]
+    whole: frozenset[str] = frozenset()
+    owner: str | None = None
+    switch: str = ""
+
+
+def checkpointed(model: nn.Module, which: bool | str) -> None:  # noqa: FBT001 - the type of `Job.checkpoint`
+    """Make modules recompute their activations in the backward.
+
+    Args:
+        model: changed in place.
+        which: True for the first of the model's `ways`; else a pattern of module names, as in ``fnmatch``.
+
+    Raises:
+        UsageError: no module matches.
+    """
+    if isinstance(which, str):
+        names = tuple(name for name, _ in model.named_modules() if fnmatch.fnmatchcase(name, which))
+        found = [Way(names)] if names else []
+    else:
+        found = ways(model)
+    if not found:
+        what = (
+            f"no module is called {which!r}" if isinstance(which, str) else "the model has no repeated blocks"
+        )
+        raise UsageError(f"nothing to checkpoint: {what}")
+    checkpoint_first(model, found[0])
+
+
+def ways(model: nn.Module) -> list[Way]:
+    """Return selections to checkpoint: the model's own switch, or else repeated blocks, coarse and fine."""
+    if own := _own_switch(model):
+        return [own]
+    coarse = repeated(model)
+    fine = [inner for name in coarse for inner in repeated(model.get_submodule(name), name) or [name]]
+    return [_way(model, names) for names in dict.fromkeys(map(tuple, (coarse, fine))) if names]
+
+
+def _way(model: nn.Module, names: tuple[str, ...], owner: str | None = None, switch: str = "") -> Way:
+    parents = {name.rpartition(".")[0] for name in names}
+    blocks = set(names)
+    whole = frozenset(
+        parent
+        for parent in parents
+        if isinstance(of := model.get_submodule(parent), (nn.ModuleList, nn.Sequential))
+        and all(f"{parent}.{child}" in blocks for child, _ in of.named_children())
+    )
+    return Way(names, whole, owner, switch)
+
+
+def repeated(module: nn.Module, path: str = "") -> list[str]:
+    """Return the names of repeated blocks: outermost children of one parent and class, no leaves.
+
+    Args:
+        module: searched recursively.
+        path: name of the module.
+    """
+    children = dict(module.named_children())
+    count = Counter(type(child) for child in children.values() if any(True for _ in child.children()))
+    found = []
+    for name, child in children.items():
+        full = f"{path}.{name}" if path else name
+        if count[type(child)] > 1 and not isinstance(child, _LISTS):
+            found.append(full)
+        else:
+            found += repeated(child, full)
+    return found
+
+
+def _own_switch(model: nn.Module) -> Way | None:
+    for name, module in model.named_modules():
+        if not getattr(module, "supports_gradient_checkpointing", False):
+            continue
+        for switch in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
+            if hasattr(module, switch):
+                layers = tuple(f"{name}.{layer}" if name else layer for layer in _layers(module))
+                return _way(model, layers, name, switch)
+    return None
+
+
+def _layers(module: nn.Module) -> list[str]:
+    """Return the names of the layers that a model of transformers checkpoints by itself."""
+    known = sys.modules.get("transformers.modeling_layers")
+    layer = getattr(known, "GradientCheckpointingLayer", None)
+    return [name for name, one in module.named_modules() if layer is not None and isinstance(one, layer)]
+
+
+def checkpoint_first(model: nn.Module, way: Way, count: int | None = None, **options: Any) -> nn.Module:
+    """Make the first blocks recompute their activations in the backward.
+
+    The first ones, since their saved tensors live longest.
+
+    Args:
+        model: changed in place, and returned.
+        way: one of `ways` of such a model.
+        count: number of blocks; None: all.
+        options: for `torch.utils.checkpoint.checkpoint`.
+    """
+    if way.owner is not None:
+        enable = getattr(model.get_submodule(way.owner), way.switch)
+        enable(**{way.switch.replace("enable", "kwargs"): {"use_reentrant": False, **options}})
+        for name in way.blocks[count:] if count is not None else ():
+            model.get_submodule(name).gradient_checkpointing = False
+        return model
+    for name in way.blocks[:count]:
+        block = model.get_submodule(name)
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **options)
+    return model
+
+
+def code(way: Way, count: int | None = None) -> str:
+    """Return the lines that do the work of `checkpoint_first` in the user's program."""
+    every = count is None or count >= len(way.blocks)
+    if way.owner is not None:
+        line = f"{_named('model', way.owner)}.{way.switch}()"
+        rest = "" if every else _listed(way)
+        off = "layer.gradient_checkpointing = False"
+        return line if every else f"{line}\nfor layer in [{rest}][{count}:]: {off}"
+    wrapped = "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
+    some = "" if every else f"[:{count}]"
+    return f"for block in [{_listed(way)}]{some}: block.forward = {wrapped}"
+
+
+def _listed(way: Way) -> str:
+    """Format blocks as items of a Python list: a complete module list with a star, others by name."""
+    parents = ((name.rpartition(".")[0], name) for name in way.blocks)
+    items = (f"*{_named('model', p)}" if p in way.whole else _named("model", name) for p, name in parents)
+    return ", ".join(dict.fromkeys(items))
+
+
+def _named(root: str, path: str) -> str:
+    """Format a module as an expression: ``model.encoder.layers[2].mlp``."""
+    return root + "".join(
+        f"[{part}]" if part.isdigit() else f".{part}" for part in filter(None, path.split("."))
+    )
+
+
+def recomputed(
+    model: nn.Module, way: Way, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[float] | None:
+    """Return each block's share of the forward's floating-point operations, in the order of ``way.blocks``.
+
+    Args:
+        model: called once.
+        way: one of the model's `ways`.
+        args: arguments of the model.
+        kwargs: likewise.
+
+    Returns:
+        Shares; None if no operation is counted, or no blocks are known.
+    """
+    blocks = [model.get_submodule(name) for name in way.blocks]
+    with Operations(blocks) as operations:
+        model(*args, **kwargs)
+    return [count / operations.total for count in operations.inside] if blocks and operations.total else None

@@ -1,0 +1,119 @@
+"""Definition of a job: a model, its inputs, an optimizer, and their use in a step."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mempool.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+    from torch import nn
+
+
+#: Kinds of steps, the values of `Job.mode`.
+MODES = ("train", "inference", "eval")
+DEVICES = ("cuda", "cpu")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A step to try; nothing is made before the trial.
+
+    Attributes:
+        model: makes the model; called inside a fake mode.
+        inputs: makes positional and named arguments of the model for a batch size; likewise.
+        batch: samples in a batch.
+        optimizer: makes the optimizer of parameters, as ``torch.optim.AdamW`` does, or a name; None for
+            inference.
+        loss: the loss of the model's output, and of ``labels`` if given; or a name such as "cross-entropy",
+            as ``mempool fit --loss`` accepts. None: the output's own ``loss`` if present, else the sum of the
+            output's floating-point tensors.
+        labels: second argument of the loss, for a batch size; None for no second argument.
+        mode: "train": forward, loss, backward, optimizer step; "inference": a forward without gradients;
+            "eval": the same in a process that trains, so that the optimizer's state is alive.
+        device: device of the real run, "cuda" or "cpu": decides rounding and the choice of kernels.
+        capability: compute capability of a CUDA device, which decides between kernels: (8, 0) is an A100.
+        dtype: of the floating-point parameters, or a name; None: as made.
+        autocast: lower precision of the forward; None: none.
+        checkpoint: whether the repeated blocks recompute their activations in the backward; a string selects
+            modules by name instead, as in ``fnmatch``.
+        accumulate: batches whose gradients add up to one optimizer step.
+        hold_output: whether the program keeps output and loss until the next step replaces them, as a loop
+            without functions does; else they die after their last use. None: in training they are kept;
+            without gradients they are not, since ``model.generate``, a function or one call keeps no former
+            output, which with a key-value cache may be most of the memory.
+        card: name of a GPU in `mempool.hardware.gpu_throughput`, whose rates determine times; None: the
+            default.
+        link: between the GPU and the host, as `solvers.swap.parse_link` accepts; None: the card's.
+        processes: number of processes that train together with DistributedDataParallel, one GPU each: a
+            margin.
+        margin: bytes by name in `margins.PARTS` that replace the estimates.
+        set_to_none: whether gradients are freed after a step, or filled with zeros.
+        clears_late: whether gradients are cleared between forward and backward, not after the step, so that
+            the previous step's gradients are alive in the forward.
+
+    Raises:
+        UsageError: mode or device is unknown, or batch or processes is below one.
+    """
+
+    model: Callable[[], nn.Module]
+    inputs: Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]
+    batch: int
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    loss: Callable[..., torch.Tensor] | None = None
+    labels: Callable[[int], Any] | None = None
+    mode: str = "train"
+    device: str = "cuda"
+    capability: tuple[int, int] = (8, 0)
+    dtype: torch.dtype | None = None
+    autocast: torch.dtype | None = None
+    checkpoint: bool | str = False
+    accumulate: int = 1
+    hold_output: bool | None = None
+    set_to_none: bool = True
+    clears_late: bool = False
+    card: str | None = None
+    link: str | None = None
+    processes: int = 1
+    margin: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._resolve()
+        if self.mode not in MODES:
+            raise UsageError(f"no mode {self.mode!r}; there are {', '.join(MODES)}")
+        if self.device not in DEVICES:
+            raise UsageError(f"no device {self.device!r}; there are {', '.join(DEVICES)}")
+        if self.batch < 1 or self.accumulate < 1:
+            raise UsageError(f"batch is {self.batch}, accumulate {self.accumulate}: neither can be below one")
+        if self.processes < 1:
+            raise UsageError(f"processes is {self.processes}: it cannot be below one")
+        if self.optimizer is None and self.mode != "inference":
+            raise UsageError(f"mode {self.mode!r} needs an optimizer, such as torch.optim.AdamW")
+
+    def _resolve(self) -> None:
+        """Replace names of the command line by losses, optimizers and types."""
+        given = {name: getattr(self, name) for name in ("loss", "labels", "optimizer", "dtype", "autocast")}
+        if any(isinstance(value, str) for value in given.values()):
+            from mempool.torch.estimate.sources.optimizers_and_losses import (
+                resolved,  # which scripts need, that make jobs
+            )
+
+            for name, value in resolved(given).items():
+                object.__setattr__(self, name, value)
+        for name in ("loss", "optimizer"):
+            if (value := getattr(self, name)) is not None and not callable(value):
+                raise UsageError(f"{name} is {value!r}: neither a function nor a name, as --{name} takes it")
+
+    @property
+    def holds_output(self) -> bool:
+        """Return whether the output of a step is alive in the next forward."""
+        return self.mode == "train" if self.hold_output is None else self.hold_output
+
+    def but(self, **changes: Any) -> Job:
+        """Return the job with other attributes."""
+        return dataclasses.replace(self, **changes)

@@ -1,0 +1,518 @@
+"""Packing kernels on their own: every placement is a valid plan, every bound a lower bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instances import crossing, padded
+
+from solvers import Plan, PlanError, Status, Stop, _core, check, lower_bound, peak_load, solve
+from solvers.packing import task as task_module
+from solvers.packing.jobs import jobs_of
+from solvers.packing.options import OPTIONS
+from solvers.packing.portfolio import Portfolio, pack_peak_outward, repair_and_pair, repair_and_search
+from solvers.packing.progress import Budget
+from solvers.packing.task import Task, run_aside
+from traces import instances
+from traces.buffers import Buffers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from solvers.packing.portfolio import Work
+
+
+def plan_of(buffers: Buffers, offsets: NDArray[np.int64]) -> Plan:
+    """Build a plan of buffers of positive size, with one job for each buffer."""
+    arena = int((offsets + buffers.size).max(initial=0))
+    return Plan(offsets[:, None], arena, 0, Status.FEASIBLE, "", 0, 0.0, "", buffers.period)
+
+
+@st.composite
+def taking(draw: st.DrawFn, most: int = 12, *, circle: bool = True) -> Buffers:
+    """Buffers of positive size with one address each: on a line or a circle, aligned or not, without gaps."""
+    n = draw(st.integers(1, most))
+    period = draw(st.none() | st.integers(2, 12)) if circle else None
+
+    def column(low: int, high: int) -> list[int]:
+        return draw(st.lists(st.integers(low, high), min_size=n, max_size=n))
+
+    start = column(0, 11 if period is None else period - 1)
+    end = np.add(start, column(1, 9 if period is None else period))
+    alignment = 2 ** np.array(column(0, draw(st.integers(0, 3))))
+    return Buffers.of(start, end, column(1, 9), alignment=alignment, period=period)
+
+
+@settings(deadline=None)
+@given(taking(), st.integers(-3, 10))
+def test_max_load_first_makes_a_valid_plan_for_any_goal(buffers: Buffers, above: int) -> None:
+    jobs = jobs_of(buffers)
+    goal = jobs.lower_bound + above
+    order = np.arange(len(jobs), dtype=np.int32)
+    check(plan_of(buffers, _core.pack_max_load_first(jobs.native(), order, goal, _core.Cancel())), buffers)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_max_load_first_filling_beats_every_skyline_order_on_flat_work(seed: int) -> None:
+    """The instances are flat random work, where the rule matters most."""
+    jobs = jobs_of(instances.flat(5_000, seed, mean_live=500))
+    order = np.arange(len(jobs), dtype=np.int32)
+    cancel = _core.Cancel()
+
+    def arena(offsets: NDArray[np.int64]) -> int:
+        return int((offsets + jobs.size).max())
+
+    keys = (jobs.size, jobs.lifetime, jobs.size * jobs.lifetime.astype(np.float64))
+    by_key = [np.argsort(-key, kind="stable").astype(np.int32) for key in keys]
+    others = [arena(_core.pack_in_order(jobs.native(), by, cancel)) for by in by_key]
+    assert arena(_core.pack_max_load_first(jobs.native(), order, jobs.lower_bound, cancel)) < min(others)
+
+
+@settings(deadline=None)
+@given(taking(30), st.integers(0, 2**32), st.integers(-3, 10))
+def test_window_repair_makes_a_valid_plan_of_at_most_the_former_height(
+    buffers: Buffers, seed: int, above: int
+) -> None:
+    """Circles included, where buffers across the cut stay; the same seed gives the same plan."""
+    jobs = jobs_of(buffers)
+    offsets = _core.pack_in_order(jobs.native(), np.arange(len(jobs), dtype=np.int32), _core.Cancel())
+    works = [_core.WindowRepair(jobs.native(), offsets, seed) for _ in range(2)]
+    before, target = works[0].arena, max(jobs.lower_bound + above, 0)
+    better = [work.advance(200_000, target) for work in works]
+    assert better[0] == better[1] == (works[0].arena < before)
+    np.testing.assert_array_equal(works[0].offsets, works[1].offsets)
+    plan = plan_of(buffers, works[0].offsets)
+    check(plan, buffers)
+    assert lower_bound(buffers) <= plan.arena_bytes == works[0].arena <= before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_window_repair_comes_at_least_as_near_to_the_load_as_max_load_first_filling(seed: int) -> None:
+    """Flat random work, with buffers that stay at either end: the case for backtracking."""
+    buffers = instances.flat(10_000, seed)
+    jobs = jobs_of(buffers)
+    order, cancel = jobs.native().start_order, _core.Cancel()
+    alive = _core.pack_max_load_first(jobs.native(), order, jobs.lower_bound, cancel)
+    work = _core.WindowRepair(jobs.native(), _core.pack_in_order(jobs.native(), order, cancel), seed)
+    work.advance(200_000_000, jobs.lower_bound)
+    check(plan_of(buffers, work.offsets), buffers)
+    assert work.arena <= int((alive + jobs.size).max())
+
+
+@pytest.mark.parametrize("kernel", ["pack_in_order", "pack_max_load_first"])
+def test_cancelled_kernel_returns_no_offsets(kernel: str) -> None:
+    jobs = jobs_of(instances.flat(100, 0))
+    order = np.arange(len(jobs), dtype=np.int32)
+    cancel = _core.Cancel()
+    goal = () if kernel == "pack_in_order" else (jobs.lower_bound,)
+    assert len(getattr(_core, kernel)(jobs.native(), order, *goal, cancel)) == len(jobs)
+    cancel.cancel()
+    assert len(getattr(_core, kernel)(jobs.native(), order, *goal, cancel)) == 0
+
+
+def with_gaps(n: int, seed: int) -> Buffers:
+    """Flat random buffers, each with a gap."""
+    flat = instances.flat(n, seed, mean_live=20)
+    gaps = [(k, int(start) + 1, int(start) + 2) for k, start in enumerate(flat.start)]
+    return Buffers.of(flat.start, flat.end + 3, flat.size, gaps=gaps)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_skyline_of_gapped_buffers_equals_first_fit(seed: int) -> None:
+    """Orders: by start, in which ended buffers are forgotten, and the reverse."""
+    jobs = jobs_of(with_gaps(500, seed)).native()
+    backwards = jobs.start_order[::-1].copy()
+    for order in (jobs.start_order, backwards):
+        packer = _core.FitPacker(jobs)
+        packer.begin(order)
+        assert packer.advance(10**9)
+        np.testing.assert_array_equal(_core.pack_in_order(jobs, order, _core.Cancel()), packer.offsets)
+
+
+def test_cancelled_skyline_of_gapped_buffers_returns_no_offsets() -> None:
+    jobs, cancel = jobs_of(with_gaps(100, 0)).native(), _core.Cancel()
+    cancel.cancel()
+    assert len(_core.pack_in_order(jobs, jobs.start_order, cancel)) == 0
+
+
+@settings(deadline=None, max_examples=50)
+@given(taking(30, circle=False), st.integers(0, 3))
+def test_each_repair_is_a_valid_and_lower_plan(buffers: Buffers, seed: int) -> None:
+    """The repair begins with a stack of all buffers."""
+    jobs = jobs_of(buffers)
+    tops = np.cumsum(buffers.size + buffers.alignment)
+    begin = (tops - buffers.size) // buffers.alignment * buffers.alignment
+    repair = _core.LocalRepair(jobs.native(), begin, seed)
+    assert repair.arena == int((begin + buffers.size).max())
+    arenas = [repair.arena]
+    while repair.work < 3_000_000 and repair.arena > jobs.lower_bound:
+        if repair.advance(1_000_000, jobs.lower_bound):
+            check(plan_of(buffers, repair.offsets), buffers)
+            arenas.append(repair.arena)
+            assert repair.arena == int((repair.offsets + buffers.size).max())
+    assert all(after < before for before, after in itertools.pairwise(arenas))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_repair_alone_comes_within_five_percent_of_the_load(seed: int) -> None:
+    """The repair begins with a stack of all buffers, the lowest of which has a fixed offset."""
+    offset = np.full(200, -1)
+    offset[0] = 0
+    buffers = dataclasses.replace(hard(), offset=offset)
+    begin = np.cumsum(buffers.size) - buffers.size
+    jobs = jobs_of(buffers)
+    repair = _core.LocalRepair(jobs.native(), begin, seed)
+    while repair.work < 100_000_000 and repair.arena > 1.05 * jobs.lower_bound:
+        repair.advance(1_000_000, jobs.lower_bound)
+    check(plan_of(buffers, repair.offsets), buffers)
+    assert repair.arena <= 1.05 * jobs.lower_bound
+
+
+def test_repair_keeps_fixed_offsets() -> None:
+    buffers = Buffers.of([0, 0, 5], [9, 9, 9], [4, 4, 4], offset=[8, -1, -1])
+    repair = _core.LocalRepair(jobs_of(buffers).native(), np.array([8, 4, 16]), 0)
+    while repair.work < 1_000_000 and repair.arena > 12:
+        repair.advance(100_000, 12)
+    check(plan_of(buffers, repair.offsets), buffers)
+    assert (repair.arena, repair.offsets[0]) == (12, 8)
+
+
+def test_repair_searches_above_a_ground_of_uncountable_height() -> None:
+    """Each stretch of the ground counts as a job.
+
+    The buffers on the ground cannot stand lower, so the repair searches.
+    """
+    n, high, top = 160, 2**56, crossing()
+    each, uneven = np.arange(n), 2**50 + 1 + np.arange(n) % 2
+    best = solve(top).offset
+    assert best is not None
+    buffers = Buffers.of(
+        [0, *each, *20 * top.start],
+        [n, *(each + 1), *20 * top.end],
+        [high - 2**50, *uneven, *2**30 * top.size],
+    )
+    begin = np.array([0, *np.full(n, high - 2**50), *(high + 2 + 2**30 * best[:, 0])])
+    repair = _core.LocalRepair(jobs_of(buffers).native(), begin, 0)
+    for _ in range(10):
+        assert not repair.advance(1_000_000, high + 2 + 8 * 2**30)
+    check(plan_of(buffers, repair.offsets), buffers)
+
+
+def least_stack(buffers: Buffers) -> int:
+    """Return the lowest top of all stacking orders of buffers that all meet, each as low as possible."""
+    best = 2**62
+    fixed = [(int(a), int(a + s)) for a, s in zip(buffers.offset, buffers.size, strict=True) if a >= 0]
+    free = np.flatnonzero(buffers.offset < 0)
+    for order in itertools.permutations(free.tolist()):
+        top = 0
+        for i in order:
+            step, size = int(buffers.alignment[i]), int(buffers.size[i])
+            at = -(-top // step) * step
+            while clashes := [high for low, high in fixed if low < at + size and at < high]:
+                at = -(-max(clashes) // step) * step
+            top = at + size
+        best = min(best, max([top, *(high for _, high in fixed)]))
+    return best
+
+
+@settings(deadline=None)
+@given(taking(6, circle=False), st.booleans())
+def test_stack_bound_equals_the_top_of_the_best_order(buffers: Buffers, pinned: bool) -> None:
+    n = len(buffers)
+    offset = np.full(n, -1)
+    if pinned:
+        offset[0] = 3 * buffers.alignment[0]
+    meeting = Buffers.of([0] * n, [1] * n, buffers.size, alignment=buffers.alignment, offset=offset)
+    assert _core.stack_bound(jobs_of(meeting).native(), 1_000_000) == least_stack(meeting)
+
+
+@settings(deadline=None, max_examples=60)
+@given(taking(7))
+def test_no_plan_is_below_the_bound_of_stacks(buffers: Buffers) -> None:
+    plan = solve(
+        buffers, solver="exact" if len(buffers) < 4 else "auto", columns=1, stop=Stop(nodes=3_000_000)
+    )
+    bound = _core.stack_bound(jobs_of(buffers).native(), 1_000_000)
+    assert bound <= plan.arena_bytes
+    assert bound >= peak_load(buffers)
+
+
+def test_three_arcs_around_a_circle_are_stacked_and_proved_optimal() -> None:
+    buffers = Buffers.of([0, 4, 8], [5, 9, 13], [4, 4, 4], period=12)
+    assert lower_bound(buffers) == 8
+    plan = solve(buffers)
+    check(plan, buffers)
+    assert (plan.arena_bytes, plan.lower_bound_bytes, plan.status, plan.stopped_by) == (
+        12,
+        12,
+        Status.OPTIMAL,
+        "bound",
+    )
+
+
+@settings(deadline=None)
+@given(taking(8, circle=False), st.integers(0, 60))
+def test_attainable_arena_is_a_fixed_point_at_the_sum_of_size_and_aligned_offset(
+    buffers: Buffers, arena: int
+) -> None:
+    jobs = jobs_of(buffers)
+    plan = solve(buffers, columns=1)
+    if plan.status is Status.OPTIMAL:
+        assert jobs.attainable(plan.arena_bytes) == plan.arena_bytes
+    attainable = jobs.attainable(arena)
+    assert attainable >= arena
+    assert jobs.attainable(attainable) == attainable
+    steps = np.lcm(buffers.alignment, jobs.unit)
+    assert any((attainable - size) % step == 0 for size, step in zip(buffers.size, steps, strict=True))
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> Task:
+    """A task whose work all runs on the worker thread, and which has offsets."""
+    monkeypatch.setattr(task_module, "OPTIONS", dataclasses.replace(OPTIONS, calling_thread=0))
+    task = Task(jobs_of(instances.flat(50, 0)), Budget(Stop()))
+    task.offer(np.arange(50) << 40, 50 << 40)
+    return task
+
+
+def waiting(begun: threading.Event) -> Callable[[_core.Cancel], None]:
+    """Work that ends only when cancelled."""
+
+    def work(cancel: _core.Cancel) -> None:
+        begun.set()
+        jobs = jobs_of(instances.flat(20, 0)).native()
+        order = np.arange(20, dtype=np.int32)
+        while len(_core.pack_in_order(jobs, order, cancel)):
+            pass
+
+    return work
+
+
+def test_worker_thread_returns_the_result_or_raises_the_error(many: Task) -> None:
+    assert run_aside(many, lambda _: threading.current_thread().name) == "packing"
+    with pytest.raises(ZeroDivisionError):
+        run_aside(many, lambda _: 1 // 0)
+
+
+def test_limit_ends_the_work_on_the_worker_thread(many: Task) -> None:
+    begun = threading.Event()
+    many.budget.stop = Stop(interrupt=begun.is_set)
+    assert run_aside(many, waiting(begun)) is None
+    assert many.stopped_by == "interrupt"
+    for thread in threading.enumerate():
+        if thread.name == "packing":
+            thread.join()
+
+
+def test_keyboard_interrupt_ends_the_work_on_the_worker_thread(many: Task) -> None:
+    begun = threading.Event()
+
+    def interrupt() -> bool:
+        if begun.is_set():
+            raise KeyboardInterrupt
+        return False
+
+    many.budget.stop = Stop(interrupt=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_aside(many, waiting(begun))
+    for thread in threading.enumerate():
+        if thread.name == "packing":
+            thread.join()
+
+
+def hard() -> Buffers:
+    """No order comes near the load at once."""
+    random = np.random.default_rng(5)
+    start = random.integers(0, 60, 200)
+    return Buffers.of(start, start + random.integers(1, 30, 200), random.integers(1, 1 << 20, 200))
+
+
+def packing_threads() -> int:
+    return sum(thread.name.startswith("packing") for thread in threading.enumerate())
+
+
+def assert_no_packing_thread() -> None:
+    """Assert that no packing thread is working any more; a thread may need a moment to finish."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("packing"):
+            thread.join(60)
+    assert packing_threads() == 0
+
+
+def test_several_threads_search_and_all_end() -> None:
+    """The instance keeps a single thread busy for long."""
+    buffers, seen = padded(instances.flat(10_000, 0)), list[int]()
+
+    def enough() -> bool:
+        seen.append(packing_threads())
+        return seen.count(2) > 3
+
+    plan = solve(buffers, stop=Stop(interrupt=enough), threads=3)
+    check(plan, buffers)
+    assert plan.stopped_by == "interrupt"
+    assert max(seen) == 2
+    assert_no_packing_thread()
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [padded(instances.flat(10_000, 0)), *(instances.flat(n, 0) for n in (10_000, 60_000))],
+    ids=["after the first turn", "before it", "beside stretches"],
+)
+def test_interrupted_start_of_the_portfolio_ends_the_started_threads(
+    buffers: Buffers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads that have started end; nobody waits for a thread that has not."""
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name.startswith("packing "):
+            start(thread)
+            raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    plan = solve(buffers, stop=Stop(interrupt=lambda: False), threads=3)
+    check(plan, buffers)
+    assert plan.stopped_by == "interrupt"
+    assert_no_packing_thread()
+
+
+def test_limit_does_not_wait_for_a_search_among_very_many_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The offsets of the abandoned search, which may be changing, are not taken over."""
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow:
+        arena, work = 2**62, 0
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        @property
+        def offsets(self) -> NDArray[np.int64]:
+            raise AssertionError("the offsets of a running search")
+
+        def advance(self, *_: int) -> bool:
+            begun.set()
+            go_on.wait(60)
+            ended.set()
+            return True
+
+    monkeypatch.setattr(_core, "LocalRepair", Slow)
+    monkeypatch.setattr(task_module, "OPTIONS", dataclasses.replace(OPTIONS, calling_thread=100))
+    buffers = padded(instances.flat(2_000, 0))
+    try:
+        plan = solve(buffers, stop=Stop(interrupt=begun.is_set), threads=1)
+        assert plan.stopped_by == "interrupt"
+        assert not ended.is_set()
+        check(plan, buffers)
+    finally:
+        go_on.set()
+        assert ended.wait(60)
+        assert_no_packing_thread()
+
+
+def test_portfolio_results_become_the_offsets_of_the_task() -> None:
+    """The main thread does not search here."""
+    buffers = hard()
+    task = Task(jobs_of(buffers), Budget(Stop()))
+    first = np.cumsum(buffers.size) - buffers.size
+    task.offer(first, int(buffers.size.sum()))
+    portfolio = Portfolio(task, [repair_and_search] * 2)
+    try:
+        while task.arena > 1.2 * task.lower_bound:
+            portfolio.share(task)
+    finally:
+        portfolio.end()
+    assert_no_packing_thread()
+    assert task.budget.nodes > 0
+    assert task.offsets is not None
+    check(plan_of(buffers, task.offsets), buffers)
+
+
+def test_portfolio_packs_peak_outward_and_then_repairs() -> None:
+    """The second instance has an unreachable target, so that the peak-outward search gives up."""
+    for buffers, enough in ((instances.scattered(1_000, 4), 1.0), (instances.flat(3_000, 0), 0.5)):
+        task = Task(jobs_of(buffers), Budget(Stop()))
+        task.offer(np.cumsum(buffers.size) - buffers.size, int(buffers.size.sum()))
+        task.target = int(task.lower_bound * enough)
+        portfolio = Portfolio(task, [pack_peak_outward])
+        try:
+            while task.arena > 1.05 * task.lower_bound:
+                portfolio.share(task)
+        finally:
+            portfolio.end(wait=False)
+        assert_no_packing_thread()
+        assert task.budget.nodes > 0
+        assert task.offsets is not None
+        check(plan_of(buffers, task.offsets), buffers)
+
+
+@pytest.mark.parametrize("work", [repair_and_search, repair_and_pair])
+def test_refutation_by_the_portfolio_raises_the_lower_bound(work: Work) -> None:
+    task = Task(jobs_of(crossing()), Budget(Stop()))
+    task.offer(np.array([0, 3, 8, 10, 13, 16, 18]), 22)
+    portfolio = Portfolio(task, [work])
+    try:
+        while not task.done():
+            portfolio.share(task)
+    finally:
+        portfolio.end()
+    assert (task.arena, task.lower_bound, task.stopped_by) == (9, 9, "proof")
+
+
+def test_node_budget_on_a_single_thread_makes_the_same_plan_again() -> None:
+    buffers, stop = hard(), Stop(nodes=2_000_000)
+    one, other = solve(buffers, stop=stop), solve(buffers, stop=stop)
+    assert one.offset is not None
+    assert other.offset is not None
+    assert (one.offset == other.offset).all()
+    with pytest.raises(ValueError, match="0 threads"):
+        solve(buffers, threads=0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(taking(8), taking(4, circle=False))
+def test_grown_plan_keeps_the_former_offsets(old: Buffers, more: Buffers) -> None:
+    plan = solve(old, columns=1, stop=Stop(nodes=100_000))
+    columns = {
+        name: np.concatenate([getattr(plan.keep(old), name), getattr(more, name)])
+        for name in ("size", "alignment", "offset")
+    }
+    first = more.start if old.period is None else more.start % old.period
+    last = first + (more.lengths if old.period is None else np.minimum(more.lengths, old.period))
+    grown = Buffers.of(
+        np.concatenate([old.start, first]),
+        np.concatenate([old.end, last]),
+        columns["size"],
+        alignment=columns["alignment"],
+        offset=columns["offset"],
+        period=old.period,
+    )
+    larger = solve(grown, columns=1, stop=Stop(nodes=100_000))
+    check(larger, grown)
+    assert larger.offset is not None
+    assert plan.offset is not None
+    assert (larger.offset[: len(old)] == plan.offset).all()
+
+
+def test_plans_without_fixed_single_offsets_cannot_be_kept() -> None:
+    buffers = Buffers.of([0, 1], [3, 4], [1, 1], period=2)
+    several = solve(buffers)
+    assert several.columns > 1
+    with pytest.raises(PlanError, match="addresses in turn"):
+        several.keep(buffers)
+    one = solve(buffers.select([0]), columns=2)
+    with pytest.raises(PlanError, match="2 buffers, and offsets for 1"):
+        dataclasses.replace(one, offset=np.zeros((1, 1))).keep(buffers)
+    with pytest.raises(PlanError, match="without offsets"):
+        solve(hard(), capacity=1).keep(hard())

@@ -1,0 +1,269 @@
+"""The search in valleys: correct with any rules, and quick where the load can be reached."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instances import crossing
+
+from solvers import Status, Stop, check, lower_bound, peak_load, solve
+from solvers._core import SkylineSearch
+from solvers.packing.complete_search import can_search_skyline
+from solvers.packing.jobs import jobs_of
+from solvers.packing.plan import Plan
+from traces.buffers import Buffers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVERY_RULE = 127
+COMBINATIONS = range(EVERY_RULE + 1)
+UNLIMITED = 2**40
+PUBLIC = dict.fromkeys("ABCDEF", 1_048_576)
+
+
+@st.composite
+def one_piece(draw: st.DrawFn) -> Buffers:
+    """Up to seven buffers without gaps on a line: free, aligned, some fixed, some equal."""
+    n = draw(st.integers(0, 7))
+
+    def column(element: st.SearchStrategy[int]) -> list[int]:
+        return draw(st.lists(element, min_size=n, max_size=n))
+
+    start, length = column(st.integers(0, 6)), column(st.integers(1, 6))
+    alignment = column(st.sampled_from(draw(st.sampled_from([[1], [4], [1, 2, 4]]))))
+    fixed = [a * k if k < 3 else -1 for a, k in zip(alignment, column(st.integers(0, 20)), strict=True)]
+    return Buffers.of(
+        start,
+        np.add(start, length),
+        column(st.integers(1, 6)),
+        alignment=alignment,
+        offset=fixed if draw(st.integers(0, 2)) == 0 else -1,
+    )
+
+
+def fits(buffers: Buffers, capacity: int) -> bool:
+    """Return whether the buffers fit, by trying every offset of every buffer, fixed offsets first."""
+    rows = sorted(range(len(buffers)), key=lambda i: -int(buffers.offset[i]))
+
+    def place(k: int, placed: list[tuple[int, int]]) -> bool:
+        if k == len(rows):
+            return True
+        i = rows[k]
+        size, fixed = int(buffers.size[i]), int(buffers.offset[i])
+        for low in range(0, capacity - size + 1, int(buffers.alignment[i])) if fixed < 0 else [fixed]:
+            free = low + size <= capacity and all(
+                low >= at + buffers.size[j]
+                or low + size <= at
+                or buffers.end[i] <= buffers.start[j]
+                or buffers.end[j] <= buffers.start[i]
+                for j, at in placed
+            )
+            if free and place(k + 1, [*placed, (i, low)]):
+                return True
+        return False
+
+    return place(0, [])
+
+
+def search(buffers: Buffers, capacity: int, seed: int = 0, rules: int = EVERY_RULE) -> SkylineSearch:
+    return SkylineSearch(jobs_of(buffers).native(), capacity, seed, rules)
+
+
+def plan_of(buffers: Buffers, done: SkylineSearch, capacity: int) -> Plan:
+    offset = np.array(done.offsets)[:, None]
+    return Plan(offset, capacity, min(lower_bound(buffers), capacity), Status.FEASIBLE, "", 0, 0.0, "")
+
+
+@settings(deadline=None, max_examples=60)
+@given(one_piece(), st.integers(0, 4), st.integers(0, 3))
+def test_search_with_any_rules_finds_a_plan_where_brute_force_does(
+    buffers: Buffers, above: int, seed: int
+) -> None:
+    capacity = peak_load(buffers) + above
+    expected = fits(buffers, capacity)
+    for rules in COMBINATIONS:
+        done = search(buffers, capacity, seed, rules)
+        assert done.advance(UNLIMITED)
+        assert (done.found, done.infeasible) == (expected, not expected), rules
+        if done.found:
+            plan = plan_of(buffers, done, capacity)
+            check(dataclasses.replace(plan, lower_bound_bytes=0), buffers)
+
+
+@settings(deadline=None, max_examples=30)
+@given(one_piece(), st.integers(0, 3))
+def test_proven_bound_makes_the_plan_optimal(buffers: Buffers, seed: int) -> None:
+    plan = solve(buffers, seed=seed)
+    if plan.offset is None:
+        assert "fixed offset" in plan.reason
+        return
+    check(plan, buffers)
+    assert plan.status is Status.OPTIMAL
+    assert fits(buffers, plan.arena_bytes)
+    assert plan.arena_bytes == 0 or not fits(buffers, plan.arena_bytes - 1)
+
+
+def test_capacity_proven_too_small_is_infeasible() -> None:
+    buffers = crossing()
+    best = solve(buffers)
+    check(best, buffers)
+    assert (best.arena_bytes, peak_load(buffers)) == (9, 8)
+    assert not fits(buffers, 8)
+    assert (best.status, best.stopped_by) == (Status.OPTIMAL, "proof")
+    below = solve(buffers, capacity=best.arena_bytes - 1)
+    assert (below.status, below.stopped_by) == (Status.INFEASIBLE, "proof")
+    assert solve(buffers, capacity=best.arena_bytes).arena_bytes == 9
+
+
+def load_instance(bench: Path, name: str) -> Buffers:
+    table = np.loadtxt(bench / f"{name}.1048576.csv", np.int64, delimiter=",", skiprows=1)
+    return Buffers.of(table[:, 1], table[:, 2], table[:, 3])
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_instances_are_packed_within_their_capacity(bench: Path, name: str) -> None:
+    """Nodes, not seconds: the machine may be busy. Half a million take a quarter of a second."""
+    buffers = load_instance(bench, name)
+    nodes = []
+    for seed in range(20):
+        done = search(buffers, PUBLIC[name], seed)
+        while not done.advance(1_000_000):
+            assert done.nodes < 500_000, seed
+        check(plan_of(buffers, done, PUBLIC[name]), buffers)
+        nodes.append(done.nodes)
+    assert np.median(nodes) <= 25_000
+
+
+@pytest.mark.parametrize("name", ["A", "B", "C", "E", "F"])
+def test_public_instances_reach_their_load_without_a_capacity(bench: Path, name: str) -> None:
+    buffers = load_instance(bench, name)
+    plan = solve(buffers)
+    check(plan, buffers)
+    assert plan.arena_bytes == peak_load(buffers)
+
+
+def test_equal_seeds_give_equal_plans_and_looks() -> None:
+    buffers = dissected(150)
+    first, again, other = (search(buffers, 4096, seed) for seed in (1, 1, 2))
+    for done in (first, again, other):
+        assert done.advance(UNLIMITED)
+    assert first.offsets.tolist() == again.offsets.tolist()
+    assert (first.nodes, first.work) == (again.nodes, again.work)
+    assert first.offsets.tolist() != other.offsets.tolist()
+
+
+def test_how_the_budget_is_sliced_changes_nothing() -> None:
+    buffers = dissected(150)
+    whole, sliced = search(buffers, 4096), search(buffers, 4096)
+    whole.advance(UNLIMITED)
+    while not sliced.advance(1000):
+        pass
+    assert whole.offsets.tolist() == sliced.offsets.tolist()
+    assert whole.nodes == sliced.nodes
+
+
+def dissected(n: int, height: int = 4096, seed: int = 3) -> Buffers:
+    """An arena without waste: each freed range is divided anew among the next buffers."""
+    random = np.random.default_rng(seed)
+    cuts = np.sort(random.choice(np.arange(1, height), 15, replace=False)).tolist()
+    alive = [(0, low, high) for low, high in itertools.pairwise([0, *cuts, height])]
+    rows: list[tuple[int, int, int]] = []
+    for now in range(1, n):
+        if len(rows) + len(alive) >= n:
+            break
+        k = int(random.integers(0, len(alive) - 1))
+        gone = alive[k : k + 2]
+        low, high = gone[0][1], gone[-1][2]
+        rows += [(start, now, top - bottom) for start, bottom, top in gone]
+        parts = np.unique(random.integers(low + 1, high, 2)).tolist() if high - low > 3 else []
+        alive[k : k + 2] = [(now, bottom, top) for bottom, top in itertools.pairwise([low, *parts, high])]
+    rows += [(start, n, top - bottom) for start, bottom, top in alive]
+    start, end, size = np.array(rows).T
+    return Buffers.of(start, end, size)
+
+
+def test_arena_without_waste_is_found_again() -> None:
+    for seed in range(5):
+        buffers = dissected(200, seed=seed)
+        assert peak_load(buffers) == 4096
+        plan = solve(buffers, seed=seed)
+        check(plan, buffers)
+        assert plan.arena_bytes == 4096
+
+
+def test_aligned_buffers_are_packed_without_more_waste_than_their_padding() -> None:
+    buffers = dissected(150)
+    padded = dataclasses.replace(
+        buffers, size=buffers.size * 512 - 100, alignment=np.full(len(buffers), 512, np.int64)
+    )
+    plan = solve(padded)
+    check(plan, padded)
+    assert plan.status is Status.OPTIMAL
+
+
+def test_search_packs_around_buffers_with_fixed_offsets() -> None:
+    buffers = dissected(150)
+    first = search(buffers, 4096)
+    assert first.advance(UNLIMITED)
+    kept = np.where(np.arange(len(buffers)) % 3 == 0, first.offsets, -1)
+    around = dataclasses.replace(buffers, offset=kept)
+    again = search(around, 4096, seed=5)
+    assert again.advance(UNLIMITED)
+    check(plan_of(around, again, 4096), around)
+
+
+def test_sums_near_the_limit_of_64_bits_are_right_or_refused() -> None:
+    huge = 2**60
+    buffers = Buffers.of([0, 0, 2, 1], [2, 4, 4, 3], [huge, huge, huge, huge - 1])
+    done = search(buffers, 3 * huge)
+    assert done.advance(UNLIMITED)
+    assert done.found
+    check(plan_of(buffers, done, 3 * huge), buffers)
+    assert search(buffers, 2**63 - 1).advance(UNLIMITED)
+    below = search(buffers, 3 * huge - 2)
+    assert below.advance(UNLIMITED)
+    assert below.infeasible
+    many = Buffers.of([0] * 3, [1] * 3, [2**60] * 3)
+    jobs = dataclasses.replace(jobs_of(many), size=np.full(3, 2**61))
+    with pytest.raises(ValueError, match="too many bytes"):
+        SkylineSearch(jobs.native(), 2**62, 0)
+
+
+def test_gaps_and_lifetimes_across_the_cut_of_a_circle_are_left_to_others() -> None:
+    gapped = Buffers.of([0, 2], [6, 4], [5, 5], gaps=[(0, 2, 4)])
+    assert not can_search_skyline(jobs_of(gapped))
+    with pytest.raises(ValueError, match="several pieces"):
+        search(gapped, 10)
+    plan = solve(gapped)
+    check(plan, gapped)
+    assert plan.arena_bytes == 5
+
+
+def test_many_buffers_are_begun_soon_and_an_interrupt_is_obeyed() -> None:
+    random = np.random.default_rng(0)
+    start = random.integers(0, 100_000, 60_000)
+    buffers = Buffers.of(start, start + random.integers(1, 300, 60_000), random.integers(1, 10_000, 60_000))
+    calls = itertools.count()
+    plan = solve(buffers, stop=Stop(nodes=400_000_000, interrupt=lambda: next(calls) > 20))
+    check(plan, buffers)
+    assert plan.stopped_by == "interrupt"
+    began = time.process_time()
+    search(buffers, lower_bound(buffers)).advance(1_000_000)
+    assert time.process_time() - began < 10  # a tenth of a second where nothing else runs
+
+
+def test_equal_buffers_are_not_permuted() -> None:
+    n = 5_000
+    same = Buffers.of(np.zeros(n, np.int64), np.ones(n, np.int64), np.full(n, 64))
+    done = search(same, 64 * n)
+    assert done.advance(UNLIMITED)
+    assert done.found
+    assert search(same, 64 * n - 1).infeasible

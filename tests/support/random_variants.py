@@ -1,0 +1,75 @@
+"""Random iteration variants, and a slow model of what happens in a succession of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solvers.packing.variants import IterationVariant
+from traces.buffers import Buffers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from solvers import Plan
+
+
+def random_variants(
+    seed: int, count: int, *, deep: bool, alike: int = 0, calm: bool = False, long: int = 14
+) -> list[IterationVariant]:
+    """At random.
+
+    Args:
+        seed: of the random numbers.
+        count: of variants.
+        deep: some buffers live through the whole next iteration, and longer.
+        alike: so many allocations at the beginning are the same in all.
+        calm: few buffers outlive their iteration.
+        long: longer is none.
+    """
+    rng = np.random.default_rng(seed)
+    beginning = rng.integers(1, 40, alike) * 64
+    variants = []
+    lengths = rng.integers(long // 2 if calm else 1, long, count)
+    for n in lengths.tolist():
+        end = np.arange(n) + rng.integers(1, max(n // 2, 2), n)
+        size = rng.integers(1, 40, n) * 64
+        size[: min(alike, n)] = beginning[: min(alike, n)]
+        reach = rng.integers(0, lengths + 1, (n, count))
+        if deep:
+            reach += (rng.random((n, count)) < 0.1) * rng.integers(0, lengths.min() + 1, (n, count))
+        outlives = rng.random(n) < 0.05 if calm else (end >= n) | (rng.random(n) < 0.2)
+        reach = np.where(outlives[:, None], reach, 0)
+        end = np.where(outlives, n + 1, end)
+        persistent = rng.random(n) < 0.1
+        buffers = Buffers.of(np.arange(n), end, size, alignment=64, persistent=persistent, period=n)
+        variants.append(IterationVariant(buffers, reach, np.zeros(n, np.int64)))
+    return variants
+
+
+def replayed_peak(variants: Sequence[IterationVariant], plans: Sequence[Plan], order: Sequence[int]) -> int:
+    """The most bytes alive at once in this succession, in which no two live buffers may overlap."""
+    live: dict[tuple[int, int], tuple[int, int, int]] = {}  # (iteration, row) -> begin, end, when it is freed
+    most = 0
+    begins = np.append(0, np.cumsum([len(variants[k]) for k in order]))
+    for iteration, (k, follower) in enumerate(zip(order, [*order[1:], order[-1]], strict=True)):
+        variant, offset = variants[k], plans[k].offset
+        assert offset is not None
+        for row in range(len(variant)):
+            now = int(begins[iteration]) + row
+            live = {key: value for key, value in live.items() if value[2] > now}
+            if variant.buffers.persistent[row]:
+                continue
+            over = int(begins[iteration]) + min(int(variant.buffers.end[row]), len(variant))
+            if variant.reach[row].any():
+                over = int(begins[iteration + 1]) + int(variant.reach[row, follower])
+            if over <= now:
+                continue
+            begin = int(offset[row, iteration % plans[k].columns])
+            end = begin + int(variant.buffers.size[row])
+            for other, (low, high, _) in live.items():
+                assert end <= low or high <= begin, f"{iteration}:{row} overlaps {other}"
+            live[iteration, row] = begin, end, over
+            most = max(most, sum(high - low for low, high, _ in live.values()))
+    return most
