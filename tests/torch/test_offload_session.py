@@ -423,7 +423,7 @@ def test_moves_leave_room_for_gaps_of_the_arena() -> None:
         plan = mode.iterations.schedule
     engine.close()
     assert plan is not None
-    step, planner = plan.recorded.step, mode.iterations.planner
+    step, schedules = plan.recorded.step, mode.iterations.planner
     planner = SwapPlanner(step, Link.of_rate(4e9))
     tried = 0
     for part in range(95, 50, -3):
@@ -432,6 +432,6 @@ def test_moves_leave_room_for_gaps_of_the_arena() -> None:
         if swap.limit_bytes > limit or arena_bytes(step, swap.schedule, 64) <= limit:
             continue
         tried += 1
-        fits = planner.fit_arena(planner, step, limit)
+        fits = schedules.fit_arena(planner, step, limit)
         assert arena_bytes(step, fits.schedule, 64) < arena_bytes(step, swap.schedule, 64)
     assert tried
