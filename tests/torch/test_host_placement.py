@@ -17,17 +17,17 @@ from mempool.torch.eager.recorded_iteration import RecordedIteration, RecordedSt
 from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.offload.host_memory import FreeList, pages
 from mempool.torch.offload.host_placement import host_copies
-from solvers.swap import SwapPlanner
+from solvers.swap import OffloadPlanner
 
 if TYPE_CHECKING:
-    from solvers.swap import Step, Swap
+    from solvers.swap import PlannedSchedule, Step
 
 TURNS = 4
 MIB = 1 << 20
 CPU = torch.device("cpu")
 
 
-def followed(step: Step, swap: Swap) -> None:
+def followed(step: Step, swap: PlannedSchedule) -> None:
     """Do what a program says, turn by turn, with an arena of as many bytes as were planned."""
     copies = host_copies(step, swap.schedule)
     program = schedule_of(
@@ -56,7 +56,7 @@ def followed(step: Step, swap: Swap) -> None:
 @given(st.data())
 def test_planned_offset_is_free_and_the_copy_lasts_until_its_last_read(data: st.DataObject) -> None:
     step = data.draw(steps(circles=True).filter(lambda step: step.circular))
-    planner = SwapPlanner(step, data.draw(links()), least_bytes=0, tries=1)
+    planner = OffloadPlanner(step, data.draw(links()), least_bytes=0, tries=1)
     low = planner.floor()[0]
     followed(step, planner.hold(low + (step.peak_bytes - low) * data.draw(st.integers(0, 3)) // 4))
 

@@ -24,7 +24,7 @@ from mempool.torch.eager.pool_headroom import PlanStabilizer
 from mempool.torch.eager.schedule_planner import arena_bytes
 from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.offload.options import OPTIONS
-from solvers.swap import Link, SwapPlanner
+from solvers.swap import Link, OffloadPlanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -424,7 +424,7 @@ def test_moves_leave_room_for_gaps_of_the_arena() -> None:
     engine.close()
     assert plan is not None
     step, schedules = plan.recorded.step, mode.iterations.planner
-    planner = SwapPlanner(step, Link.of_rate(4e9))
+    planner = OffloadPlanner(step, Link.of_rate(4e9))
     tried = 0
     for part in range(95, 50, -3):
         limit = step.peak_bytes * part // 100

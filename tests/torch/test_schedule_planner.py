@@ -15,10 +15,10 @@ from mempool.torch.eager.patterns import OffloadSchedule
 from mempool.torch.eager.recorded_iteration import RecordedIteration, RecordedStep
 from mempool.torch.eager.schedule_planner import SchedulePlanner, arena_bytes
 from mempool.torch.offload.host_placement import host_copies
-from solvers.swap import Link, SwapPlanner
+from solvers.swap import Link, OffloadPlanner
 
 if TYPE_CHECKING:
-    from solvers.swap import Step, Swap
+    from solvers.swap import PlannedSchedule, Step
 
 LAYERS, SHARE, ALIGNMENT = 24, 0.6, 512
 #: Steps that can be placed without more moves, but not as they are planned first.
@@ -39,14 +39,14 @@ def training(seed: int) -> Step:
     return step_from([1e-3] * k, buffers, circular=True)
 
 
-def planned(step: Step) -> tuple[SchedulePlanner, int, Swap]:
+def planned(step: Step) -> tuple[SchedulePlanner, int, PlannedSchedule]:
     """Who plans, the limit, and the moves."""
     engine: Any = SimpleNamespace(link=lambda: LINK, waited=float)
     planner, limit = SchedulePlanner(engine, None, ALIGNMENT), int(SHARE * step.peak_bytes)
-    return planner, limit, planner.fit_arena(SwapPlanner(step, LINK), step, limit)
+    return planner, limit, planner.fit_arena(OffloadPlanner(step, LINK), step, limit)
 
 
-def program_for(step: Step, swap: Swap) -> OffloadSchedule:
+def program_for(step: Step, swap: PlannedSchedule) -> OffloadSchedule:
     recording = RecordedIteration(functions=[None] * len(step))
     return OffloadSchedule(recording, RecordedStep(step, [], {}), swap, host_copies(step, swap.schedule))
 
@@ -57,9 +57,9 @@ def test_better_packed_schedule_is_preferred_to_more_moves(seed: int) -> None:
     step = training(seed)
     _, limit, swap = planned(step)
     assert arena_bytes(step, swap.schedule, ALIGNMENT) <= limit
-    assert arena_bytes(step, SwapPlanner(step, LINK).nearest(limit).schedule, ALIGNMENT) > limit
+    assert arena_bytes(step, OffloadPlanner(step, LINK).nearest(limit).schedule, ALIGNMENT) > limit
     assert swap.limit_bytes == limit  # not planned for less
-    assert swap.stall_seconds <= SwapPlanner(step, LINK).nearest(limit).stall_seconds * (1 + 1e-9)
+    assert swap.stall_seconds <= OffloadPlanner(step, LINK).nearest(limit).stall_seconds * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

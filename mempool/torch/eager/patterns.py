@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mempool.torch.eager.op_footprints import Footprint
     from mempool.torch.eager.recorded_iteration import RecordedStep
     from mempool.torch.offload.host_placement import HostCopies
-    from solvers.swap import Swap
+    from solvers.swap import PlannedSchedule
 
 #: Actions before an operation, in this order: free memory, then allocate memory and fill it.
 RELEASE, RELOAD = range(2)
@@ -49,7 +49,7 @@ class OffloadSchedule:
 
     recording: RecordedIteration
     recorded: RecordedStep
-    swap: Swap
+    swap: PlannedSchedule
     copies: HostCopies
     before: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     after: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -104,7 +104,11 @@ class OffloadSchedule:
 
 
 def schedule_of(
-    recording: RecordedIteration, recorded: RecordedStep, swap: Swap, copies: HostCopies, changes: int = 0
+    recording: RecordedIteration,
+    recorded: RecordedStep,
+    swap: PlannedSchedule,
+    copies: HostCopies,
+    changes: int = 0,
 ) -> OffloadSchedule:
     """Convert a schedule and the copies on the host to a program that was changed `changes` times."""
     k, moves = len(recording), swap.schedule

@@ -16,7 +16,7 @@ from mempool.torch.offload.options import OPTIONS
 from mempool.units import sized
 from solvers import Stop, solve
 from solvers.errors import PlanError
-from solvers.swap import SwapPlanner, fetched_earlier, packed, replay
+from solvers.swap import OffloadPlanner, advance_reloads, reduce_fragmentation, replay
 from solvers.swap.placement import device_buffers
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from mempool.torch.eager.recorded_iteration import RecordedStep
     from mempool.torch.offload.engine import Engine
-    from solvers.swap import Schedule, Step, Swap
+    from solvers.swap import PlannedSchedule, Schedule, Step
 
 
 class SchedulePlanner:
@@ -102,14 +102,14 @@ class SchedulePlanner:
                 exc_info=not isinstance(error, PlanError),
             )
 
-    def _new_planner(self, step: Step, tries: int | None = None) -> SwapPlanner:
-        return SwapPlanner(step, self._engine.link(), host_limit=self._host_bytes, tries=tries)
+    def _new_planner(self, step: Step, tries: int | None = None) -> OffloadPlanner:
+        return OffloadPlanner(step, self._engine.link(), host_limit=self._host_bytes, tries=tries)
 
     def arena_bytes(self, plan: OffloadSchedule) -> int:
         """Return the arena size for all buffers that a program leaves on the device, in bytes."""
         return self._arena_bytes(plan.recorded.step, plan.swap.schedule)
 
-    def fit_arena(self, planner: SwapPlanner, step: Step, limit: int) -> Swap:
+    def fit_arena(self, planner: OffloadPlanner, step: Step, limit: int) -> PlannedSchedule:
         """Find moves whose arena is within the limit, gaps between buffers included.
 
         Schedules with an equal stall that pack better are preferred to additional moves. Whether a slightly
@@ -120,15 +120,17 @@ class SchedulePlanner:
         def arena_of(schedule: Schedule) -> int:
             return self._arena_bytes(step, schedule)
 
-        def packed_within(planner: SwapPlanner, target: int) -> Swap:
+        def packed_within(planner: OffloadPlanner, target: int) -> PlannedSchedule:
             swap = planner.nearest(target)
             enough = max(limit, swap.limit_bytes)
-            return packed(planner, swap, arena_of, variations=OPTIONS.packed_variations, enough=enough)
+            return reduce_fragmentation(
+                planner, swap, arena_of, variations=OPTIONS.packed_variations, enough=enough
+            )
 
         best = tried = packed_within(planner, limit)
         if best.limit_bytes > limit:
             return best
-        least = max(planner.lowest(), limit - limit // OPTIONS.max_arena_reduction_divisor)
+        least = max(planner.lowest_limit(), limit - limit // OPTIONS.max_arena_reduction_divisor)
         quick, target = self._new_planner(step, tries=0), limit
         for left in range(OPTIONS.max_arena_rounds, 0, -1):
             if arena_of(best.schedule) <= limit or target <= least:
@@ -159,7 +161,7 @@ class SchedulePlanner:
         self._warned = True
         why = f"no plan that we find holds less than {sized(least)}"
         try:
-            self._new_planner(plan.recorded.step).check(limit)
+            self._new_planner(plan.recorded.step).check_limit(limit)
         except PlanError as error:
             why = str(error)
         log.warning(
@@ -197,7 +199,7 @@ class SchedulePlanner:
             return None
         most = max(limit, self._arena_bytes(step, swap.schedule))
         for part in OPTIONS.wait_shares:
-            schedule = fetched_earlier(step, swap.schedule, part * waited, max(limit, swap.peak_bytes))
+            schedule = advance_reloads(step, swap.schedule, part * waited, max(limit, swap.peak_bytes))
             if (schedule.fetch == swap.schedule.fetch).all():
                 return None
             if self._arena_bytes(step, schedule) <= most:
