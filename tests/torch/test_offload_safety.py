@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import small_programs
-from adversary import HERE_BYTES, Adversary, gone
+from adversary import RESIDENT_BYTES, Adversary, offloaded_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,9 +33,9 @@ def same(program: Any, seed: int, share: float, limit: int) -> None:
         pass
 
     plain = small_programs.seen_of(program, 2, nothing, nothing)
-    with Adversary(seed, limit_bytes=limit, share=share) as swapper:
-        swapped = small_programs.seen_of(program, 2, swapper.disturb, swapper.step)
-    assert swapped == plain
+    with Adversary(seed, limit_bytes=limit, share=share) as mode:
+        offloaded = small_programs.seen_of(program, 2, mode.disturb, mode.step)
+    assert offloaded == plain
 
 
 @example([(which, 1, 3) for which in range(len(small_programs.INSTRUCTIONS))], 0, 0.9, MANY)
@@ -49,7 +49,9 @@ def same(program: Any, seed: int, share: float, limit: int) -> None:
     st.sampled_from([MANY, 8000, 4000, 2000]),
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_program_sees_the_same_whatever_moves(program: Any, seed: int, share: float, limit: int) -> None:
+def test_random_programs_are_identical_under_random_moves(
+    program: Any, seed: int, share: float, limit: int
+) -> None:
     same(program, seed, share, limit)
 
 
@@ -61,7 +63,9 @@ def test_a_program_sees_the_same_whatever_moves(program: Any, seed: int, share: 
     st.sampled_from([MANY, 16000, 8000, 4000, 2000]),
 )
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_long_programs_see_the_same_too(program: Any, seed: int, share: float, limit: int) -> None:
+def test_long_random_programs_are_identical_under_random_moves(
+    program: Any, seed: int, share: float, limit: int
+) -> None:
     same(program, seed, share, limit)
 
 
@@ -114,35 +118,35 @@ READS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_what_reads_past_the_dispatcher_sees_what_is_away(name: str, swapper: Adversary) -> None:
-    tensor = gone(swapper)
+def test_readers_past_the_dispatcher_get_offloaded_values(name: str, mode: Adversary) -> None:
+    tensor = offloaded_range(mode)
     assert READS[name](tensor) == NUMBERS
-    swapper.send_away()
+    mode.offload_all()
     assert tensor[:1000].tolist() == NUMBERS
 
 
-def test_a_text_of_what_is_away_holds_its_numbers(swapper: Adversary) -> None:
-    text = repr(gone(swapper))
+def test_repr_of_an_offloaded_tensor_holds_its_values(mode: Adversary) -> None:
+    text = repr(offloaded_range(mode))
     assert text == repr(torch.arange(1000.0) + 1)
 
 
-def test_what_writes_past_the_dispatcher_is_not_undone(swapper: Adversary) -> None:
-    tensor = gone(swapper)
+def test_writes_past_the_dispatcher_survive(mode: Adversary) -> None:
+    tensor = offloaded_range(mode)
     tensor.untyped_storage().fill_(0)
-    swapper.send_away()
+    mode.offload_all()
     assert not tensor.any()
     tensor.untyped_storage()[0] = 255
-    swapper.send_away()
+    mode.offload_all()
     assert tensor.view(torch.uint8)[0] == 255
-    swapper.send_away()
+    mode.offload_all()
     assert tensor.apply_(lambda _: 2.0).sum() == 2000
-    swapper.send_away()
+    mode.offload_all()
     assert tensor.sum() == 2000
 
 
 @pytest.mark.parametrize("how", ["numpy", "data_ptr", "__dlpack__", "storage", "slice", "shared"])
-def test_whose_address_is_known_stays(how: str, swapper: Adversary) -> None:
-    tensor = gone(swapper)
+def test_exported_address_pins_the_storage(how: str, mode: Adversary) -> None:
+    tensor = offloaded_range(mode)
     kept = {
         "numpy": tensor.numpy,
         "data_ptr": tensor.data_ptr,
@@ -152,48 +156,48 @@ def test_whose_address_is_known_stays(how: str, swapper: Adversary) -> None:
         "shared": tensor.share_memory_,
     }[how]()
     address = tensor.data_ptr()
-    swapper.send_away()
-    assert HERE_BYTES(tensor.untyped_storage()) == 4000
+    mode.offload_all()
+    assert RESIDENT_BYTES(tensor.untyped_storage()) == 4000
     assert tensor.data_ptr() == address
     del kept
 
 
-def test_sizes_are_those_of_what_is_away_and_nothing_comes_for_it(swapper: Adversary) -> None:
-    storage = gone(swapper).untyped_storage()
+def test_size_queries_do_not_reload(mode: Adversary) -> None:
+    storage = offloaded_range(mode).untyped_storage()
     assert (storage.nbytes(), storage.size(), len(storage)) == (4000, 4000, 4000)
-    assert HERE_BYTES(storage) == 0
+    assert RESIDENT_BYTES(storage) == 0
 
 
-def test_saving_takes_the_memory_of_one_at_a_time(swapper: Adversary) -> None:
+def test_saving_reloads_one_storage_at_a_time(mode: Adversary) -> None:
     many = [torch.full((1000,), float(i)) for i in range(8)]
-    swapper.send_away()
+    mode.offload_all()
     most, file = 0, io.BytesIO()
 
     class Watched(io.BytesIO):
         def write(self, data: Any) -> int:
             nonlocal most
-            most = max(most, sum(HERE_BYTES(t.untyped_storage()) for t in many))
+            most = max(most, sum(RESIDENT_BYTES(t.untyped_storage()) for t in many))
             return file.write(data)
 
     torch.save(many, Watched())
     assert most <= 4000
-    assert sum(HERE_BYTES(t.untyped_storage()) for t in many) == 0
+    assert sum(RESIDENT_BYTES(t.untyped_storage()) for t in many) == 0
     file.seek(0)
     assert [t[7].item() for t in torch.load(file)] == [float(i) for i in range(8)]
 
 
-def test_the_programs_own_sizes_are_kept(swapper: Adversary) -> None:
-    tensor = gone(swapper)
+def test_program_resizes_survive(mode: Adversary) -> None:
+    tensor = offloaded_range(mode)
     tensor.untyped_storage().resize_(8000)
-    swapper.send_away()
+    mode.offload_all()
     assert tensor.untyped_storage().nbytes() == 8000
     assert tensor.tolist() == NUMBERS
     tensor.untyped_storage().resize_(0)
-    swapper.send_away()
+    mode.offload_all()
     assert tensor.untyped_storage().nbytes() == 0
 
 
-def test_what_is_replaced_is_as_it_was_afterwards() -> None:
+def test_patches_are_removed_at_the_end() -> None:
     def methods() -> list[Any]:
         owners = (torch.Tensor, torch.UntypedStorage, torch._C.PyTorchFileWriter, torch._tensor_str, torch)
         return [dict(vars(owner)) for owner in owners]

@@ -15,57 +15,57 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from adversary import HERE_BYTES
-from bypassed import MIB, bypass_of, opened, passes, small, swapper_of
+from adversary import RESIDENT_BYTES
+from bypassed import MIB, bypass_of, mode_of, opened, passes, small
 
 import mempool.torch
-from mempool.torch.eager.mode import Swapper
+from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.offload.host_engine import HostEngine
 
 pytestmark = pytest.mark.usefixtures("nothing_is_held")
 CPU = torch.device("cpu")
 
 
-def test_what_is_not_written_yet_is_nobodys_to_move(open_pool: Any) -> None:
+def test_unwritten_storage_is_not_registered(open_pool: Any) -> None:
     """Functions of C++ write into it next, past the dispatcher."""
     for _ in range(3):
         blank, written = torch.empty(2048), torch.ones(2048)
-    swapper = swapper_of(open_pool)
-    swapper.see_all()
-    assert swapper.storages.find(written.untyped_storage()) is not None
-    assert swapper.storages.find(blank.untyped_storage()) is None
+    mode = mode_of(open_pool)
+    mode.close_bypass()
+    assert mode.storages.find(written.untyped_storage()) is not None
+    assert mode.storages.find(blank.untyped_storage()) is None
 
 
-def test_nor_once_there_are_views_of_it(open_pool: Any) -> None:
-    swapper = swapper_of(open_pool)
+def test_view_of_an_unwritten_storage_is_not_registered(open_pool: Any) -> None:
+    mode = mode_of(open_pool)
     for _ in range(3):
         blank = torch.empty(2048)
         view = blank.view(2, 1024)
-    swapper.see_all()
-    assert swapper.storages.find(blank.untyped_storage()) is None
+    mode.close_bypass()
+    assert mode.storages.find(blank.untyped_storage()) is None
     del blank, view
 
 
-def test_what_has_been_written_may_move(open_pool: Any) -> None:
-    swapper = swapper_of(open_pool)
+def test_written_storage_is_evictable(open_pool: Any) -> None:
+    mode = mode_of(open_pool)
     learned = torch.ones(4000)
     for _ in range(3):
         learned.add_(1)
     tensors = [torch.empty(2048 + i).fill_(4) for i in range(8)]  # no two alike: each is seen
-    assert swapper._blank == {}
+    assert mode.unwritten == {}
     seen = torch.empty(4000)
-    assert len(swapper._blank) == 1
+    assert len(mode.unwritten) == 1
     before = bypass_of(open_pool).passed
     seen.add_(1)  # passes by
     assert bypass_of(open_pool).passed == before + 1
-    swapper.see_all()
-    assert swapper._blank == {}
-    swapper._governor.clear(set(), 0)
-    assert [HERE_BYTES(one.untyped_storage()) for one in (*tensors, seen)] == [0] * 9
+    mode.close_bypass()
+    assert mode.unwritten == {}
+    mode.eviction.clear(set(), 0)
+    assert [RESIDENT_BYTES(one.untyped_storage()) for one in (*tensors, seen)] == [0] * 9
     assert all(one.mean().item() == 4 for one in tensors)
 
 
-def test_an_optimizer_that_steps_in_the_backward() -> None:
+def test_optimizer_steps_inside_the_backward_are_bypassed() -> None:
     """Where it opens PyTorch's engine takes back what a thread was given meanwhile."""
     net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
     optimizers = {one: torch.optim.SGD([one], 0.01) for one in net.parameters()}
@@ -87,19 +87,19 @@ def test_an_optimizer_that_steps_in_the_backward() -> None:
         hook.remove()
 
 
-def test_ctrl_c_while_it_opens_leaves_all_where_it_is(
+def test_ctrl_c_while_opening_leaves_storages_in_place(
     open_pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swapper, bypass, x = swapper_of(open_pool), bypass_of(open_pool), torch.ones(MIB)
-    swapper.see_all()
+    mode, bypass, x = mode_of(open_pool), bypass_of(open_pool), torch.ones(MIB)
+    mode.close_bypass()
     for _ in range(3):
         x + 1
     library = bypass._library
     monkeypatch.setattr(library, "mempool_bypass_open", broken_after(library.mempool_bypass_open))
     with pytest.raises(KeyboardInterrupt):
         bypass.open()
-    swapper._governor.clear(set(), 0)
-    assert HERE_BYTES(x.untyped_storage()) == 4 * MIB
+    mode.eviction.clear(set(), 0)
+    assert RESIDENT_BYTES(x.untyped_storage()) == 4 * MIB
     assert (x + 1).mean().item() == 2
 
 
@@ -111,37 +111,37 @@ def broken_after(act: Any) -> Any:
     return broken
 
 
-def test_while_operations_pass_by_nothing_leaves(open_pool: Any) -> None:
-    swapper = swapper_of(open_pool)
+def test_nothing_is_evicted_while_the_bypass_is_open(open_pool: Any) -> None:
+    mode = mode_of(open_pool)
     x = torch.ones(MIB)
-    swapper._know(x, x.untyped_storage())
-    held = swapper.storages.find(x.untyped_storage())
-    assert held is not None
-    swapper._governor.clear(set(), 0)
-    assert HERE_BYTES(x.untyped_storage()) == 4 * MIB
-    swapper.see_all()
-    swapper._governor.clear(set(), 0)
-    assert HERE_BYTES(x.untyped_storage()) == 0
+    mode.record_of(x, x.untyped_storage())
+    record = mode.storages.find(x.untyped_storage())
+    assert record is not None
+    mode.eviction.clear(set(), 0)
+    assert RESIDENT_BYTES(x.untyped_storage()) == 4 * MIB
+    mode.close_bypass()
+    mode.eviction.clear(set(), 0)
+    assert RESIDENT_BYTES(x.untyped_storage()) == 0
     assert x.sum().item() == MIB
-    del held
+    del record
 
 
-def test_what_was_written_unseen_is_what_comes_back(open_pool: Any) -> None:
-    swapper, x = swapper_of(open_pool), torch.ones(MIB)
-    swapper.see_all()
+def test_unseen_writes_survive_an_eviction(open_pool: Any) -> None:
+    mode, x = mode_of(open_pool), torch.ones(MIB)
+    mode.close_bypass()
     x.add_(1)
-    swapper._governor.clear(set(), 0)  # there is a copy now
+    mode.eviction.clear(set(), 0)  # there is a copy now
     x.sum()
     bypass_of(open_pool).open()
     for _ in range(3):
         x.add_(1)
-    swapper.see_all()
-    swapper._governor.clear(set(), 0)
-    assert HERE_BYTES(x.untyped_storage()) == 0
+    mode.close_bypass()
+    mode.eviction.clear(set(), 0)
+    assert RESIDENT_BYTES(x.untyped_storage()) == 0
     assert x[0].item() == 5
 
 
-def test_what_passed_by_and_is_gone_takes_no_memory(open_pool: Any) -> None:
+def test_dead_bypassed_storages_hold_no_memory(open_pool: Any) -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
@@ -154,15 +154,15 @@ def test_what_passed_by_and_is_gone_takes_no_memory(open_pool: Any) -> None:
     assert resident() - before < 8 * MIB
 
 
-def test_only_one_swapper_of_a_process_does_it(open_pool: Any) -> None:
-    with Swapper(HostEngine(1 << 20), CPU, 1 << 40, client=open_pool.client) as other:
+def test_only_one_mode_per_process_opens_a_bypass(open_pool: Any) -> None:
+    with OffloadMode(HostEngine(1 << 20), CPU, 1 << 40, client=open_pool.client) as other:
         assert other.bypass is not None
         other.bypass.open()
         assert not other.bypass.is_open
     assert bypass_of(open_pool).is_open
 
 
-def test_other_threads_are_seen_as_before(open_pool: Any) -> None:
+def test_other_threads_are_not_bypassed(open_pool: Any) -> None:
     x, found = torch.ones(100), []
     assert passes(open_pool, lambda: x + 1) == 1
     before = bypass_of(open_pool).passed
@@ -177,7 +177,7 @@ def test_other_threads_are_seen_as_before(open_pool: Any) -> None:
     assert torch.equal(found.pop(), x + 1)
 
 
-def test_a_forked_child_goes_on(open_pool: Any) -> None:
+def test_forked_child_continues_without_bypass(open_pool: Any) -> None:
     x = torch.ones(1000)
     for _ in range(3):
         x = x + 1
@@ -194,7 +194,7 @@ def test_a_forked_child_goes_on(open_pool: Any) -> None:
     assert bypass_of(open_pool).is_open
 
 
-def test_afterwards_pytorch_is_as_it_was() -> None:
+def test_dispatch_keys_are_restored_at_the_end() -> None:
     before = str(torch._C._dispatch_tls_local_include_set())
     assert "DeferredInit" not in before
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
@@ -203,7 +203,7 @@ def test_afterwards_pytorch_is_as_it_was() -> None:
     assert str(torch._C._dispatch_tls_local_include_set()) == before
 
 
-def test_without_a_compiler_all_are_seen(
+def test_missing_compiler_keeps_the_bypass_closed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from mempool.torch.eager import bypass
@@ -221,7 +221,7 @@ def test_without_a_compiler_all_are_seen(
     bypass._library.cache_clear()
 
 
-def test_a_loop_of_inferences_that_marks_nothing_passes_by_too() -> None:
+def test_unmarked_inference_loop_is_bypassed() -> None:
     net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
     batch = torch.ones(16, 64)
     with torch.no_grad():
@@ -247,7 +247,7 @@ SCRIPT = """
 """
 
 
-def test_a_program_may_end_while_operations_pass_by() -> None:
+def test_program_ends_cleanly_with_an_open_bypass() -> None:
     folder = str(Path(mempool.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT)],

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,11 @@ from chain import Loop
 
 import mempool.torch
 from mempool import Pool, UsageError
-from mempool.torch.eager.mode import Swapper
-from mempool.torch.eager.reserved_memory import Settling, arena_bytes
+from mempool.torch.eager.mode import OffloadMode
+from mempool.torch.eager.pool_headroom import PlanStabilizer
+from mempool.torch.eager.schedule_planner import arena_bytes
 from mempool.torch.offload.host_engine import HostEngine
+from mempool.torch.offload.options import OPTIONS
 from solvers.swap import Link, OffloadPlanner
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ def losses(sizes: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("limit", ["3MiB", "2MiB"])
-def test_with_a_limit_losses_are_the_same_and_the_pool_sees_it_kept(limit: str) -> None:
+def test_losses_are_identical_and_the_pool_observes_the_limit(limit: str) -> None:
     """Once a plan is followed, what the pool itself counts as alive stays within the limit."""
     plain = losses([1024] * 8)
     with mempool.torch.install(device="cpu", limit=limit, host_limit="64MiB", background=False) as pool:
@@ -65,13 +68,13 @@ def test_with_a_limit_losses_are_the_same_and_the_pool_sees_it_kept(limit: str) 
     json.dumps(values)
 
 
-def test_without_a_limit_nothing_is_told_of_swapping() -> None:
+def test_report_without_a_limit_has_no_offloading() -> None:
     with mempool.torch.install(device="cpu", background=False) as pool:
         assert pool.report().to_dict()["swapping"] is None
         assert "swapping" not in str(pool.report())
 
 
-def test_the_limit_of_the_environment_is_of_pytorch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_limit_applies_to_pytorch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMPOOL_LIMIT", "5MiB")
     with Pool(background=False) as plain, mempool.torch.install(device="cpu", background=False) as pool:
         assert plain.report().to_dict()["swapping"] is None
@@ -81,7 +84,7 @@ def test_the_limit_of_the_environment_is_of_pytorch_alone(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("limit", ["0", "much", -1, True, 1.5, "1.5", "2.5 B"])
-def test_an_impossible_limit_is_refused_and_leaves_nothing(limit: object) -> None:
+def test_invalid_limit_is_refused(limit: object) -> None:
     with pytest.raises(UsageError):
         mempool.torch.install(device="cpu", limit=limit)
     assert not mempool.torch.is_installed()
@@ -94,7 +97,7 @@ def test_an_impossible_limit_is_refused_and_leaves_nothing(limit: object) -> Non
         ({"host_limit": "1GiB"}, "give one too"),
     ],
 )
-def test_what_does_not_go_together_is_refused_and_leaves_nothing(chosen: dict[str, str], why: str) -> None:
+def test_contradictory_options_are_refused(chosen: dict[str, str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         mempool.torch.install(device="cpu", **chosen)
     assert not mempool.torch.is_installed()
@@ -107,7 +110,7 @@ def test_what_does_not_go_together_is_refused_and_leaves_nothing(chosen: dict[st
         ([], {"MEMPOOL_HOST_LIMIT": "1GiB"}, "give one too"),
     ],
 )
-def test_what_does_not_go_together_is_told_in_one_line_before_the_program_runs(
+def test_contradictory_options_are_reported_in_one_line(
     options: list[str], variables: dict[str, str], why: str
 ) -> None:
     command = [sys.executable, "-m", "mempool", "run", *options, "-c", "1"]
@@ -118,7 +121,7 @@ def test_what_does_not_go_together_is_told_in_one_line_before_the_program_runs(
     assert "Traceback" not in done.stderr
 
 
-def test_all_is_back_when_the_pool_is_closed_whatever_was_entered_since() -> None:
+def test_closing_the_pool_reloads_storages_under_later_modes() -> None:
     class Other(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
@@ -153,7 +156,7 @@ for step in range(6):
 @pytest.mark.parametrize(
     "end", [pytest.param("", marks=FULL), pytest.param("raise SystemExit(3)", marks=FULL), "1 / 0"]
 )
-def test_an_unmodified_program_runs_within_a_limit_and_ends_as_it_does(tmp_path: Path, end: str) -> None:
+def test_unmodified_program_runs_within_a_limit(tmp_path: Path, end: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format(end=end))
     folder = str(Path(mempool.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": folder}
@@ -170,15 +173,15 @@ def test_an_unmodified_program_runs_within_a_limit_and_ends_as_it_does(tmp_path:
         )
 
     plain = run()
-    swapped = run("-m", "mempool", "run", "--quiet", "--json", "report.json", "--limit", "4MiB")
-    assert (swapped.stdout, swapped.returncode) == (plain.stdout, plain.returncode), swapped.stderr
-    assert swapped.stderr == plain.stderr
+    offloaded = run("-m", "mempool", "run", "--quiet", "--json", "report.json", "--limit", "4MiB")
+    assert (offloaded.stdout, offloaded.returncode) == (plain.stdout, plain.returncode), offloaded.stderr
+    assert offloaded.stderr == plain.stderr
     values = json.loads((tmp_path / "report.json").read_text())["pools"]["torch"]["swapping"]
     assert values["limit_bytes"] == 4 * MIB
     assert values["moves"] > 0
 
 
-def test_a_limit_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
+def test_invalid_limit_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent("print(1)"))
     command = [sys.executable, "-m", "mempool", "run", "--limit", "much", "train.py"]
     environment = {**os.environ, "PYTHONPATH": str(Path(mempool.__file__).parents[1])}
@@ -194,41 +197,41 @@ def test_a_limit_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def swapper() -> Iterator[Swapper]:
+def mode() -> Iterator[OffloadMode]:
     engine = HostEngine(64 * MIB)
-    with Swapper(engine, CPU, 2 * MIB) as swapper:
-        yield swapper
+    with OffloadMode(engine, CPU, 2 * MIB) as mode:
+        yield mode
     engine.close()
 
 
-def test_one_odd_iteration_keeps_the_plan_and_two_alike_make_another(swapper: Swapper) -> None:
-    loop, iterations = Loop(), swapper.iterations
+def test_one_diverging_iteration_keeps_the_schedule_and_two_make_another(mode: OffloadMode) -> None:
+    loop, iterations = Loop(), mode.iterations
     for _ in range(3):
         loop.step()
-    assert iterations.plan is not None
-    tape = iterations.plan.tape  # stays where copies only come sooner
+    assert iterations.schedule is not None
+    tape = iterations.schedule.recording  # stays where copies only come sooner
     for size in (1536, 1024, 2048, 1024):
         loop.step(size)
-        assert iterations.plan.tape is tape
-    assert swapper.counts.diverged - 1 == 2  # the first two iterations differ by the momentum that begins
+        assert iterations.schedule.recording is tape
+    assert mode.counts.diverged - 1 == 2  # the first two iterations differ by the momentum that begins
     loop.step(1280)
     loop.step(1280)
-    assert iterations.plan.tape is not tape
-    made = swapper.counts.plans
+    assert iterations.schedule.recording is not tape
+    made = mode.counts.plans
     loop.step(1280)
-    assert swapper.counts.plans == made
+    assert mode.counts.plans == made
 
 
-def test_losses_of_batches_of_any_size_are_the_same(swapper: Swapper) -> None:
+def test_losses_of_varying_batches_are_identical(mode: OffloadMode) -> None:
     sizes = [1024, 1024, 1024, 1, 2048, 1024, 512, 512, 512, 1024]
-    swapper.__exit__(None, None, None)
+    mode.__exit__(None, None, None)
     plain = losses(sizes)
-    swapper.__enter__()
+    mode.__enter__()
     assert losses(sizes) == plain
-    assert swapper.counts.out_bytes > 0
+    assert mode.counts.out_bytes > 0
 
 
-def test_marks_of_the_program_win_over_the_steps_of_optimizers() -> None:
+def test_program_marks_override_optimizer_steps() -> None:
     with mempool.torch.install(device="cpu", limit="4MiB", background=False) as pool:
         loop = Loop()
         for _ in range(3):
@@ -247,20 +250,20 @@ def test_marks_of_the_program_win_over_the_steps_of_optimizers() -> None:
         assert pool.report().to_dict()["swapping"]["iterations"] == 1
 
 
-def test_of_two_optimizers_the_first_ends_iterations(swapper: Swapper) -> None:
+def test_first_of_two_optimizers_ends_iterations(mode: OffloadMode) -> None:
     loop, other = Loop(), Loop()
     for _ in range(5):
         loop.step()
         other.step()
-    assert swapper.counts.iterations == 5
+    assert mode.counts.iterations == 5
 
 
-def test_what_cannot_be_held_is_told_once_and_the_least_is_planned(caplog: pytest.LogCaptureFixture) -> None:
+def test_infeasible_limit_is_reported_once_with_the_least_schedule(caplog: pytest.LogCaptureFixture) -> None:
     plain = losses([1024] * 6)
     engine = HostEngine(64 * MIB)
-    with caplog.at_level("WARNING"), Swapper(engine, CPU, MIB // 4) as swapper:
+    with caplog.at_level("WARNING"), OffloadMode(engine, CPU, MIB // 4) as mode:
         assert losses([1024] * 6) == plain
-        plan = swapper.iterations.plan
+        plan = mode.iterations.schedule
     engine.close()
     assert plan is not None
     assert plan.swap.limit_bytes > MIB // 4
@@ -270,7 +273,7 @@ def test_what_cannot_be_held_is_told_once_and_the_least_is_planned(caplog: pytes
     assert "operation" in caplog.text
 
 
-def test_a_loop_that_marks_nothing_is_found_and_planned(swapper: Swapper) -> None:
+def test_unmarked_loop_is_detected_and_planned(mode: OffloadMode) -> None:
     """Inferences with more weights than may be here: they come in turn, before they are needed."""
     weights = [torch.full((256, 256), i / 1e5) for i in range(12)]
     x = torch.ones(16, 256)
@@ -284,7 +287,7 @@ def test_a_loop_that_marks_nothing_is_found_and_planned(swapper: Swapper) -> Non
 
     first = work()
     assert [work() for _ in range(60)] == [first] * 60
-    counts, plan = swapper.counts, swapper.iterations.plan
+    counts, plan = mode.counts, mode.iterations.schedule
     assert plan is not None
     assert len(plan) >= 36  # all of them, not one layer
     on_demand, iterations = counts.on_demand, counts.iterations
@@ -293,17 +296,17 @@ def test_a_loop_that_marks_nothing_is_found_and_planned(swapper: Swapper) -> Non
     assert counts.on_demand - on_demand <= 1
 
 
-def test_what_no_operation_touches_is_away_and_the_limit_is_that_of_the_rest(
+def test_untouched_storages_are_offloaded_and_do_not_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Such as an average of a model, or the data of an evaluation."""
     idle = [torch.randn(MIB) for _ in range(4)]
     sums = [one.sum().item() for one in idle]
     engine = HostEngine(64 * MIB)
-    with caplog.at_level("WARNING"), Swapper(engine, CPU, 3 * MIB) as swapper:
+    with caplog.at_level("WARNING"), OffloadMode(engine, CPU, 3 * MIB) as mode:
         assert [one.sum().item() for one in idle] == sums  # now it knows them
         assert losses([1024] * 6) == losses([1024] * 6)
-        plan = swapper.iterations.plan
+        plan = mode.iterations.schedule
         assert plan is not None
         assert plan.swap.limit_bytes <= 3 * MIB
         assert [one.sum().item() for one in idle] == sums
@@ -311,30 +314,32 @@ def test_what_no_operation_touches_is_away_and_the_limit_is_that_of_the_rest(
     assert not caplog.records
 
 
-def test_a_tape_ends_although_nothing_repeats(swapper: Swapper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mempool.torch.eager.iteration_detector._MOST", 128)
+def test_recording_without_a_period_is_bounded(mode: OffloadMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "mempool.torch.eager.recorded_iteration.OPTIONS", replace(OPTIONS, max_unperiodic_operations=128)
+    )
     x, choices = torch.ones(10), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for _ in range(400):
             x = x + 1 if torch.rand((), generator=choices) < 0.5 else x * 1
-            assert len(swapper.iterations.tape) <= 128
+            assert len(mode.iterations.current) <= 128
 
 
-def test_copies_that_were_waited_for_are_asked_for_sooner(swapper: Swapper) -> None:
+def test_reloads_with_waits_start_earlier(mode: OffloadMode) -> None:
     """A copy engine that is slower than it said: copies back move until they wait less, or may no further."""
-    loop, iterations = Loop(), swapper.iterations
+    loop, iterations = Loop(), mode.iterations
     for _ in range(3):
         loop.step()
-    plan = iterations.plan
+    plan = iterations.schedule
     assert plan is not None
     moves = range(len(plan.swap.schedule))
     waits = {id(move): 1e-2 for move in moves}
-    swapper.engine.waited = lambda transfer: waits.get(id(transfer), 0.0)  # type: ignore[method-assign]
-    better = iterations._planning.changed(plan, [(move, move) for move in moves], 1 << 40)
+    mode.engine.waited = lambda transfer: waits.get(id(transfer), 0.0)  # type: ignore[method-assign]
+    better = iterations.planner.start_reloads_earlier(plan, [(move, move) for move in moves], 1 << 40)
     assert better is not None
     assert (better.swap.schedule.fetch <= plan.swap.schedule.fetch).all()
     assert (better.swap.schedule.fetch < plan.swap.schedule.fetch).any()
-    none = iterations._planning.changed(plan, [(move, object()) for move in moves], 1 << 40)
+    none = iterations.planner.start_reloads_earlier(plan, [(move, object()) for move in moves], 1 << 40)
     assert none is None
 
 
@@ -361,14 +366,14 @@ class Behind(HostEngine):
         self.known, self.now = self.now, []
 
 
-def test_what_a_stream_waited_for_is_counted_and_heeded_when_the_device_has_come_to_it() -> None:
+def test_stream_waits_are_counted_one_iteration_later() -> None:
     plain = losses([1024] * 8)
     engine = Behind()
-    with Swapper(engine, CPU, 2 * MIB) as swapper:
+    with OffloadMode(engine, CPU, 2 * MIB) as mode:
         assert losses([1024] * 8) == plain
-        assert swapper.counts.waits > 0
-        assert swapper.counts.waited_seconds >= 1e-2
-        assert swapper.counts.changes > 0
+        assert mode.counts.waits > 0
+        assert mode.counts.waited_seconds >= 1e-2
+        assert mode.counts.changes > 0
     engine.close()
 
 
@@ -391,34 +396,34 @@ class FakePool:
         self.told.append("give back")
 
 
-def test_a_pool_learns_only_when_the_moves_have_settled_and_not_while_they_change() -> None:
+def test_pool_learns_only_while_moves_are_stable() -> None:
     pool = FakePool()
-    settling = Settling(pool)  # type: ignore[arg-type]
-    settling.went_by_plan()
-    settling.changed()
+    stabilizer = PlanStabilizer(pool)  # type: ignore[arg-type]
+    stabilizer.record_stable()
+    stabilizer.reset()
     for _ in range(2):
-        settling.went_by_plan()
+        stabilizer.record_stable()
     assert pool.told == ["dynamic"]
     for _ in range(9):
-        settling.went_by_plan()
+        stabilizer.record_stable()
     assert pool.told == ["dynamic", "give back", "learn"]
-    settling.changed()
-    settling.end()
-    settling.end()
+    stabilizer.reset()
+    stabilizer.let_pool_learn()
+    stabilizer.let_pool_learn()
     assert pool.told[3:] == ["dynamic", "give back", "learn"]
 
 
-def test_moves_leave_so_little_that_the_arena_with_its_gaps_is_within_the_limit() -> None:
+def test_moves_leave_room_for_gaps_of_the_arena() -> None:
     """Of a loop whose plan for the limit itself would take more."""
     engine = HostEngine(MIB)
-    with Swapper(engine, CPU, 1 << 40) as swapper:
+    with OffloadMode(engine, CPU, 1 << 40) as mode:
         loop = Loop()
         for _ in range(3):
             loop.step()
-        plan = swapper.iterations.plan
+        plan = mode.iterations.schedule
     engine.close()
     assert plan is not None
-    step, planning = plan.recorded.step, swapper.iterations._planning
+    step, schedules = plan.recorded.step, mode.iterations.planner
     planner = OffloadPlanner(step, Link.of_rate(4e9))
     tried = 0
     for part in range(95, 50, -3):
@@ -427,6 +432,6 @@ def test_moves_leave_so_little_that_the_arena_with_its_gaps_is_within_the_limit(
         if swap.limit_bytes > limit or arena_bytes(step, swap.schedule, 64) <= limit:
             continue
         tried += 1
-        fits = planning._fitting(planner, step, limit)
+        fits = schedules.fit_arena(planner, step, limit)
         assert arena_bytes(step, fits.schedule, 64) < arena_bytes(step, swap.schedule, 64)
     assert tried

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from bypassed import MIB, bypass_of, opened, passes, small, swapper_of
+from bypassed import MIB, bypass_of, mode_of, opened, passes, small
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import mempool.torch
@@ -45,56 +45,56 @@ class Doubled(torch.Tensor):
         return func(*plain, **(kwargs or {}))
 
 
-class TestAlwaysSeen:
-    def test_by_a_class_of_tensors(self, open_pool: Any) -> None:
+class TestBypassExclusions:
+    def test_tensor_subclass(self, open_pool: Any) -> None:
         x = torch.ones(100)
         assert passes(open_pool, lambda: x + 1) == 1
         y = Doubled(x)
         assert all(torch.equal(y + 1, torch.full((100,), 3.0)) for _ in range(3))
 
-    def test_by_a_mode_that_was_entered_later(self, open_pool: Any) -> None:
+    def test_mode_entered_later(self, open_pool: Any) -> None:
         x = torch.ones(100)
         assert passes(open_pool, lambda: x + 1) == 1
         with Other() as other:
             assert passes(open_pool, lambda: x + 1) == 0
         assert other.seen == [torch.ops.aten.add.Tensor] * 3
 
-    def test_by_a_mode_that_takes_its_place(self, open_pool: Any) -> None:
+    def test_mode_that_replaces_ours(self, open_pool: Any) -> None:
         x = torch.ones(100)
         assert passes(open_pool, lambda: x + 1) == 1
         with _disable_current_modes(), Other() as other:
             assert passes(open_pool, lambda: x + 1) == 0
         assert other.seen == [torch.ops.aten.add.Tensor] * 3
 
-    def test_by_fake_tensors(self, open_pool: Any) -> None:
+    def test_fake_tensor(self, open_pool: Any) -> None:
         from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
         assert passes(open_pool, lambda: torch.ones(100)) == 1
         with FakeTensorMode():
             assert all(isinstance(torch.ones(100), FakeTensor) for _ in range(3))
 
-    def test_whose_size_goes_by_data(self, open_pool: Any) -> None:
+    def test_data_dependent_size(self, open_pool: Any) -> None:
         x = torch.ones(1000)
         assert passes(open_pool, lambda: x.nonzero()) == 0
         assert passes(open_pool, lambda: x[x > 0]) == 1  # the comparison
 
-    def test_whose_size_goes_by_a_fraction(self, open_pool: Any) -> None:
+    def test_size_from_a_float(self, open_pool: Any) -> None:
         ends = iter((10.0, 20.0, 1e5))
         assert passes(open_pool, lambda: torch.arange(0.0, next(ends))) == 0
         assert passes(open_pool, lambda: torch.full((10,), random.random())) == 1
 
-    def test_what_goes_by_how_much_memory_there_is_already(self, open_pool: Any) -> None:
+    def test_size_from_present_memory(self, open_pool: Any) -> None:
         source, out = torch.ones(100), torch.empty(100)
         assert passes(open_pool, lambda: torch.add(source, source, out=out)) == 0
         assert passes(open_pool, lambda: torch.arange(0.0, 100.0, out=out)) == 0
         assert passes(open_pool, lambda: out.resize_(50)) == 0
 
-    def test_what_is_made_of_data_alone(self, open_pool: Any) -> None:
+    def test_memory_shared_by_results(self, open_pool: Any) -> None:
         x = torch.eye(10)
         assert passes(open_pool, x.to_sparse) == 0
         assert passes(open_pool, lambda: torch._lazy_clone(x)) == 0  # which both go on using
 
-    def test_the_first_of_each_shape_strides_and_type(self, open_pool: Any) -> None:
+    def test_first_call_of_each_shape_stride_and_type(self, open_pool: Any) -> None:
         base = torch.ones(20, 1536)
         thin = base[:, 0]  # with strides that are as large as the other's side
         assert passes(open_pool, lambda: thin + 1) == 1
@@ -119,13 +119,13 @@ class TestAlwaysSeen:
         finally:
             torch.set_default_dtype(torch.float32)
 
-    def test_numbers_of_a_library(self, open_pool: Any) -> None:
+    def test_library_operator_on_numbers(self, open_pool: Any) -> None:
         with torch.library._scoped_library("mempool_bypass_test", "FRAGMENT") as library:
             library.define("number(int x) -> int")
             library.impl("number", lambda x: x, "CompositeExplicitAutograd")
             assert passes(open_pool, lambda: torch.ops.mempool_bypass_test.number(1)) == 0
 
-    def test_an_operator_where_another_was(self, open_pool: Any) -> None:
+    def test_redefined_operator(self, open_pool: Any) -> None:
         """Its schema may lie where that of the other lay."""
         name, operators = "mempool_bypass_test", torch.ops.mempool_bypass_test
         for schema, value in (("(int x) -> int", 1), ("(Tensor x) -> Tensor", torch.ones(1000))) * 6:
@@ -139,7 +139,7 @@ class TestAlwaysSeen:
             gc.collect()
             assert bypass_of(open_pool).passed == before
 
-    def test_memory_that_is_not_the_pools(self) -> None:
+    def test_foreign_memory(self) -> None:
         with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
             opened(pool, small())
             x = torch.ones(MIB)
@@ -154,14 +154,14 @@ class TestAlwaysSeen:
             assert all(one.sum().item() == 2 * MIB for one in (*kept, *others))
             del x, kept, others
 
-    def test_what_a_library_has_in_python(self, open_pool: Any) -> None:
+    def test_library_kernel_in_python(self, open_pool: Any) -> None:
         with torch.library._scoped_library("mempool_bypass_test", "FRAGMENT") as library:
             library.define("twice(Tensor x) -> Tensor")
             library.impl("twice", lambda x: x + x, "CPU")
             x = torch.ones(10)
             assert passes(open_pool, lambda: torch.ops.mempool_bypass_test.twice(x)) == 0
 
-    def test_what_hooks_of_saved_tensors_do(self, open_pool: Any) -> None:
+    def test_saved_tensor_hooks(self, open_pool: Any) -> None:
         packed: list[Any] = []
 
         def pack(x: Any) -> Any:
@@ -173,15 +173,15 @@ class TestAlwaysSeen:
             x.exp()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             x.exp()
-        assert swapper_of(open_pool).storages.find(packed[0].untyped_storage()) is not None
+        assert mode_of(open_pool).storages.find(packed[0].untyped_storage()) is not None
 
-    def test_functions_of_vmap_and_grad(self, open_pool: Any) -> None:
+    def test_vmap_and_grad(self, open_pool: Any) -> None:
         x = torch.arange(12.0).view(3, 4)
         for _ in range(3):
             got = torch.vmap(torch.func.grad(lambda row: row.square().sum()))(x)
             assert torch.equal(got, 2 * x)
 
-    def test_operations_of_higher_order(self, open_pool: Any) -> None:
+    def test_higher_order_operator(self, open_pool: Any) -> None:
         from torch._higher_order_ops.cond import cond_op
 
         x = torch.arange(4.0)

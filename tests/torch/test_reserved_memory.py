@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from dataclasses import dataclass, field
@@ -75,8 +76,8 @@ def trained(name: str, limit: int, steps: int = STEPS) -> Trained:
             said.outcomes.append(pool.client.stats()["outcomes"])
             pool.plan_now()
         said.report = pool.report().to_dict()
-        assert pool._swapping is not None
-        plan = pool._swapping.swapper.iterations.plan
+        assert pool.offloading is not None
+        plan = pool.offloading.mode.iterations.schedule
         said.step = None if plan is None else plan.recorded.step
     return said
 
@@ -84,13 +85,15 @@ def trained(name: str, limit: int, steps: int = STEPS) -> Trained:
 def check(name: str, limit: int) -> Trained:
     """The same losses, and no more than the limit."""
     said = trained(name, limit)
-    assert said.losses == trained(name, 1 << 40).losses
+    assert said.losses == reference(name).losses
     assert max(said.reserved) <= MOST * limit, [round(r / limit, 3) for r in said.reserved]
     return said
 
 
-def whole(name: str) -> Trained:
-    return trained(name, 1 << 40, STEADY + 1)
+@functools.cache
+def reference(name: str, steps: int = STEPS) -> Trained:
+    """Train without an effective limit."""
+    return trained(name, 1 << 40, steps)
 
 
 @pytest.mark.parametrize(
@@ -102,30 +105,32 @@ def whole(name: str) -> Trained:
         if (name, share) != ("seq2seq", 0.6)  # below its floor
     ],
 )
-def test_what_is_reserved_stays_within_the_limit_and_all_hits(name: str, share: float) -> None:
-    said = check(name, int(share * whole(name).live))
+def test_reserved_memory_stays_within_the_limit_and_allocations_hit(name: str, share: float) -> None:
+    said = check(name, int(share * reference(name).live))
     assert said.hit_rate() >= 0.95, said.outcomes[-1]
     assert said.report["swapping"]["beyond_bytes"] <= (MOST - 1) * said.report["swapping"]["limit_bytes"]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
-def test_so_it_does_near_the_floor(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_reserved_memory_stays_within_the_limit_near_the_floor(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Where the moves leave no room for an arena with its gaps, that is told."""
-    least = OffloadPlanner(whole(name).step, Link.of_rate(4e9)).lowest_limit()
+    least = OffloadPlanner(reference(name, STEADY + 1).step, Link.of_rate(4e9)).lowest_limit()
     with caplog.at_level(logging.WARNING):
         said = check(name, int(1.1 * least))
     assert said.hit_rate() >= 0.95 or "cannot be had within the limit" in caplog.text
 
 
-def test_below_the_floor_it_stays_within_the_limit_without_a_place_for_all(
+def test_limit_below_the_floor_is_kept_without_an_arena(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """What is planned to stay leaves all the same, and the arena has no room beside it."""
-    limit = int(0.6 * whole("seq2seq").live)
+    limit = int(0.6 * reference("seq2seq", 24).live)
     with caplog.at_level(logging.WARNING):
         said = trained("seq2seq", limit, 24)
-    assert said.losses == trained("seq2seq", 1 << 40, 24).losses
+    assert said.losses == reference("seq2seq", 24).losses
     assert max(said.reserved) <= MOST * limit
     assert said.report["arena_bytes"] == 0
     too_low = [said for said in caplog.messages if f"a limit of {limit:,} B" in said and "too low" in said]
@@ -133,7 +138,7 @@ def test_below_the_floor_it_stays_within_the_limit_without_a_place_for_all(
     assert len(caplog.records) <= 2
 
 
-def test_what_goes_twice_as_far_beyond_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_doubled_excess_is_reported_again(caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.WARNING),
         mempool.torch.install(device="cpu", background=False, limit="2MiB") as pool,
@@ -149,7 +154,7 @@ def test_what_goes_twice_as_far_beyond_is_told_again(caplog: pytest.LogCaptureFi
     assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(beyond))
 
 
-def test_what_goes_beyond_is_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_excess_is_counted_and_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     """An operation that is given more than the limit has all of it."""
     with (
         caplog.at_level(logging.WARNING),
@@ -173,7 +178,7 @@ def within(limit: int, work: Callable[[Any], None]) -> None:
         work(pool)
 
 
-def test_what_comes_for_a_view_has_room_made_for_it() -> None:
+def test_view_reload_makes_room() -> None:
     """A linear layer asks for its weight's transpose first."""
     weights = 5 * (1 << 20)
 
@@ -190,7 +195,7 @@ def test_what_comes_for_a_view_has_room_made_for_it() -> None:
     within(weights * 2 // 3, work)
 
 
-def test_iterations_that_alternate_stay_within_the_limit_beside_an_arena() -> None:
+def test_alternating_iterations_stay_within_the_limit() -> None:
     """An evaluation that is larger than a step, after every fifth: its memory is not in the step's plan."""
 
     def work(pool: Any) -> None:

@@ -23,9 +23,9 @@ pytestmark = [
 
 
 @pytest.fixture
-def swapper() -> Iterator[Adversary]:
-    with Adversary(0, share=0.9) as swapper:
-        yield swapper
+def mode() -> Iterator[Adversary]:
+    with Adversary(0, share=0.9) as mode:
+        yield mode
 
 
 def packed() -> Any:
@@ -102,16 +102,16 @@ PROGRAMS: dict[str, Callable[[Callable[[], None]], list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_is_read_past_the_dispatcher_is_here(name: str, swapper: Adversary) -> None:
-    got = PROGRAMS[name](swapper.send_away)
+def test_accesses_past_the_dispatcher_find_resident_storages(name: str, mode: Adversary) -> None:
+    got = PROGRAMS[name](mode.offload_all)
     with torch.utils._python_dispatch._disable_current_modes():
         plain = PROGRAMS[name](lambda: None)
     assert got == plain
-    assert swapper.counts.out_bytes
+    assert mode.counts.out_bytes
 
 
-def test_a_pickle_of_c_holds_what_is_away(swapper: Adversary) -> None:
+def test_torchscript_pickle_holds_offloaded_values(mode: Adversary) -> None:
     x = torch.arange(1000.0) * 2
-    swapper.send_away()
+    mode.offload_all()
     data = torch._C._pickle_save([x])
     assert x.numpy().tobytes() in bytes(data)

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from models import MODELS
 
-from mempool.torch.eager.mode import Swapper
+from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.offload.host_engine import HostEngine
 
 if TYPE_CHECKING:
@@ -49,23 +49,23 @@ def same(one: list[Any], other: list[Any]) -> bool:
 
 def peak(name: str, engine: HostEngine) -> int:
     """Bytes of the largest load of an iteration like any other, and what is always there."""
-    with Swapper(engine, CPU, 1 << 40) as swapper:
+    with OffloadMode(engine, CPU, 1 << 40) as mode:
         train(name, 2)
-    return swapper.counts.peak_bytes
+    return mode.counts.peak_bytes
 
 
 @pytest.mark.parametrize("name", ["resnet", "gpt"])
-def test_training_is_the_same_to_the_bit_within_any_limit(name: str, engine: HostEngine) -> None:
+def test_training_is_bit_identical_within_any_limit(name: str, engine: HostEngine) -> None:
     plain, whole = train(name), peak(name, engine)
     for share in (0.8, 0.6):
-        with Swapper(engine, CPU, int(whole * share)) as swapper:
+        with OffloadMode(engine, CPU, int(whole * share)) as mode:
             assert same(train(name), plain)
-        assert swapper.counts.out_bytes > 0
-        assert swapper.counts.in_bytes > 0
+        assert mode.counts.out_bytes > 0
+        assert mode.counts.in_bytes > 0
 
 
-def test_what_is_away_is_back_when_swapping_ends(engine: HostEngine) -> None:
-    with Swapper(engine, CPU, 3 * MIB):
+def test_storages_are_resident_after_the_mode_ends(engine: HostEngine) -> None:
+    with OffloadMode(engine, CPU, 3 * MIB):
         kept = [torch.full((MIB // 4,), float(i)) for i in range(8)]
         assert sum(torch._C.StorageBase.nbytes(t.untyped_storage()) for t in kept) <= 3 * MIB
     assert [t.mean().item() for t in kept] == [float(i) for i in range(8)]

@@ -17,18 +17,18 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from adversary import HERE_BYTES, Adversary, gone
+from adversary import RESIDENT_BYTES, Adversary, offloaded_range
 
 from mempool.torch.eager import mode as swapping
 from mempool.torch.eager import storages, transfers
-from mempool.torch.eager.storages import AWAY
+from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload import host_engine
 
 RETURNED = float(sum(range(1, 1001)))
 
 
-def test_threads_have_what_they_touch_while_it_is_sent_away(swapper: Adversary) -> None:
-    tensors = [gone(swapper) for _ in range(4)]
+def test_threads_get_their_arguments_during_evictions(mode: Adversary) -> None:
+    tensors = [offloaded_range(mode) for _ in range(4)]
     work = threading.Event()
 
     def use(tensor: Any) -> list[float]:
@@ -40,15 +40,15 @@ def test_threads_have_what_they_touch_while_it_is_sent_away(swapper: Adversary) 
     with ThreadPoolExecutor(4) as pool:
         found = [pool.submit(use, tensor) for tensor in tensors]
         while not all(f.done() for f in found):
-            swapper.send_away()
+            mode.offload_all()
     assert work.is_set()
     assert {s for f in found for s in f.result()} == {RETURNED}
-    swapper.send_away()
+    mode.offload_all()
     assert {tensor.sum().item() for tensor in tensors} == {RETURNED + 1000}
 
 
-def test_a_backward_and_arrays_in_a_thread(swapper: Adversary) -> None:
-    weight = gone(swapper).requires_grad_()
+def test_backward_and_arrays_in_a_thread_are_correct(mode: Adversary) -> None:
+    weight = offloaded_range(mode).requires_grad_()
     found: list[Any] = []
 
     def work() -> None:
@@ -61,10 +61,10 @@ def test_a_backward_and_arrays_in_a_thread(swapper: Adversary) -> None:
     assert found == [10.0, 6.0]
 
 
-def test_a_thread_that_reads_takes_nothing_from_under_the_one_that_swaps() -> None:
-    with Adversary(5, share=0.0) as swapper:
-        weights = [gone(swapper) for _ in range(6)]
-        swapper.share = 0.3
+def test_reading_thread_does_not_evict_under_the_offloading_thread() -> None:
+    with Adversary(5, share=0.0) as mode:
+        weights = [offloaded_range(mode) for _ in range(6)]
+        mode.share = 0.3
         done = threading.Event()
         sums: set[float] = set()
 
@@ -82,7 +82,7 @@ def test_a_thread_that_reads_takes_nothing_from_under_the_one_that_swaps() -> No
     assert sums == {RETURNED}
 
 
-def test_work_for_an_older_executor_is_seen_and_older_threads_are_named(
+def test_executor_work_is_lent_and_older_threads_are_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stop = threading.Event()
@@ -91,8 +91,8 @@ def test_work_for_an_older_executor_is_seen_and_older_threads_are_named(
         thread.start()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
-        with Adversary(0, share=0.0) as swapper:
-            tensor = gone(swapper)
+        with Adversary(0, share=0.0) as mode:
+            tensor = offloaded_range(mode)
             assert pool.submit(lambda: tensor.sum().item()).result() == RETURNED
     stop.set()
     for thread in older:
@@ -101,8 +101,8 @@ def test_work_for_an_older_executor_is_seen_and_older_threads_are_named(
     assert not [r.message for r in caplog.records if "Executor" in r.message]
 
 
-def test_an_optimizer_that_steps_in_another_thread_is_told(
-    swapper: Adversary, caplog: pytest.LogCaptureFixture
+def test_optimizer_step_in_another_thread_is_reported(
+    mode: Adversary, caplog: pytest.LogCaptureFixture
 ) -> None:
     def work() -> None:
         parameter = torch.nn.Parameter(torch.ones(3))
@@ -115,15 +115,15 @@ def test_an_optimizer_that_steps_in_another_thread_is_told(
     thread.start()
     thread.join()
     assert len([r for r in caplog.records if "steps in trainer" in r.message]) == 1
-    assert swapper.counts.beside > 0
-    assert swapper.counts.iterations == 0
+    assert mode.counts.beside > 0
+    assert mode.counts.iterations == 0
 
 
-def test_threads_go_on_when_swapping_ends() -> None:
+def test_threads_continue_after_the_mode_ends() -> None:
     stop = threading.Event()
     found: list[float] = []
-    with Adversary(0, share=0.0) as swapper:
-        tensor = gone(swapper)
+    with Adversary(0, share=0.0) as mode:
+        tensor = offloaded_range(mode)
 
         def work() -> None:
             while not stop.is_set():
@@ -139,28 +139,28 @@ def test_threads_go_on_when_swapping_ends() -> None:
     assert threading.Thread.start.__module__ == "threading"
 
 
-def test_a_forked_child_has_what_was_away_and_the_parent_keeps_its_own(swapper: Adversary) -> None:
-    tensor = gone(swapper)
+def test_forked_child_and_parent_keep_offloaded_values(mode: Adversary) -> None:
+    tensor = offloaded_range(mode)
     child = os.fork()
     if child == 0:
         well = False
         try:
             tensor.add_(1)
             made = [tensor + i for i in range(20)]
-            swapper.step()
+            mode.step()
             well = tensor.sum().item() == RETURNED + 1000 and made[3][0].item() == 5.0
         finally:
             os._exit(0 if well else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert HERE_BYTES(tensor.untyped_storage()) == 0
+    assert RESIDENT_BYTES(tensor.untyped_storage()) == 0
     assert tensor.sum().item() == RETURNED
 
 
-def test_workers_of_a_loader_read_what_is_away(swapper: Adversary) -> None:
+def test_loader_workers_read_offloaded_values(mode: Adversary) -> None:
     from torch.utils.data import DataLoader, TensorDataset
 
-    data = TensorDataset(gone(swapper).view(100, 10))
-    swapper.send_away()
+    data = TensorDataset(offloaded_range(mode).view(100, 10))
+    mode.offload_all()
     rows = [batch.sum().item() for (batch,) in DataLoader(data, batch_size=10, num_workers=2)]
     assert sum(rows) == RETURNED
 
@@ -168,7 +168,7 @@ def test_workers_of_a_loader_read_what_is_away(swapper: Adversary) -> None:
 MOVING = frozenset((transfers.__file__, host_engine.__file__, str(Path(__file__).parent / "adversary.py")))
 
 
-def broken_off(at: int, work: Any, files: frozenset[str] = MOVING) -> bool:
+def interrupted_at(at: int, work: Any, files: frozenset[str] = MOVING) -> bool:
     """Do it, with Ctrl-C before the n-th line of what moves storages; whether there were so many."""
     lines = itertools.count()
     broken = False
@@ -194,152 +194,152 @@ def broken_off(at: int, work: Any, files: frozenset[str] = MOVING) -> bool:
     return broken
 
 
-def test_nothing_of_python_runs_when_a_storage_ends(swapper: Adversary) -> None:
+def test_no_python_runs_when_a_storage_dies(mode: Adversary) -> None:
     """Ctrl-C that came there would be printed, and lost."""
     tensor = torch.ones(1000)
-    held = swapper.storages.of(tensor)
-    assert held is not None
-    assert isinstance(held.__callback__, types.BuiltinMethodType)
-    assert not broken_off(0, tensor.untyped_storage, frozenset((storages.__file__, swapping.__file__)))
+    record = mode.storages.of(tensor)
+    assert record is not None
+    assert isinstance(record.__callback__, types.BuiltinMethodType)
+    assert not interrupted_at(0, tensor.untyped_storage, frozenset((storages.__file__, swapping.__file__)))
     del tensor
-    assert list(swapper.storages.dead) == [held]
+    assert list(mode.storages.dead) == [record]
 
 
-def test_ctrl_c_while_what_has_ended_is_counted_out_counts_it_once() -> None:
+def test_ctrl_c_while_removing_dead_storages_counts_each_once() -> None:
     for at in itertools.count():
-        with Adversary(at, share=0.0) as swapper:
-            here = swapper.storages.here_bytes
+        with Adversary(at, share=0.0) as mode:
+            here = mode.storages.resident_bytes
             tensors = [torch.ones(1000) for _ in range(3)]
-            swapper.mover.leave(swapper.storages.of(tensors[0]))
-            swapper.mover.settle_all()
-            swapper.mover.leave(swapper.storages.of(tensors[1]))
-            swapper.mover.release(swapper.storages.of(tensors[1]))
+            mode.transfers.offload(mode.storages.of(tensors[0]))
+            mode.transfers.wait_all()
+            mode.transfers.offload(mode.storages.of(tensors[1]))
+            mode.transfers.release(mode.storages.of(tensors[1]))
             tensors.clear()
             files = frozenset((storages.__file__, swapping.__file__))
-            broken = broken_off(at, swapper._bury, files)
-            swapper._bury()
-            assert swapper.storages.here_bytes == here
-            assert not swapper.storages.known
+            broken = interrupted_at(at, mode.remove_dead, files)
+            mode.remove_dead()
+            assert mode.storages.resident_bytes == here
+            assert not mode.storages.records
         if not broken:
             break
 
 
 def test_ctrl_c_on_any_line_of_a_move_loses_nothing() -> None:
     for at in itertools.count():
-        with Adversary(at, share=0.0) as swapper:
+        with Adversary(at, share=0.0) as mode:
             tensors = [torch.arange(1000.0).add_(1 + i) for i in range(2)]
-            held = [swapper.storages.of(tensor) for tensor in tensors]
+            record = [mode.storages.of(tensor) for tensor in tensors]
 
-            def work(swapper: Any = swapper, held: Any = held) -> None:
-                for one in held:
-                    swapper.mover.leave(one)
-                for one in held:
-                    swapper.mover.release(one)
-                swapper.mover.fetch(held[0])
-                swapper.mover.bring(held[0])
-                swapper.mover.returned(held[1], away=swapper.mover.lend(held[1]), wrote=False)
+            def work(mode: Any = mode, record: Any = record) -> None:
+                for one in record:
+                    mode.transfers.offload(one)
+                for one in record:
+                    mode.transfers.release(one)
+                mode.transfers.reload(record[0])
+                mode.transfers.reload_now(record[0])
+                mode.transfers.give_back(record[1], away=mode.transfers.lend(record[1]), wrote=False)
 
-            broken = broken_off(at, work)
+            broken = interrupted_at(at, work)
             for i, tensor in enumerate(tensors):
                 assert tensor.sum().item() == RETURNED + 1000 * i
-            swapper.send_away()
+            mode.offload_all()
             tensors[0].add_(1)
-            swapper.send_away()
+            mode.offload_all()
             assert tensors[0].sum().item() == RETURNED + 1000
         if not broken:
             assert at > 20
             return
 
 
-def test_what_is_lost_on_its_way_gives_everything_back(swapper: Adversary) -> None:
+def test_failed_transfers_free_their_memory(mode: Adversary) -> None:
     leaving, coming, away = (torch.arange(1000.0).add_(1) for _ in range(3))
-    transfers = swapper.mover
-    transfers.leave(swapper.storages.of(leaving))
+    transfers = mode.transfers
+    transfers.leave(mode.storages.of(leaving))
     for tensor in (coming, away):
-        transfers.leave(swapper.storages.of(tensor))
-        transfers.release(swapper.storages.of(tensor))
-    transfers.fetch(swapper.storages.of(coming))
+        transfers.leave(mode.storages.of(tensor))
+        transfers.release(mode.storages.of(tensor))
+    transfers.fetch(mode.storages.of(coming))
     del leaving, coming, away, tensor
     gc.collect()
     transfers.settle_all()
-    swapper.step()
-    assert not swapper.storages.known
-    assert swapper.storages.here_bytes == 0
+    mode.step()
+    assert not mode.storages.records
+    assert mode.storages.resident_bytes == 0
 
 
-def test_what_a_failing_operation_wrote_is_not_undone(swapper: Adversary) -> None:
-    first, short = gone(swapper), torch.zeros(3)
-    swapper.send_away()
+def test_writes_of_a_failing_operation_survive(mode: Adversary) -> None:
+    first, short = offloaded_range(mode), torch.zeros(3)
+    mode.offload_all()
     before = first.clone()
     with pytest.raises(RuntimeError):
         torch._foreach_add_([first, short], [torch.ones(1000), torch.ones(4)])
     after = first.clone()
-    swapper.send_away()
+    mode.offload_all()
     assert torch.equal(first, after)
     assert before[0] == 1
 
 
-def test_kernels_in_python_may_use_what_is_away(swapper: Adversary) -> None:
-    hidden = gone(swapper)
+def test_python_kernels_use_offloaded_tensors(mode: Adversary) -> None:
+    hidden = offloaded_range(mode)
 
     @torch.library.custom_op("mempool_tests::plus_hidden", mutates_args=())
     def plus_hidden(x: torch.Tensor) -> torch.Tensor:
         return x + hidden
 
-    swapper.send_away()
+    mode.offload_all()
     assert plus_hidden(torch.zeros(1000)).sum().item() == RETURNED
 
 
-def test_an_operation_whose_schema_hides_that_it_writes(swapper: Adversary) -> None:
+def test_undeclared_write_of_a_custom_operator_survives(mode: Adversary) -> None:
     library = torch.library.Library("mempool_hidden", "DEF")
     library.define("bump(Tensor x) -> ()")
     library.impl("bump", lambda x: (x.add_(1), None)[1], "CPU")
-    tensor = gone(swapper)
+    tensor = offloaded_range(mode)
     tensor.sum()  # it is here now, and its copy on the host is good
     torch.ops.mempool_hidden.bump(tensor.view(1000)[:1])
     torch.ops.mempool_hidden.bump(tensor)
-    swapper.send_away()
+    mode.offload_all()
     assert tensor[1].item() == 3
 
 
-def test_functions_given_to_an_operation_may_use_what_is_away(swapper: Adversary) -> None:
-    hidden = gone(swapper)
+def test_function_arguments_use_offloaded_tensors(mode: Adversary) -> None:
+    hidden = offloaded_range(mode)
     chosen = torch.cond(torch.tensor(1) > 0, lambda x: x + hidden, lambda x: x - hidden, (torch.zeros(1000),))
     assert chosen.sum().item() == RETURNED
 
 
-def test_what_was_never_written_stays_for_who_fills_it(swapper: Adversary) -> None:
+def test_unwritten_storage_stays_for_the_filling_code(mode: Adversary) -> None:
     blank = torch.empty(1000)
-    swapper.send_away()
-    assert HERE_BYTES(blank.untyped_storage()) == 4000
+    mode.offload_all()
+    assert RESIDENT_BYTES(blank.untyped_storage()) == 4000
     blank.zero_()
-    swapper.send_away()
-    assert HERE_BYTES(blank.untyped_storage()) == 0
+    mode.offload_all()
+    assert RESIDENT_BYTES(blank.untyped_storage()) == 0
 
 
-def test_zeros_without_memory_stay_so(swapper: Adversary) -> None:
+def test_zeros_without_memory_stay_unallocated(mode: Adversary) -> None:
     zeros = torch._efficientzerotensor((1000,))
     made = zeros + torch.ones(1000)
-    swapper.send_away()
+    mode.offload_all()
     assert (zeros + made).sum().item() == 1000
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_scales_of_a_quantized_tensor_and_sizes_of_a_nested_one_stay(swapper: Adversary) -> None:
+def test_quantization_scales_and_nested_sizes_stay_resident(mode: Adversary) -> None:
     scales, zeros = torch.full((400,), 0.5, dtype=torch.double), torch.zeros(400, dtype=torch.long)
     quantized = torch.quantize_per_channel(torch.ones(400, 4), scales, zeros, 0, torch.qint8)
-    swapper.send_away()
+    mode.offload_all()
     assert quantized.dequantize().sum().item() == 1600
     nested = torch.nested.nested_tensor([torch.ones(i, 3) for i in range(1, 400)])
     nested._nested_tensor_size().add(0)
-    swapper.send_away()
+    mode.offload_all()
     assert (nested * 2).to_padded_tensor(0.0).sum().item() == 6 * sum(range(1, 400))
 
 
-def test_what_a_compiled_function_computes_is_right_and_it_is_told_that_it_is_not_compiled(
-    swapper: Adversary, caplog: pytest.LogCaptureFixture
+def test_compiled_function_is_correct_and_reported_as_not_compiled(
+    mode: Adversary, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hidden = gone(swapper)
+    hidden = offloaded_range(mode)
     compiled = torch.compile(lambda x: (x + hidden).sum(), backend="eager")
     assert compiled(torch.zeros(1000)).item() == RETURNED
     assert len([r for r in caplog.records if "compiles nothing" in r.message]) == 1
@@ -353,10 +353,10 @@ from mempool.torch.eager.mode import Swapper
 swapper = Swapper(HostEngine(1 << 28), torch.device("cpu"), 1 << 20)
 swapper.__enter__()
 kept = [torch.full((1 << 18,), float(i)) for i in range(8)]
-for held in list(swapper.storages.known.values()):
-    swapper.mover.leave(held)
+for held in list(swapper.storages.records.values()):
+    swapper.mover.offload(held)
     swapper.mover.release(held)
-swapper.mover.fetch(swapper.storages.of(kept[0]))
+swapper.mover.reload(swapper.storages.of(kept[0]))
 kept[1].untyped_storage().nbytes()
 import atexit
 atexit.register(lambda: print(kept[2][0].item()))
@@ -373,7 +373,7 @@ atexit.register(lambda: print(kept[2][0].item()))
         ("1 / 0", 1),
     ],
 )
-def test_an_interpreter_ends_with_storages_away_and_on_their_way(end: str, code: int) -> None:
+def test_interpreter_ends_with_transfers_under_way(end: str, code: int) -> None:
     command = [sys.executable, "-c", SCRIPT.format(end=end), str(Path(__file__).parent)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == code, ended.stderr
@@ -381,10 +381,10 @@ def test_an_interpreter_ends_with_storages_away_and_on_their_way(end: str, code:
     assert "Exception ignored" not in ended.stderr
 
 
-def test_nothing_is_away_that_the_program_asked_to_have_freed(swapper: Adversary) -> None:
-    tensor = gone(swapper)
+def test_freed_storages_hold_no_host_copy(mode: Adversary) -> None:
+    tensor = offloaded_range(mode)
     tensor.untyped_storage().resize_(0)
-    swapper.send_away()
-    held = swapper.storages.of(tensor)
-    assert held is not None
-    assert held.state != AWAY
+    mode.offload_all()
+    record = mode.storages.of(tensor)
+    assert record is not None
+    assert record.state != OFFLOADED

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import mempool.torch
 from mempool.cli.app import call
 from mempool.torch.optimizer_steps import LISTENERS
-from mempool.torch.step_detection import STEPS_OF_OTHERS, FoundSteps
+from mempool.torch.step_detection import OPTIONS, StepDetector
 from traces import Kind
 from traces.formats.parquet import read_trace
 
@@ -76,7 +76,7 @@ def is_marked(pool: mempool.torch.TensorPool) -> bool:
     return bool(pool.client.state()["marked"])
 
 
-def test_lengths_in_no_order_have_a_plan_each_without_a_mark(pool: mempool.torch.TensorPool) -> None:
+def test_unordered_lengths_are_planned_without_marks(pool: mempool.torch.TensorPool) -> None:
     training = Training(drawn())
     trained(pool, training, 160)
     assert is_marked(pool)
@@ -84,7 +84,7 @@ def test_lengths_in_no_order_have_a_plan_each_without_a_mark(pool: mempool.torch
     assert pool.client.patterns() >= len(LENGTHS)
 
 
-def test_so_they_have_beside_the_program() -> None:
+def test_unordered_lengths_are_planned_in_the_background() -> None:
     """The planner's own thread hears of the first mark, too."""
     with mempool.torch.install(device="cpu") as pool:
         training = Training(drawn())
@@ -98,7 +98,7 @@ def test_so_they_have_beside_the_program() -> None:
     pytest.fail("it was never planned")
 
 
-def test_results_are_the_same(one_thread: None) -> None:
+def test_results_are_identical(one_thread: None) -> None:
     training = Training(drawn())
     expected = [training.step() for _ in range(100)]
     with mempool.torch.install(device="cpu", background=False) as pool:
@@ -110,12 +110,12 @@ def test_results_are_the_same(one_thread: None) -> None:
     assert found == expected
 
 
-def test_a_loop_that_repeats_is_left_to_detection(pool: mempool.torch.TensorPool) -> None:
+def test_repeating_loop_is_left_to_detection(pool: mempool.torch.TensorPool) -> None:
     assert trained(pool, Training(lambda: 2), 100) > 0.8
     assert not is_marked(pool)
 
 
-def test_of_several_optimizers_the_first_to_step_ends_iterations(pool: mempool.torch.TensorPool) -> None:
+def test_first_of_several_optimizers_ends_iterations(pool: mempool.torch.TensorPool) -> None:
     training = Training(drawn(), optimizers=2)
     trained(pool, training, 100)
     assert is_marked(pool)
@@ -124,14 +124,14 @@ def test_of_several_optimizers_the_first_to_step_ends_iterations(pool: mempool.t
     assert pool.client.state()["marks"] == before + 1
 
 
-def test_a_program_that_marks_is_left_alone(pool: mempool.torch.TensorPool) -> None:
+def test_marked_program_is_left_unchanged(pool: mempool.torch.TensorPool) -> None:
     training = Training(drawn())
     pool.step()
     trained(pool, training, 100)
     assert pool.client.state()["marks"] == 1
 
 
-def test_one_that_begins_to_mark_goes_on_alone(pool: mempool.torch.TensorPool) -> None:
+def test_program_that_starts_to_mark_takes_over(pool: mempool.torch.TensorPool) -> None:
     """Both would cut each iteration in two."""
     training = Training(drawn())
     trained(pool, training, 100)
@@ -145,13 +145,11 @@ def test_one_that_begins_to_mark_goes_on_alone(pool: mempool.torch.TensorPool) -
 @pytest.mark.parametrize(
     ("options", "looks"), [({}, 1), ({"mode": "off"}, 0), ({"mode": "record"}, 0), ({"limit": "1GiB"}, 0)]
 )
-def test_steps_are_looked_at_where_something_is_planned_and_no_longer_than_that(
-    options: dict[str, str], looks: int
-) -> None:
+def test_checks_need_a_plan_and_end_after_decision(options: dict[str, str], looks: int) -> None:
     """Swapping finds steps itself."""
 
     def those() -> int:
-        return sum(isinstance(getattr(one.after, "__self__", None), FoundSteps) for one in LISTENERS)
+        return sum(isinstance(getattr(one.after, "__self__", None), StepDetector) for one in LISTENERS)
 
     with mempool.torch.install(device="cpu", background=False, **options):  # type: ignore[arg-type]
         assert those() == looks
@@ -159,7 +157,7 @@ def test_steps_are_looked_at_where_something_is_planned_and_no_longer_than_that(
 
 
 @pytest.mark.parametrize("what", ["step", "watch", "iteration", "close"])
-def test_what_a_hook_of_the_program_calls_disturbs_no_other_hook(what: str) -> None:
+def test_hooks_of_the_program_stay_undisturbed(what: str) -> None:
     """PyTorch walks over its hooks while it calls them."""
     pool = mempool.torch.install(device="cpu", background=False)
     model = torch.nn.Linear(64, 64)
@@ -189,7 +187,7 @@ def test_what_a_hook_of_the_program_calls_disturbs_no_other_hook(what: str) -> N
 
 
 @pytest.mark.parametrize("mode", ["replay", "record"])
-def test_a_trace_shows_the_steps_from_the_first(mode: Any, tmp_path: Path, one_thread: None) -> None:
+def test_trace_shows_optimizer_steps_from_the_first(mode: Any, tmp_path: Path, one_thread: None) -> None:
     steps = 12
     with mempool.torch.install(device="cpu", background=False, mode=mode, record=str(tmp_path / "run.trace")):
         training = Training(drawn(), optimizers=2)
@@ -202,9 +200,7 @@ def test_a_trace_shows_the_steps_from_the_first(mode: Any, tmp_path: Path, one_t
     assert (between > 0).all()
 
 
-def test_a_trace_shows_only_the_programs_own_marks_where_it_sets_them(
-    tmp_path: Path, one_thread: None
-) -> None:
+def test_trace_of_a_marked_program_shows_only_its_marks(tmp_path: Path, one_thread: None) -> None:
     with mempool.torch.install(device="cpu", background=False, record=str(tmp_path / "run.trace")) as pool:
         training = Training(drawn())
         for _ in range(5):
@@ -215,14 +211,14 @@ def test_a_trace_shows_only_the_programs_own_marks_where_it_sets_them(
     assert [trace.names[name] for name in marks] == 5 * ["begin", "end"]
 
 
-def test_the_pool_itself_takes_no_notice_of_what_its_trace_shows(tmp_path: Path, one_thread: None) -> None:
+def test_shown_steps_do_not_change_the_pool(tmp_path: Path, one_thread: None) -> None:
     with mempool.torch.install(device="cpu", background=False, record=str(tmp_path / "run.trace")) as pool:
         trained(pool, Training(lambda: 2), 100)
         assert not is_marked(pool)
         assert pool.client.state()["marks"] == 0
 
 
-def test_lengths_that_were_recorded_are_planned_for_from_the_file(tmp_path: Path, one_thread: None) -> None:
+def test_recorded_lengths_are_planned_from_the_file(tmp_path: Path, one_thread: None) -> None:
     """Nobody marked anything, and the other order follows the plan from the second step on."""
     file, plan = str(tmp_path / "run.trace"), str(tmp_path / "run.plan")
     with mempool.torch.install(device="cpu", background=False, mode="record", record=file):
@@ -255,7 +251,7 @@ def planned_from(
 
 
 @pytest.mark.parametrize("then", ["inference", "another optimizer"])
-def test_steps_that_are_a_small_part_decide_nothing(
+def test_rare_steps_decide_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], one_thread: None, then: str
 ) -> None:
     """What repeats most is planned, as without them."""
@@ -278,7 +274,7 @@ def test_steps_that_are_a_small_part_decide_nothing(
     assert planned_from(tmp_path, capsys, program)["iterations"] >= 45
 
 
-def test_within_a_limit_each_step_is_shown_once(
+def test_each_step_is_shown_once_within_a_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], one_thread: None
 ) -> None:
     training = Training(drawn())
@@ -295,14 +291,14 @@ def test_within_a_limit_each_step_is_shown_once(
     assert (between > 0).all()
 
 
-def test_where_the_first_optimizer_is_done_another_ends_iterations(one_thread: None) -> None:
+def test_finished_optimizer_is_replaced(one_thread: None) -> None:
     with mempool.torch.install(device="cpu", background=False, mode="record") as pool:
-        steps = FoundSteps(pool, ends=False, shown=False)
+        steps = StepDetector(pool, ends=False, shown=False)
         first, other = Training(drawn()).optimizers[0], Training(drawn()).optimizers[0]
-        assert steps._is_the_one(first)
-        assert not any(steps._is_the_one(other) for _ in range(STEPS_OF_OTHERS))
-        assert steps._is_the_one(first)
-        assert not any(steps._is_the_one(other) for _ in range(STEPS_OF_OTHERS))
-        assert steps._is_the_one(other)
-        assert not steps._is_the_one(first)
+        assert steps.ends_iterations(first)
+        assert not any(steps.ends_iterations(other) for _ in range(OPTIONS.idle_steps))
+        assert steps.ends_iterations(first)
+        assert not any(steps.ends_iterations(other) for _ in range(OPTIONS.idle_steps))
+        assert steps.ends_iterations(other)
+        assert not steps.ends_iterations(first)
         steps.end()

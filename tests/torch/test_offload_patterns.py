@@ -9,13 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mempool.torch.eager.mode import Swapper
-from mempool.torch.eager.patterns import _MOST, _STALE, Patterns
-from mempool.torch.eager.recorded_iteration import Tape
+from mempool.torch.eager.mode import OffloadMode
+from mempool.torch.eager.patterns import PatternRegistry
+from mempool.torch.eager.recorded_iteration import RecordedIteration
 from mempool.torch.offload.host_engine import HostEngine
+from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
-    from mempool.torch.eager.schedule_actions import Program
+    from mempool.torch.eager.patterns import OffloadSchedule
 
 MIB = 1 << 20
 LIMIT = 2 * MIB
@@ -23,7 +24,7 @@ LIMIT = 2 * MIB
 SIZES = {"A": 1024, "B": 1536, "C": 700, "D": 512, "E": 900, "F": 1100, "g": 1024, "e": 1024}
 
 
-def trained(kinds: str, swapper: Swapper | None = None, *, marked: bool = False) -> list[float]:
+def trained(kinds: str, mode: OffloadMode | None = None, *, marked: bool = False) -> list[float]:
     """The losses of iterations of these kinds."""
     torch.manual_seed(0)
     layers = [module for _ in range(6) for module in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
@@ -40,9 +41,9 @@ def trained(kinds: str, swapper: Swapper | None = None, *, marked: bool = False)
             optimizer.zero_grad()
         losses.append(float(loss.detach()))
         del loss
-        if swapper is not None and marked:
-            swapper.marked = True
-            swapper.step()
+        if mode is not None and marked:
+            mode.marked = True
+            mode.step()
     return losses
 
 
@@ -55,7 +56,7 @@ def trained(kinds: str, swapper: Swapper | None = None, *, marked: bool = False)
         *(pytest.param(turn, False, marks=pytest.mark.full) for turn in ("AB", "AAAB", "AAAAee")),
     ],
 )
-def test_each_kind_has_one_plan_and_is_followed_whatever_the_order(
+def test_each_variant_has_one_schedule_in_any_order(
     turn: str, marked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After three turns nothing is planned and nothing departs any more; without marks, passes are one."""
@@ -63,10 +64,10 @@ def test_each_kind_has_one_plan_and_is_followed_whatever_the_order(
     plain = trained(kinds)
     engine = HostEngine(64 * MIB)
     peaks: list[int] = []
-    with Swapper(engine, torch.device("cpu"), LIMIT) as swapper:
-        counts = swapper.counts
+    with OffloadMode(engine, torch.device("cpu"), LIMIT) as mode:
+        counts = mode.counts
         calm: list[tuple[int, int]] = []
-        end = swapper.iterations.end
+        end = mode.iterations.end
 
         def ended() -> None:
             end()
@@ -74,9 +75,9 @@ def test_each_kind_has_one_plan_and_is_followed_whatever_the_order(
             peaks.append(counts.peak_bytes)
             counts.peak_bytes = 0
 
-        monkeypatch.setattr(swapper.iterations, "end", ended)
-        assert trained(kinds, swapper, marked=marked) == plain
-        assert swapper.counts.out_bytes > 0
+        monkeypatch.setattr(mode.iterations, "end", ended)
+        assert trained(kinds, mode, marked=marked) == plain
+        assert mode.counts.out_bytes > 0
     engine.close()
     settled = len([kind for kind in kinds[: 4 * len(turn)] if marked or kind.isupper()])
     assert calm[settled:] == [calm[-1]] * len(calm[settled:])
@@ -84,14 +85,14 @@ def test_each_kind_has_one_plan_and_is_followed_whatever_the_order(
     assert max(peaks[settled:]) <= LIMIT
 
 
-def test_where_there_are_more_kinds_than_plans_no_plan_is_made_for_ever() -> None:
+def test_more_variants_than_schedules_end_planning() -> None:
     kinds = "ABCDEF" * 6
     plain = trained(kinds)
     engine = HostEngine(64 * MIB)
-    with Swapper(engine, torch.device("cpu"), LIMIT) as swapper:
-        assert trained(kinds, swapper) == plain
-        assert swapper.counts.plans <= 2 + _MOST
-        assert swapper.counts.diverged < len(kinds) - 2 * _MOST
+    with OffloadMode(engine, torch.device("cpu"), LIMIT) as mode:
+        assert trained(kinds, mode) == plain
+        assert mode.counts.plans <= 2 + OPTIONS.max_patterns
+        assert mode.counts.diverged < len(kinds) - 2 * OPTIONS.max_patterns
     engine.close()
 
 
@@ -100,49 +101,49 @@ def test_where_there_are_more_kinds_than_plans_no_plan_is_made_for_ever() -> Non
 
 def program(*functions: object, sizes: tuple[int, ...] = ()) -> Any:
     born = [(at, at, size) for at, size in enumerate(sizes)]
-    return SimpleNamespace(tape=Tape(functions=list(functions), born=born))
+    return SimpleNamespace(recording=RecordedIteration(functions=list(functions), born=born))
 
 
-def kept(*programs: Program) -> tuple[Patterns, list[Any]]:
-    patterns = Patterns()
+def kept(*programs: OffloadSchedule) -> tuple[PatternRegistry, list[Any]]:
+    patterns = PatternRegistry()
     return patterns, [patterns.add(one) for one in programs]
 
 
 @pytest.mark.parametrize("turn", ["AAB", "AABB", "AB", "AAABCC"])
-def test_what_comes_next_is_foretold_after_two_turns(turn: str) -> None:
+def test_next_variant_is_predicted_after_two_turns(turn: str) -> None:
     patterns, (a, b, c) = kept(program("a"), program("b"), program("c"))
     made = {"A": a, "B": b, "C": c}
     for number, kind in enumerate(turn * 5):
         if number >= 2 * len(turn):
-            assert patterns.next() is made[kind]
-        patterns.was(made[kind])
+            assert patterns.predict_next() is made[kind]
+        patterns.record_end(made[kind])
 
 
-def test_another_plan_is_followed_from_the_operation_that_shows_that_it_is_another() -> None:
+def test_schedule_switches_at_the_diverging_operation() -> None:
     patterns, (one, other, large) = kept(
         program("x", "y", "z", sizes=(8, 8)),
         program("x", "y", "w", sizes=(8, 8)),
         program("x", "y", "z", sizes=(8, 16)),
     )
-    begun = Tape(functions=["x", "y"], born=[(7, 0, 8), (9, 1, 8)])
-    assert patterns.like(begun, "w", one) is other
-    assert patterns.like(begun, "v", one) is None
-    assert patterns.like(begun, "z", one) is None
-    begun = Tape(functions=["x"], born=[(7, 0, 8), (9, 1, 16)])
-    assert patterns.like(begun, None, one) is large
-    assert patterns.like(Tape(functions=["x", "y", "z"]), None, one) is None
+    begun = RecordedIteration(functions=["x", "y"], born=[(7, 0, 8), (9, 1, 8)])
+    assert patterns.matching_prefix(begun, "w", one) is other
+    assert patterns.matching_prefix(begun, "v", one) is None
+    assert patterns.matching_prefix(begun, "z", one) is None
+    begun = RecordedIteration(functions=["x"], born=[(7, 0, 8), (9, 1, 16)])
+    assert patterns.matching_prefix(begun, None, one) is large
+    assert patterns.matching_prefix(RecordedIteration(functions=["x", "y", "z"]), None, one) is None
 
 
-def test_a_plan_leaves_for_another_only_if_it_was_not_followed_for_long() -> None:
-    patterns, made = kept(*map(program, range(_MOST)))
-    new = program(_MOST)
-    assert not patterns.recurs(new.tape)
-    assert not patterns.recurs(new.tape)  # all places are taken
-    for _ in range(_STALE):
-        patterns.was(made[1])
-    assert patterns.recurs(new.tape)
+def test_only_a_stale_pattern_is_replaced() -> None:
+    patterns, made = kept(*map(program, range(OPTIONS.max_patterns)))
+    new = program(OPTIONS.max_patterns)
+    assert not patterns.recurs(new.recording)
+    assert not patterns.recurs(new.recording)  # all places are taken
+    for _ in range(OPTIONS.stale_iterations):
+        patterns.record_end(made[1])
+    assert patterns.recurs(new.recording)
     patterns.add(new)
-    assert len(patterns) == _MOST
-    assert patterns.like(Tape(), 1, None) is made[1]
-    assert patterns.like(Tape(), _MOST, None) is not None
-    assert not patterns.recurs(new.tape)  # it has one
+    assert len(patterns) == OPTIONS.max_patterns
+    assert patterns.matching_prefix(RecordedIteration(), 1, None) is made[1]
+    assert patterns.matching_prefix(RecordedIteration(), OPTIONS.max_patterns, None) is not None
+    assert not patterns.recurs(new.recording)  # it has one

@@ -11,10 +11,9 @@ from swap_steps import step_from
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mempool.torch.eager.recorded_iteration import Recorded, Tape
-from mempool.torch.eager.reserved_memory import arena_bytes
-from mempool.torch.eager.schedule_actions import Program
-from mempool.torch.eager.schedule_planner import Planning
+from mempool.torch.eager.patterns import OffloadSchedule
+from mempool.torch.eager.recorded_iteration import RecordedIteration, RecordedStep
+from mempool.torch.eager.schedule_planner import SchedulePlanner, arena_bytes
 from mempool.torch.offload.host_placement import host_copies
 from solvers.swap import Link, OffloadPlanner
 
@@ -40,20 +39,20 @@ def training(seed: int) -> Step:
     return step_from([1e-3] * k, buffers, circular=True)
 
 
-def planned(step: Step) -> tuple[Planning, int, PlannedSchedule]:
+def planned(step: Step) -> tuple[SchedulePlanner, int, PlannedSchedule]:
     """Who plans, the limit, and the moves."""
     engine: Any = SimpleNamespace(link=lambda: LINK, waited=float)
-    planning, limit = Planning(engine, None, ALIGNMENT), int(SHARE * step.peak_bytes)
-    return planning, limit, planning._fitting(OffloadPlanner(step, LINK), step, limit)
+    planner, limit = SchedulePlanner(engine, None, ALIGNMENT), int(SHARE * step.peak_bytes)
+    return planner, limit, planner.fit_arena(OffloadPlanner(step, LINK), step, limit)
 
 
-def program_for(step: Step, swap: PlannedSchedule) -> Program:
-    tape = Tape(functions=[None] * len(step))
-    return Program(tape, Recorded(step, [], {}), swap, host_copies(step, swap.schedule))
+def program_for(step: Step, swap: PlannedSchedule) -> OffloadSchedule:
+    recording = RecordedIteration(functions=[None] * len(step))
+    return OffloadSchedule(recording, RecordedStep(step, [], {}), swap, host_copies(step, swap.schedule))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_easier_to_place_is_preferred_to_more_moves(seed: int) -> None:
+def test_better_packed_schedule_is_preferred_to_more_moves(seed: int) -> None:
     """As planned for the load alone none of these lies within the limit."""
     step = training(seed)
     _, limit, swap = planned(step)
@@ -64,12 +63,12 @@ def test_what_is_easier_to_place_is_preferred_to_more_moves(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_copies_come_back_sooner_only_where_their_buffers_have_places(seed: int) -> None:
+def test_earlier_reloads_need_a_packable_arena(seed: int) -> None:
     step = training(seed)
-    planning, limit, swap = planned(step)
+    planner, limit, swap = planned(step)
     program = program_for(step, swap)
     made = [
-        planning.changed(program, [(row, seconds) for row in range(len(swap.schedule))], limit)
+        planner.start_reloads_earlier(program, [(row, seconds) for row in range(len(swap.schedule))], limit)
         for seconds in (1e-3, 5e-3, 2e-2)
     ]
     assert any(made)
@@ -78,7 +77,7 @@ def test_copies_come_back_sooner_only_where_their_buffers_have_places(seed: int)
         assert arena_bytes(step, better, ALIGNMENT) <= limit
 
 
-def test_no_schedule_is_placed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_schedule_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     placed: list[Any] = []
 
     def noted(step: Step, schedule: Any, alignment: int) -> int:
@@ -87,8 +86,8 @@ def test_no_schedule_is_placed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("mempool.torch.eager.schedule_planner.arena_bytes", noted)
     step = training(SEEDS[0])
-    planning, limit, swap = planned(step)
+    planner, limit, swap = planned(step)
     program = program_for(step, swap)
-    planning.changed(program, [(row, 5e-3) for row in range(len(swap.schedule))], limit)
+    planner.start_reloads_earlier(program, [(row, 5e-3) for row in range(len(swap.schedule))], limit)
     assert sum(one is swap.schedule for one in placed) == 1
     assert len({id(one) for one in placed}) == len(placed)

@@ -45,12 +45,12 @@ def plain(value: Any) -> list[Any]:
     return found
 
 
-def results(operation: Any, swapper: Adversary | None) -> list[Any]:
+def results(operation: Any, mode: Adversary | None) -> list[Any]:
     """What some of an operation's samples give: results, gradients, and the inputs afterwards."""
 
-    def send_away() -> None:
-        if swapper is not None:
-            swapper.send_away()
+    def offload_all() -> None:
+        if mode is not None:
+            mode.offload_all()
 
     kind = torch.float32 if torch.float32 in operation.dtypes else next(iter(operation.dtypes))
     torch.manual_seed(0)
@@ -58,11 +58,11 @@ def results(operation: Any, swapper: Adversary | None) -> list[Any]:
     found: list[Any] = []
     for sample in itertools.islice(samples, 4):
         given = (sample.input, sample.args, sample.kwargs)
-        send_away()
+        offload_all()
         torch.manual_seed(1)
         try:
             out = operation(sample.input, *sample.args, **sample.kwargs)
-            send_away()
+            offload_all()
             found.append(plain(out))
             outs, leaves = (
                 [t for t in tree_leaves(v) if isinstance(t, torch.Tensor) and t.requires_grad]
@@ -71,11 +71,11 @@ def results(operation: Any, swapper: Adversary | None) -> list[Any]:
             outs = [t if t.layout is torch.strided else t.to_dense() for t in outs if t.is_floating_point()]
             if outs and leaves:
                 loss = sum(t.sum() for t in outs)
-                send_away()
+                offload_all()
                 found.append(plain(torch.autograd.grad(loss, leaves, allow_unused=True)))
         except Exception as error:  # a sample that this build cannot run
             found.append(type(error).__name__)
-        send_away()
+        offload_all()
         found.append(plain(given))
     return found
 
@@ -93,7 +93,7 @@ def wanders(operation: Any, first: list[Any]) -> bool:
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", range(PARTS))
-def test_samples_of_operations_give_the_same_bytes(part: int) -> None:
+def test_operator_samples_are_byte_identical(part: int) -> None:
     compared = 0
     for number, operation in enumerate(operations()[part::PARTS]):
         if operation.name in OTHER_FORMULA:
@@ -104,8 +104,8 @@ def test_samples_of_operations_give_the_same_bytes(part: int) -> None:
                 continue  # it leaves memory as it finds it
         except Exception:  # it has no samples here
             continue
-        with Adversary(number, share=0.9) as swapper:
-            swapped = results(operation, swapper)
-        assert swapped == first or wanders(operation, first), operation.name
+        with Adversary(number, share=0.9) as mode:
+            offloaded = results(operation, mode)
+        assert offloaded == first or wanders(operation, first), operation.name
         compared += 1
     assert compared > 40

@@ -48,7 +48,7 @@ def came_out(scenario: str, limit: int) -> list[Any]:
 @pytest.mark.parametrize(
     "scenario", [pytest.param(name, marks=() if name in BRIEF else pytest.mark.full) for name in SCENARIOS]
 )
-def test_results_are_the_same_whatever_departs_from_the_plan(scenario: str, peak: int) -> None:
+def test_results_are_identical_in_diverging_iterations(scenario: str, peak: int) -> None:
     plain = came_out(scenario, 0)
     assert came_out(scenario, int(SHARE * peak)) == plain
 
@@ -56,17 +56,17 @@ def test_results_are_the_same_whatever_departs_from_the_plan(scenario: str, peak
 @pytest.mark.parametrize(
     ("part", "kind"),
     [
-        ("recorded", PlanError),
+        ("recorded_step", PlanError),
         ("packed", ZeroDivisionError),
-        ("program_of", ZeroDivisionError),
+        ("schedule_of", ZeroDivisionError),
         ("fetched_earlier", PlanError),
-        pytest.param("recorded", ZeroDivisionError, marks=pytest.mark.full),
+        pytest.param("recorded_step", ZeroDivisionError, marks=pytest.mark.full),
         pytest.param("packed", PlanError, marks=pytest.mark.full),
-        pytest.param("program_of", PlanError, marks=pytest.mark.full),
+        pytest.param("schedule_of", PlanError, marks=pytest.mark.full),
         pytest.param("fetched_earlier", ZeroDivisionError, marks=pytest.mark.full),
     ],
 )
-def test_a_plan_that_cannot_be_made_ends_no_training(
+def test_failed_planning_does_not_end_training(
     part: str,
     kind: type[Exception],
     peak: int,

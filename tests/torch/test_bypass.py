@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import small_programs
-from adversary import HERE_BYTES, Adversary
-from bypassed import MIB, bypass_of, opened, small, swapper_of
+from adversary import RESIDENT_BYTES, Adversary
+from bypassed import MIB, bypass_of, mode_of, opened, small
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mempool.torch
-from mempool.torch.eager.mode import Swapper
+from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.offload.host_engine import HostEngine
 
 if TYPE_CHECKING:
@@ -57,20 +57,20 @@ def same(program: Any, seed: int, share: float) -> None:
     plain = small_programs.seen_of(program, 4, nothing, nothing)
     with (
         mempool.torch.install(device="cpu", mode="record") as pool,
-        Adversary(seed, share=share, client=pool.client) as swapper,
+        Adversary(seed, share=share, client=pool.client) as mode,
     ):
-        assert swapper.bypass is not None
+        assert mode.bypass is not None
 
         def disturb() -> None:
-            assert swapper.bypass is not None
-            if swapper.bypass.is_open and choose.random() < 0.2:
-                swapper.see_all()
-            elif not swapper.bypass.is_open and choose.random() < 0.5:
-                swapper.bypass.open()
-            swapper.disturb()
+            assert mode.bypass is not None
+            if mode.bypass.is_open and choose.random() < 0.2:
+                mode.close_bypass()
+            elif not mode.bypass.is_open and choose.random() < 0.5:
+                mode.bypass.open()
+            mode.disturb()
 
-        swapped = small_programs.seen_of(program, 4, disturb, swapper.step)
-    assert swapped == plain
+        offloaded = small_programs.seen_of(program, 4, disturb, mode.step)
+    assert offloaded == plain
 
 
 @example([(which, 1, 3) for which in range(len(small_programs.INSTRUCTIONS))], 0, 0.9)
@@ -81,9 +81,7 @@ def same(program: Any, seed: int, share: float) -> None:
     st.sampled_from([0.1, 0.5, 0.9]),
 )
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-def test_a_program_sees_the_same_whenever_its_operations_pass_by(
-    program: Any, seed: int, share: float
-) -> None:
+def test_random_programs_are_identical_with_and_without_bypass(program: Any, seed: int, share: float) -> None:
     same(program, seed, share)
 
 
@@ -94,11 +92,11 @@ def test_a_program_sees_the_same_whenever_its_operations_pass_by(
     st.sampled_from([0.1, 0.5, 0.9]),
 )
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-def test_long_programs_see_the_same_too(program: Any, seed: int, share: float) -> None:
+def test_long_random_programs_are_identical_with_bypass(program: Any, seed: int, share: float) -> None:
     same(program, seed, share)
 
 
-def test_training_is_the_same_and_hardly_an_operation_is_seen() -> None:
+def test_training_is_identical_and_nearly_all_operations_are_bypassed() -> None:
     plain = small()
     expected = [plain.step() for _ in range(60)]
     with Seen() as seen:
@@ -123,25 +121,25 @@ def summed(source: Any, outs: list[Any]) -> None:
 
 def known(pool: Any) -> dict[int, Any]:
     """What is known once operations are seen again: all that lives."""
-    swapper = swapper_of(pool)
-    swapper.see_all()
-    swapper._bury()
-    found = dict(swapper.storages.known)
-    rooms = sum(held.room for held in found.values())
-    assert rooms - swapper.storages.outside_bytes == pool.client.stats()["live"]["current"]
+    mode = mode_of(pool)
+    mode.close_bypass()
+    mode.remove_dead()
+    found = dict(mode.storages.records)
+    rooms = sum(record.rounded_bytes for record in found.values())
+    assert rooms - mode.storages.foreign_bytes == pool.client.stats()["live"]["current"]
     return found
 
 
-def test_all_that_lives_is_known_when_operations_are_seen_again() -> None:
+def test_closing_the_bypass_registers_all_living_storages() -> None:
     kept: list[Any] = []
     loop = small()
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
         opened(pool, loop)
-        swapper = swapper_of(pool)
+        mode = mode_of(pool)
         for i in range(8):
             loop.step()
             kept.append(torch.full((1024,), float(i)))
-        assert swapper.storages.find(kept[-1].untyped_storage()) is None
+        assert mode.storages.find(kept[-1].untyped_storage()) is None
         hidden = (
             loop.net(torch.ones(256, 64)).square().mean()
         )  # whose graph alone has what its backward needs
@@ -153,7 +151,7 @@ def test_all_that_lives_is_known_when_operations_are_seen_again() -> None:
         del hidden, found
 
 
-def test_what_was_known_before_has_its_last_use_and_size_too() -> None:
+def test_closing_the_bypass_updates_last_use_and_size() -> None:
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
         first, second = torch.ones(1000), torch.ones(1000)
         opened(pool, small())
@@ -163,35 +161,35 @@ def test_what_was_known_before_has_its_last_use_and_size_too() -> None:
         first.resize_(2000)
         found = known(pool)
         known_first, known_second = (found[id(one.untyped_storage())] for one in (first, second))
-        assert known_second.last < known_first.last == max(held.last for held in found.values())
+        assert known_second.last < known_first.last == max(record.last for record in found.values())
         assert known_first.size == 8000
         del first, second, found, known_first, known_second
 
 
-def test_an_iteration_that_was_half_seen_is_none() -> None:
+def test_partly_bypassed_iteration_is_not_recorded() -> None:
     loop = small()
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
         opened(pool, loop)
-        swapper = swapper_of(pool)
+        mode = mode_of(pool)
         before = pool.report().values["swapping"]
 
         def order() -> int:
-            return len(swapper.iterations._patterns._order)
+            return len(mode.iterations.patterns.order)
 
         seen = order()
         half = loop.net(torch.ones(256, 64))
-        swapper.see_all()
+        mode.close_bypass()
         half.square().mean().backward()
         loop.optimizer.step()
         after = pool.report().values["swapping"]
         assert order() == seen
-        assert bypass_of(pool)._calm == 0
+        assert bypass_of(pool).calm_iterations == 0
         assert after["iterations"] == before["iterations"] + 1
         assert (after["diverged"], after["plans"]) == (before["diverged"], before["plans"])
         loop.step()
         assert order() == seen + 1
         bypass_of(pool).open()
-        swapper.see_all()
+        mode.close_bypass()
         with pool.iteration():  # which is seen from its beginning on
             loop.step()
         assert order() == seen + 2
@@ -211,19 +209,19 @@ def hits(pool: Any, loop: Loop, steps: int) -> float:
     return float(new["hit"] / sum(new.values()))
 
 
-def test_the_pool_plans_meanwhile_as_without_a_limit() -> None:
+def test_pool_plans_while_operations_are_bypassed() -> None:
     loop = small()
     with mempool.torch.install(device="cpu", limit="32MiB", background=False) as pool:
         pool.watch(loop.optimizer)
         hits(pool, loop, 60)
         assert hits(pool, loop, 30) > 0.9
         assert bypass_of(pool).is_open
-        swapper_of(pool).see_all()
-        assert swapper_of(pool)._room.holds_arena
+        mode_of(pool).close_bypass()
+        assert mode_of(pool)._room.holds_arena
         assert pool.client.pool.stats()["arena_bytes"] > 0
 
 
-def test_what_autocast_keeps_is_known_too() -> None:
+def test_autocast_copies_are_registered_when_the_bypass_closes() -> None:
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
         opened(pool, small())
         x, weight = torch.ones(4, 32, 32), torch.ones(4, 32, 32, requires_grad=True)
@@ -236,7 +234,7 @@ def test_what_autocast_keeps_is_known_too() -> None:
         del x, weight
 
 
-def test_a_batch_that_is_much_larger_is_kept_within_the_limit() -> None:
+def test_larger_batch_closes_the_bypass_and_keeps_the_limit() -> None:
     sizes = [256] * 30 + [4096] + [256] * 10 + [4096] * 2
     plain = small()
     expected = [plain.step(size) for size in sizes]
@@ -254,13 +252,13 @@ def test_a_batch_that_is_much_larger_is_kept_within_the_limit() -> None:
     assert reserved <= 8 * MIB * 1.02
 
 
-def test_it_opens_again_after_ever_more_iterations() -> None:
+def test_bypass_reopens_after_ever_more_iterations() -> None:
     loop = small()
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
         opened(pool, loop)
         waits = []
         for _ in range(5):
-            swapper_of(pool).see_all()
+            mode_of(pool).close_bypass()
             loop.step()
             waits.append(0)
             while not bypass_of(pool).is_open:
@@ -270,7 +268,7 @@ def test_it_opens_again_after_ever_more_iterations() -> None:
     assert waits[-1] >= 2 * waits[0] > 0
 
 
-def test_where_little_room_is_left_all_are_seen() -> None:
+def test_bypass_stays_closed_near_the_limit() -> None:
     loop = small()
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
         for _ in range(10):
@@ -283,64 +281,64 @@ def test_where_little_room_is_left_all_are_seen() -> None:
         assert pool.report().values["swapping"]["bypassed"] == 0
 
 
-class TestWhen:
+class TestBypassOpening:
     """Iterations of which it is told how much they needed."""
 
     @pytest.fixture
-    def swapper(self) -> Iterator[Swapper]:
+    def mode(self) -> Iterator[OffloadMode]:
         with (
             mempool.torch.install(device="cpu", mode="record") as pool,
-            Swapper(HostEngine(1 << 28), CPU, 8 * MIB, client=pool.client) as swapper,
+            OffloadMode(HostEngine(1 << 28), CPU, 8 * MIB, client=pool.client) as mode,
         ):
-            yield swapper
+            yield mode
 
-    def opens(self, swapper: Swapper, most: int) -> bool:
-        assert swapper.bypass is not None
+    def opens(self, mode: OffloadMode, most: int) -> bool:
+        assert mode.bypass is not None
         for _ in range(4):
-            swapper.bypass.look(most)
-        return swapper.bypass.is_open
+            mode.bypass.record_peak(most)
+        return mode.bypass.is_open
 
-    def test_where_enough_is_left(self, swapper: Swapper) -> None:
-        assert not self.opens(swapper, 7 * MIB + 1)
-        assert self.opens(swapper, 7 * MIB)
+    def test_bypass_opens_with_enough_headroom(self, mode: OffloadMode) -> None:
+        assert not self.opens(mode, 7 * MIB + 1)
+        assert self.opens(mode, 7 * MIB)
 
-    def test_not_where_something_moved(self, swapper: Swapper) -> None:
-        swapper.counts.iteration_out_bytes = 1
-        assert not self.opens(swapper, MIB)
-        swapper.counts.iteration_out_bytes, swapper.counts.iteration_in_bytes = 0, 1
-        assert not self.opens(swapper, MIB)
-        swapper.counts.iteration_in_bytes = 0
-        assert self.opens(swapper, MIB)
+    def test_bypass_stays_closed_after_moves(self, mode: OffloadMode) -> None:
+        mode.counts.iteration_out_bytes = 1
+        assert not self.opens(mode, MIB)
+        mode.counts.iteration_out_bytes, mode.counts.iteration_in_bytes = 0, 1
+        assert not self.opens(mode, MIB)
+        mode.counts.iteration_in_bytes = 0
+        assert self.opens(mode, MIB)
 
-    def test_not_where_what_is_away_would_not_fit(self, swapper: Swapper) -> None:
+    def test_bypass_stays_closed_if_offloaded_storages_would_not_fit(self, mode: OffloadMode) -> None:
         x = torch.ones(MIB // 2)
-        swapper._governor.clear(set(), 0)
-        assert HERE_BYTES(x.untyped_storage()) == 0
-        assert not self.opens(swapper, 6 * MIB)
-        assert self.opens(swapper, 5 * MIB)
-        assert HERE_BYTES(x.untyped_storage()) == 2 * MIB
+        mode.eviction.clear(set(), 0)
+        assert RESIDENT_BYTES(x.untyped_storage()) == 0
+        assert not self.opens(mode, 6 * MIB)
+        assert self.opens(mode, 5 * MIB)
+        assert RESIDENT_BYTES(x.untyped_storage()) == 2 * MIB
 
-    def test_not_by_another_thread(self, swapper: Swapper) -> None:
+    def test_another_thread_does_not_open_the_bypass(self, mode: OffloadMode) -> None:
         said: list[bool] = []
-        thread = threading.Thread(target=lambda: said.append(self.opens(swapper, MIB)))
+        thread = threading.Thread(target=lambda: said.append(self.opens(mode, MIB)))
         thread.start()
         thread.join()
         assert said == [False]
 
-    def test_not_if_the_next_operation_like_it_has_no_room(self, swapper: Swapper) -> None:
+    def test_bypass_closes_when_an_operation_lacks_headroom(self, mode: OffloadMode) -> None:
         x = torch.ones(MIB // 4)
         kept = [x + 1]
-        assert self.opens(swapper, 2 * MIB)
-        while swapper.bypass is not None and swapper.bypass.is_open:
+        assert self.opens(mode, 2 * MIB)
+        while mode.bypass is not None and mode.bypass.is_open:
             kept.append(x + 1)
         assert len(kept) == 8 - 1  # and x
         kept += [x + 1 for _ in range(6)]
-        assert swapper.storages.here_bytes <= 8 * MIB
+        assert mode.storages.resident_bytes <= 8 * MIB
         assert all(one.sum().item() == MIB // 2 for one in kept)
 
 
 class TestOutOfMemory:
-    def test_an_operation_that_finds_none_runs_once_everything_has_left(self) -> None:
+    def test_operation_is_retried_after_all_else_is_evicted(self) -> None:
         loop = small()
         with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
             kept = [torch.full((MIB // 4,), float(i)) for i in range(8)]
@@ -359,7 +357,7 @@ class TestOutOfMemory:
             assert [one.mean().item() for one in kept] == [float(i) for i in range(8)]
             del kept, more, source
 
-    def test_one_that_draws_random_numbers_raises(self) -> None:
+    def test_random_operation_is_not_retried(self) -> None:
         loop = small()
         with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
             opened(pool, loop)
@@ -373,7 +371,7 @@ class TestOutOfMemory:
             pool.client.pool.set_max_reserved(1 << 62)
             del source, drawn
 
-    def test_one_that_writes_raises(self) -> None:
+    def test_writing_operation_is_not_retried(self) -> None:
         loop = small()
         with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
             opened(pool, loop)
@@ -389,11 +387,11 @@ class TestOutOfMemory:
             del source, outs, out
 
     @pytest.mark.parametrize("seen", [False, True])
-    def test_one_that_writes_where_nothing_is_yet_is_not_run_again(self, seen: bool) -> None:
+    def test_operation_with_an_unallocated_output_is_not_retried(self, seen: bool) -> None:
         """The first time has given it a shape, and no memory."""
         with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
             if seen:
-                swapper_of(pool).bypass = None
+                mode_of(pool).bypass = None
             else:
                 opened(pool, small())
             source = torch.arange(MIB // 4)
