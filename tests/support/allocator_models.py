@@ -126,7 +126,7 @@ class Pieces:
 
 
 class CupyModel(Pieces):
-    """`SingleDeviceMemoryPool`: see `solvers.simulators.cupy`; `choose` picks among blocks of one size."""
+    """`SingleDeviceMemoryPool`: see `solvers.simulators.pools`; `choose` picks among blocks of one size."""
 
     def __init__(
         self,
