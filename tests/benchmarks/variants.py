@@ -1,13 +1,12 @@
-"""Training whose steps are of several kinds, in no order: how much of it the pool's plans serve.
+"""Hit rates of training with iteration variants in random order.
 
-    python tests/benchmarks/kinds.py [--only PROGRAM ...] [--steps 400] [--json FILE]
+    python tests/benchmarks/variants.py [--only PROGRAM ...] [--steps 400] [--json FILE]
 
-Each program runs in three processes of its own: with each kind planned as if it followed itself ("apart"),
-with a plan for each kind, all of them made together, and as it is, where many kinds that differ in sizes only
-have one plan, that of their envelope. *Hits* are of the last 50 steps, of what could have hit; *dynamic* is
-what the plan leaves to the fallback, of all.
-*Arena* and *peak* are in MB: the pool's arena, and the largest load of one
-kind. Each step ends with a short pause, so that there is time for the planner in programs as quick as these.
+Each program runs in three separate processes: with each variant planned as if the variant followed itself
+("apart"), with joint plans for all variants, and with the defaults, where many variants that differ in sizes
+only have one envelope plan. *Hits* are the hit rate of the last 50 steps; *dynamic* is the fraction of
+allocations that the plan leaves to the fallback. *Arena* and *peak* are in MB: the pool's arena, and the
+largest load of one variant. Each step ends with a short pause, which leaves time for the planner.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PAUSE_SECONDS = 0.02
 
 
 def learned(optimizer: torch.optim.Optimizer, out: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """One step towards what would have been right; the outputs, which the program keeps."""
+    """Run one optimizer step and return the outputs, which the program keeps."""
     import torch
 
     loss = torch.nn.functional.cross_entropy(out.flatten(0, -2), right.flatten())
@@ -45,7 +44,7 @@ def learned(optimizer: torch.optim.Optimizer, out: torch.Tensor, right: torch.Te
 
 
 def transformer(lengths: tuple[int, ...]) -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
-    """Batches of any of these lengths; the outputs are kept until the next."""
+    """Return steps with batches of random lengths, whose outputs live until the next step."""
     import torch
 
     layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
@@ -62,7 +61,7 @@ def transformer(lengths: tuple[int, ...]) -> tuple[Callable[[], object], list[to
 
 
 def recurrent(lengths: tuple[int, ...]) -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
-    """An LSTM word by word, which allocates more often the longer a batch is."""
+    """Return steps of an LSTM word by word, which allocates more often for longer batches."""
     import torch
 
     cell, head = torch.nn.LSTMCell(32, 64), torch.nn.Linear(64, 100)
@@ -84,7 +83,7 @@ def recurrent(lengths: tuple[int, ...]) -> tuple[Callable[[], object], list[torc
 
 
 def pictures(sizes: tuple[int, ...]) -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
-    """Pictures of any of these sizes."""
+    """Return steps with pictures of random sizes."""
     import torch
 
     layers: list[torch.nn.Module] = []
@@ -106,7 +105,7 @@ def pictures(sizes: tuple[int, ...]) -> tuple[Callable[[], object], list[torch.o
 
 
 def gathered() -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
-    """Gradients of as many batches as it happens, until a step of the optimizer."""
+    """Return steps with a random number of accumulated batches."""
     import torch
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.GELU(), torch.nn.Linear(512, 64))
@@ -124,7 +123,7 @@ def gathered() -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
 
 
 def adversarial() -> tuple[Callable[[], object], list[torch.optim.Optimizer]]:
-    """A discriminator that steps once, twice or three times before the generator does."""
+    """Return steps of a discriminator, one to three times, then of the generator."""
     import torch
 
     generator = torch.nn.Sequential(torch.nn.Linear(16, 256), torch.nn.ReLU(), torch.nn.Linear(256, 784))
@@ -165,7 +164,7 @@ WAYS = ("apart", "together", "as it is")
 
 
 def measured(name: str, steps: int, way: str) -> dict[str, Any]:
-    """In this process: what the pool says at the end."""
+    """Run one program in this process and return the pool's report."""
     import torch
 
     import mempool.torch
@@ -205,7 +204,7 @@ def measured(name: str, steps: int, way: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the chosen programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--steps", type=int, default=400)
