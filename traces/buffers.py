@@ -12,7 +12,7 @@ import numpy as np
 
 from traces.columns import column, numbered
 from traces.rules import check_buffers
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -241,8 +241,8 @@ def buffers_of(trace: Trace, *, alignment: int = 1) -> Buffers:
         TraceError: the trace contradicts itself.
     """
     trace.validate()
-    row = np.flatnonzero(trace.kind == Kind.ALLOC)
-    freed = np.flatnonzero(trace.kind == Kind.FREE)
+    row = np.flatnonzero(trace.kind == EventType.ALLOC)
+    freed = np.flatnonzero(trace.kind == EventType.FREE)
     end = np.full(len(trace), len(trace), np.int64)
     end[trace.births[freed]] = freed
     device, stream = (numbered(of)[1] for of in (trace.device[row], trace.stream[row]))

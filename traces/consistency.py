@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces.trace import COLUMNS, Kind, Trace
+from traces.trace import COLUMNS, EventType, Trace
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -53,11 +53,11 @@ def _contradictions(trace: Trace, rows: NDArray[np.int64]) -> list[tuple[NDArray
         result: NDArray[np.int64] = found[mine]
         return result
 
-    born = first(kind == Kind.ALLOC)
-    dead = first((kind == Kind.FREE) & (at > born))
+    born = first(kind == EventType.ALLOC)
+    dead = first((kind == EventType.FREE) & (at > born))
     found = []
     for mask, reason in (
-        ((kind == Kind.ALLOC) & (at > born), "a buffer is allocated a second time"),
+        ((kind == EventType.ALLOC) & (at > born), "a buffer is allocated a second time"),
         (at < born, "an event of a buffer before its alloc"),
         (at > dead, "an event of a buffer after its free"),
     ):

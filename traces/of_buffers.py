@@ -8,7 +8,7 @@ import numpy as np
 
 from traces.columns import distinct
 from traces.errors import TraceError
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 if TYPE_CHECKING:
     from traces.buffers import Buffers
@@ -41,7 +41,7 @@ def trace_of(buffers: Buffers) -> Trace:
     row, free = row[order], free[order]
     alignments = distinct(buffers.alignment).tolist()
     trace = Trace.of(
-        np.where(free, Kind.FREE, Kind.ALLOC),
+        np.where(free, EventType.FREE, EventType.ALLOC),
         row,
         np.where(free | empty[order], 0, buffers.size[row]),
         stream=buffers.stream[row],

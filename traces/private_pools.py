@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from traces.trace import Trace
@@ -22,7 +22,7 @@ def pools_as_streams(trace: Trace) -> Trace:
     """
     if not trace.pool.any():
         return trace
-    freed = trace.kind == Kind.FREE
+    freed = trace.kind == EventType.FREE
     pool = np.where(freed, trace.pool[trace.births], trace.pool)
     pairs = np.stack([pool, trace.stream], axis=1)
     _, stream = np.unique(pairs, axis=0, return_inverse=True)

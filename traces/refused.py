@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.trace import COLUMNS, UNKNOWN, Kind
+from traces.trace import COLUMNS, UNKNOWN, EventType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,14 +24,14 @@ def with_attempts(trace: Trace) -> tuple[Trace, NDArray[np.int64]]:
     Returns:
         The trace, and for each of its rows the row of the given trace, int64[m].
     """
-    refused = trace.kind == Kind.REFUSED
+    refused = trace.kind == EventType.REFUSED
     if not refused.any():
         return trace, np.arange(len(trace))
     rows = np.repeat(np.arange(len(trace)), 1 + refused)
     table: dict[str, Any] = {name: np.array(getattr(trace, name)[rows]) for name in COLUMNS}
-    alloc = np.flatnonzero(table["kind"] == Kind.REFUSED)[::2]
+    alloc = np.flatnonzero(table["kind"] == EventType.REFUSED)[::2]
     first = int(trace.buffer.max(initial=-1)) + 1
-    table["kind"][alloc], table["kind"][alloc + 1] = Kind.ALLOC, Kind.FREE
+    table["kind"][alloc], table["kind"][alloc + 1] = EventType.ALLOC, EventType.FREE
     for at in (alloc, alloc + 1):
         table["buffer"][at] = first + np.arange(len(alloc))
     for name in ("size", "category"):

@@ -12,7 +12,7 @@ import numpy as np
 from mempool.analysis.caveats import place_of
 from mempool.simulate import ALLOCATORS, simulate
 from solvers.simulators.recorded import recorded
-from traces import Kind
+from traces import EventType
 from traces.completeness import completeness
 from traces.refused import with_attempts
 
@@ -229,7 +229,7 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
 
 def _failure(made: Simulation, limit_bytes: int | None, before_bytes: int) -> Failure | None:
     """Return the first request that does not fit; ``before_bytes`` were reserved before the first event."""
-    refused = np.flatnonzero(made.trace.kind == Kind.REFUSED)  # only in a recorded simulation
+    refused = np.flatnonzero(made.trace.kind == EventType.REFUSED)  # only in a recorded simulation
     event = int(refused[0]) if len(refused) else made.failed_at
     if event is None:
         if limit_bytes is None or made.peak_reserved_bytes <= limit_bytes:
@@ -242,5 +242,5 @@ def _failure(made: Simulation, limit_bytes: int | None, before_bytes: int) -> Fa
 
 def _first_alloc(trace: Trace, event: int) -> int:
     """Return the first alloc at or after an event: the alloc that a segment was reserved for."""
-    later = np.flatnonzero(trace.kind[event:] == Kind.ALLOC)
+    later = np.flatnonzero(trace.kind[event:] == EventType.ALLOC)
     return event + int(later[0]) if len(later) else event

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces import Kind
+from traces import EventType
 
 #: Shortest useful absence, as a fraction of an iteration: a shorter one leaves no time to copy a buffer out
 #: and back.
@@ -52,7 +52,7 @@ class Absences:
 
 def absences(trace: Trace, peak: Peak) -> Absences | None:
     """Return the absences around the peak; None if the trace has no accesses and they are unknown."""
-    accesses = np.flatnonzero((trace.kind == Kind.READ) | (trace.kind == Kind.WRITE))
+    accesses = np.flatnonzero((trace.kind == EventType.READ) | (trace.kind == EventType.WRITE))
     if not len(accesses):
         return None
     # Map from each alloc event to the row of the peak, -1 for others.

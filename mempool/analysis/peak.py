@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces import Kind, buffers_of
+from traces import EventType, buffers_of
 from traces.trace import RANGE_BEGIN
 
 if TYPE_CHECKING:
@@ -126,14 +126,14 @@ def phases(trace: Trace) -> NDArray[np.int32]:
     if RANGE_BEGIN in trace.names:
         return _innermost_ranges(trace)
     known = [at for at, name in enumerate(trace.names) if name in PHASES]
-    named = (trace.kind == Kind.MARK) & np.isin(trace.operation, known)
+    named = (trace.kind == EventType.MARK) & np.isin(trace.operation, known)
     last = np.maximum.accumulate(np.where(named, np.arange(len(trace)), -1))
     return np.append(trace.operation, np.int32(-1))[last]
 
 
 def _innermost_ranges(trace: Trace) -> NDArray[np.int32]:
     begins = trace.names.index(RANGE_BEGIN)
-    marks = np.flatnonzero((trace.kind == Kind.MARK) & (trace.category >= 0))
+    marks = np.flatnonzero((trace.kind == EventType.MARK) & (trace.category >= 0))
     inner = np.full(len(marks) + 1, -1, np.int32)  # inner[k]: the innermost range after k marks
     opened: list[int] = []
     for at, row in enumerate(marks.tolist(), 1):

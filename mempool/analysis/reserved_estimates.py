@@ -9,7 +9,7 @@ from mempool.analysis.remedies import Remedy
 from mempool.reporting.report import binary
 from mempool.simulate import simulate
 from solvers.simulators.pytorch_conf import recorded_settings
-from traces import Kind, TraceError
+from traces import EventType, TraceError
 from traces.completeness import History
 from traces.refused import with_attempts
 
@@ -72,7 +72,7 @@ def tried(trace: Trace, recorded: Simulation | None, known: Completeness) -> Tri
     if now is not None and not expandable:  # expandable segments lack the gaps that settings reduce
         found += _settings(trace, own, min(peak, now))
     refused = None
-    if (trace.kind == Kind.REFUSED).any():
+    if (trace.kind == EventType.REFUSED).any():
         asked, _ = with_attempts(trace)
         refused = _reserved(asked, "planned_online"), _reserved(asked, "planned")
     return Tried(pool, plan, refused, found)

@@ -75,7 +75,7 @@ def _check_target(source: Path, target: Path) -> None:
 
 def _as_trace(source: Path, target: Path, skipped: Counter[str] | None, *, frames: bool) -> dict[str, Any]:
     from mempool.cli.inputs import tell_skipped
-    from traces import Kind
+    from traces import EventType
     from traces.formats.parquet import TraceWriter
     from traces.read import read_pieces
 
@@ -88,7 +88,7 @@ def _as_trace(source: Path, target: Path, skipped: Counter[str] | None, *, frame
         for piece in itertools.chain([first], pieces):
             writer.write(piece if frames else _without_frames(piece))
             events += len(piece)
-            buffers += int((piece.kind == Kind.ALLOC).sum())
+            buffers += int((piece.kind == EventType.ALLOC).sum())
     return {"format": "trace", "events": events, "buffers": buffers, "metadata": metadata}
 
 

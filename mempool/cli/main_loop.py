@@ -30,11 +30,11 @@ def is_main(kinds: Sequence[Pattern], trace: Trace) -> bool:
     Raises:
         TraceError: the trace contradicts itself.
     """
-    from traces import Kind
+    from traces import EventType
 
-    if not found_only(trace) and ((trace.kind == Kind.MARK) & (trace.category < 0)).any():
+    if not found_only(trace) and ((trace.kind == EventType.MARK) & (trace.category < 0)).any():
         return True
-    sizes = trace.size[(trace.kind == Kind.ALLOC) & (trace.size > _SMALL_BYTES)]
+    sizes = trace.size[(trace.kind == EventType.ALLOC) & (trace.size > _SMALL_BYTES)]
     if 2 * sum(one.iterations * len(one.buffers) for one in kinds) < len(sizes):
         return False
     asked = sum(one.iterations * float(one.buffers.size.sum(dtype=float)) for one in kinds)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces import Kind
+from traces import EventType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,11 +44,11 @@ def join(pools: list[tuple[int, Trace]], seen: Table, names: list[int]) -> Joine
     joined = {name: np.concatenate([table[name], kept[name]]) for name in table}
     order = np.lexsort((np.arange(len(joined["kind"])), joined.pop("order")))
     joined = {name: values[order] for name, values in joined.items()}
-    untouched = (table["kind"] == Kind.ALLOC) & ~np.isin(table["buffer"], kept["buffer"])
+    untouched = (table["kind"] == EventType.ALLOC) & ~np.isin(table["buffer"], kept["buffer"])
     metadata = {
         "untouched_buffers": str(int(untouched.sum())),
         "untouched_bytes": str(int(table["size"][untouched].sum())),
-        "foreign_buffers": str(int((kept["kind"] == Kind.ALLOC).sum())),
+        "foreign_buffers": str(int((kept["kind"] == EventType.ALLOC).sum())),
     }
     return Joined(joined, metadata)
 
@@ -70,16 +70,16 @@ def _of_pools(pools: list[tuple[int, Trace]], seen: Table, names: list[int]) -> 
         part["order"] = np.maximum.accumulate(part["time_ns"])
         buffers = int(part["buffer"].max(initial=buffers - 1)) + 1
         threads = int(part["thread"].max(initial=threads - 1)) + 1
-        once = (part["kind"] != Kind.MARK) | (not parts)  # marks are common to all devices
+        once = (part["kind"] != EventType.MARK) | (not parts)  # marks are common to all devices
         parts.append({name: values[once] for name, values in part.items()})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _matches(table: Table, seen: Table) -> NDArray[np.int64]:
     """Return the pool's row for each alloc of the recorder, -1 without one; int64[recorder's allocs]."""
-    born = np.flatnonzero(table["kind"] == Kind.ALLOC)
+    born = np.flatnonzero(table["kind"] == EventType.ALLOC)
     born = born[np.lexsort((table["order"][born], table["address"][born]))]
-    mine = np.flatnonzero(seen["kind"] == Kind.ALLOC)
+    mine = np.flatnonzero(seen["kind"] == EventType.ALLOC)
     if not len(born):
         return np.full(len(mine), -1)
     # Find the last pool alloc at the same address before the recorder first saw the address (sorted by
@@ -99,14 +99,14 @@ def _matches(table: Table, seen: Table) -> NDArray[np.int64]:
 def _ends(table: Table) -> NDArray[np.int64]:
     """Return the time of each pool buffer's free, int64[buffers]; the largest number for live buffers."""
     ends = np.full(int(table["buffer"].max(initial=-1)) + 1, np.iinfo(np.int64).max)
-    freed = table["kind"] == Kind.FREE
+    freed = table["kind"] == EventType.FREE
     ends[table["buffer"][freed]] = table["order"][freed]
     return ends
 
 
 def _tell(table: Table, seen: Table, match: NDArray[np.int64]) -> None:
     """Copy operation, category and source line of the recorder's allocs to the matching pool allocs."""
-    mine = np.flatnonzero(seen["kind"] == Kind.ALLOC)
+    mine = np.flatnonzero(seen["kind"] == EventType.ALLOC)
     rows, mine = match[match >= 0], mine[match >= 0]
     for name in ("operation", "category", "frame", "began"):
         table[name][rows] = seen[name][mine]
@@ -115,7 +115,7 @@ def _tell(table: Table, seen: Table, match: NDArray[np.int64]) -> None:
     # Attribute temporaries: allocs of the only recorded thread while an operation of that thread ran.
     began, first = np.unique(seen["began"][seen["began"] >= 0], return_index=True)
     of_operations = np.flatnonzero(seen["began"] >= 0)[first]
-    inner = (table["kind"] == Kind.ALLOC) & (table["operation"] < 0)
+    inner = (table["kind"] == EventType.ALLOC) & (table["operation"] < 0)
     inner &= np.isin(table["thread"], table["thread"][rows])
     at = np.flatnonzero(inner)
     before = np.searchsorted(began, table["time_ns"][at], side="right") - 1
@@ -128,7 +128,7 @@ def _tell(table: Table, seen: Table, match: NDArray[np.int64]) -> None:
 
 def _of_recorder(table: Table, seen: Table, match: NDArray[np.int64]) -> Table:
     """Return the recorder's events without allocs and frees of pool buffers, in the pools' ids."""
-    allocs = np.flatnonzero(seen["kind"] == Kind.ALLOC)
+    allocs = np.flatnonzero(seen["kind"] == EventType.ALLOC)
     pools = int(table["buffer"].max(initial=-1)) + 1
     count = int(seen["buffer"].max(initial=-1)) + 1
     row_of = np.full(count + 1, -1)  # one more entry for marks, whose buffer is -1
@@ -145,7 +145,7 @@ def _of_recorder(table: Table, seen: Table, match: NDArray[np.int64]) -> Table:
     born[seen["buffer"][allocs]] = seen["time_ns"][allocs]
     kept["order"] = np.maximum(seen["time_ns"], born[seen["buffer"]])
     kept["thread"] = _threads(table, seen, allocs, match)
-    keep = ~theirs | ((seen["kind"] != Kind.ALLOC) & (seen["kind"] != Kind.FREE))
+    keep = ~theirs | ((seen["kind"] != EventType.ALLOC) & (seen["kind"] != EventType.FREE))
     return {name: kept[name][keep] for name in table}
 
 

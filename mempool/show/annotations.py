@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces.trace import RANGE_BEGIN, RANGE_END, Kind
+from traces.trace import RANGE_BEGIN, RANGE_END, EventType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,9 +56,9 @@ def notes_of(trace: Trace, free: NDArray[np.int64] | None) -> Notes:
         trace: the events; their rows are the times.
         free: bytes free on the device at each refused request, -1 where unknown; None if all are unknown.
     """
-    refused = np.flatnonzero(trace.kind == Kind.REFUSED)
+    refused = np.flatnonzero(trace.kind == EventType.REFUSED)
     category = _categories(trace)
-    mark = np.flatnonzero((trace.kind == Kind.MARK) & (category == ""))
+    mark = np.flatnonzero((trace.kind == EventType.MARK) & (category == ""))
     begin, end, depth = _ranges(category, trace.operation, len(trace))
     return Notes(
         refused=refused,
@@ -79,7 +79,7 @@ def notes_of(trace: Trace, free: NDArray[np.int64] | None) -> Notes:
 def _categories(trace: Trace) -> NDArray[np.str_]:
     """Return for each mark whether a range begins or ends there; "" for every other event."""
     told = np.array([name if name in (RANGE_BEGIN, RANGE_END) else "" for name in trace.names] + [""])
-    return np.where(trace.kind == Kind.MARK, told[trace.category], "")
+    return np.where(trace.kind == EventType.MARK, told[trace.category], "")
 
 
 def _ranges(

@@ -10,7 +10,7 @@ import numpy as np
 from mempool.analysis.caveats import history_caveats, pool_caveats
 from mempool.show.annotations import NO_NOTES, Notes, notes_of
 from traces.completeness import History, completeness
-from traces.trace import NAMED, Kind
+from traces.trace import NAMED, EventType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,7 +119,7 @@ def timeline_of(
     since, history, notes = 0, History.WHOLE, NO_NOTES
     caveats: tuple[str, ...] = ()
     if trace is not None:
-        born = np.flatnonzero(trace.kind == Kind.ALLOC)
+        born = np.flatnonzero(trace.kind == EventType.ALLOC)
         named = {name: getattr(trace, name)[born].astype(np.int64) for name in (*NAMED, "pool")}
         known = completeness(trace, int(trace.device[0]) if len(trace) else 0)
         since, history = _since(trace, known), known.history
@@ -158,9 +158,9 @@ def _since(trace: Trace, known: Completeness) -> int:
     """Return the row of the first recorded event; rows before describe the state until then."""
     if known.history is History.ABSENT:
         return max(len(trace) - 1, 0)
-    other = np.flatnonzero((trace.kind != Kind.ALLOC) & (trace.kind != Kind.RESERVE))
+    other = np.flatnonzero((trace.kind != EventType.ALLOC) & (trace.kind != EventType.RESERVE))
     lead = slice(int(other[0]) if len(other) else len(trace))
-    before = {Kind.ALLOC: known.live_before_bytes, Kind.RESERVE: known.reserved_before_bytes}
+    before = {EventType.ALLOC: known.live_before_bytes, EventType.RESERVE: known.reserved_before_bytes}
     return max(
         _first_row(np.cumsum(np.where(trace.kind[lead] == kind, trace.size[lead], 0)), total)
         for kind, total in before.items()

@@ -14,7 +14,7 @@ from solvers.simulators.pytorch import PyTorch
 from solvers.simulators.pytorch_conf import recorded_settings
 from solvers.simulators.simulate import simulation_of
 from traces.private_pools import pools_as_streams
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,7 +77,7 @@ def judge(trace: Trace, **parameters: Any) -> Judgement:
     device ran out of memory, which the recording does not tell.
 
     Args:
-        trace: a recording of one device with addresses and `Kind.RESERVE` rows, as `read_snapshot` returns.
+        trace: a recording of one device with addresses and `EventType.RESERVE` rows, as of `read_snapshot`.
         **parameters: settings of the recorded allocator, fields of `PyTorch`; missing ones are taken from the
             trace's metadata, if present.
 
@@ -86,7 +86,7 @@ def judge(trace: Trace, **parameters: Any) -> Judgement:
             state a recording does not tell; a setting out of range.
         TraceError: the trace contradicts itself.
     """
-    if not (trace.kind == Kind.RESERVE).any():
+    if not (trace.kind == EventType.RESERVE).any():
         raise ValueError("a trace that does not tell what its allocator reserved")
     if trace.metadata.get("expandable", "0") == "1":
         raise ValueError("a recording of expandable segments cannot be judged")
@@ -123,8 +123,8 @@ def _run(
 def _compared(truth: Recording, simulation: Simulation) -> Judgement:
     trace, begin = truth.trace, truth.begin
     rows = np.arange(len(trace)) >= begin
-    allocs = np.flatnonzero(rows & (trace.kind == Kind.ALLOC) & (trace.size > 0))
-    events = np.flatnonzero(rows & ((trace.kind == Kind.ALLOC) | (trace.kind == Kind.FREE)))
+    allocs = np.flatnonzero(rows & (trace.kind == EventType.ALLOC) & (trace.size > 0))
+    events = np.flatnonzero(rows & ((trace.kind == EventType.ALLOC) | (trace.kind == EventType.FREE)))
     alike = simulation.address[allocs] == trace.address[allocs]
     segments = simulation.segments
     made = segments.start >= begin

@@ -24,7 +24,7 @@ from mempool.planning.plan_files import Saved, read_saved, write_saved
 from solvers import PlanError, peak_load
 from solvers.packing.check import check_kinds
 from solvers.packing.variants import Joint
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces.formats.parquet import read_trace, write_trace
 from traces.trace import COLUMNS
 
@@ -345,7 +345,7 @@ def test_iterations_of_all_variants_begin_at_marks(
     begins = read_work(tmp_path / "run.trace").begins
     kinds_told = said(capsys, "info", tmp_path / "run.trace")["kinds"]
     assert len(begins) == sum(kind["iterations"] for kind in kinds_told)
-    marks = np.flatnonzero(read_trace(tmp_path / "run.trace").kind == Kind.MARK)
+    marks = np.flatnonzero(read_trace(tmp_path / "run.trace").kind == EventType.MARK)
     assert set((begins - 1).tolist()) <= set(marks.tolist())
     assert (np.diff(begins) > 0).all()
 
@@ -353,9 +353,9 @@ def test_iterations_of_all_variants_begin_at_marks(
 def _freed_later(trace: Trace) -> Trace:
     """Return the trace with the first frees after each mark delayed by some allocations."""
     order = np.arange(len(trace), dtype=np.float64)
-    marks = np.flatnonzero(trace.kind == Kind.MARK)
-    allocs = np.flatnonzero(trace.kind == Kind.ALLOC)
-    for free in np.flatnonzero(trace.kind == Kind.FREE):
+    marks = np.flatnonzero(trace.kind == EventType.MARK)
+    allocs = np.flatnonzero(trace.kind == EventType.ALLOC)
+    for free in np.flatnonzero(trace.kind == EventType.FREE):
         mark = marks[np.searchsorted(marks, free) - 1]
         if trace.births[free] < mark and np.searchsorted(allocs, free) - np.searchsorted(allocs, mark) < 4:
             order[free] = allocs[np.searchsorted(allocs, free) + 5] + 0.5

@@ -8,10 +8,10 @@ import pytest
 from answers import said
 
 from mempool.cli.app import call
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces.formats.parquet import write_trace
 
-A, F, _, _, M, *_ = Kind
+A, F, _, _, M, *_ = EventType
 SNAPSHOTS = Path(__file__).parents[2] / "../shared/bench/pytorch_snapshots"
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from mempool.cli.app import call
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces.formats.parquet import write_trace
 from traces.trace import COLUMNS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-A, F, R, W, M, RESERVE, *_ = Kind
+A, F, R, W, M, RESERVE, *_ = EventType
 KIB = 1024
 
 

@@ -39,7 +39,7 @@ from mempool.torch.estimate.device.in_place import Meeting
 from mempool.torch.estimate.largest_batch import MOST_TRIES, largest
 from mempool.torch.estimate.measure import needed
 from mempool.torch.estimate.sources.call_spy import watched
-from traces import Kind
+from traces import EventType
 
 
 class Whole(nn.Module):
@@ -150,12 +150,12 @@ def test_the_peak_is_that_of_a_walk_through_the_second_step(options: dict[str, A
     steps, trace = 0, fit.trace
     for row in range(len(trace)):
         buffer = int(trace.buffer[row])
-        if trace.kind[row] == Kind.ALLOC:
+        if trace.kind[row] == EventType.ALLOC:
             size = -(-int(trace.size[row]) // rounds) * rounds
             alive[buffer] = size, trace.names[trace.category[row]]
-        elif trace.kind[row] == Kind.FREE:
+        elif trace.kind[row] == EventType.FREE:
             del alive[buffer]
-        steps += trace.kind[row] == Kind.MARK and trace.names[trace.operation[row]] == "step"
+        steps += trace.kind[row] == EventType.MARK and trace.names[trace.operation[row]] == "step"
         load = sum(size for size, _ in alive.values())
         if steps == 1 and load > most[0]:
             most = load, dict(alive)

@@ -17,7 +17,7 @@ import mempool.torch
 from mempool.cli.app import call
 from mempool.torch.optimizer_steps import LISTENERS
 from mempool.torch.step_detection import STEPS_OF_OTHERS, FoundSteps
-from traces import Kind
+from traces import EventType
 from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
@@ -196,9 +196,9 @@ def test_a_trace_shows_the_steps_from_the_first(mode: Any, tmp_path: Path, one_t
         for _ in range(steps):
             training.step()
     trace = read_trace(tmp_path / "run.trace")
-    marks = np.flatnonzero(trace.kind == Kind.MARK)
+    marks = np.flatnonzero(trace.kind == EventType.MARK)
     assert [trace.names[name] for name in trace.operation[marks]] == steps * ["optimizer step"]
-    between = np.diff(np.searchsorted(np.flatnonzero(trace.kind == Kind.ALLOC), marks))
+    between = np.diff(np.searchsorted(np.flatnonzero(trace.kind == EventType.ALLOC), marks))
     assert (between > 0).all()
 
 
@@ -211,7 +211,7 @@ def test_a_trace_shows_only_the_programs_own_marks_where_it_sets_them(
             with pool.iteration():
                 training.step()
     trace = read_trace(tmp_path / "run.trace")
-    marks = trace.operation[trace.kind == Kind.MARK]
+    marks = trace.operation[trace.kind == EventType.MARK]
     assert [trace.names[name] for name in marks] == 5 * ["begin", "end"]
 
 
@@ -289,9 +289,9 @@ def test_within_a_limit_each_step_is_shown_once(
 
     planned_from(tmp_path, capsys, program, limit="64MiB")
     trace = read_trace(tmp_path / "run.trace")
-    marks = np.flatnonzero(trace.kind == Kind.MARK)
+    marks = np.flatnonzero(trace.kind == EventType.MARK)
     assert {trace.names[name] for name in trace.operation[marks]} <= {"optimizer step"}
-    between = np.diff(np.searchsorted(np.flatnonzero(trace.kind == Kind.ALLOC), marks))
+    between = np.diff(np.searchsorted(np.flatnonzero(trace.kind == EventType.ALLOC), marks))
     assert (between > 0).all()
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces._core import (
     LEAST_EVIDENCE,
     LEAST_EVIDENCE_BUT_RARE,
@@ -100,7 +100,7 @@ def test_varying_sizes_do_not_hide_the_iteration(varying: int) -> None:
         assert begin == (varying if enough else -1)
         buffer = np.repeat(np.arange(size.size), 2)
         trace = Trace.of(
-            kind=np.tile([Kind.ALLOC, Kind.FREE], size.size),
+            kind=np.tile([EventType.ALLOC, EventType.FREE], size.size),
             buffer=buffer,
             size=np.where(np.arange(2 * size.size) % 2, 0, size.ravel()[buffer]),
         )

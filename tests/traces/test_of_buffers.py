@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces import Buffers, Kind, TraceError, buffers_of
+from traces import Buffers, EventType, TraceError, buffers_of
 from traces.formats.minimalloc import read_csv
 from traces.of_buffers import trace_of
 from traces.read import read
@@ -42,7 +42,7 @@ def test_events_are_sorted_and_have_the_load_of_the_buffers(buffers: Buffers) ->
     last = np.flatnonzero(np.append(np.diff(trace.time_ns), 1)[: len(trace)])
     assert load[last].tolist() == list(loads.values())
     assert load.max(initial=0) == max(loads.values(), default=0)
-    for row in np.flatnonzero(trace.kind == Kind.ALLOC).tolist():
+    for row in np.flatnonzero(trace.kind == EventType.ALLOC).tolist():
         buffer = int(trace.buffer[row])
         assert trace.time_ns[row] == buffers.start[buffer]
         name = int(trace.operation[row])
@@ -86,7 +86,7 @@ def test_csv_is_read_as_a_trace_and_errors_name_the_file(tmp_path: Path) -> None
     path = tmp_path / "x.csv"
     path.write_text("id,lower,upper,size\na,0,2,8\nb,2,3,4\n")
     trace = read(path)
-    assert trace.kind.tolist() == [Kind.ALLOC, Kind.FREE, Kind.ALLOC, Kind.FREE]
+    assert trace.kind.tolist() == [EventType.ALLOC, EventType.FREE, EventType.ALLOC, EventType.FREE]
     assert trace.load().tolist() == [8, 0, 4, 0]
     path.write_text("id,lower,upper,size,gaps\na,0,9,8,2-3\n")
     with pytest.raises(TraceError, match=r"x\.csv.*gaps"):

@@ -19,7 +19,7 @@ from traces.consistency import consistent
 from traces.errors import TraceError
 from traces.files import KIND_KEY, VERSION_KEY, atomic, expect, one_line, read_schema, string_metadata
 from traces.formats.arrow import from_numpy, from_texts, to_numpy
-from traces.trace import COLUMNS, NAMED, UNKNOWN, Kind, Trace
+from traces.trace import COLUMNS, NAMED, UNKNOWN, EventType, Trace
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 VERSION = "1"
 _PREFIX = "trace."
-_KINDS = tuple(kind.name.lower() for kind in Kind)
+_KINDS = tuple(kind.name.lower() for kind in EventType)
 _TEXT = ("kind", *NAMED)
 #: Columns missing in files of earlier releases.
 _LATER = ("address", "module", "category", "stack", "pool")

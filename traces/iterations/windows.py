@@ -20,7 +20,7 @@ from traces._core import (
 from traces.columns import distinct
 from traces.iterations.cycles import EVIDENCE, Cycle, Evidence, find_cycle
 from traces.iterations.envelope import Envelope, envelopes
-from traces.trace import FOUND, Kind
+from traces.trace import FOUND, EventType
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -112,7 +112,7 @@ def find_windows(
     Raises:
         TraceError: the trace contradicts itself.
     """
-    event = np.flatnonzero((trace.kind == Kind.ALLOC) & (trace.size > small_bytes))
+    event = np.flatnonzero((trace.kind == EventType.ALLOC) & (trace.size > small_bytes))
     marks = iteration_marks(trace, found=found)
     windows = _windows_of(trace, event, marks, EVIDENCE, anywhere=anywhere, enveloped=enveloped)
     if windows:
@@ -127,7 +127,7 @@ def iteration_marks(trace: Trace, *, found: bool = False) -> NDArray[np.int64]:
     """Return the rows of the marks that separate iterations, int64[k]; with ``found``, `FOUND` marks too."""
     within = _PHASES if found else (*_PHASES, FOUND)
     counts = np.array([*(name not in within for name in trace.names), True])  # the last entry: no name
-    marks = np.flatnonzero((trace.kind == Kind.MARK) & (trace.category < 0))
+    marks = np.flatnonzero((trace.kind == EventType.MARK) & (trace.category < 0))
     rows: NDArray[np.int64] = marks[counts[trace.operation[marks]]]
     return rows
 
@@ -166,12 +166,12 @@ def _windows_of(
     row_of = np.full(len(trace), -1, np.int64)
     row_of[event] = np.arange(len(event))
     freed_before = np.full(len(event), -1, np.int64)
-    frees = np.flatnonzero(trace.kind == Kind.FREE)
+    frees = np.flatnonzero(trace.kind == EventType.FREE)
     frees = frees[row_of[births[frees]] >= 0]
     freed_before[row_of[births[frees]]] = np.searchsorted(event, frees)
 
     shared = np.zeros(len(event), np.bool_)
-    uses = np.flatnonzero((trace.kind == Kind.READ) | (trace.kind == Kind.WRITE))
+    uses = np.flatnonzero((trace.kind == EventType.READ) | (trace.kind == EventType.WRITE))
     uses = uses[trace.stream[uses] != trace.stream[births[uses]]]
     shared[row_of[births[uses]][row_of[births[uses]] >= 0]] = True
 

@@ -123,19 +123,19 @@ def _kinds(work: Work) -> list[dict[str, Any]] | None:
 
 
 def _events(trace: Trace) -> dict[str, Any]:
-    from traces import Kind
+    from traces import EventType
 
-    counts = np.bincount(trace.kind, minlength=len(Kind))
+    counts = np.bincount(trace.kind, minlength=len(EventType))
     time = trace.time_ns
     return {
         "events": len(trace),
-        "allocs": int(counts[Kind.ALLOC]),
-        "frees": int(counts[Kind.FREE]),
-        "reads": int(counts[Kind.READ]),
-        "writes": int(counts[Kind.WRITE]),
-        "marks": int(counts[Kind.MARK]),
-        "refused": int(counts[Kind.REFUSED]),
-        "requested_bytes": int(trace.size[trace.kind == Kind.ALLOC].sum(dtype=np.float64)),
+        "allocs": int(counts[EventType.ALLOC]),
+        "frees": int(counts[EventType.FREE]),
+        "reads": int(counts[EventType.READ]),
+        "writes": int(counts[EventType.WRITE]),
+        "marks": int(counts[EventType.MARK]),
+        "refused": int(counts[EventType.REFUSED]),
+        "requested_bytes": int(trace.size[trace.kind == EventType.ALLOC].sum(dtype=np.float64)),
         "streams": len(np.unique(trace.stream)),
         "devices": len(trace.devices),
         "threads": len(np.unique(trace.thread)),
@@ -192,12 +192,12 @@ def _covering(
 
 def _where(work: Work, row: int, *, frames: bool) -> dict[str, Any]:
     """Return the operation and, if requested, the source line of the alloc, where the recorder knew them."""
-    from traces import Kind
+    from traces import EventType
 
     if work.trace is None or work.pattern is not None:
         return {}
     trace = work.trace
-    event = np.flatnonzero(trace.kind == Kind.ALLOC)[row]
+    event = np.flatnonzero(trace.kind == EventType.ALLOC)[row]
     said = {}
     if (operation := int(trace.operation[event])) >= 0:
         said["operation"] = trace.names[operation]

@@ -152,10 +152,10 @@ def _step(
 
 def _repeats(trace: Trace) -> tuple[int, int] | None:
     """Return begin and end of the last complete iteration that a trace without marks repeats."""
-    from traces import Kind
+    from traces import EventType
     from traces.iterations.pattern import find_patterns
 
-    if ((trace.kind == Kind.MARK) & (trace.category < 0)).any():
+    if ((trace.kind == EventType.MARK) & (trace.category < 0)).any():
         return None
     found = find_patterns(trace, anywhere=True)
     begins = found[0].begins.tolist() if found else []

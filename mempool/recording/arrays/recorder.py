@@ -13,7 +13,7 @@ from mempool.recording.arrays.modules import Function, Module
 from mempool.recording.arrays.operands import CLASSES, Operands, arrays_in, is_array
 from mempool.recording.arrays.rows import FIELDS, Rows
 from mempool.recording.arrays.rules import PLAIN, Rule
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -250,7 +250,7 @@ class ArrayRecorder:
     def _table(self) -> dict[str, Any]:
         table = dict(zip(FIELDS, self._rows.table().T, strict=True))
         table["category"] = np.full(len(table["kind"]), -1, np.int64)
-        allocs = np.flatnonzero(table["kind"] == Kind.ALLOC)
+        allocs = np.flatnonzero(table["kind"] == EventType.ALLOC)
         for row in allocs[np.isin(table["buffer"][allocs], list(self._categories))].tolist():
             table["category"][row] = self._rows.name(self._categories[int(table["buffer"][row])])
         return table

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool.recording.arrays.memory import address_of, device_of, memory_of, root_of
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +28,9 @@ FIELDS = ("kind", "buffer", "size", "time_ns", "began", "operation", "address", 
 #: Folders of this package and NumPy, whose source lines are not the program's.
 _FOLDERS = (str(Path(__file__).parent), str(Path(np.__file__).parent))
 
-_ALLOC, _FREE, _READ, _WRITE, _MARK = map(int, (Kind.ALLOC, Kind.FREE, Kind.READ, Kind.WRITE, Kind.MARK))
+_ALLOC, _FREE, _READ, _WRITE, _MARK = map(
+    int, (EventType.ALLOC, EventType.FREE, EventType.READ, EventType.WRITE, EventType.MARK)
+)
 
 
 _PACK = struct.Struct(f"{len(FIELDS)}q").pack  # the fastest compact way found to store a row

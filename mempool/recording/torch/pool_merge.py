@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mempool.recording.torch.tracing import FOUND_STEP, STEP, named_only
-from traces.trace import COLUMNS, NAMED, Kind, Trace
+from traces.trace import COLUMNS, NAMED, EventType, Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-_OWN = (Kind.ALLOC, Kind.FREE)
+_OWN = (EventType.ALLOC, EventType.FREE)
 
 
 def join(pool: Trace, seen: Trace, table: Table, recorder: AccessRecorder) -> Trace:
@@ -43,14 +43,14 @@ def join(pool: Trace, seen: Trace, table: Table, recorder: AccessRecorder) -> Tr
     names = list(dict.fromkeys([*named, *seen.names, *pool.names, "temporaries"]))
     number = {name: at for at, name in enumerate(names)}
     seen, pool = _renamed(seen, names, number), _renamed(pool, names, number)
-    alloc = np.flatnonzero(pool.kind == Kind.ALLOC)
+    alloc = np.flatnonzero(pool.kind == EventType.ALLOC)
     time = np.maximum.accumulate(pool.time_ns) if len(pool) else pool.time_ns
     until = _ends(pool)
     match = _matches(pool, alloc, time, until, table)  # row of the alloc, by the recorder's buffer
     columns = {name: getattr(pool, name).copy() for name in COLUMNS}
     _tell(columns, alloc, table, recorder, number, seen, match)
-    if (seen.operation[seen.kind == Kind.MARK] == number.get(STEP, -1)).any():
-        keep = pool.kind != Kind.MARK
+    if (seen.operation[seen.kind == EventType.MARK] == number.get(STEP, -1)).any():
+        keep = pool.kind != EventType.MARK
     else:
         keep = np.ones(len(pool), np.bool_)
     own, at = _placed(seen, match, time, until, pool)
@@ -82,7 +82,7 @@ def _renamed(trace: Trace, names: list[str], number: dict[str, int]) -> Trace:
 def _ends(pool: Trace) -> Ints:
     """Return the row of the free of each event's buffer; the trace's length without a free."""
     end = np.full(int(pool.buffer.max(initial=-1)) + 2, len(pool))
-    freed = np.flatnonzero(pool.kind == Kind.FREE)
+    freed = np.flatnonzero(pool.kind == EventType.FREE)
     end[pool.buffer[freed]] = freed
     return end[pool.buffer]
 
@@ -128,7 +128,7 @@ def _tell(
         columns["operation"][rows] = np.array([*operations, -1])[spans.name[span]]
         columns["module"][rows] = np.array([*modules, -1])[spans.module[span]]
     columns["category"][alloc] = number["temporaries"]
-    known = np.flatnonzero(seen.kind == Kind.ALLOC)
+    known = np.flatnonzero(seen.kind == EventType.ALLOC)
     known = known[match[seen.buffer[known]] >= 0]
     rows = match[seen.buffer[known]]
     for name in ("operation", "module", "category"):
@@ -143,7 +143,7 @@ def _placed(
     seen: Trace, match: Ints, time: Ints, until: Ints, pool: Trace
 ) -> tuple[dict[str, NDArray[np.int64]], Ints]:
     """Return the recorder's accesses and marks, and for each the pool row that follows."""
-    mark = seen.kind == Kind.MARK
+    mark = seen.kind == EventType.MARK
     row = np.where(mark, -1, match[seen.buffer] if len(match) else -1)
     keep = np.flatnonzero(mark | ((row >= 0) & ~np.isin(seen.kind, _OWN)))
     mark, row = mark[keep], row[keep]

@@ -9,7 +9,7 @@ from simulations import MIB, random_trace
 from mempool.analysis.allocator_specs import parse_choice
 from mempool.analysis.compare import RECORDED, Choice, Row, Unable, compare
 from mempool.simulate import ALLOCATORS, simulate
-from traces import Kind, Trace
+from traces import EventType, Trace
 
 
 def test_comparison_has_a_row_for_each_device_and_allocator() -> None:
@@ -42,7 +42,7 @@ def test_parts_of_fragmentation_add_up_and_rows_are_ordered() -> None:
 
 def test_failing_row_names_the_event_the_request_and_the_necessary_bytes() -> None:
     trace = Trace.of(
-        [Kind.ALLOC] * 3, [0, 1, 2], [MIB, 2 * MIB, 4 * MIB], operation=[-1, 0, 1], names=["mm", "add"]
+        [EventType.ALLOC] * 3, [0, 1, 2], [MIB, 2 * MIB, 4 * MIB], operation=[-1, 0, 1], names=["mm", "add"]
     )
     [row] = compare(trace, [Choice("first_fit")], limit_bytes=4 * MIB)
     assert row.fits is False
@@ -53,7 +53,7 @@ def test_failing_row_names_the_event_the_request_and_the_necessary_bytes() -> No
 
 
 def test_recorded_row_fails_where_its_segments_exceed_the_limit() -> None:
-    kind = [Kind.RESERVE, Kind.ALLOC, Kind.RESERVE, Kind.ALLOC]
+    kind = [EventType.RESERVE, EventType.ALLOC, EventType.RESERVE, EventType.ALLOC]
     trace = Trace.of(
         kind, [-1, 0, -1, 1], [512, 100, 1024, 600], address=[0, 0, 512, 512], metadata={"alignment": "512"}
     )
@@ -73,7 +73,7 @@ def test_unrecorded_reservation_is_reported_as_missing() -> None:
 
 
 def test_failing_event_is_a_row_of_the_whole_trace() -> None:
-    trace = Trace.of([Kind.ALLOC] * 4, [0, 1, 2, 3], MIB, device=[0, 1, 0, 1])
+    trace = Trace.of([EventType.ALLOC] * 4, [0, 1, 2, 3], MIB, device=[0, 1, 0, 1])
     rows = compare(trace, [Choice("first_fit")], limit_bytes=2 * MIB - 1)
     assert [row.failed_at.event for row in rows if isinstance(row, Row) and row.failed_at] == [0, 1]
     rows = compare(trace, [Choice("first_fit", {"growth_bytes": MIB})], limit_bytes=2 * MIB - 1)

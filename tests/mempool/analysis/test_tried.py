@@ -15,12 +15,12 @@ from mempool.analysis.reserved_estimates import tried
 from mempool.analysis.summary import where
 from solvers.simulators import simulate
 from solvers.simulators.recorded import recorded
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces.completeness import completeness
 from traces.read import read
 
-A, F, *_ = Kind
-RESERVE = Kind.RESERVE
+A, F, *_ = EventType
+RESERVE = EventType.RESERVE
 MIB = 1 << 20
 SNAPSHOTS = Path(__file__).parents[3] / "../shared/bench/pytorch_snapshots"
 

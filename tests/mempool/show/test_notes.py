@@ -11,10 +11,16 @@ from shown import Packed
 from mempool.show import content, scene_of
 from mempool.show.annotations import notes_of
 from mempool.show.timeline import timeline_of
-from traces import Kind, Trace, buffers_of
+from traces import EventType, Trace, buffers_of
 from traces.trace import RANGE_BEGIN, RANGE_END
 
-A, F, MARK, RESERVE, REFUSED = Kind.ALLOC, Kind.FREE, Kind.MARK, Kind.RESERVE, Kind.REFUSED
+A, F, MARK, RESERVE, REFUSED = (
+    EventType.ALLOC,
+    EventType.FREE,
+    EventType.MARK,
+    EventType.RESERVE,
+    EventType.REFUSED,
+)
 NAMES = (RANGE_BEGIN, RANGE_END, "forward", "layer", "step")
 
 
