@@ -117,7 +117,7 @@ def _read(
     path: Path, skipped: Counter[str] | None, progress: Callable[[int, int], object] | None
 ) -> Trace | Work:
     """Return the events of a file, or the buffers of a file that has no events."""
-    from traces.formats.sniff import sniff
+    from traces.formats.registry import sniff
     from traces.read import read
 
     kind = sniff(path)

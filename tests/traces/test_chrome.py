@@ -19,7 +19,7 @@ from solvers.simulators.recorded import recorded
 from traces import EventType, Trace, TraceError
 from traces.completeness import completeness
 from traces.formats.chrome import read_chrome
-from traces.formats.sniff import sniff
+from traces.formats.registry import sniff
 
 if TYPE_CHECKING:
     from pathlib import Path

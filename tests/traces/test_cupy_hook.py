@@ -12,7 +12,7 @@ import pytest
 
 from traces import EventType, TraceError
 from traces.formats.cupy_hook import read_cupy_hook
-from traces.formats.sniff import sniff
+from traces.formats.registry import sniff
 
 #: Example of CuPy's documentation.
 PRINTED = """\

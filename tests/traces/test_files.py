@@ -13,7 +13,7 @@ import pytest
 from traces import EventType, Trace, TraceError
 from traces.files import atomic
 from traces.formats.parquet import TraceWriter
-from traces.formats.sniff import sniff
+from traces.formats.registry import sniff
 
 
 def test_file_appears_only_when_complete(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 import traces.formats.logs as module
 from traces import EventType, Trace, TraceError
 from traces.formats.cupy_hook import iter_cupy_hook, read_cupy_hook
+from traces.formats.registry import sniff
 from traces.formats.rmm_log import iter_rmm_log, read_rmm_log
-from traces.formats.sniff import sniff
 from traces.formats.text_files import MAX_LINE_BYTES
 from traces.trace import COLUMNS
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from traces import EventType, Trace, TraceError
 from traces.formats import parquet as module
 from traces.formats.parquet import TraceWriter, iter_trace, read_trace, write_trace
-from traces.formats.sniff import sniff
+from traces.formats.registry import sniff
 from traces.trace import COLUMNS, NAMED
 
 if TYPE_CHECKING:

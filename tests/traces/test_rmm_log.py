@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from traces import EventType, TraceError
+from traces.formats.registry import sniff
 from traces.formats.rmm_log import read_rmm_log
-from traces.formats.sniff import sniff
 from traces.formats.text_files import MAX_LINE_BYTES
 
 if TYPE_CHECKING:

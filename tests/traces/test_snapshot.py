@@ -18,8 +18,8 @@ from snapshots import event, segment, snapshot, stored
 
 from traces import EventType, Trace, TraceError
 from traces.completeness import History, completeness, device_free
+from traces.formats.registry import sniff
 from traces.formats.snapshot import read_snapshot
-from traces.formats.sniff import sniff
 from traces.iterations.windows import iteration_marks
 from traces.read import read
 from traces.trace import RANGE_BEGIN, RANGE_END

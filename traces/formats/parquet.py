@@ -29,12 +29,37 @@ if TYPE_CHECKING:
     from _typeshed import StrPath
     from numpy.typing import NDArray
 
+    from traces.formats.text_files import Head
+
 VERSION = "1"
 _PREFIX = "trace."
 _KINDS = tuple(kind.name.lower() for kind in EventType)
 _TEXT = ("kind", *NAMED)
 #: Columns missing in files of earlier releases.
 _LATER = ("address", "module", "category", "stack", "pool")
+
+
+def is_trace(head: Head) -> bool:
+    """Return true for a Parquet file of a trace.
+
+    Raises:
+        TraceError: a damaged Parquet file, or neither a trace nor a plan.
+    """
+    return _content(head) == "trace"
+
+
+def is_plan(head: Head) -> bool:
+    """Return true for a Parquet file of a plan, with errors as `is_trace`."""
+    return _content(head) == "plan"
+
+
+def _content(head: Head) -> str | None:
+    if head.compressed or not head.content.startswith(b"PAR1"):
+        return None
+    content = string_metadata(read_schema(head.path), head.path).get(KIND_KEY)
+    if content not in ("trace", "plan"):
+        raise TraceError("a Parquet file, but neither a trace nor a plan")
+    return content
 
 
 def write_trace(trace: Trace, path: StrPath) -> None:
