@@ -83,7 +83,7 @@ def test_registered_format_is_recognised_and_read(tmp_path: Path, monkeypatch: p
 
     def read_lengths(path: StrPath, **_: Any) -> Trace:
         sizes = [int(text) for text in Path(path).read_text().split()[1:]]
-        return Trace.of(EventType.ALLOC, range(len(sizes)), sizes)
+        return Trace.of([EventType.ALLOC] * len(sizes), range(len(sizes)), sizes)
 
     lengths = Format("lengths", "lengths", lambda head: head.line == b"lengths", read_lengths)
     monkeypatch.setattr("traces.formats.registry.FORMATS", (lengths, *FORMATS))
