@@ -46,7 +46,7 @@ def install(*, device: str | torch.device | None = None, **options: Any) -> Tens
     its allocator later, so a closed pool goes on serving, without plans.
 
     On first use with a version of PyTorch, a small library is compiled against that version; this takes some
-    seconds and a C++ compiler. The library is kept for later (see `mempool.torch.companion`).
+    seconds and a C++ compiler. The library is kept for later (see `mempool.torch.compiled_library`).
 
     Args:
         device: "cpu"; "cuda" for the first CUDA device that a tensor is made on; "cuda:1" for that device.

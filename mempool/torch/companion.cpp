@@ -1,4 +1,4 @@
-// PyTorch's CPU allocator, passed on to the pool. Built on the user's machine against the user's torch (companion.py), of
+// PyTorch's CPU allocator, passed on to the pool. Built on the user's machine against the user's torch (compiled_library.py), of
 // which it needs libc10 alone; the pool's core is reached through the four functions of c_api.h that install() is given.
 //
 // Storages keep their allocator for ever, so ours is never destroyed, and while no pool serves it asks the allocator that

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mempool import _core
-from mempool.torch import TensorPool, companion
+from mempool.torch import TensorPool, compiled_library
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ class CpuPool(TensorPool):
         Raises:
             UsageError: the companion cannot be built, or PyTorch refuses the allocator.
         """
-        companion.install()
+        compiled_library.install_cpu_allocator()
         _core.torch_cpu_hook().serve(self.client, None if self._checking is None else self._checking.core)
 
     def stop_serving(self) -> None:
@@ -44,4 +44,4 @@ class CpuPool(TensorPool):
             self._checking.end()
         if self.settings.mode != "off":
             _core.torch_cpu_hook().stop()
-            companion.uninstall()
+            compiled_library.uninstall_cpu_allocator()

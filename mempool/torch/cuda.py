@@ -14,7 +14,7 @@ from mempool.cuda import DRIVER
 from mempool.errors import UsageError
 from mempool.logs import log
 from mempool.settings import NEVER, settings
-from mempool.torch import TensorPool, companion
+from mempool.torch import TensorPool, compiled_library
 from mempool.torch.introspection import diagnosis, statistics
 from mempool.versions import TESTED
 
@@ -157,7 +157,7 @@ def _become_allocator() -> None:
 def _refusal() -> int:
     """Return the address of the function that throws `torch.OutOfMemoryError`; 0 if the build fails."""
     try:
-        return companion.refusal()
+        return compiled_library.out_of_memory_function()
     except Exception as error:  # any failure is tolerable here: PyTorch's allocator is already replaced
         log.warning("out of memory will be a RuntimeError instead of torch.OutOfMemoryError: %s", error)
         return 0

@@ -171,7 +171,7 @@ def measured(name: str, steps: int, way: str) -> dict[str, Any]:
     import mempool.torch
     from mempool.planning import joint_planning
     from mempool.reporting.report import missed
-    from traces.iterations.envelope import envelope
+    from traces.iterations import envelope
 
     if way == "apart":
         joint_planning.LEAST_COLLISIONS = sys.maxsize

@@ -112,8 +112,7 @@ PLANNING = (
     "traces.workload",
 )
 IN_TORCH = (
-    "mempool.torch.companion",
-    "mempool.torch.compiling",
+    "mempool.torch.compiled_library",
     "mempool.torch.cpu",
     "mempool.torch.cuda",
     "mempool.torch.introspection.diagnosis",

@@ -1,6 +1,6 @@
 """Copies of a GPU's memory and back: the bytes, the link, what is locked.
 
-What may go wrong between streams is tried without a GPU: tests/torch/test_swapping_cuda_engine.py.
+What may go wrong between streams is tried without a GPU: tests/torch/test_cuda_engine.py.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def test_what_comes_back_is_what_left_on_any_stream() -> None:
     for turn in range(200):
         size, value = numbers.randrange(1, 8 << 20), turn % 250 + 1
         with torch.cuda.stream(numbers.choice(streams)):
-            engine.look()
+            engine.note_stream()
             data = torch.full((size,), value, dtype=torch.uint8, device=device)
-            copy, leaving = engine.out(data)
+            copy, leaving = engine.offload(data)
             engine.wait(leaving)
             engine.fence()
             del data, leaving
             torch.full((size,), 255, dtype=torch.uint8, device=device)  # where it was
             back = torch.empty(size, dtype=torch.uint8, device=device)
-            engine.wait(engine.back(copy, back))
+            engine.wait(engine.reload(copy, back))
         with torch.cuda.stream(numbers.choice(streams)):
-            engine.look()
+            engine.note_stream()
             assert bool((back == value).all())
             back.record_stream(torch.cuda.current_stream(device))
             engine.drop(copy)
@@ -66,9 +66,9 @@ def test_copies_are_asked_for_without_waiting_and_no_more_is_locked_than_is_allo
     engine.reserve(200 << 20)
     data = torch.ones(64 << 20, dtype=torch.uint8, device="cuda:0")
     torch.cuda._sleep(1 << 30)  # half a second of the stream's
-    asked = [engine.out(data) for _ in range(3)]
+    asked = [engine.offload(data) for _ in range(3)]
     assert not any(transfer.ended.query() for _, transfer in asked)
     with pytest.raises(HostFullError):
-        engine.out(torch.ones(128 << 20, dtype=torch.uint8, device="cuda:0"))
+        engine.offload(torch.ones(128 << 20, dtype=torch.uint8, device="cuda:0"))
     assert engine.host_bytes <= 256 << 20
     engine.close()

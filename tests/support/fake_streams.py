@@ -1,6 +1,6 @@
 """A GPU's streams without a GPU: queues whose tasks run in whatever order events permit.
 
-`FakeRuntime` is for tests what `mempool.torch.offload.cuda_runtime.CudaRuntime` is for a GPU.
+`FakeRuntime` is for tests what `mempool.torch.offload.cuda_engine.CudaRuntime` is for a GPU.
 """
 
 from __future__ import annotations
@@ -118,10 +118,10 @@ class FakeRuntime:
     def data(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.uint8)
 
-    def locked(self, size: int) -> FakeRuntime.Locked:
-        return self.Locked(self, size)
+    def locked(self, size: int) -> FakeRuntime.PinnedMemory:
+        return self.PinnedMemory(self, size)
 
-    class Locked:
+    class PinnedMemory:
         def __init__(self, device: FakeRuntime, size: int) -> None:
             self._device, self._parts = device, list[tuple[int, int]]()
             with _DisableTorchDispatch():

@@ -71,11 +71,11 @@ class LazyEngine:
             target.copy_(source)
             transfer.made = True
 
-    def out(self, data: torch.Tensor, at: int = -1) -> tuple[Copy, Transfer]:
+    def offload(self, data: torch.Tensor, at: int = -1) -> tuple[Copy, Transfer]:
         copy = Copy(data.numel())
         return copy, self._ask(Transfer(copy, data, out=True))
 
-    def back(self, copy: Any, data: torch.Tensor) -> Transfer:
+    def reload(self, copy: Any, data: torch.Tensor) -> Transfer:
         data.fill_(0xCC)
         return self._ask(Transfer(copy, data, out=False))
 
@@ -108,13 +108,13 @@ class LazyEngine:
     def fence(self) -> None:
         """Nothing runs beside the program."""
 
-    def look(self) -> None:
+    def note_stream(self) -> None:
         """There is one stream."""
 
     def reserve(self, size: int) -> None:
         """There is nothing that takes long."""
 
-    def rest(self) -> None:
+    def end_iteration(self) -> None:
         """There is nothing to give back."""
 
     @property

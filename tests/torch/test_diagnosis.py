@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from mempool import UsageError
-from mempool.torch import compiling
+from mempool.torch import compiled_library
 from mempool.torch.introspection import diagnosis
 from mempool.torch.introspection.diagnosis import Diagnosis, Finding, diagnose, warn
 
@@ -31,7 +31,7 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_accelerator_isAllocatorInitialized", lambda: False, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "native", raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    monkeypatch.setattr(compiling, "compiler", lambda: ["c++"])
+    monkeypatch.setattr(compiled_library, "compiler", lambda: ["c++"])
     monkeypatch.setattr(torch, "__version__", "2.13.0")
     monkeypatch.delitem(sys.modules, "torch._inductor.config", raising=False)
     for name in (*diagnosis._NCCL_HOOKS, *diagnosis._SETTINGS, "TORCHINDUCTOR_CUDAGRAPHS"):
@@ -101,7 +101,11 @@ BROKEN: dict[str, tuple[str, str, Break]] = {
         "warns",
         lambda patch: patch.setattr(torch, "__version__", "2.1.0"),
     ),
-    "no compiler": ("no_compiler", "warns", lambda patch: patch.setattr(compiling, "compiler", refusing)),
+    "no compiler": (
+        "no_compiler",
+        "warns",
+        lambda patch: patch.setattr(compiled_library, "compiler", refusing),
+    ),
 }
 HARMLESS: dict[str, Break] = {
     "nothing": lambda _patch: None,

@@ -15,8 +15,8 @@ from rewritten import PLAIN, compiled
 
 from mempool.torch.compiled.host_placement import places_of
 from mempool.torch.compiled.runtime import RUNTIME
-from mempool.torch.offload.free_list import PAGE, pages
 from mempool.torch.offload.host_engine import HostEngine
+from mempool.torch.offload.host_memory import PAGE, pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,8 +56,8 @@ class Placed(HostEngine):
         super().__init__(size)
         self.right = self.wrong = 0
 
-    def _take(self, size: int, at: int) -> int:
-        place = super()._take(size, at)
+    def _allocate(self, size: int, at: int) -> int:
+        place = super()._allocate(size, at)
         if at >= 0:  # else it is measured what copies take
             self.right, self.wrong = self.right + (place == at), self.wrong + (place != at)
         return place

@@ -151,13 +151,13 @@ class TestWhatLeaves:
         log: list[str] = []
 
         class Logged(HostEngine):
-            def out(self, data: Any, at: int = -1) -> Any:
+            def offload(self, data: Any, at: int = -1) -> Any:
                 log.append("out")
-                return super().out(data, at)
+                return super().offload(data, at)
 
-            def back(self, copy: Any, data: Any) -> Any:
+            def reload(self, copy: Any, data: Any) -> Any:
                 log.append("back")
-                return super().back(copy, data)
+                return super().reload(copy, data)
 
             def wait(self, transfer: Any) -> float:
                 log.append("wait")

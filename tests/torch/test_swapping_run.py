@@ -356,8 +356,8 @@ class Behind(HostEngine):
     def waited(self, transfer: Any) -> float:
         return 1e-2 * any(transfer is one for one in self.known)
 
-    def rest(self) -> None:
-        super().rest()
+    def end_iteration(self) -> None:
+        super().end_iteration()
         self.known, self.now = self.now, []
 
 

@@ -24,7 +24,7 @@ from around import Around
 import mempool.numpy
 import mempool.torch
 from mempool import UsageError, _core
-from mempool.torch import companion
+from mempool.torch import compiled_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -433,7 +433,7 @@ class TestCompanion:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("CXX", raising=False)
         with pytest.raises(UsageError, match=r"apt install g\+\+"):
-            companion.SOURCE.build()
+            compiled_library.COMPANION.build()
         assert list(tmp_path.iterdir()) == []
 
     def test_a_compiler_that_fails_is_one_line_and_leaves_nothing(
@@ -442,16 +442,16 @@ class TestCompanion:
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
         monkeypatch.setenv("CXX", "false")
         with pytest.raises(UsageError, match="cannot be built") as caught:
-            companion.SOURCE.build()
+            compiled_library.COMPANION.build()
         assert "\n" not in str(caught.value)
         assert list(tmp_path.iterdir()) == []
 
     def test_it_is_built_once_for_a_version(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
-        built = companion.SOURCE.build()
+        built = compiled_library.COMPANION.build()
         assert torch.__version__ in built.name
         monkeypatch.setenv("CXX", "false")
-        assert companion.SOURCE.build() == built
+        assert compiled_library.COMPANION.build() == built
         assert [path.name for path in tmp_path.iterdir()] == [built.name]
 
     def test_a_folder_that_cannot_be_written_is_done_without(
@@ -459,7 +459,7 @@ class TestCompanion:
     ) -> None:
         (tmp_path / "file").touch()
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path / "file" / "folder"))
-        built = companion.SOURCE.build()
+        built = compiled_library.COMPANION.build()
         with contextlib.suppress(OSError):
             assert built.exists()
             built.unlink()
@@ -470,8 +470,8 @@ class TestCompanion:
         script = f"""
             import torch, mempool.torch
             from pathlib import Path
-            from mempool.torch import companion
-            built = companion.SOURCE.build()
+            from mempool.torch import compiled_library
+            built = compiled_library.COMPANION.build()
             whole, libraries = built.read_bytes(), Path(torch.__file__).parent / "lib"
             other = (libraries / "libshm.so").read_bytes()
             built.write_bytes({left})
@@ -488,4 +488,4 @@ class TestCompanion:
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
         monkeypatch.setenv("CXX", compiler)
         with pytest.raises(UsageError):
-            companion.SOURCE.build()
+            compiled_library.COMPANION.build()

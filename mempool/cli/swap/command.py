@@ -119,10 +119,10 @@ def _parse_link(text: str) -> Link:
 
     if text.strip().lower() != "measured":
         return parse_link(text)
-    from mempool.torch.offload.link import of_this_machine
+    from mempool.torch.offload.link import measure_this_machine
 
     with progress("measuring copies"):
-        link, of = of_this_machine()
+        link, of = measure_this_machine()
     error_line(f"the link is measured {of}")
     return link
 

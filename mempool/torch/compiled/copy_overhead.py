@@ -11,7 +11,7 @@ import torch
 
 from mempool.torch.compiled import ops
 from mempool.torch.compiled.runtime import RUNTIME, Moved
-from mempool.torch.offload.link import fitted
+from mempool.torch.offload.link import fit_line
 from solvers.rewriting.copy_calls import Calls
 
 if TYPE_CHECKING:
@@ -26,15 +26,15 @@ _OWN_SMALL, _OWN_ALL = (_BYTES, 64 << 10, 256 << 10), (_BYTES, 256 << 10, 4 << 2
 @functools.cache
 def calls_of(device: torch.device, host_limit: int = 0) -> Calls:
     """Measure the seconds that copies cost the program on a device; the best of `_ROUNDS` rounds."""
-    own = RUNTIME.engine(device, host_limit).own
-    sizes = _OWN_SMALL if own is None or own.own_bytes < _OWN_ALL[-1] else _OWN_ALL
+    own = RUNTIME.engine(device, host_limit).sync_copier
+    sizes = _OWN_SMALL if own is None or own.sync_bytes < _OWN_ALL[-1] else _OWN_ALL
     counted = RUNTIME.moved
     try:
         asked = _best(device, _BYTES, host_limit, _asked)
         times = [_best(device, size, host_limit, _own) for size in sizes] if own else []
     finally:
         RUNTIME.moved = counted
-    return Calls(asked, own.own_bytes, *fitted(sizes, times)) if own else Calls(asked)
+    return Calls(asked, own.sync_bytes, *fit_line(sizes, times)) if own else Calls(asked)
 
 
 def _best(

@@ -13,7 +13,7 @@ from mempool.torch.compiled.constraints import ALONE, Terms
 from mempool.torch.compiled.decision import Decided
 from mempool.torch.compiled.graph_budget import TICKET_BYTES
 from mempool.torch.compiled.inductor.limit_search import Extreme
-from mempool.torch.offload.host_limit import default_host_limit
+from mempool.torch.offload.host_memory import default_host_limit
 from solvers.errors import PlanError
 from solvers.rewriting import Rewriting, rewrite
 from solvers.rewriting.choose import Chooser

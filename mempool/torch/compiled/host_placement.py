@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mempool.torch.offload.free_list import PAGE, pages
+from mempool.torch.offload.host_memory import PAGE, pages
 from mempool.torch.offload.host_placement import packed
 from traces.buffers import Buffers
 

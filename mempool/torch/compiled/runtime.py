@@ -18,9 +18,8 @@ import torch
 
 from mempool.errors import UsageError
 from mempool.torch.compiled.tensor_layout import Form, extent, flat
-from mempool.torch.eager.attachment import engine_for
-from mempool.torch.offload.engine import HostFullError
-from mempool.torch.offload.host_limit import default_host_limit
+from mempool.torch.offload.engine import HostFullError, create_engine
+from mempool.torch.offload.host_memory import default_host_limit
 
 if TYPE_CHECKING:
     from mempool.torch.offload.engine import Engine, HostCopy, Transfer
@@ -110,7 +109,7 @@ class Runtime:
         with self._lock:
             if (device, host_limit) not in self._engines:
                 most = host_limit or default_host_limit()
-                self._engines[device, host_limit] = engine_for(device, most)
+                self._engines[device, host_limit] = create_engine(device, most)
             return self._engines[device, host_limit]
 
     @property
@@ -164,7 +163,7 @@ class Runtime:
             self._bury()
             copy, transfer = None, None
             try:
-                copy, transfer = engine.out(data, at)
+                copy, transfer = engine.offload(data, at)
                 self.moved.outs += 1
                 self.moved.out_bytes += len(data)
             except HostFullError:
@@ -177,13 +176,13 @@ class Runtime:
     def sent(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
         """Offload a tensor, synchronously where that is quicker; return a ticket like that of `released`."""
         engine = self.engine(tensor.device, host_limit)
-        if (own := engine.own) is None:
+        if (own := engine.sync_copier) is None:
             return self.released(self.out(tensor, host_limit, at))
         form, size, copy = Form.of(tensor), extent(tensor), None
         with self._lock:
             self._bury()
             try:
-                copy = own.out_now(tensor, size, at)
+                copy = own.offload_now(tensor, size, at)
                 self.moved.outs += 1
                 self.moved.out_bytes += size
             except HostFullError:
@@ -224,7 +223,7 @@ class Runtime:
             if held.copy is None:
                 data.copy_(held.data)
             else:
-                transfer = held.engine.back(held.copy, data)
+                transfer = held.engine.reload(held.copy, data)
                 self.moved.ins += 1
                 self.moved.in_bytes += len(data)
             number = next(self._numbers)
@@ -234,10 +233,10 @@ class Runtime:
     def fetched(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Reload a tensor, synchronously where that is quicker; the arguments are those of `back`."""
         held: Away = self._of(ticket, Away)
-        own, tensor = held.engine.own, held.form.typed(tensor)
+        own, tensor = held.engine.sync_copier, held.form.typed(tensor)
         if own is None or held.copy is None or held.transfer or not held.form.fits(tensor):
             return self.arrived(self.back(ticket, tensor))
-        own.back_now(held.copy, tensor)
+        own.reload_now(held.copy, tensor)
         self.moved.ins += 1
         self.moved.in_bytes += held.copy.size
         return tensor

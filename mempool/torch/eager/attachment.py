@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from mempool.torch.eager.mode import Swapper
-from mempool.torch.offload.host_limit import default_host_limit
+from mempool.torch.offload.engine import create_engine
+from mempool.torch.offload.host_memory import default_host_limit
 
 if TYPE_CHECKING:
     import torch
 
     from mempool.torch import TensorPool
-    from mempool.torch.offload.engine import Engine
 
 
 class Swapping:
@@ -27,7 +27,7 @@ class Swapping:
     def __init__(self, pool: TensorPool, device: torch.device, limit_bytes: int) -> None:
         """Start swapping."""
         host_bytes = pool.settings.host_limit or default_host_limit()
-        self._engine = engine_for(device, host_bytes)
+        self._engine = create_engine(device, host_bytes)
         self.swapper = Swapper(
             self._engine,
             device,
@@ -69,17 +69,6 @@ class Swapping:
         else:  # called in another thread
             self.swapper.end()
         self._engine.close()
-
-
-def engine_for(device: torch.device, host_bytes: int) -> Engine:
-    """Return the copy engine between a device and the host, with at most `host_bytes` of host memory."""
-    if device.type == "cuda":
-        from mempool.torch.offload.cuda_engine import CudaEngine
-
-        return CudaEngine(device, host_bytes)
-    from mempool.torch.offload.host_engine import HostEngine
-
-    return HostEngine(host_bytes)
 
 
 def _take_out(mode: Any) -> None:

@@ -1,5 +1,5 @@
 // Operations that pass by the dispatch mode that swaps while nothing has to move (bypass.py). Built on the user's machine against
-// the user's torch (compiling.py).
+// the user's torch (compiled_library.py).
 //
 // A fallback for DeferredInit, a key that PyTorch keeps for others and asks before autocast and autograd. In a thread that has it
 // included every operation comes here first. One that the mode has seen, with tensors of the same shapes, and for whose memory

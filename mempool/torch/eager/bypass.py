@@ -20,7 +20,7 @@ import torch
 from mempool import _core
 from mempool.errors import UsageError
 from mempool.logs import log
-from mempool.torch.compiling import Source
+from mempool.torch.compiled_library import Source
 from mempool.torch.eager.storages import AWAY
 from mempool.torch.eager.transfers import between_us
 

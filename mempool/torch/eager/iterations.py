@@ -156,7 +156,7 @@ class Iterations:
         if not self.following or self._sizes_differ:
             self.tape.marks[len(self.tape.functions)] = self._engine.mark()
         elif self._engine.streams:
-            self._engine.look()
+            self._engine.note_stream()
 
     def ran(self, func: Any, given: list[Held], written: list[Held], made: list[Held]) -> None:
         """Record an operation that has run, and start the offloads planned after it."""
@@ -262,7 +262,7 @@ class Iterations:
                 self._odd(tape)
             elif self._pattern is not None:
                 self._improve(self._pattern)
-            self._engine.rest()
+            self._engine.end_iteration()
             before, self._pattern = self._pattern, self._patterns.next()
             goes_on = goes_on and before is self._pattern
         self._start(goes_on=goes_on or not len(tape))
@@ -276,7 +276,7 @@ class Iterations:
         """Stop recording and following plans until `resume`; another call drops the tape again."""
         self._depart()
         if self._engine.streams:
-            self._engine.look()
+            self._engine.note_stream()
         self.tape = Tape()
 
     def settled(self) -> None:

@@ -417,7 +417,7 @@ class Swapper(TorchDispatchMode):
             bypass.learn(kind, 0)
             return kind.call(*args, **kwargs)
         if self.engine.streams:
-            self.engine.look()
+            self.engine.note_stream()
         if self.storages.dead:
             self._bury()
             self.iterations.unseen()

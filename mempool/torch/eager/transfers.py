@@ -88,7 +88,7 @@ class Mover:
             with between_us():
                 self._drop(held)
                 try:
-                    held.copy, held.transfer = self._engine.out(self._data(held()), at)
+                    held.copy, held.transfer = self._engine.offload(self._data(held()), at)
                 except HostFullError:
                     self._counts.host_full += 1
                     return
@@ -141,7 +141,7 @@ class Mover:
                 return
             with between_us():
                 resize(storage, held.size)
-                held.transfer = self._engine.back(held.copy, self._data(storage))
+                held.transfer = self._engine.reload(held.copy, self._data(storage))
             self._moving[held.number] = held
             held.state = COMING
             self._storages.here_bytes += held.room

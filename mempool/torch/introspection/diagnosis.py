@@ -226,10 +226,10 @@ def _version() -> Iterator[Finding]:
 
 
 def _compiler() -> Iterator[Finding]:
-    from mempool.torch import compiling
+    from mempool.torch import compiled_library
 
     try:
-        compiling.compiler()
+        compiled_library.compiler()
     except UsageError:
         yield Finding(
             "no_compiler",

@@ -22,41 +22,38 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from mempool.errors import UsageError
-from mempool.torch.offload.cuda_runtime import CudaRuntime
 from mempool.torch.offload.engine import HostFullError
 from mempool.torch.offload.link import SIZES, measure
-from mempool.torch.offload.pinned_arena import LockedArena
+from mempool.torch.offload.options import OPTIONS
+from mempool.torch.offload.pinned_memory import PinnedArena, PinnedMemory
 
 if TYPE_CHECKING:
     from solvers.swap import Link
 
-#: Waits whose times are kept for the next mark. A rewritten graph sets no marks.
-_MOST_WAITS = 4096
-
 
 @dataclass(eq=False)
-class Copied:
+class ArenaCopy:
     """Copy on the host.
 
     Attributes:
         size: bytes.
         at: offset in the arena.
         data: the bytes.
-        filled: the offload into the copy.
-        read: the last reload from the copy; earlier reloads end before.
+        filled_by: the offload into the copy.
+        read_by: the last reload from the copy; earlier reloads end before.
         dropped: whether the copy is no longer wanted.
     """
 
     size: int
     at: int
     data: torch.Tensor
-    filled: Flight | None = None
-    read: Flight | None = None
+    filled_by: CudaTransfer | None = None
+    read_by: CudaTransfer | None = None
     dropped: bool = False
 
 
 @dataclass(eq=False)
-class Flight:
+class CudaTransfer:
     """A requested copy.
 
     Attributes:
@@ -84,7 +81,7 @@ class CudaEngine:
     """Copies between one GPU's memory and the host; the constructor does not touch CUDA."""
 
     streams = True
-    own = None  # the program would have to wait for the GPU
+    sync_copier = None  # the program would have to wait for the GPU
 
     def __init__(self, device: torch.device, host_bytes: int, *, runtime: Any = None) -> None:
         """Create an engine that locks at most `host_bytes` of the host, as needed.
@@ -97,34 +94,34 @@ class CudaEngine:
         self._device, self._host_bytes, self._runtime = device, host_bytes, runtime
         self._lock = threading.RLock()
         self._streams: dict[Any, None] = {}  # the program's streams, in the order of first use
-        self._flying: tuple[deque[Flight], ...] = (deque(), deque())
-        self._dropped: list[Copied] = []
-        self._waits: deque[tuple[Any, Any]] = deque(maxlen=_MOST_WAITS)
+        self._in_flight: tuple[deque[CudaTransfer], ...] = (deque(), deque())
+        self._dropped: list[ArenaCopy] = []
+        self._waits: deque[tuple[Any, Any]] = deque(maxlen=OPTIONS.cuda_waits)
         self._link: Link | None = None
-        self._begun = False
+        self._is_initialized = False
         self._process = os.getpid()
 
-    def _begin(self) -> None:
+    def _initialize(self) -> None:
         """Create streams and arena, and wait once for all earlier work, also on streams not yet known."""
-        if self._begun:
+        if self._is_initialized:
             return
         if self._device.index is None and self._device.type == "cuda":
             self._device = torch.device("cuda", torch.cuda.current_device())
         self._runtime = self._runtime or CudaRuntime(self._device)
         self._out, self._in = self._runtime.stream(), self._runtime.stream()
-        self._arena = LockedArena(self._runtime.locked(self._host_bytes), self._host_bytes)
+        self._arena = PinnedArena(self._runtime.locked(self._host_bytes), self._host_bytes)
         self._runtime.synchronize()
-        self._begun = True
+        self._is_initialized = True
 
-    def _works(self) -> bool:
+    def _is_usable(self) -> bool:
         """Return whether this process uses CUDA; a forked child of a process with CUDA does not."""
         if self._process != os.getpid():
             return False
-        return self._begun or self._runtime is not None or bool(torch.cuda.is_initialized())
+        return self._is_initialized or self._runtime is not None or bool(torch.cuda.is_initialized())
 
-    def _now(self) -> Any:
+    def _current_stream(self) -> Any:
         """Return the program's stream; a new stream first waits for all copies so far."""
-        self._begin()
+        self._initialize()
         stream = self._runtime.current()
         if stream not in self._streams:
             for other in (self._out, self._in):
@@ -134,30 +131,30 @@ class CudaEngine:
 
     # --- copies
 
-    def out(self, data: torch.Tensor, at: int = -1) -> tuple[Copied, Flight]:
+    def offload(self, data: torch.Tensor, at: int = -1) -> tuple[ArenaCopy, CudaTransfer]:
         """See `Engine`; nothing is offloaded during a graph capture and in a forked child.
 
         Raises:
             HostFullError: the arena has no room for the copy, or offloads are impossible now.
         """
         with self._lock:
-            if not self._works():
+            if not self._is_usable():
                 raise HostFullError("CUDA serves no forked child")
-            self._now()
+            self._current_stream()
             if self._runtime.capturing():
                 raise HostFullError("nothing leaves the GPU while a graph is captured")
             if data.device != self._device:
                 raise HostFullError(f"what lies on {data.device} does not leave {self._device}")
-            self._reap()
-            at = self._take(data.numel(), at)
-            copied = Copied(data.numel(), at, self._arena.data(at, data.numel()))
+            self._release_finished()
+            at = self._allocate(data.numel(), at)
+            copied = ArenaCopy(data.numel(), at, self._arena.data(at, data.numel()))
             for stream in self._streams:
                 self._out.wait_event(self._runtime.event(stream))
             self._runtime.copy(self._out, copied.data, data)
-            copied.filled = self._fly(self._out, data)
-            return copied, copied.filled
+            copied.filled_by = self._track(self._out, data)
+            return copied, copied.filled_by
 
-    def back(self, copy: Any, data: torch.Tensor) -> Flight:
+    def reload(self, copy: Any, data: torch.Tensor) -> CudaTransfer:
         """See `Engine`.
 
         Raises:
@@ -165,33 +162,33 @@ class CudaEngine:
                 this is a forked child.
         """
         with self._lock:
-            if not self._works():
+            if not self._is_usable():
                 raise UsageError("what lies on the GPU is on the host now, and CUDA serves no forked child")
-            stream = self._now()
+            stream = self._current_stream()
             if self._runtime.capturing():
                 raise UsageError(
                     "what a CUDA graph uses is on the host: capture it before, or without a limit"
                 )
-            self._reap()
+            self._release_finished()
             self._in.wait_event(self._runtime.event(stream))
-            self._in.wait_event(copy.filled.ended)
+            self._in.wait_event(copy.filled_by.ended)
             self._runtime.copy(self._in, data, copy.data)
-            copy.read = flight = self._fly(self._in, data)
+            copy.read_by = flight = self._track(self._in, data)
             return flight
 
-    def _fly(self, stream: Any, data: torch.Tensor) -> Flight:
-        flight = Flight(len(data), self._runtime.event(stream), data)
-        self._flying[stream is self._in].append(flight)
+    def _track(self, stream: Any, data: torch.Tensor) -> CudaTransfer:
+        flight = CudaTransfer(len(data), self._runtime.event(stream), data)
+        self._in_flight[stream is self._in].append(flight)
         return flight
 
     def wait(self, transfer: Any) -> float:
         """See `Engine`; the program's streams wait, not the program."""
         with self._lock:
-            if transfer.data is not None and self._works() and not transfer.ended.query():
-                stream = self._now()
+            if transfer.data is not None and self._is_usable() and not transfer.ended.query():
+                stream = self._current_stream()
                 before = self._runtime.event(stream, timing=True)
-                for one in self._streams:
-                    one.wait_event(transfer.ended)
+                for other in self._streams:
+                    other.wait_event(transfer.ended)
                 times = before, self._runtime.event(stream, timing=True)
                 transfer.waits.append(times)
                 self._waits.append(times)
@@ -201,17 +198,17 @@ class CudaEngine:
     def fence(self) -> None:
         """See `Engine`; each of several streams waits for all others."""
         with self._lock:
-            if not self._works():
+            if not self._is_usable():
                 return
-            self._now()
+            self._current_stream()
             if len(self._streams) > 1:
                 events = [self._runtime.event(stream) for stream in self._streams]
                 for stream, event in itertools.product(self._streams, events):
                     stream.wait_event(event)
 
-    def _reap(self) -> None:
+    def _release_finished(self) -> None:
         """Release the data of ended copies that nobody waited for."""
-        for flying in self._flying:
+        for flying in self._in_flight:
             while flying and (flying[0].data is None or flying[0].ended.query()):
                 flying.popleft().data = None
 
@@ -224,19 +221,19 @@ class CudaEngine:
                 copy.dropped = True
                 self._dropped.append(copy)
 
-    def _take(self, size: int, planned: int) -> int:
+    def _allocate(self, size: int, planned: int) -> int:
         """Return a place for an offload, ordered after the transfers that still use that place."""
-        self._give(wait=False)
+        self._free_dropped(wait=False)
         if planned >= 0:
-            if self._arena.take_at(planned, size):
+            if self._arena.allocate_at(planned, size):
                 return planned
-            self._give(wait=True)  # the copy planned to be gone by now
-            if self._arena.take_at(planned, size):
+            self._free_dropped(wait=True)  # the copy planned to be gone by now
+            if self._arena.allocate_at(planned, size):
                 return planned
-        take = self._arena.take if planned < 0 else self._arena.take_last
+        take = self._arena.allocate if planned < 0 else self._arena.allocate_last
         at = take(size)
         if at is None and self._dropped:
-            self._give(wait=True)
+            self._free_dropped(wait=True)
             at = take(size)
         if at is None and self._arena.grow(size):
             at = take(size)
@@ -244,52 +241,55 @@ class CudaEngine:
             raise HostFullError(f"no {size:,} bytes are left on the host")
         return at
 
-    def _give(self, *, wait: bool) -> None:
+    def _free_dropped(self, *, wait: bool) -> None:
         """Free dropped copies that are not in use; with `wait`, order later offloads after the transfers."""
         kept = []
         for copy in self._dropped:
-            flying = [one for one in (copy.filled, copy.read) if one is not None and not one.ended.query()]
-            if flying and not wait:
+            transfers = (copy.filled_by, copy.read_by)
+            running = [
+                transfer for transfer in transfers if transfer is not None and not transfer.ended.query()
+            ]
+            if running and not wait:
                 kept.append(copy)
                 continue
-            for flight in flying:
-                self._out.wait_event(flight.ended)
-            self._arena.give(copy.at, copy.size)
+            for transfer in running:
+                self._out.wait_event(transfer.ended)
+            self._arena.release(copy.at, copy.size)
         self._dropped = kept
 
     def reserve(self, size: int) -> None:
         """See `Engine`; locks the missing bytes in one part."""
         with self._lock:
-            self._begin()
+            self._initialize()
             if (missing := min(size, self._host_bytes) - self._arena.locked) > 0:
                 self._arena.grow(missing)
 
-    def rest(self) -> None:
+    def end_iteration(self) -> None:
         """See `Engine`; locked memory is kept, since locking is slow."""
         self._waits.clear()
 
     @property
     def host_bytes(self) -> int:
         """See `Engine`; all locked memory counts, used or not."""
-        return self._arena.locked if self._begun else 0
+        return self._arena.locked if self._is_initialized else 0
 
     # --- times
 
-    def look(self) -> None:
+    def note_stream(self) -> None:
         """See `Engine`."""
-        if self._works():
+        if self._is_usable():
             with self._lock:
-                self._now()
+                self._current_stream()
 
     def mark(self) -> Mark:
         """See `Engine`."""
         with self._lock:
-            if not self._works():
+            if not self._is_usable():
                 return Mark(None, [])
-            stream = self._now()
+            stream = self._current_stream()
             if self._runtime.capturing():
                 return Mark(None, [])
-            self._reap()
+            self._release_finished()
             waits = list(self._waits)
             self._waits.clear()
             return Mark(self._runtime.event(stream, timing=True), waits)
@@ -297,7 +297,7 @@ class CudaEngine:
     def seconds(self, marks: list[Mark]) -> list[float]:
         """See `Engine`; 0 for an operation captured into a graph, or run before CUDA was in use."""
         return [
-            max(_between([(before.event, after.event)]) - _between(after.waits), 0.0)
+            max(_seconds_between([(before.event, after.event)]) - _seconds_between(after.waits), 0.0)
             if before.event is not None and after.event is not None
             else 0.0
             for before, after in itertools.pairwise(marks)
@@ -305,14 +305,14 @@ class CudaEngine:
 
     def waited(self, transfer: Any) -> float:
         """See `Engine`; waits that the device has not reached yet count 0, as nobody waits for them."""
-        return _between([pair for pair in transfer.waits if pair[1].query()])
+        return _seconds_between([pair for pair in transfer.waits if pair[1].query()])
 
     def link(self) -> Link:
         """See `Engine`."""
         if self._link is None:
-            self._begin()
+            self._initialize()
             with _DisableTorchDispatch(), torch.no_grad():  # not the program's tensors
-                timed = _Timed(self._runtime, self._out, self._in)
+                timed = _TimedCopies(self._runtime, self._out, self._in)
                 try:
                     self._link = measure(timed)
                 finally:
@@ -322,23 +322,65 @@ class CudaEngine:
     def close(self) -> None:
         """See `Engine`."""
         with self._lock:
-            if self._begun and self._works():
+            if self._is_initialized and self._is_usable():
                 for stream in (self._out, self._in):
                     stream.synchronize()
-                self._reap()
+                self._release_finished()
                 self._arena.close()
-                self._begun = False
+                self._is_initialized = False
 
 
-def _between(pairs: list[tuple[Any, Any]]) -> float:
+class CudaRuntime:
+    """Streams, events, copies and page-locked memory of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def stream(self) -> Any:
+        """Create a stream."""
+        return torch.cuda.Stream(self._device)
+
+    def current(self) -> Any:
+        """Return the stream on which this thread's operations run now."""
+        return torch.cuda.current_stream(self._device)
+
+    def synchronize(self) -> None:
+        """Wait until all streams have finished their work."""
+        torch.cuda.synchronize(self._device)
+
+    def capturing(self) -> bool:
+        """Return whether this thread's work is captured into a graph instead of executed."""
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    def event(self, stream: Any, *, timing: bool = False) -> Any:
+        """Return an event recorded after the stream's work so far."""
+        event = torch.cuda.Event(enable_timing=timing)
+        event.record(stream)
+        return event
+
+    def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Enqueue a copy on a stream; the host's side is page-locked."""
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+
+    def data(self, size: int) -> torch.Tensor:
+        """Allocate device memory, uint8[size]."""
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def locked(self, size: int) -> PinnedMemory:
+        """Reserve host addresses for `size` bytes, none of them page-locked yet."""
+        return PinnedMemory(size, self._device)
+
+
+def _seconds_between(pairs: list[tuple[Any, Any]]) -> float:
     """Return the sum of the seconds from the first to the second event of all pairs."""
     for _, after in pairs:
         after.synchronize()
     return float(sum(before.elapsed_time(after) for before, after in pairs)) / 1e3
 
 
-class _Timed:
-    """Implementation of `Copies` on the engine's streams, with separate memory for each direction."""
+class _TimedCopies:
+    """Implementation of `TimedCopies` on the engine's streams, with separate memory for each direction."""
 
     def __init__(self, runtime: Any, out: Any, back: Any) -> None:
         self._runtime, self._streams = runtime, (out, back)
@@ -349,7 +391,7 @@ class _Timed:
         self._host = self._memory.data(0, size)
 
     def timed(self, size: int, *, out: bool, back: bool) -> float:
-        """See `Copies`."""
+        """See `TimedCopies`."""
         half = max(SIZES)
         here, there = self._device, self._host
         asked = [(self._streams[0], there[:size], here[:size])] * out
@@ -358,7 +400,7 @@ class _Timed:
         for stream, target, source in asked:
             self._runtime.copy(stream, target, source)
         ends = [self._runtime.event(stream, timing=True) for stream, _, _ in asked]
-        return max(_between([pair]) for pair in itertools.product(begins, ends))
+        return max(_seconds_between([pair]) for pair in itertools.product(begins, ends))
 
     def close(self) -> None:
         """Unlock the host's side."""

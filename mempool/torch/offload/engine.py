@@ -28,24 +28,24 @@ class Transfer(Protocol):
     size: int
 
 
-class Own(Protocol):
+class SyncCopier(Protocol):
     """Synchronous copies by the program's thread itself.
 
     Attributes:
-        own_bytes: above this size, asynchronous copies are faster.
+        sync_bytes: above this size, asynchronous copies are faster.
     """
 
-    own_bytes: int
+    sync_bytes: int
 
-    def out_now(self, tensor: torch.Tensor, size: int, at: int = -1) -> HostCopy:
-        """Copy `size` bytes from a tensor's first element on to the host; ``at`` as of `Engine.out`.
+    def offload_now(self, tensor: torch.Tensor, size: int, at: int = -1) -> HostCopy:
+        """Copy `size` bytes from a tensor's first element on to the host; ``at`` as of `Engine.offload`.
 
         Raises:
             HostFullError: the arena has no room for the copy.
         """
 
-    def back_now(self, copy: Any, tensor: torch.Tensor) -> None:
-        """Copy the bytes saved by `out_now` to a tensor's first element and on."""
+    def reload_now(self, copy: Any, tensor: torch.Tensor) -> None:
+        """Copy the bytes saved by `offload_now` to a tensor's first element and on."""
 
 
 class Engine(Protocol):
@@ -54,17 +54,17 @@ class Engine(Protocol):
     The program's thread makes all requests; the copies run concurrently with the program.
 
     Attributes:
-        streams: whether operations run on streams, so that `look` must be called.
-        own: makes small copies at once, if that is faster; None: not supported.
+        streams: whether operations run on streams, so that `note_stream` must be called.
+        sync_copier: makes small copies at once, if that is faster; None: not supported.
     """
 
     streams: bool
 
     @property
-    def own(self) -> Own | None:
+    def sync_copier(self) -> SyncCopier | None:
         """Return the interface for synchronous copies, or None."""
 
-    def out(self, data: torch.Tensor, at: int = -1) -> tuple[HostCopy, Transfer]:
+    def offload(self, data: torch.Tensor, at: int = -1) -> tuple[HostCopy, Transfer]:
         """Request an offload of uint8[n] from the device to the host, after all device work so far.
 
         The engine keeps the data until the copy has ended, or is waited for. The copy lies ``at`` this page
@@ -74,7 +74,7 @@ class Engine(Protocol):
             HostFullError: the arena has no room for the copy.
         """
 
-    def back(self, copy: HostCopy, data: torch.Tensor) -> Transfer:
+    def reload(self, copy: HostCopy, data: torch.Tensor) -> Transfer:
         """Request a reload of a host copy into uint8[n] of newly allocated device memory."""
 
     def wait(self, transfer: Transfer) -> float:
@@ -97,7 +97,7 @@ class Engine(Protocol):
     def waited(self, transfer: Transfer) -> float:
         """Return the seconds that the program, or its stream, waited for a transfer, as far as known."""
 
-    def look(self) -> None:
+    def note_stream(self) -> None:
         """Make reloaded data available to an operation about to run, on any stream; also done by `mark`."""
 
     def mark(self) -> Any:
@@ -109,7 +109,7 @@ class Engine(Protocol):
     def reserve(self, size: int) -> None:
         """Prepare the host memory of a plan that needs `size` bytes at once, if that preparation is slow."""
 
-    def rest(self) -> None:
+    def end_iteration(self) -> None:
         """End an iteration; host memory unused in this iteration and the last may return to the system."""
 
     @property
@@ -121,3 +121,14 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Shut down; all transfers have been waited for, or their data are no longer wanted."""
+
+
+def create_engine(device: torch.device, host_bytes: int) -> Engine:
+    """Return a copy engine between a device and the host, with at most `host_bytes` of host memory."""
+    if device.type == "cuda":
+        from mempool.torch.offload.cuda_engine import CudaEngine
+
+        return CudaEngine(device, host_bytes)
+    from mempool.torch.offload.host_engine import HostEngine
+
+    return HostEngine(host_bytes)

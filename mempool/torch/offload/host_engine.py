@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mempool.torch.offload.engine import HostFullError
-from mempool.torch.offload.free_list import Holes
+from mempool.torch.offload.host_memory import FreeList, PrivateMemory
 from mempool.torch.offload.link import measure
-from mempool.torch.offload.private_memory import PrivateMemory
+from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,14 +28,11 @@ if TYPE_CHECKING:
     from solvers.swap import Link
 
 _OUT, _BACK = range(2)
-#: Copies up to this size take less time than waking a thread.
-_OWN_BYTES = 256 << 10
-#: Bytes per side and direction while the link is measured: together more than a cache.
-_TIMED_BYTES = 32 << 20
+_TIMED_BYTES = OPTIONS.link_cpu_bytes
 
 
 @dataclass(eq=False)
-class Copied:
+class ArenaCopy:
     """Copy on the host.
 
     Attributes:
@@ -43,18 +40,18 @@ class Copied:
         at: offset in the arena.
         users: number of transfers not yet found to have ended.
         dropped: whether the copy is no longer wanted.
-        filled: the transfer that fills the copy; None: filled at once.
+        filled_by: the transfer that fills the copy; None: filled at once.
     """
 
     size: int
     at: int
     users: int = 0
     dropped: bool = False
-    filled: Moving | None = None
+    filled_by: HostTransfer | None = None
 
 
 @dataclass(eq=False)
-class Moving:
+class HostTransfer:
     """A requested copy.
 
     Attributes:
@@ -63,18 +60,18 @@ class Moving:
         target: address to write.
         source: address to read.
         data: the device's side, kept until the copy has ended.
-        after: a copy that must end first.
+        predecessor: a copy that must end first.
         done: whether the copy has ended.
         waited: seconds that the program waited for the copy.
         ended: event set at the end of the copy.
     """
 
     size: int
-    copied: Copied
+    copied: ArenaCopy
     target: int
     source: int
     data: Any
-    after: Moving | None = None
+    predecessor: HostTransfer | None = None
     done: bool = False
     waited: float = 0.0
     ended: threading.Event = field(default_factory=threading.Event)
@@ -103,16 +100,16 @@ class HostEngine:
             UsageError: the system has no address range of that size.
         """
         one_core = len(os.sched_getaffinity(0)) == 1  # threads would only take turns
-        self.own_bytes = sys.maxsize if one_core else _OWN_BYTES
+        self.sync_bytes = sys.maxsize if one_core else OPTIONS.sync_copy_bytes
         self._memory = PrivateMemory(host_bytes)
-        self._holes = Holes(self._memory.size)
-        self._flying: tuple[deque[Moving], ...] = (deque(), deque())
+        self._free_list = FreeList(self._memory.size)
+        self._in_flight: tuple[deque[HostTransfer], ...] = (deque(), deque())
         self._waited = 0.0
-        self._needed = 0
+        self._peak_needed = 0
         self._link: Link | None = None
         self._process = os.getpid()
-        self._lock = threading.RLock()  # for holes and transfers: operations end in any thread
-        self._queues: list[queue.SimpleQueue[Moving | None]] = [queue.SimpleQueue() for _ in range(2)]
+        self._lock = threading.RLock()  # for free ranges and transfers: operations end in any thread
+        self._queues: list[queue.SimpleQueue[HostTransfer | None]] = [queue.SimpleQueue() for _ in range(2)]
         threads = [
             threading.Thread(target=_work, args=(tasks,), name=f"mempool-copy-{name}", daemon=True)
             for tasks, name in zip(self._queues, ("out", "in"), strict=True)
@@ -121,48 +118,48 @@ class HostEngine:
             thread.start()
         self._end = weakref.finalize(self, _end, self._queues, threads)
 
-    def out(self, data: torch.Tensor, at: int = -1) -> tuple[Copied, Moving]:
+    def offload(self, data: torch.Tensor, at: int = -1) -> tuple[ArenaCopy, HostTransfer]:
         """See `Engine`; the data lies on the CPU."""
-        self._reap()
+        self._release_finished()
         size = data.numel()
-        place = self._take(size, at)
-        copied = Copied(size, place)
-        moving = Moving(size, copied, self._memory.address + place, _address()(data), data)
-        copied.filled = moving
-        self._ask(_OUT, moving)
+        place = self._allocate(size, at)
+        copied = ArenaCopy(size, place)
+        moving = HostTransfer(size, copied, self._memory.address + place, _address()(data), data)
+        copied.filled_by = moving
+        self._request(_OUT, moving)
         return copied, moving
 
-    def back(self, copy: Any, data: torch.Tensor) -> Moving:
+    def reload(self, copy: Any, data: torch.Tensor) -> HostTransfer:
         """See `Engine`."""
-        after = copy.filled if copy.filled is not None and not copy.filled.done else None
-        moving = Moving(copy.size, copy, _address()(data), self._memory.address + copy.at, data, after)
-        self._ask(_BACK, moving)
+        after = copy.filled_by if copy.filled_by is not None and not copy.filled_by.done else None
+        moving = HostTransfer(copy.size, copy, _address()(data), self._memory.address + copy.at, data, after)
+        self._request(_BACK, moving)
         return moving
 
     @property
-    def own(self) -> HostEngine:
+    def sync_copier(self) -> HostEngine:
         """See `Engine`."""
         return self
 
-    def _take(self, size: int, at: int) -> int:
+    def _allocate(self, size: int, at: int) -> int:
         with self._lock:
-            if at >= 0 and self._holes.take_at(at, size):
+            if at >= 0 and self._free_list.allocate_at(at, size):
                 place: int | None = at
             else:
-                place = self._holes.take(size) if at < 0 else self._holes.take_last(size)
+                place = self._free_list.allocate(size) if at < 0 else self._free_list.allocate_last(size)
         if place is None:
             raise HostFullError(f"no {size:,} bytes are left on the host")
-        self._memory.touch(place, size)
+        self._memory.mark_touched(place, size)
         return place
 
-    def out_now(self, tensor: torch.Tensor, size: int, at: int = -1) -> Copied:
-        """See `Own`."""
-        place = self._take(size, at)
+    def offload_now(self, tensor: torch.Tensor, size: int, at: int = -1) -> ArenaCopy:
+        """See `SyncCopier`."""
+        place = self._allocate(size, at)
         ctypes.memmove(self._memory.address + place, _address()(tensor), size)
-        return Copied(size, place)
+        return ArenaCopy(size, place)
 
-    def back_now(self, copy: Any, tensor: torch.Tensor) -> None:
-        """See `Own`."""
+    def reload_now(self, copy: Any, tensor: torch.Tensor) -> None:
+        """See `SyncCopier`."""
         ctypes.memmove(_address()(tensor), self._memory.address + copy.at, copy.size)
 
     def wait(self, transfer: Any) -> float:
@@ -173,13 +170,13 @@ class HostEngine:
             if os.getpid() == self._process:
                 transfer.ended.wait()
             else:  # the offload that fills the copy was requested before, and may be unfinished too
-                for moving in (transfer.copied.filled, transfer):
+                for moving in (transfer.copied.filled_by, transfer):
                     if moving is not None and not moving.done:
                         moving.run()
             waited = time.perf_counter() - began
             transfer.waited += waited
             self._waited += waited
-        self._land(transfer)
+        self._finish(transfer)
         return waited
 
     def drop(self, copy: Any) -> None:
@@ -187,12 +184,12 @@ class HostEngine:
         with self._lock:
             if not copy.dropped:
                 copy.dropped = True
-                self._give_if_dropped(copy)
+                self._free_if_dropped(copy)
 
     def fence(self) -> None:
         """See `Engine`; without effect, since all work of a CPU so far is done."""
 
-    def look(self) -> None:
+    def note_stream(self) -> None:
         """See `Engine`; without effect, since a CPU has no streams."""
 
     def waited(self, transfer: Any) -> float:
@@ -201,7 +198,7 @@ class HostEngine:
 
     def mark(self) -> float:
         """Return the time of a clock that stands still while the program waits for copies."""
-        self._reap()
+        self._release_finished()
         return time.perf_counter() - self._waited
 
     def seconds(self, marks: list[float]) -> list[float]:
@@ -211,69 +208,69 @@ class HostEngine:
     def reserve(self, size: int) -> None:
         """See `Engine`; without effect, since pages are allocated when touched."""
 
-    def rest(self) -> None:
+    def end_iteration(self) -> None:
         """See `Engine`."""
-        self._reap()
+        self._release_finished()
         with self._lock:
-            before, self._needed = self._needed, self._holes.rested()
-            self._memory.keep(max(before, self._needed), self._holes)
+            before, self._peak_needed = self._peak_needed, self._free_list.take_peak()
+            self._memory.release_excess(max(before, self._peak_needed), self._free_list)
 
     @property
     def host_bytes(self) -> int:
         """See `Engine`."""
-        return self._holes.used
+        return self._free_list.used
 
     def link(self) -> Link:
         """See `Engine`; measured from memory to memory, with this engine's threads."""
         if self._link is None:
-            self._link = measure(_Timed(self._start))
+            self._link = measure(_TimedCopies(self._run_or_queue))
         return self._link
 
     def close(self) -> None:
         """See `Engine`; also called when the engine or the interpreter ends."""
         self._end()
 
-    def _ask(self, way: int, moving: Moving) -> None:
+    def _request(self, way: int, moving: HostTransfer) -> None:
         with self._lock:
             moving.copied.users += 1
-            self._flying[way].append(moving)
-        self._start(way, moving)
+            self._in_flight[way].append(moving)
+        self._run_or_queue(way, moving)
 
-    def _start(self, way: int, moving: Moving) -> None:
+    def _run_or_queue(self, way: int, moving: HostTransfer) -> None:
         if os.getpid() == self._process and self._end.alive:
             self._queues[way].put(moving)
         else:  # no thread is left: a forked child, or the interpreter's end
             moving.run()
 
-    def _reap(self) -> None:
+    def _release_finished(self) -> None:
         """Release the data of ended copies that nobody waited for."""
-        for flying in self._flying:
+        for flying in self._in_flight:
             if flying:
                 with self._lock:
                     while flying and (flying[0].done or flying[0].data is None):
-                        self._land(flying.popleft())
+                        self._finish(flying.popleft())
 
-    def _land(self, moving: Moving) -> None:
+    def _finish(self, moving: HostTransfer) -> None:
         with self._lock:
             if moving.data is not None:
                 moving.data = None
                 moving.copied.users -= 1
-                self._give_if_dropped(moving.copied)
+                self._free_if_dropped(moving.copied)
 
-    def _give_if_dropped(self, copied: Copied) -> None:
+    def _free_if_dropped(self, copied: ArenaCopy) -> None:
         if copied.dropped and copied.users == 0:
-            self._holes.give(copied.at, copied.size)
+            self._free_list.release(copied.at, copied.size)
 
 
-def _work(tasks: queue.SimpleQueue[Moving | None]) -> None:
+def _work(tasks: queue.SimpleQueue[HostTransfer | None]) -> None:
     while (moving := tasks.get()) is not None:
-        if moving.after is not None:
-            moving.after.ended.wait()
-            moving.after = None
+        if moving.predecessor is not None:
+            moving.predecessor.ended.wait()
+            moving.predecessor = None
         moving.run()
 
 
-def _end(queues: list[queue.SimpleQueue[Moving | None]], threads: list[threading.Thread]) -> None:
+def _end(queues: list[queue.SimpleQueue[HostTransfer | None]], threads: list[threading.Thread]) -> None:
     """Stop the threads after their copies have ended, before the interpreter ends."""
     for tasks in queues:
         tasks.put(None)
@@ -289,22 +286,22 @@ def _address() -> Callable[[Any], int]:
     return torch._C.TensorBase.data_ptr  # type: ignore[no-any-return]
 
 
-class _Timed:
-    """Implementation of `Copies` with the engine's threads, on separate memory that exceeds the caches."""
+class _TimedCopies:
+    """Implementation of `TimedCopies` with the engine's threads; the memory exceeds the caches."""
 
-    def __init__(self, start: Callable[[int, Moving], None]) -> None:
+    def __init__(self, start: Callable[[int, HostTransfer], None]) -> None:
         self._start, self._memory, self._turn = start, PrivateMemory(4 * _TIMED_BYTES), 0
         ctypes.memset(self._memory.address, 1, self._memory.size)
 
     def timed(self, size: int, *, out: bool, back: bool) -> float:
-        """See `Copies`."""
+        """See `TimedCopies`."""
         self._turn = (self._turn + size) % (_TIMED_BYTES - size + 1)
         a, b, c, d = (self._memory.address + self._turn + side * _TIMED_BYTES for side in range(4))
         began = time.perf_counter()
         copies = [(_OUT, a, b)] * out + [(_BACK, c, d)] * back
-        asked = [(way, Moving(size, Copied(size, 0), target, source, None)) for way, target, source in copies]
-        for way, moving in asked:
-            self._start(way, moving)
-        for _, moving in asked:
-            moving.ended.wait()
+        transfers = [(way, HostTransfer(size, ArenaCopy(size, 0), to, of, None)) for way, to, of in copies]
+        for way, transfer in transfers:
+            self._start(way, transfer)
+        for _, transfer in transfers:
+            transfer.ended.wait()
         return time.perf_counter() - began

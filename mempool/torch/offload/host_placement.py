@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mempool.torch.offload.free_list import PAGE, pages
+from mempool.torch.offload.host_memory import PAGE, pages
+from mempool.torch.offload.options import OPTIONS
 from solvers import Stop, solve
 from solvers.swap.placement import host_buffers
 from traces.buffers import Buffers
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from solvers.swap import Schedule, Step
-
-#: Node limit of the search; the first plan is good already.
-_NODES = 2000
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +63,6 @@ def packed(copies: Buffers) -> tuple[NDArray[np.int64], int]:
     Raises:
         PlanError: the sizes exceed the countable range.
     """
-    plan = solve(copies, stop=Stop(nodes=_NODES), solver="search")
+    plan = solve(copies, stop=Stop(nodes=OPTIONS.host_packing_nodes), solver="search")
     assert plan.offset is not None  # no capacity limits the plan
     return plan.offset[:, 0], pages(plan.arena_bytes)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from mempool.torch.offload.options import OPTIONS
 from solvers.swap.link import Link
 
 if TYPE_CHECKING:
@@ -17,24 +18,23 @@ if TYPE_CHECKING:
 
 #: Sizes of the timed copies, bytes.
 SIZES = tuple(1 << bits for bits in range(14, 25, 2))
-_ROUNDS = 7
 
 
-class Copies(Protocol):
+class TimedCopies(Protocol):
     """Timed copies between the device and the host."""
 
     def timed(self, size: int, *, out: bool, back: bool) -> float:
         """Return the seconds of one copy of `size` bytes in each named direction, until all have ended."""
 
 
-def measure(copies: Copies, sizes: Sequence[int] = SIZES) -> Link:
+def measure(copies: TimedCopies, sizes: Sequence[int] = SIZES) -> Link:
     """Fit a link to medians of copies of these sizes, in bytes: each direction alone, and both at once."""
     ways = ((True, False), (False, True), (True, True))
     for out, back in ways:  # warm up pages and contexts
         copies.timed(sizes[-1], out=out, back=back)
     times = {
         way: [
-            statistics.median(copies.timed(size, out=way[0], back=way[1]) for _ in range(_ROUNDS))
+            statistics.median(copies.timed(size, out=way[0], back=way[1]) for _ in range(OPTIONS.link_rounds))
             for size in sizes
         ]
         for way in ways
@@ -42,10 +42,10 @@ def measure(copies: Copies, sizes: Sequence[int] = SIZES) -> Link:
     out_seconds, in_seconds, both = (times[way] for way in ways)
     # With an engine per direction, both take as long as the slower copy; with one engine, the sum.
     alone = max(out_seconds[-1], in_seconds[-1]), out_seconds[-1] + in_seconds[-1]
-    return Link(*fitted(sizes, out_seconds), *fitted(sizes, in_seconds), duplex=both[-1] < sum(alone) / 2)
+    return Link(*fit_line(sizes, out_seconds), *fit_line(sizes, in_seconds), duplex=both[-1] < sum(alone) / 2)
 
 
-def fitted(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
     """Fit non-negative a and b so that ``a + b * size`` is nearest to the times, by least relative squares.
 
     Args:
@@ -64,7 +64,7 @@ def fitted(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float
     return fixed, per_byte
 
 
-def of_this_machine() -> tuple[Link, str]:
+def measure_this_machine() -> tuple[Link, str]:
     """Return the link to this machine's GPU, or from memory to memory without a GPU, and a description.
 
     PyTorch is imported only if there is a GPU.

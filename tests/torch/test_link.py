@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mempool.torch.offload.link import SIZES, fitted, measure
+from mempool.torch.offload.link import SIZES, fit_line, measure
 
 FIXED = st.floats(0, 1e-2)
 PER_BYTE = st.floats(1e-13, 1e-6)
@@ -45,7 +45,7 @@ def test_a_fit_is_never_negative_and_no_line_is_nearer(seconds: list[float]) -> 
     def off(a: float, b: float) -> float:
         return sum(((a + b * s) / t - 1) ** 2 for s, t in zip(sizes, seconds, strict=True))
 
-    fixed, per_byte = fitted(sizes, seconds)
+    fixed, per_byte = fit_line(sizes, seconds)
     assert fixed >= 0
     assert per_byte >= 0
     for a, b in ((0.9, 1.0), (1.1, 1.0), (1.0, 0.9), (1.0, 1.1)):

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from mempool.torch.eager.mode import Swapper
 from mempool.torch.eager.recorded_iteration import Recorded, Tape
 from mempool.torch.eager.schedule_actions import FETCH, program_of
-from mempool.torch.offload.free_list import Holes, pages
 from mempool.torch.offload.host_engine import HostEngine
+from mempool.torch.offload.host_memory import FreeList, pages
 from mempool.torch.offload.host_placement import host_copies
 from solvers.swap import SwapPlanner
 
@@ -31,7 +31,7 @@ def followed(step: Step, swap: Swap) -> None:
     """Do what a program says, turn by turn, with an arena of as many bytes as were planned."""
     copies = host_copies(step, swap.schedule)
     program = program_of(Tape(functions=[None] * len(step)), Recorded(step, [], {}), swap, copies)
-    holes, there = Holes(copies.size), dict[int, int]()
+    free_list, there = FreeList(copies.size), dict[int, int]()
     rests = {int(row) for row in swap.schedule.resting}
     for turn in range(TURNS):
         for line_at, line in enumerate(program.lines):
@@ -40,10 +40,10 @@ def followed(step: Step, swap: Swap) -> None:
                     assert row in there, f"the copy of {row} is gone at {line_at}"
             for row in line.gone:
                 if row in there:
-                    holes.give(there.pop(row), int(step.size[row]))
+                    free_list.release(there.pop(row), int(step.size[row]))
             for row, at in line.after:
                 if row not in there:
-                    assert holes.take_at(at, int(step.size[row]))
+                    assert free_list.allocate_at(at, int(step.size[row]))
                     there[row] = at
     always = {int(row) for row in swap.schedule.buffer} & there.keys()
     assert not rests & there.keys()
@@ -79,8 +79,8 @@ def test_in_training_all_that_leaves_by_plan_lies_where_it_was_planned(one_threa
     placed: list[tuple[int, int, int]] = []  # where it was asked to, where it lies, where that ends
 
     class Watched(HostEngine):
-        def out(self, data: Any, at: int = -1) -> Any:
-            made = super().out(data, at)
+        def offload(self, data: Any, at: int = -1) -> Any:
+            made = super().offload(data, at)
             placed.append((at, made[0].at, made[0].at + made[0].size))
             return made
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from mempool.torch.offload.engine import HostFullError
-from mempool.torch.offload.free_list import PAGE, pages
-from mempool.torch.offload.host_engine import Copied, HostEngine, Moving
+from mempool.torch.offload.host_engine import ArenaCopy, HostEngine, HostTransfer
+from mempool.torch.offload.host_memory import PAGE, pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,8 +41,8 @@ def engine() -> Iterator[HostEngine]:
 
 def hold(engine: HostEngine, way: int) -> Callable[[], None]:
     """Keep one of its threads from going on, until what is returned is called."""
-    never = Moving(0, Copied(0, 0), 0, 0, None)
-    engine._queues[way].put(Moving(0, Copied(0, 0), 0, 0, None, after=never))
+    never = HostTransfer(0, ArenaCopy(0, 0), 0, 0, None)
+    engine._queues[way].put(HostTransfer(0, ArenaCopy(0, 0), 0, 0, None, predecessor=never))
     return never.ended.set
 
 
@@ -61,7 +61,7 @@ def test_what_comes_back_is_what_left(steps: list[tuple[str, int]]) -> None:
         if what == "o":
             size = number % (6 * PAGE) + 1
             try:
-                copy, transfer = engine.out(data(size, seed))
+                copy, transfer = engine.offload(data(size, seed))
             except HostFullError:
                 assert engine.host_bytes + pages(size) > ROOM // 2  # a hole may be too small, but not all are
                 continue
@@ -72,7 +72,7 @@ def test_what_comes_back_is_what_left(steps: list[tuple[str, int]]) -> None:
         elif kept and what == "b":
             one = kept[number % len(kept)]
             target = torch.empty(one.size, dtype=torch.uint8)
-            coming.append((engine.back(one.copy, target), target, one))
+            coming.append((engine.reload(one.copy, target), target, one))
         elif kept and what == "d":
             engine.drop(kept.pop(number % len(kept)).copy)
     for transfer, target, one in coming:
@@ -87,22 +87,22 @@ def test_what_comes_back_is_what_left(steps: list[tuple[str, int]]) -> None:
 
 
 def test_memory_of_a_copy_that_is_used_is_not_taken_again(engine: HostEngine) -> None:
-    copy, transfer = engine.out(data(ROOM, 1))
+    copy, transfer = engine.offload(data(ROOM, 1))
     engine.wait(transfer)
     go = hold(engine, 1)
     target = torch.empty(ROOM, dtype=torch.uint8)
-    coming = engine.back(copy, target)
+    coming = engine.reload(copy, target)
     engine.drop(copy)
     with pytest.raises(HostFullError, match="bytes are left on the host"):
-        engine.out(data(ROOM, 2))
+        engine.offload(data(ROOM, 2))
     go()
     engine.wait(coming)
-    engine.out(data(ROOM, 2))
+    engine.offload(data(ROOM, 2))
     assert torch.equal(target, data(ROOM, 1))
 
 
 def test_what_is_dropped_twice_is_given_back_once(engine: HostEngine) -> None:
-    copy, transfer = engine.out(data(ROOM, 1))
+    copy, transfer = engine.offload(data(ROOM, 1))
     engine.wait(transfer)
     engine.drop(copy)
     engine.drop(copy)
@@ -111,9 +111,9 @@ def test_what_is_dropped_twice_is_given_back_once(engine: HostEngine) -> None:
 
 def test_a_copy_comes_back_after_it_has_left(engine: HostEngine) -> None:
     go = hold(engine, 0)
-    copy, _ = engine.out(data(5000, 1))
+    copy, _ = engine.offload(data(5000, 1))
     target = torch.zeros(5000, dtype=torch.uint8)
-    coming = engine.back(copy, target)
+    coming = engine.reload(copy, target)
     assert not coming.ended.wait(0.05)
     go()
     assert engine.wait(coming) > 0
@@ -124,7 +124,7 @@ def test_a_copy_comes_back_after_it_has_left(engine: HostEngine) -> None:
 def test_data_are_let_go_as_soon_as_a_copy_has_ended_though_nobody_waits(engine: HostEngine) -> None:
     left = data(5000, 1)
     gone = weakref.ref(left)
-    _, transfer = engine.out(left)
+    _, transfer = engine.offload(left)
     del left
     transfer.ended.wait()
     engine.mark()
@@ -133,7 +133,7 @@ def test_data_are_let_go_as_soon_as_a_copy_has_ended_though_nobody_waits(engine:
 
 def test_marks_stand_still_while_the_program_waits(engine: HostEngine) -> None:
     go = hold(engine, 0)
-    _, transfer = engine.out(data(5000, 1))
+    _, transfer = engine.offload(data(5000, 1))
     timer = threading.Timer(0.05, go)
     before = engine.mark()
     timer.start()
@@ -145,12 +145,12 @@ def test_marks_stand_still_while_the_program_waits(engine: HostEngine) -> None:
 
 def test_after_rest_what_was_not_needed_for_two_iterations_is_given_back() -> None:
     engine = HostEngine(256 << 20)
-    copy, transfer = engine.out(torch.ones(200 << 20, dtype=torch.uint8))
+    copy, transfer = engine.offload(torch.ones(200 << 20, dtype=torch.uint8))
     engine.wait(transfer)
     engine.drop(copy)
     touched = []
     for _ in range(3):
-        engine.rest()
+        engine.end_iteration()
         touched.append(engine._memory.touched_bytes)
     assert touched[:2] == [200 << 20] * 2
     assert touched[2] < 70 << 20
@@ -170,7 +170,7 @@ def test_engines_that_are_gone_leave_no_thread() -> None:
 
     before = copying()
     engine = HostEngine(ROOM)
-    engine.wait(engine.out(data(5000, 1))[1])
+    engine.wait(engine.offload(data(5000, 1))[1])
     assert copying() == before + 2
     del engine
     assert copying() == before
@@ -195,24 +195,24 @@ def in_child(act: Callable[[], bool]) -> bool:
 
 
 def test_a_forked_child_ends_copies_that_were_under_way_and_makes_its_own(engine: HostEngine) -> None:
-    away, transfer = engine.out(data(5000, 1))
+    away, transfer = engine.offload(data(5000, 1))
     engine.wait(transfer)
     go, go_too = hold(engine, 0), hold(engine, 1)
-    leaving, left = engine.out(data(6000, 2))
+    leaving, left = engine.offload(data(6000, 2))
     target = torch.zeros(6000, dtype=torch.uint8)
-    coming = engine.back(leaving, target)
+    coming = engine.reload(leaving, target)
 
     def child() -> bool:
         engine.wait(coming)
         engine.wait(left)
         mine = torch.zeros(5000, dtype=torch.uint8)
-        engine.wait(engine.back(away, mine))
-        new, transfer = engine.out(data(7000, 3))
+        engine.wait(engine.reload(away, mine))
+        new, transfer = engine.offload(data(7000, 3))
         again = torch.zeros(7000, dtype=torch.uint8)
         engine.wait(transfer)
-        engine.wait(engine.back(new, again))
+        engine.wait(engine.reload(new, again))
         engine.drop(away)
-        wrong = engine.out(data(5000, 9))  # over what the parent keeps there, were it shared
+        wrong = engine.offload(data(5000, 9))  # over what the parent keeps there, were it shared
         engine.wait(wrong[1])
         assert wrong[0].at == away.at
         engine.link()
@@ -230,7 +230,7 @@ def test_a_forked_child_ends_copies_that_were_under_way_and_makes_its_own(engine
     engine.wait(coming)
     assert torch.equal(target, data(6000, 2))
     mine = torch.zeros(5000, dtype=torch.uint8)
-    engine.wait(engine.back(away, mine))
+    engine.wait(engine.reload(away, mine))
     assert torch.equal(mine, data(5000, 1))
 
 
@@ -241,29 +241,29 @@ def test_copies_at_once_and_by_threads_mix(steps: list[tuple[bool, int]]) -> Non
     held = []
     for at_once, size in steps:
         data = torch.randint(256, (size,), dtype=torch.uint8)
-        copy = engine.out_now(data, size) if at_once else engine.out(data)[0]
+        copy = engine.offload_now(data, size) if at_once else engine.offload(data)[0]
         held.append((copy, data.clone()))
     for copy, data in held:
         back = torch.zeros_like(data)
-        if copy.filled is None:
-            engine.back_now(copy, back)
+        if copy.filled_by is None:
+            engine.reload_now(copy, back)
         else:
-            engine.wait(engine.back(copy, back))
+            engine.wait(engine.reload(copy, back))
         assert torch.equal(back, data)
         engine.drop(copy)
-    engine.rest()
+    engine.end_iteration()
     assert engine.host_bytes == 0
     engine.close()
 
 
 def test_a_full_host_refuses_a_copy_at_once(engine: HostEngine) -> None:
     with pytest.raises(HostFullError):
-        engine.out_now(torch.zeros(1 << 30, dtype=torch.uint8), 1 << 30)
+        engine.offload_now(torch.zeros(1 << 30, dtype=torch.uint8), 1 << 30)
 
 
 def test_where_there_is_one_core_the_program_makes_all_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, all_of_them in (({0}, True), ({0, 1}, False)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
         engine = HostEngine(1 << 20)
-        assert (engine.own_bytes > 1 << 40) == all_of_them
+        assert (engine.sync_bytes > 1 << 40) == all_of_them
         engine.close()

@@ -1,4 +1,4 @@
-"""Compilation of this project's small libraries against the user's own torch.
+"""Small libraries that are compiled against the user's own torch, and the one that serves the allocator.
 
 PyTorch's classes have no stable binary interface, so each compiled library belongs to one version of torch.
 A library is built on first use and kept in a cache folder: ``$MEMPOOL_CACHE``, else
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import hashlib
 import os
 import shlex
@@ -19,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from mempool import _core
 from mempool.errors import UsageError
 from mempool.logs import log
 
@@ -162,3 +164,41 @@ def _folder(name: str) -> Path:
     temporary = Path(tempfile.mkdtemp(prefix="mempool-"))
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     return temporary
+
+
+#: Library between PyTorch's allocator and the pool.
+COMPANION = Source(Path(__file__).with_name("companion.cpp"), ("c10",), "mempool_companion_install")
+
+
+def install_cpu_allocator() -> None:
+    """Replace PyTorch's CPU allocator by the pool.
+
+    Raises:
+        UsageError: the library cannot be built, or PyTorch refuses the allocator.
+    """
+    answer = _companion().mempool_companion_install(*_core.torch_cpu_functions())
+    if answer in (2, 3):
+        raise UsageError("PyTorch's CPU allocator has been replaced by one that cannot be passed on to")
+    if answer != 1:
+        raise UsageError("PyTorch did not take the pool as its CPU allocator")
+
+
+def uninstall_cpu_allocator() -> None:
+    """Restore PyTorch's former CPU allocator, unless another library has replaced the pool's."""
+    _companion().mempool_companion_uninstall()
+
+
+def out_of_memory_function() -> int:
+    """Return the address of the C function that throws `torch.OutOfMemoryError` with a given text.
+
+    Raises:
+        UsageError: the library cannot be built.
+    """
+    return ctypes.cast(_companion().mempool_companion_refuse, ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def _companion() -> ctypes.CDLL:
+    library = COMPANION.load()  # never unloaded: tensors are freed through it until the process ends
+    library.mempool_companion_install.argtypes = [ctypes.c_void_p] * 4
+    return library

@@ -21,10 +21,10 @@ from fake_streams import FakeRuntime, Stream
 
 from mempool.errors import UsageError
 from mempool.torch.eager.mode import Swapper
-from mempool.torch.offload import cuda_engine, cuda_runtime
+from mempool.torch.offload import cuda_engine, pinned_memory
 from mempool.torch.offload.cuda_engine import CudaEngine
 from mempool.torch.offload.engine import HostFullError
-from mempool.torch.offload.free_list import PAGE
+from mempool.torch.offload.host_memory import PAGE
 from mempool.torch.offload.link import SIZES
 from solvers.swap import Link
 
@@ -77,7 +77,7 @@ class Device:
         if storage.user is not stream:
             stream.wait_event(self.runtime.event(storage.user))
             storage.user = stream
-        self.engine.look()
+        self.engine.note_stream()
         data, value = storage.data, storage.value
         assert data is not None
 
@@ -99,7 +99,7 @@ class Device:
                 storage.copy = None
             assert storage.data is not None
             try:
-                storage.copy, storage.transfer = self.engine.out(storage.data)
+                storage.copy, storage.transfer = self.engine.offload(storage.data)
             except HostFullError:
                 return
             storage.state, storage.clean = LEAVING, True
@@ -116,7 +116,7 @@ class Device:
         if storage.state == AWAY:
             stream = self.runtime.current()
             storage.data, storage.owner = self.take(stream), stream
-            storage.transfer = self.engine.back(storage.copy, storage.data)
+            storage.transfer = self.engine.reload(storage.copy, storage.data)
             storage.state = COMING
 
     def settle(self, storage: Storage) -> None:
@@ -240,13 +240,13 @@ def test_streams_that_are_seen_late_wait_for_copies_and_are_waited_for(seed: int
     late, memory = runtime.stream(), torch.zeros(SIZE, dtype=torch.uint8)
     late.do(lambda: memory.fill_(7))
     made.mark()
-    copy, leaving = made.out(memory)
+    copy, leaving = made.offload(memory)
     made.wait(leaving)
     again = torch.zeros(SIZE, dtype=torch.uint8)
-    made.wait(made.back(copy, again))
+    made.wait(made.reload(copy, again))
     wrong = list[str]()
     with runtime.using(late):
-        made.look()
+        made.note_stream()
         late.do(lambda: wrong.extend([] if again.eq(7).all() else ["read before it was back"]))
         late.do(lambda: memory.fill_(9))  # taken by the next that asks on this stream
     runtime.finish()
@@ -258,7 +258,7 @@ def test_streams_that_are_seen_late_wait_for_copies_and_are_waited_for(seed: int
 def test_a_copy_comes_back_after_it_has_left(seed: int) -> None:
     runtime, made = engine(seed=seed)
     target = torch.zeros(SIZE, dtype=torch.uint8)
-    made.back(made.out(torch.full((SIZE,), 7, dtype=torch.uint8))[0], target)
+    made.reload(made.offload(torch.full((SIZE,), 7, dtype=torch.uint8))[0], target)
     runtime.finish()
     assert target.eq(7).all()
 
@@ -266,7 +266,7 @@ def test_a_copy_comes_back_after_it_has_left(seed: int) -> None:
 def test_nothing_is_asked_of_cuda_before_the_program_does() -> None:
     """This PyTorch is perhaps built without CUDA, and would say so."""
     made = CudaEngine(torch.device("cuda", 3), 1 << 20)
-    made.look()
+    made.note_stream()
     made.fence()
     assert made.seconds([made.mark(), made.mark()]) == [0.0]
     assert made.host_bytes == 0
@@ -275,33 +275,33 @@ def test_nothing_is_asked_of_cuda_before_the_program_does() -> None:
 
 def test_a_forked_child_asks_nothing_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, made = engine()
-    copy, transfer = made.out(torch.zeros(SIZE, dtype=torch.uint8))
+    copy, transfer = made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     runtime.finish()
     monkeypatch.setattr(made, "_process", -1)
     monkeypatch.setattr(made, "_runtime", None)  # whatever asks it, dies
-    made.look()
+    made.note_stream()
     made.fence()
     made.mark()
     assert made.wait(transfer) == 0.0
     with pytest.raises(HostFullError, match="no forked child"):
-        made.out(torch.zeros(SIZE, dtype=torch.uint8))
+        made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     with pytest.raises(UsageError, match="no forked child"):
-        made.back(copy, torch.zeros(SIZE, dtype=torch.uint8))
+        made.reload(copy, torch.zeros(SIZE, dtype=torch.uint8))
     made.close()
 
 
 def test_memory_that_copies_back_still_read_is_taken_again_in_the_order_of_streams() -> None:
     runtime, made = engine(host=PAGE)
     left, target = torch.full((SIZE,), 7, dtype=torch.uint8), torch.zeros(SIZE, dtype=torch.uint8)
-    copy, _ = made.out(left)
-    made.back(copy, target)
+    copy, _ = made.offload(left)
+    made.reload(copy, target)
     with pytest.raises(HostFullError, match="bytes are left on the host"):
-        made.out(left)
+        made.offload(left)
     made.drop(copy)
     made.drop(copy)
-    made.out(torch.full((SIZE,), 9, dtype=torch.uint8))
+    made.offload(torch.full((SIZE,), 9, dtype=torch.uint8))
     with pytest.raises(HostFullError):
-        made.out(left)
+        made.offload(left)
     assert not target.any()  # nobody waited
     runtime.finish()
     assert target.eq(7).all()
@@ -309,11 +309,11 @@ def test_memory_that_copies_back_still_read_is_taken_again_in_the_order_of_strea
 
 def test_no_more_is_locked_than_is_allowed_and_no_copy_lies_across_two_parts() -> None:
     runtime, made = engine(host=300 << 20)
-    copies = [made.out(torch.zeros(20 << 20, dtype=torch.uint8))[0] for _ in range(12)]
+    copies = [made.offload(torch.zeros(20 << 20, dtype=torch.uint8))[0] for _ in range(12)]
     assert made.host_bytes <= 300 << 20
     locks = runtime.locks
     with pytest.raises(HostFullError):
-        made.out(torch.zeros(40 << 20, dtype=torch.uint8))
+        made.offload(torch.zeros(40 << 20, dtype=torch.uint8))
     assert runtime.locks == locks
     assert len({copy.at for copy in copies}) == 12
     made.close()
@@ -321,9 +321,9 @@ def test_no_more_is_locked_than_is_allowed_and_no_copy_lies_across_two_parts() -
 
 def test_what_cuda_does_not_lock_is_not_there() -> None:
     runtime, made = engine(host=80 << 20, lockable=3 * PAGE)
-    made.out(torch.zeros(2 * PAGE, dtype=torch.uint8))
+    made.offload(torch.zeros(2 * PAGE, dtype=torch.uint8))
     with pytest.raises(HostFullError):
-        made.out(torch.zeros(2 * PAGE, dtype=torch.uint8))
+        made.offload(torch.zeros(2 * PAGE, dtype=torch.uint8))
     assert made.host_bytes == 2 * PAGE
     with pytest.raises(UsageError, match="CUDA locks no"):
         made.link()
@@ -334,7 +334,7 @@ def test_what_a_plan_needs_is_locked_at_once() -> None:
     runtime, made = engine(host=300 << 20)
     made.reserve(200 << 20)
     for _ in range(10):
-        made.out(torch.zeros(20 << 20, dtype=torch.uint8))
+        made.offload(torch.zeros(20 << 20, dtype=torch.uint8))
     made.reserve(100 << 20)
     assert runtime.locks == 1
     made.close()
@@ -345,13 +345,13 @@ def test_a_copy_lies_where_it_was_planned_if_what_was_there_is_dropped() -> None
     runtime, made = engine(host=8 * PAGE)
     made.reserve(6 * PAGE)
     data, target = (torch.full((2 * PAGE,), k, dtype=torch.uint8) for k in (7, 0))
-    first, _ = made.out(data, 4 * PAGE)
+    first, _ = made.offload(data, 4 * PAGE)
     assert first.at == 4 * PAGE
-    made.back(first, target)
+    made.reload(first, target)
     made.drop(first)
-    second, _ = made.out(torch.full((2 * PAGE,), 9, dtype=torch.uint8), 4 * PAGE)
+    second, _ = made.offload(torch.full((2 * PAGE,), 9, dtype=torch.uint8), 4 * PAGE)
     assert second.at == 4 * PAGE
-    third, _ = made.out(data, 4 * PAGE)
+    third, _ = made.offload(data, 4 * PAGE)
     assert third.at != 4 * PAGE
     runtime.finish()
     assert target.eq(7).all()
@@ -361,22 +361,22 @@ def test_a_copy_lies_where_it_was_planned_if_what_was_there_is_dropped() -> None
 
 def test_while_a_graph_is_captured_nothing_leaves_and_what_is_away_is_refused() -> None:
     runtime, made = engine()
-    copy, _ = made.out(torch.zeros(SIZE, dtype=torch.uint8))
+    copy, _ = made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     runtime.graph = True
     tasks = len(runtime.main.tasks)
     made.mark()
     assert len(runtime.main.tasks) == tasks
     with pytest.raises(HostFullError, match="a graph is captured"):
-        made.out(torch.zeros(SIZE, dtype=torch.uint8))
+        made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     with pytest.raises(UsageError, match="what a CUDA graph uses is on the host"):
-        made.back(copy, torch.zeros(SIZE, dtype=torch.uint8))
+        made.reload(copy, torch.zeros(SIZE, dtype=torch.uint8))
 
 
 def test_marks_leave_out_what_the_stream_waited_and_that_is_told_of_the_copy() -> None:
     runtime, made = engine()
     first = made.mark()
     runtime.finish()
-    _, transfer = made.out(torch.zeros(SIZE, dtype=torch.uint8))
+    _, transfer = made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     assert made.wait(transfer) == 0.0
     made._out.tasks.appendleft(lambda: setattr(runtime, "now", runtime.now + 1000))
     made._out.tasks.appendleft(transfer.waits[0][0])  # it takes a second from when it is waited for
@@ -388,21 +388,21 @@ def test_marks_leave_out_what_the_stream_waited_and_that_is_told_of_the_copy() -
 
 def test_waits_of_iterations_without_marks_do_not_pile_up() -> None:
     _, made = engine()
-    _, transfer = made.out(torch.zeros(SIZE, dtype=torch.uint8))
+    _, transfer = made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     made.wait(transfer)
-    made.rest()
+    made.end_iteration()
     assert made.mark().waits == []
 
 
 def test_what_lies_on_another_device_stays_there() -> None:
     _, made = engine()
     with pytest.raises(HostFullError, match="what lies on meta does not leave cpu"):
-        made.out(torch.zeros(SIZE, dtype=torch.uint8, device="meta"))
+        made.offload(torch.zeros(SIZE, dtype=torch.uint8, device="meta"))
 
 
 def test_data_are_let_go_as_soon_as_a_copy_has_ended_though_nobody_waits() -> None:
     runtime, made = engine()
-    _, transfer = made.out(torch.zeros(SIZE, dtype=torch.uint8))
+    _, transfer = made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     made.mark()
     assert transfer.data is not None
     runtime.finish()
@@ -433,10 +433,10 @@ class Driver:
 def test_locked_memory_is_asked_of_the_driver_and_unlocked_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda_runtime.ctypes, "CDLL", Driver)
+    monkeypatch.setattr(pinned_memory.ctypes, "CDLL", Driver)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: None)
-    memory = cuda_runtime.Locked(20 * PAGE, CPU)
+    memory = pinned_memory.PinnedMemory(20 * PAGE, CPU)
     assert memory.lock(0, 4 * PAGE)
     assert not memory.lock(4 * PAGE, 8 * PAGE)
     assert memory.lock(4 * PAGE, 6 * PAGE)

@@ -1,0 +1,225 @@
+"""Host memory for copies: its limit, a free list of pages, and pages that no allocator sees."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from bisect import bisect_left, bisect_right, insort
+from pathlib import Path
+
+import numpy as np
+
+from mempool.errors import UsageError
+from mempool.torch.offload.options import OPTIONS
+
+#: Page size, bytes: copies begin at a page and take whole pages.
+PAGE = 4096
+
+
+class FreeList:
+    """Free list of an arena of ``size`` bytes, a multiple of a page, sorted by place and by length.
+
+    Attributes:
+        size: bytes of the arena.
+        used: bytes taken, in whole pages.
+        peak_used: high-water mark of `used` since the last call of `take_peak`.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.used, self.peak_used = size, 0, 0
+        self._starts = [0] if size else []
+        self._lengths = {0: size} if size else {}
+        self._by_length = [(size, 0)] if size else []
+
+    def allocate(self, size: int) -> int | None:
+        """Take `size` bytes, 1 or more, and return their offset; None if no free range is large enough."""
+        needed = pages(size)
+        place = bisect_left(self._by_length, (needed, -1))
+        if place == len(self._by_length):
+            return None
+        at = self._by_length[place][1]
+        length = self._remove_range(at)
+        self._add_range(at + needed, length - needed)
+        self.used += needed
+        self.peak_used = max(self.peak_used, self.used)
+        return at
+
+    def allocate_last(self, size: int) -> int | None:
+        """Take the end of the last large enough free range, away from other places: see `allocate`."""
+        needed = pages(size)
+        for at in reversed(self._starts):
+            if (length := self._lengths[at]) >= needed:
+                begin = at + length - needed
+                self.allocate_at(begin, size)
+                return begin
+        return None
+
+    def allocate_at(self, at: int, size: int) -> bool:
+        """Take `size` bytes, 1 or more, from page `at` on; return False if some of them are taken."""
+        needed = pages(size)
+        place = bisect_right(self._starts, at) - 1
+        if place < 0 or (start := self._starts[place]) + self._lengths[start] < at + needed:
+            return False
+        length = self._remove_range(start)
+        self._add_range(start, at - start)
+        self._add_range(at + needed, start + length - at - needed)
+        self.used += needed
+        self.peak_used = max(self.peak_used, self.used)
+        return True
+
+    def release(self, at: int, size: int) -> None:
+        """Free bytes taken before, and merge them with adjacent free ranges."""
+        length = pages(size)
+        self.used -= length
+        before = bisect_left(self._starts, at) - 1
+        if before >= 0 and (start := self._starts[before]) + self._lengths[start] == at:
+            at, length = start, length + self._remove_range(start)
+        if at + length in self._lengths:
+            length += self._remove_range(at + length)
+        self._add_range(at, length)
+
+    def take_peak(self) -> int:
+        """Return the high-water mark since the last call, in bytes."""
+        most, self.peak_used = self.peak_used, self.used
+        return most
+
+    def free_ranges(self) -> list[tuple[int, int]]:
+        """Return the free ranges as (begin, end), by place."""
+        return [(start, start + self._lengths[start]) for start in self._starts]
+
+    def _add_range(self, start: int, length: int) -> None:
+        if length:
+            insort(self._starts, start)
+            self._lengths[start] = length
+            insort(self._by_length, (length, start))
+
+    def _remove_range(self, start: int) -> int:
+        length = self._lengths.pop(start)
+        del self._starts[bisect_left(self._starts, start)]
+        del self._by_length[bisect_left(self._by_length, (length, start))]
+        return length
+
+
+def pages(size: int) -> int:
+    """Round a size up to whole pages, in bytes."""
+    return -(-size // PAGE) * PAGE
+
+
+#: Flag for mappings that do not count as committed memory. The kernel merges neighbouring counted mappings,
+#: and no process with one larger than all memory may fork: a few arenas of half the memory would be enough.
+#: Python names the flag from 3.13 on.
+_UNCOUNTED = getattr(mmap, "MAP_NORESERVE", 0x4000 if os.uname().machine in ("x86_64", "aarch64") else 0)
+PIECE = OPTIONS.host_page_piece_bytes
+
+
+class PrivateMemory:
+    """Addresses for ``size`` bytes, in whole pages; a forked child gets a copy.
+
+    Attributes:
+        size: bytes.
+        address: address of the first byte.
+
+    Raises:
+        UsageError: the system has no address range of that size.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = pages(max(size, 1))
+        try:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNCOUNTED
+            self._map = mmap.mmap(-1, self.size, flags=flags)
+        except (OSError, OverflowError, ValueError) as error:
+            raise UsageError(f"the host has no {size:,} bytes for copies: {error}") from None
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._touched = np.zeros(-(-self.size // PIECE), np.bool_)
+
+    def mark_touched(self, at: int, size: int) -> None:
+        """Record that `size` bytes at offset `at` are about to be written."""
+        self._touched[at // PIECE : -(-(at + size) // PIECE)] = True
+
+    @property
+    def touched_bytes(self) -> int:
+        """Return an upper bound of the bytes in physical memory."""
+        return int(self._touched.sum()) * PIECE
+
+    def release_excess(self, needed: int, free_list: FreeList) -> None:
+        """Release pages in free ranges to the system, if far more bytes were touched than are needed."""
+        excess = self.touched_bytes - needed - needed // 4
+        if excess < OPTIONS.host_release_bytes:
+            return
+        for begin, end in reversed(free_list.free_ranges()):
+            for piece in range(end // PIECE - 1, -(-begin // PIECE) - 1, -1):
+                if excess < PIECE:
+                    return
+                if self._touched[piece]:
+                    self._map.madvise(mmap.MADV_DONTNEED, piece * PIECE, PIECE)
+                    self._touched[piece] = False
+                    excess -= PIECE
+
+    def exclude_from_forks(self) -> None:
+        """Exclude the memory from forked children: pages must not turn copy-on-write while a GPU copies."""
+        self._map.madvise(mmap.MADV_DONTFORK)
+
+
+#: Files of a control group: the limit, the usage, and the key of the droppable file pages in memory.stat.
+_GROUPS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def default_host_limit(root: Path = Path("/")) -> int:
+    """Return half of the host memory that is free now, in bytes."""
+    return available_bytes(root) // 2
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return the host memory that the system and the control groups leave to this process, in bytes.
+
+    Args:
+        root: root of the file system to read.
+    """
+    free = _counts(root / "proc/meminfo").get("MemAvailable")
+    if free is None:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for folder in _groups(root):
+        for limit, held, files in _GROUPS:
+            most, now = _number(folder / limit), _number(folder / held)
+            if most is not None and now is not None:
+                free = min(free, most - now + _counts(folder / "memory.stat").get(files, 0))
+    return max(free, 0)
+
+
+def _groups(root: Path) -> list[Path]:
+    """Return the folders of this process's control groups and of all parent groups."""
+    top = root / "sys/fs/cgroup"
+    found = {top, top / "memory"}
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers in ("", "memory"):
+            folder = top / controllers / path.strip("/")
+            found |= {folder, *(one for one in folder.parents if one.is_relative_to(top))}
+    return sorted(found)
+
+
+def _counts(path: Path) -> dict[str, int]:
+    """Read numbers by name, in bytes: lines of ``name 12`` or ``name: 12 kB``."""
+    rows = [line.replace(":", " ").split() for line in _lines(path)]
+    return {
+        row[0]: int(row[1]) << (10 if row[2:] == ["kB"] else 0)
+        for row in rows
+        if len(row) > 1 and row[1].isdigit()
+    }
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _number(path: Path) -> int | None:
+    lines = _lines(path)
+    return int(lines[0]) if lines and lines[0].strip().isdigit() else None
