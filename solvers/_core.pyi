@@ -1,4 +1,6 @@
-"""Native part of solvers: packing kernels, simulated allocators."""
+"""
+Native part of solvers: packing kernels, simulated allocators, swap planner.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -132,7 +134,7 @@ class SwapPlanner:
 
 class Jobs:
     """
-    What is packed; job j owns the next pieces[j] of the pieces [start, end).
+    Packing problem: job j owns the next pieces[j] of the pieces of lifetime [start, end).
     """
 
     def __init__(self, pieces: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], end: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], fixed: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
@@ -140,22 +142,24 @@ class Jobs:
     def __len__(self) -> int: ...
 
     @property
-    def at_peak(self) -> int:
-        """Jobs that are alive where most bytes are, first."""
+    def count_at_peak(self) -> int:
+        """Number of jobs alive at the first instant of the peak load."""
 
     @property
-    def earliest_first(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
-        """The jobs by their starts, those across the cut of a circle first."""
+    def start_order(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
+        """Jobs by start, those across the cut of a circle first."""
 
-class Packer:
-    """First or best fit in a given order."""
+class FitPacker:
+    """First fit or best fit in a given order."""
 
     def __init__(self, jobs: Jobs) -> None: ...
 
     def begin(self, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], *, best_fit: bool = False, inner: bool = False) -> None: ...
 
     def advance(self, budget: int) -> bool:
-        """Go on for about `budget` looks; whether all jobs are placed."""
+        """
+        Continue for about `budget` work units; return true if all jobs are placed.
+        """
 
     @property
     def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
@@ -164,15 +168,18 @@ class Packer:
     def arena(self) -> int: ...
 
     @property
-    def looks(self) -> int: ...
+    def work(self) -> int:
+        """Work units spent so far; one is about one comparison of first fit."""
 
-class Search:
+class OrderSearch:
     """Seeded search over orders for lowest valley first."""
 
     def __init__(self, jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int) -> None: ...
 
     def advance(self, budget: int, target: int) -> bool:
-        """Go on for about `budget` looks; whether a smaller arena was found."""
+        """
+        Continue for about `budget` work units; return true if a smaller arena was found.
+        """
 
     @property
     def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
@@ -181,15 +188,18 @@ class Search:
     def arena(self) -> int: ...
 
     @property
-    def looks(self) -> int: ...
+    def work(self) -> int:
+        """Work units spent so far; one is about one comparison of first fit."""
 
-class Repair:
-    """Makes a plan lower, place by place."""
+class LocalRepair:
+    """Repair of a plan around the highest job, place by place."""
 
     def __init__(self, jobs: Jobs, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int) -> None: ...
 
     def advance(self, budget: int, target: int) -> bool:
-        """Go on for about `budget` looks; whether a smaller arena was found."""
+        """
+        Continue for about `budget` work units; return true if a smaller arena was found.
+        """
 
     @property
     def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
@@ -198,15 +208,18 @@ class Repair:
     def arena(self) -> int: ...
 
     @property
-    def looks(self) -> int: ...
+    def work(self) -> int:
+        """Work units spent so far; one is about one comparison of first fit."""
 
-class Stretches:
-    """Makes a plan lower, one stretch of time after the other."""
+class WindowRepair:
+    """Repair of a plan, one time window after the other."""
 
     def __init__(self, jobs: Jobs, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int) -> None: ...
 
     def advance(self, budget: int, target: int) -> bool:
-        """Go on for about `budget` looks; whether a smaller arena was found."""
+        """
+        Continue for about `budget` work units; return true if a smaller arena was found.
+        """
 
     @property
     def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
@@ -215,17 +228,23 @@ class Stretches:
     def arena(self) -> int: ...
 
     @property
-    def looks(self) -> int: ...
+    def work(self) -> int:
+        """Work units spent so far; one is about one comparison of first fit."""
 
-class Outward:
-    """Packs what is alive at the peak, then what is near it, then the rest."""
+class PeakOutward:
+    """
+    Packing of the jobs alive at the peak, then of their neighbours in time, then of the others.
+    """
 
     def __init__(self, jobs: Jobs, goal: int, seed: int, tries: int = 6) -> None: ...
 
     def advance(self, budget: int) -> bool:
         """
-        Go on for about `budget` looks, or until it is given up; whether all is placed: near the peak within the goal.
+        Continue for about `budget` work units or until given up; return true if all jobs are placed, those near the peak within the goal.
         """
+
+    @property
+    def given_up(self) -> bool: ...
 
     @property
     def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
@@ -234,19 +253,19 @@ class Outward:
     def arena(self) -> int: ...
 
     @property
-    def given_up(self) -> bool: ...
+    def work(self) -> int:
+        """Work units spent so far; one is about one comparison of first fit."""
 
-    @property
-    def looks(self) -> int: ...
-
-class Branching:
-    """Complete search for offsets within a capacity; one piece a job."""
+class SkylineSearch:
+    """
+    Complete search over skyline valleys for offsets within a capacity; one piece per job.
+    """
 
     def __init__(self, jobs: Jobs, capacity: int, seed: int, rules: int = 127) -> None: ...
 
     def advance(self, budget: int) -> bool:
         """
-        Go on for about `budget` looks; whether a plan, or a proof that there is none, was found.
+        Continue for about `budget` work units; return true if a plan, or a proof that no plan exists, was found.
         """
 
     @property
@@ -262,16 +281,19 @@ class Branching:
     def nodes(self) -> int: ...
 
     @property
-    def looks(self) -> int: ...
+    def work(self) -> int:
+        """Work units spent so far; one is about one comparison of first fit."""
 
-class Pairs:
-    """Complete search for which of two jobs is below, within a capacity."""
+class PairwiseSearch:
+    """
+    Complete search over the vertical order of each two jobs, within a capacity.
+    """
 
     def __init__(self, jobs: Jobs, capacity: int, seed: int, rules: int = 63) -> None: ...
 
     def advance(self, budget: int) -> bool:
         """
-        Go on for about `budget` looks; whether a plan, or a proof that there is none, was found.
+        Continue for about `budget` work units; return true if a plan, or a proof that no plan exists, was found.
         """
 
     @property
@@ -287,64 +309,65 @@ class Pairs:
     def nodes(self) -> int: ...
 
     @property
-    def looks(self) -> int: ...
-
-def clash(jobs: Jobs) -> tuple[int, int] | None:
-    """Two jobs whose fixed offsets contradict each other, or None."""
-
-def stack_bound(jobs: Jobs, steps: int) -> int:
-    """
-    How high jobs that all meet must stand at least, found in about so many steps.
-    """
-
-def count_waits(start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], end: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], stream: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], columns: int, period: int) -> int:
-    """
-    Waits of one stream for another in `columns` iterations; streams count from 0, `offset` is row by row.
-    """
+    def work(self) -> int:
+        """Work units spent so far; one is about one comparison of first fit."""
 
 class Cancel:
-    """Tells a kernel on another thread to give up."""
+    """Flag that makes a kernel on another thread give up."""
 
     def __init__(self) -> None: ...
 
     def cancel(self) -> None: ...
 
+def fixed_conflict(jobs: Jobs) -> tuple[int, int] | None:
+    """Return two jobs whose fixed offsets overlap, or None."""
+
+def stack_bound(jobs: Jobs, steps: int) -> int:
+    """
+    Return a lower bound in bytes on the height of a stack of jobs that all meet, found in about `steps` steps.
+    """
+
+def count_waits(start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], end: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], stream: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], columns: int, period: int) -> int:
+    """
+    Return the number of waits of one stream for another in `columns` iterations; `offset` is row by row.
+    """
+
 def load_curve(owner: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], end: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], period: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
     """
-    Times at which something starts or ends, and the bytes alive from each; on a line where the period is 0.
+    Return the times at which lifetimes start or end, and the bytes alive from each time on; the period of a line is 0.
     """
 
 def load_extremes(owner: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], end: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], period: int) -> tuple[int, int]:
     """
-    The highest load of that curve, and the first time of its lowest; zeros where it is empty.
+    Return the peak of the load curve and the first time of the lowest load; zeros for an empty curve.
     """
 
-def on_line(owner: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], end: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], period: int, cut: int, by_start: bool) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+def to_line(owner: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], end: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], period: int, cut: int, by_start: bool) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
     """
-    Buffer and number of pieces of each job, and start and end of each piece on the line from `cut`. Pieces are sorted by (owner, start) on a circle, or with the period 0 on a line.
-    """
-
-def put(into: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], job: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
-    """
-    Write offset[k] into column job[k] / len(rows) of row rows[job[k] % len(rows)], where job[k] is not negative.
+    Return the buffer and the number of pieces of each job, and start and end of each piece on the line from `cut`. The given pieces are sorted by (owner, start); the period of a line is 0.
     """
 
-def skyline(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+def write_offsets(into: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], job: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """
-    Offsets by lowest valley first, none when cancelled; `order` decides where several jobs fit.
-    """
-
-def peak_first(jobs: Jobs, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
-    """
-    Offsets of what is alive at the peak first, then either side by lowest valley first; none when cancelled.
+    Write offset[k] into column job[k] / len(rows) of row rows[job[k] % len(rows)], unless job[k] is negative.
     """
 
-def fullest(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], goal: int, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+def pack_in_order(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """
-    Offsets by what is alive, none when cancelled, for an arena of `goal` bytes; `order` is that of the jobs that have gaps.
+    Return offsets by lowest valley first, the first job in `order` that fits; no offsets if cancelled.
     """
 
-def below(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ceiling: int, goal: int, doubt: float, seed: int, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+def pack_peak_first(jobs: Jobs, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """
-    Offsets, by what is alive, of what fits below `ceiling`, -1 for the others; none when cancelled. All of them should fit in `goal` bytes; `doubt` is a part of that by which loads are taken for more than they are.
+    Return offsets with the jobs alive at the peak first, then both sides by lowest valley first; no offsets if cancelled.
+    """
+
+def pack_max_load_first(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], goal: int, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    """
+    Return offsets by maximum load first for an arena of `goal` bytes, no offsets if cancelled; `order` is the order of the jobs with gaps.
+    """
+
+def pack_below(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ceiling: int, goal: int, noise: float, seed: int, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    """
+    Return offsets by maximum load first of the jobs that fit below `ceiling`, -1 for the others; no offsets if cancelled. All jobs together should fit `goal` bytes; `noise` is the largest fraction of the goal by which loads are randomly overestimated.
     """

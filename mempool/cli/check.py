@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from mempool.cli.inputs import Work
     from solvers import Plan
-    from solvers.packing.variants import Kind
+    from solvers.packing.variants import IterationVariant
     from traces import Buffers, Trace
     from traces.iterations.pattern import Pattern
 
@@ -132,7 +132,7 @@ def _of_its_kind(given: Work, planned: Buffers) -> Work:
     return given
 
 
-def _check_lifetimes(kind: Kind, keys: list[bytes], planned: Buffers, pattern: Pattern) -> None:
+def _check_lifetimes(kind: IterationVariant, keys: list[bytes], planned: Buffers, pattern: Pattern) -> None:
     """Check that a variant was planned for lifetimes as long as the trace's, whichever variant follows."""
     from solvers import PlanError
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mempool.planning.plan_files import Saved
     from mempool.planning.planned_pattern import Planned
     from mempool.planning.variants import Kinds
-    from solvers.packing.variants import Kind
+    from solvers.packing.variants import IterationVariant
     from traces.iterations.pattern import Pattern
 
 #: Collisions with live buffers since the last plan that trigger joint planning: at least LEAST_COLLISIONS,
@@ -36,7 +36,7 @@ class Together:
         """Start without joint plans."""
         self._plans: list[Planned] = []
         #: Variants of the joint plans in effect, by key; later attempts may have used others.
-        self._made_of: dict[bytes, Kind] = {}
+        self._made_of: dict[bytes, IterationVariant] = {}
         self._again = Rarely()
         self._allocations = self._occupied = 0  # counters at the last plan
         self._lately: set[bytes] = set()  # keys of variants in the recording at the last check
@@ -130,7 +130,7 @@ class Together:
         self._plans = list(made)
         self._made_of = self._kinds.planned()
 
-    def kinds(self, known: Sequence[Planned]) -> dict[int, Kind]:
+    def kinds(self, known: Sequence[Planned]) -> dict[int, IterationVariant]:
         """Return the variant of each jointly planned element of `known`, by index."""
         numbers = {planned.key: number for number, planned in enumerate(known) if self.have(planned)}
         columns = [column for column, key in enumerate(self._made_of) if key in numbers]
@@ -142,7 +142,7 @@ class Together:
             if key in numbers
         }
 
-    def load(self, known: Sequence[Planned], kinds: Mapping[int, Kind]) -> None:
+    def load(self, known: Sequence[Planned], kinds: Mapping[int, IterationVariant]) -> None:
         """Adopt plans from a file; `kinds` has the variants of those that were made jointly."""
         if kinds:
             plans = [known[number] for number in kinds]

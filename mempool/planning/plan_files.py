@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from solvers.packing.variants import Kind
+    from solvers.packing.variants import IterationVariant
     from traces.buffers import Buffers
 
 T = TypeVar("T")
@@ -44,11 +44,11 @@ class Saved:
     Attributes:
         plans: plans, the latest first.
         kinds: variants that were planned jointly, by their index in ``plans``, in the order of the columns of
-            `solvers.packing.variants.Kind.reach`.
+            `solvers.packing.variants.IterationVariant.reach`.
     """
 
     plans: Sequence[Planned]
-    kinds: Mapping[int, Kind] = field(default_factory=dict)
+    kinds: Mapping[int, IterationVariant] = field(default_factory=dict)
 
     def from_the_beginning(self) -> list[Planned]:
         """Return the plans, the first of the program (with the shortest warm-up) first."""
@@ -203,12 +203,12 @@ def _damage(path: str | Path) -> Iterator[None]:
         raise TraceError(f"damaged plan: {type(error).__name__}: {error}", file=str(path)) from None
 
 
-def _kinds(ones: Sequence[_One]) -> dict[int, Kind]:
+def _kinds(ones: Sequence[_One]) -> dict[int, IterationVariant]:
     """Return the jointly planned variants, after checking that their plans hold in any succession."""
     from mempool.planning.variants import MOST_PIECES, pieces
     from solvers import PlanError
-    from solvers.packing.check import check_kinds
-    from solvers.packing.variants import MOST_COLUMNS, Kind
+    from solvers.packing.check import check_variants
+    from solvers.packing.variants import MOST_COLUMNS, IterationVariant
 
     places = {number: int(one.extra["kind"]) for number, one in enumerate(ones) if "kind" in one.extra}
     if not places:
@@ -230,8 +230,8 @@ def _kinds(ones: Sequence[_One]) -> dict[int, Kind]:
         reach = _numbers(columns["kind.reach"], "a kind's reach", len(rows) * count, 0, LARGEST)
         buffers = dataclasses.replace(rows, end=end)
         sequence = planned.pattern.sequence.astype(np.int64)
-        kinds[number] = Kind(buffers, reach.reshape(-1, count), sequence, planned.pattern.least)
-    check_kinds(list(kinds.values()), [planned.plan for planned in together])
+        kinds[number] = IterationVariant(buffers, reach.reshape(-1, count), sequence, planned.pattern.least)
+    check_variants(list(kinds.values()), [planned.plan for planned in together])
     return kinds
 
 

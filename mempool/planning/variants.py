@@ -15,7 +15,7 @@ import numpy as np
 from mempool.planning.planned_pattern import GOOD, Planned, Search, as_if_alone, with_kept
 from solvers.packing.bounds import peak_load
 from solvers.packing.coupled_variants import pack_coupled
-from solvers.packing.variants import Joint, Kind, agreeing
+from solvers.packing.variants import IterationVariant, VariantSet, agree_on_persistent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -48,7 +48,7 @@ class Kinds:
         self._stays: dict[bytes, NDArray[np.bool_]] = {}
         self._reach: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
         # variants of the last joint plan, in the order of their columns
-        self._planned: dict[bytes, Kind] = {}
+        self._planned: dict[bytes, IterationVariant] = {}
 
     def note(self, patterns: Sequence[Pattern], known: Iterable[Planned]) -> None:
         """Add the lifetimes of `patterns`; forget patterns that are neither in `patterns` nor in `known`."""
@@ -105,7 +105,7 @@ class Kinds:
                     return True
         return False
 
-    def of(self, known: Sequence[Planned]) -> list[Kind] | None:
+    def of(self, known: Sequence[Planned]) -> list[IterationVariant] | None:
         """Return the variants with their reach into each other; None if the packing problem is too large.
 
         A follower that was never observed gets a guessed reach: the longest observed reach into the other
@@ -115,15 +115,15 @@ class Kinds:
         """
         if pieces(known) > MOST_PIECES:
             return None
-        guessed = agreeing([self._kind(planned, known, guesses=True) for planned in known])
+        guessed = agree_on_persistent([self._kind(planned, known, guesses=True) for planned in known])
         keys = {planned.key for planned in known}
         if all(keys.issubset(self._seen(planned)) for planned in known):
             return guessed
-        as_seen = agreeing([self._kind(planned, known, guesses=False) for planned in known])
-        most = MOST_GUESSED * peak_load(Joint(as_seen).buffers)
-        return guessed if peak_load(Joint(guessed).buffers) <= most else as_seen
+        as_seen = agree_on_persistent([self._kind(planned, known, guesses=False) for planned in known])
+        most = MOST_GUESSED * peak_load(VariantSet(as_seen).buffers)
+        return guessed if peak_load(VariantSet(guessed).buffers) <= most else as_seen
 
-    def _kind(self, planned: Planned, known: Sequence[Planned], *, guesses: bool) -> Kind:
+    def _kind(self, planned: Planned, known: Sequence[Planned], *, guesses: bool) -> IterationVariant:
         rows, key, n = planned.buffers, planned.key, len(planned.buffers)
         seen = self._seen(planned)
         lengths = {other.key: len(other.buffers) for other in known}
@@ -145,21 +145,23 @@ class Kinds:
         stays |= (reach > length + length.min()).any(axis=1)
         buffers = dataclasses.replace(rows, end=end, persistent=stays)
         reach = np.where(stays[:, None], 0, reach)
-        return Kind(buffers, reach, planned.pattern.sequence.astype(np.int64), planned.pattern.least)
+        return IterationVariant(
+            buffers, reach, planned.pattern.sequence.astype(np.int64), planned.pattern.least
+        )
 
     def load(self) -> int:
         """Return the peak load, in bytes, of any succession of the jointly planned variants."""
-        return peak_load(Joint(list(self._planned.values())).buffers)
+        return peak_load(VariantSet(list(self._planned.values())).buffers)
 
-    def are_planned(self, known: Sequence[Planned], kinds: Sequence[Kind]) -> None:
+    def are_planned(self, known: Sequence[Planned], kinds: Sequence[IterationVariant]) -> None:
         """Note the variants of the last joint plan."""
         self._planned = {planned.key: kind for planned, kind in zip(known, kinds, strict=True)}
 
-    def planned(self) -> dict[bytes, Kind]:
+    def planned(self) -> dict[bytes, IterationVariant]:
         """Return the variants of the last joint plan by key, in the order of their columns."""
         return self._planned
 
-    def take_up(self, known: Sequence[Planned], kinds: Sequence[Kind]) -> None:
+    def take_up(self, known: Sequence[Planned], kinds: Sequence[IterationVariant]) -> None:
         """Adopt variants that another process has observed and planned jointly."""
         self.are_planned(known, kinds)
         for key, kind in self._planned.items():
@@ -189,7 +191,7 @@ def _guessed(seen: dict[bytes, NDArray[np.int64]], long: dict[bytes, int], lengt
 
 def make_plans(
     known: Sequence[Planned],
-    kinds: Sequence[Kind],
+    kinds: Sequence[IterationVariant],
     *,
     alignment: int,
     wait_bytes: int,
@@ -212,10 +214,10 @@ def make_plans(
         One plan for each variant; None if interrupted before the first plan was found.
     """
     from solvers import check, lower_bound
-    from solvers.packing.check import check_kinds
+    from solvers.packing.check import check_variants
 
     kinds = [_aligned(kind, alignment) for kind in kinds]
-    joint = Joint(kinds)
+    joint = VariantSet(kinds)
     # With lifetime gaps, a patient search would take too long.
     search = Search(
         wait_bytes=wait_bytes, patient=patient and len(joint.buffers.gap_buffer) == 0, interrupt=interrupt
@@ -234,12 +236,12 @@ def make_plans(
         check(mine, own)
         within = sum(max(min(end, mine.arena_bytes) - begin, 0) for begin, end in around)
         made.append(Planned(_as_planned(before.pattern, own), own, mine, around_bytes=within))
-    check_kinds(kinds, [planned.plan for planned in made])
+    check_variants(kinds, [planned.plan for planned in made])
     return made
 
 
 def _packed(
-    joint: Joint, everything: Buffers, search: Search, around: Sequence[tuple[int, int]]
+    joint: VariantSet, everything: Buffers, search: Search, around: Sequence[tuple[int, int]]
 ) -> Plan | None:
     """Return the better of two plans of all variants and pinned ranges; None if interrupted before any."""
     from solvers import Plan, Status, lower_bound
@@ -271,7 +273,7 @@ def _as_planned(pattern: Pattern, planned: Buffers) -> Pattern:
     return dataclasses.replace(pattern, buffers=rows, coverage=coverage)
 
 
-def _aligned(kind: Kind, alignment: int) -> Kind:
+def _aligned(kind: IterationVariant, alignment: int) -> IterationVariant:
     rows = kind.buffers
     column = np.full(len(rows), alignment, np.int64)
     return dataclasses.replace(kind, buffers=dataclasses.replace(rows, alignment=column))

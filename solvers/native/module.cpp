@@ -9,19 +9,17 @@
 #include <tuple>
 
 #include "arrays.hpp"
-#include "packing/branching.hpp"
-#include "packing/earliest.hpp"
-#include "packing/fullest.hpp"
-#include "packing/line.hpp"
-#include "packing/outward.hpp"
-#include "packing/packer.hpp"
-#include "packing/pairs.hpp"
-#include "packing/repair.hpp"
-#include "packing/search.hpp"
-#include "packing/stack.hpp"
-#include "packing/staircase.hpp"
-#include "packing/stretches.hpp"
-#include "packing/waits.hpp"
+#include "packing/cliques.hpp"
+#include "packing/fit.hpp"
+#include "packing/lifetimes.hpp"
+#include "packing/local_repair.hpp"
+#include "packing/max_load_first.hpp"
+#include "packing/orders.hpp"
+#include "packing/pairwise_search.hpp"
+#include "packing/peak_outward.hpp"
+#include "packing/skyline_search.hpp"
+#include "packing/stream_waits.hpp"
+#include "packing/window_repair.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -31,17 +29,17 @@ namespace {
 
 // Checks and returns the columns of the pieces of `buffers` buffers. With a period, time is a circle of this
 // length.
-packing::Spells spells_of(const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, size_t buffers,
+packing::Lifetimes lifetimes_of(const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, size_t buffers,
                           int64_t period) {
   const size_t n = owner.shape(0);
   need(start.shape(0) == n && end.shape(0) == n, "columns of different lengths");
   need(period >= 0, "a period below 0");
-  const packing::Spells spells{owner.data(), start.data(), end.data(), n};
+  const packing::Lifetimes lifetimes{owner.data(), start.data(), end.data(), n};
   for (size_t k = 0; k < n; ++k)
-    need(spells.owner[k] >= 0 && static_cast<size_t>(spells.owner[k]) < buffers && spells.start[k] < spells.end[k] &&
-             (period == 0 || spells.start[k] >= 0),
+    need(lifetimes.owner[k] >= 0 && static_cast<size_t>(lifetimes.owner[k]) < buffers && lifetimes.start[k] < lifetimes.end[k] &&
+             (period == 0 || lifetimes.start[k] >= 0),
          "not a piece of a buffer");
-  return spells;
+  return lifetimes;
 }
 
 Jobs make_jobs(const In<int64_t>& pieces, const In<int64_t>& start, const In<int64_t>& end, const In<int64_t>& size,
@@ -92,17 +90,70 @@ std::vector<int32_t> order_of(const Jobs& jobs, const In<int32_t>& order) {
   return result;
 }
 
-}  // namespace
+// Returns compute() as an array; compute() runs without the GIL.
+template <class Compute>
+auto array_without_gil(Compute compute) {
+  decltype(compute()) values;
+  {
+    nb::gil_scoped_release release;
+    values = compute();
+  }
+  return array_of(std::move(values));
+}
 
-void bind_simulators(nb::module_& m);
-void bind_swapping(nb::module_& m);
+// Adds the properties of a heuristic that holds a plan: offsets, arena and work.
+template <class T>
+void add_plan(nb::class_<T>& type) {
+  type.def_prop_ro("offsets", [](const T& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
+      .def_prop_ro("arena", &T::arena)
+      .def_prop_ro("work", &T::work, "Work units spent so far; one is about one comparison of first fit.");
+}
 
-NB_MODULE(_core, m) {
-  m.doc() = "Native part of solvers: packing kernels, simulated allocators.";
-  bind_simulators(m);
-  bind_swapping(m);
+// Adds advance() and the properties of a heuristic that improves a plan.
+template <class T>
+void add_improvement(nb::class_<T>& type) {
+  type.def("advance", &T::advance, "budget"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Continue for about `budget` work units; return true if a smaller arena was found.");
+  add_plan(type);
+}
 
-  nb::class_<Jobs>(m, "Jobs", "What is packed; job j owns the next pieces[j] of the pieces [start, end).")
+// Binds a search that continues to improve the given plan.
+template <class T>
+void bind_repair(nb::module_& m, const char* name, const char* doc) {
+  nb::class_<T> type(m, name, doc);
+  type.def("__init__",
+           [](T* self, const Jobs& jobs, const In<int64_t>& offsets, uint64_t seed) {
+             need(offsets.shape(0) == jobs.size.size(), "columns of different lengths");
+             auto begin = vector_of(offsets);
+             nb::gil_scoped_release release;
+             new (self) T(jobs, std::move(begin), seed);
+           },
+           "jobs"_a, "offsets"_a, "seed"_a, nb::keep_alive<1, 2>());
+  add_improvement(type);
+}
+
+// Binds a complete search for offsets within a capacity.
+template <class T>
+void bind_complete_search(nb::module_& m, const char* name, const char* doc, uint32_t every_rule) {
+  nb::class_<T>(m, name, doc)
+      .def("__init__",
+           [](T* self, const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules) {
+             nb::gil_scoped_release release;
+             new (self) T(jobs, capacity, seed, rules);
+           },
+           "jobs"_a, "capacity"_a, "seed"_a, "rules"_a = every_rule)
+      .def("advance", [](T& self, int64_t budget) { return self.advance(budget) != T::State::open; }, "budget"_a,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Continue for about `budget` work units; return true if a plan, or a proof that no plan exists, was found.")
+      .def_prop_ro("found", &T::found)
+      .def_prop_ro("infeasible", &T::infeasible)
+      .def_prop_ro("offsets", [](const T& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
+      .def_prop_ro("nodes", &T::nodes)
+      .def_prop_ro("work", &T::work, "Work units spent so far; one is about one comparison of first fit.");
+}
+
+void bind_jobs(nb::module_& m) {
+  nb::class_<Jobs>(m, "Jobs", "Packing problem: job j owns the next pieces[j] of the pieces of lifetime [start, end).")
       .def("__init__",
            [](Jobs* self, const In<int64_t>& pieces, const In<int64_t>& start, const In<int64_t>& end,
               const In<int64_t>& size, const In<int64_t>& alignment, const In<int64_t>& fixed) {
@@ -110,153 +161,86 @@ NB_MODULE(_core, m) {
            },
            "pieces"_a, "start"_a, "end"_a, "size"_a, "alignment"_a, "fixed"_a)
       .def("__len__", [](const Jobs& self) { return self.count(); })
-      .def_prop_ro("at_peak", [](const Jobs& self) { return packing::count_alive(self, packing::peak_of(self)); },
-                   "Jobs that are alive where most bytes are, first.")
-      .def_prop_ro(
-          "earliest_first",
-          [](const Jobs& self) {
-            std::vector<int32_t> order;
-            {
-              nb::gil_scoped_release release;
-              order = packing::earliest_first(self);
-            }
-            return array_of(std::move(order));
-          },
-          nb::rv_policy::automatic, "The jobs by their starts, those across the cut of a circle first.");
+      .def_prop_ro("count_at_peak", [](const Jobs& self) { return packing::count_alive(self, packing::peak_of(self)); },
+                   "Number of jobs alive at the first instant of the peak load.")
+      .def_prop_ro("start_order",
+                   [](const Jobs& self) { return array_without_gil([&] { return packing::start_order(self); }); },
+                   nb::rv_policy::automatic, "Jobs by start, those across the cut of a circle first.");
+}
 
-  nb::class_<packing::Packer>(m, "Packer", "First or best fit in a given order.")
-      .def(nb::init<const Jobs&>(), "jobs"_a)
+void bind_searches(nb::module_& m) {
+  nb::class_<packing::FitPacker> fit(m, "FitPacker", "First fit or best fit in a given order.");
+  fit.def(nb::init<const Jobs&>(), "jobs"_a)
       .def("begin",
-           [](packing::Packer& self, const In<int32_t>& order, bool best_fit, bool inner) {
+           [](packing::FitPacker& self, const In<int32_t>& order, bool best_fit, bool inner) {
              const auto best = inner ? packing::Rule::inner_fit : packing::Rule::best_fit;
              self.begin(order_of(self.jobs(), order), best_fit ? best : packing::Rule::first_fit);
            },
            "order"_a, nb::kw_only(), "best_fit"_a = false, "inner"_a = false)
-      .def("advance", &packing::Packer::advance, "budget"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Go on for about `budget` looks; whether all jobs are placed.")
-      .def_prop_ro("offsets", [](const packing::Packer& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
-      .def_prop_ro("arena", &packing::Packer::arena)
-      .def_prop_ro("looks", &packing::Packer::looks);
+      .def("advance", &packing::FitPacker::advance, "budget"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Continue for about `budget` work units; return true if all jobs are placed.");
+  add_plan(fit);
 
-  nb::class_<packing::Search>(m, "Search", "Seeded search over orders for lowest valley first.")
-      .def("__init__",
-           [](packing::Search* self, const Jobs& jobs, const In<int32_t>& order, uint64_t seed) {
-             auto checked = order_of(jobs, order);
-             nb::gil_scoped_release release;
-             new (self) packing::Search(jobs, std::move(checked), seed);
-           },
-           "jobs"_a, "order"_a, "seed"_a)
-      .def("advance", &packing::Search::advance, "budget"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Go on for about `budget` looks; whether a smaller arena was found.")
-      .def_prop_ro("offsets", [](const packing::Search& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
-      .def_prop_ro("arena", &packing::Search::arena)
-      .def_prop_ro("looks", &packing::Search::looks);
+  nb::class_<packing::OrderSearch> orders(m, "OrderSearch", "Seeded search over orders for lowest valley first.");
+  orders.def("__init__",
+             [](packing::OrderSearch* self, const Jobs& jobs, const In<int32_t>& order, uint64_t seed) {
+               auto checked = order_of(jobs, order);
+               nb::gil_scoped_release release;
+               new (self) packing::OrderSearch(jobs, std::move(checked), seed);
+             },
+             "jobs"_a, "order"_a, "seed"_a);
+  add_improvement(orders);
+  bind_repair<packing::LocalRepair>(m, "LocalRepair", "Repair of a plan around the highest job, place by place.");
+  bind_repair<packing::WindowRepair>(m, "WindowRepair", "Repair of a plan, one time window after the other.");
 
-  nb::class_<packing::Repair>(m, "Repair", "Makes a plan lower, place by place.")
+  nb::class_<packing::PeakOutward> outward(
+      m, "PeakOutward", "Packing of the jobs alive at the peak, then of their neighbours in time, then of the others.");
+  outward
       .def("__init__",
-           [](packing::Repair* self, const Jobs& jobs, const In<int64_t>& offsets, uint64_t seed) {
-             need(offsets.shape(0) == jobs.size.size(), "columns of different lengths");
-             const auto begin = vector_of(offsets);
-             nb::gil_scoped_release release;
-             new (self) packing::Repair(jobs, begin, seed);
-           },
-           "jobs"_a, "offsets"_a, "seed"_a)
-      .def("advance", &packing::Repair::advance, "budget"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Go on for about `budget` looks; whether a smaller arena was found.")
-      .def_prop_ro("offsets", [](const packing::Repair& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
-      .def_prop_ro("arena", &packing::Repair::arena)
-      .def_prop_ro("looks", &packing::Repair::looks);
-
-  nb::class_<packing::Stretches>(m, "Stretches", "Makes a plan lower, one stretch of time after the other.")
-      .def("__init__",
-           [](packing::Stretches* self, const Jobs& jobs, const In<int64_t>& offsets, uint64_t seed) {
-             need(offsets.shape(0) == jobs.size.size(), "columns of different lengths");
-             auto begin = vector_of(offsets);
-             nb::gil_scoped_release release;
-             new (self) packing::Stretches(jobs, std::move(begin), seed);
-           },
-           "jobs"_a, "offsets"_a, "seed"_a, nb::keep_alive<1, 2>())
-      .def("advance", &packing::Stretches::advance, "budget"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Go on for about `budget` looks; whether a smaller arena was found.")
-      .def_prop_ro("offsets", [](const packing::Stretches& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
-      .def_prop_ro("arena", &packing::Stretches::arena)
-      .def_prop_ro("looks", &packing::Stretches::looks);
-
-  nb::class_<packing::Outward>(m, "Outward", "Packs what is alive at the peak, then what is near it, then the rest.")
-      .def("__init__",
-           [](packing::Outward* self, const Jobs& jobs, int64_t goal, uint64_t seed, int32_t tries) {
+           [](packing::PeakOutward* self, const Jobs& jobs, int64_t goal, uint64_t seed, int32_t tries) {
              need_stackable(jobs);
              nb::gil_scoped_release release;
-             new (self) packing::Outward(jobs, goal, seed, tries);
+             new (self) packing::PeakOutward(jobs, goal, seed, tries);
            },
            "jobs"_a, "goal"_a, "seed"_a, "tries"_a = 6, nb::keep_alive<1, 2>())
-      .def("advance", &packing::Outward::advance, "budget"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Go on for about `budget` looks, or until it is given up; whether all is placed: near the peak within the goal.")
-      .def_prop_ro("offsets", [](const packing::Outward& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
-      .def_prop_ro("arena", &packing::Outward::arena)
-      .def_prop_ro("given_up", &packing::Outward::given_up)
-      .def_prop_ro("looks", &packing::Outward::looks);
+      .def("advance", &packing::PeakOutward::advance, "budget"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Continue for about `budget` work units or until given up; return true if all jobs are placed, those near "
+           "the peak within the goal.")
+      .def_prop_ro("given_up", &packing::PeakOutward::given_up);
+  add_plan(outward);
+  bind_complete_search<packing::SkylineSearch>(
+      m, "SkylineSearch", "Complete search over skyline valleys for offsets within a capacity; one piece per job.",
+      packing::every_rule);
+  bind_complete_search<packing::PairwiseSearch>(
+      m, "PairwiseSearch", "Complete search over the vertical order of each two jobs, within a capacity.",
+      packing::every_pair_rule);
+  nb::class_<packing::Cancel>(m, "Cancel", "Flag that makes a kernel on another thread give up.")
+      .def(nb::init<>())
+      .def("cancel", &packing::Cancel::cancel);
+}
 
-  nb::class_<packing::Branching>(m, "Branching", "Complete search for offsets within a capacity; one piece a job.")
-      .def("__init__",
-           [](packing::Branching* self, const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules) {
-             nb::gil_scoped_release release;
-             new (self) packing::Branching(jobs, capacity, seed, rules);
-           },
-           "jobs"_a, "capacity"_a, "seed"_a, "rules"_a = static_cast<uint32_t>(packing::every_rule))
-      .def("advance",
-           [](packing::Branching& self, int64_t budget) {
-             nb::gil_scoped_release release;
-             return self.advance(budget) != packing::Branching::State::open;
-           },
-           "budget"_a, "Go on for about `budget` looks; whether a plan, or a proof that there is none, was found.")
-      .def_prop_ro("found", &packing::Branching::found)
-      .def_prop_ro("infeasible", &packing::Branching::infeasible)
-      .def_prop_ro(
-          "offsets", [](const packing::Branching& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
-      .def_prop_ro("nodes", &packing::Branching::nodes)
-      .def_prop_ro("looks", &packing::Branching::looks);
-
-  nb::class_<packing::Pairs>(m, "Pairs", "Complete search for which of two jobs is below, within a capacity.")
-      .def("__init__",
-           [](packing::Pairs* self, const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules) {
-             nb::gil_scoped_release release;
-             new (self) packing::Pairs(jobs, capacity, seed, rules);
-           },
-           "jobs"_a, "capacity"_a, "seed"_a, "rules"_a = static_cast<uint32_t>(packing::every_pair_rule))
-      .def("advance",
-           [](packing::Pairs& self, int64_t budget) {
-             nb::gil_scoped_release release;
-             return self.advance(budget) != packing::Pairs::State::open;
-           },
-           "budget"_a, "Go on for about `budget` looks; whether a plan, or a proof that there is none, was found.")
-      .def_prop_ro("found", &packing::Pairs::found)
-      .def_prop_ro("infeasible", &packing::Pairs::infeasible)
-      .def_prop_ro(
-          "offsets", [](const packing::Pairs& self) { return array_of(self.offsets()); }, nb::rv_policy::automatic)
-      .def_prop_ro("nodes", &packing::Pairs::nodes)
-      .def_prop_ro("looks", &packing::Pairs::looks);
-
-  m.def("clash",
+void bind_bounds(nb::module_& m) {
+  m.def("fixed_conflict",
         [](const Jobs& jobs) -> std::optional<std::pair<int32_t, int32_t>> {
           nb::gil_scoped_release release;
-          const auto pair = packing::clash(jobs);
+          const auto pair = packing::fixed_conflict(jobs);
           if (pair.first < 0) return std::nullopt;
           return pair;
         },
-        "jobs"_a, "Two jobs whose fixed offsets contradict each other, or None.");
+        "jobs"_a, "Return two jobs whose fixed offsets overlap, or None.");
 
   m.def("stack_bound",
         [](const Jobs& jobs, int64_t steps) {
           nb::gil_scoped_release release;
-          return packing::Stacks(jobs, steps).bound();
+          return packing::StackBound(jobs, steps).bound();
         },
-        "jobs"_a, "steps"_a, "How high jobs that all meet must stand at least, found in about so many steps.");
+        "jobs"_a, "steps"_a,
+        "Return a lower bound in bytes on the height of a stack of jobs that all meet, found in about `steps` steps.");
 
   m.def("count_waits",
         [](const In<int64_t>& start, const In<int64_t>& end, const In<int64_t>& size, const In<int64_t>& stream,
            const In<int64_t>& offset, int64_t columns, int64_t period) {
-          const packing::Replayed plan{vector_of(start), vector_of(end), vector_of(size), vector_of(stream),
+          const packing::ReplayedPlan plan{vector_of(start), vector_of(end), vector_of(size), vector_of(stream),
                                        vector_of(offset), columns, period};
           const size_t n = plan.start.size();
           need(plan.end.size() == n && plan.size.size() == n && plan.stream.size() == n, "columns of different lengths");
@@ -266,11 +250,7 @@ NB_MODULE(_core, m) {
           return packing::count_waits(plan);
         },
         "start"_a, "end"_a, "size"_a, "stream"_a, "offset"_a, "columns"_a, "period"_a,
-        "Waits of one stream for another in `columns` iterations; streams count from 0, `offset` is row by row.");
-
-  nb::class_<packing::Cancel>(m, "Cancel", "Tells a kernel on another thread to give up.")
-      .def(nb::init<>())
-      .def("cancel", &packing::Cancel::cancel);
+        "Return the number of waits of one stream for another in `columns` iterations; `offset` is row by row.");
 
   m.def("load_curve",
         [](const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, const In<int64_t>& size,
@@ -278,45 +258,47 @@ NB_MODULE(_core, m) {
           packing::Curve curve;
           {
             nb::gil_scoped_release release;
-            curve = packing::load_curve(spells_of(owner, start, end, size.shape(0), period), size.data(), period);
+            curve = packing::load_curve(lifetimes_of(owner, start, end, size.shape(0), period), size.data(), period);
           }
           return std::pair(array_of(std::move(curve.times)), array_of(std::move(curve.loads)));
         },
         "owner"_a, "start"_a, "end"_a, "size"_a, "period"_a,
-        "Times at which something starts or ends, and the bytes alive from each; on a line where the period is 0.");
+        "Return the times at which lifetimes start or end, and the bytes alive from each time on; the period of a line is 0.");
 
   m.def("load_extremes",
         [](const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, const In<int64_t>& size,
            int64_t period) {
           nb::gil_scoped_release release;
-          const auto spells = spells_of(owner, start, end, size.shape(0), period);
-          const auto found = packing::load_extremes(spells, size.data(), period);
+          const auto lifetimes = lifetimes_of(owner, start, end, size.shape(0), period);
+          const auto found = packing::load_extremes(lifetimes, size.data(), period);
           return std::pair(found.peak, found.quietest);
         },
         "owner"_a, "start"_a, "end"_a, "size"_a, "period"_a,
-        "The highest load of that curve, and the first time of its lowest; zeros where it is empty.");
+        "Return the peak of the load curve and the first time of the lowest load; zeros for an empty curve.");
+}
 
-  m.def("on_line",
+void bind_placement(nb::module_& m) {
+  m.def("to_line",
         [](const In<int64_t>& owner, const In<int64_t>& start, const In<int64_t>& end, int64_t period, int64_t cut,
            bool by_start) {
           need(owner.shape(0) < (1u << 30), "too many pieces");
           packing::Line line;
           {
             nb::gil_scoped_release release;
-            const auto spells = spells_of(owner, start, end, std::numeric_limits<size_t>::max(), period);
+            const auto lifetimes = lifetimes_of(owner, start, end, std::numeric_limits<size_t>::max(), period);
             need(period == 0 || (cut >= 0 && cut < period), "a cut outside the period");
-            for (size_t k = 0; k < spells.count; ++k)
-              need(period == 0 || spells.end[k] - spells.start[k] <= period, "a piece longer than the period");
-            line = packing::Cut(spells, period, cut).line(by_start);
+            for (size_t k = 0; k < lifetimes.count; ++k)
+              need(period == 0 || lifetimes.end[k] - lifetimes.start[k] <= period, "a piece longer than the period");
+            line = packing::CircleCut(lifetimes, period, cut).line(by_start);
           }
           return std::tuple(array_of(std::move(line.row)), array_of(std::move(line.pieces)),
                             array_of(std::move(line.start)), array_of(std::move(line.end)));
         },
         "owner"_a, "start"_a, "end"_a, "period"_a, "cut"_a, "by_start"_a,
-        "Buffer and number of pieces of each job, and start and end of each piece on the line from `cut`. Pieces are "
-        "sorted by (owner, start) on a circle, or with the period 0 on a line.");
+        "Return the buffer and the number of pieces of each job, and start and end of each piece on the line from "
+        "`cut`. The given pieces are sorted by (owner, start); the period of a line is 0.");
 
-  m.def("put",
+  m.def("write_offsets",
         [](const Into& into, const In<int64_t>& rows, const In<int64_t>& job, const In<int64_t>& offset) {
           need(job.shape(0) == offset.shape(0), "columns of different lengths");
           const auto columns = static_cast<int64_t>(into.shape(1)), n = static_cast<int64_t>(rows.shape(0));
@@ -333,63 +315,64 @@ NB_MODULE(_core, m) {
         },
         // noconvert: a converted array is a copy, and writes to it would be lost
         "into"_a.noconvert(), "rows"_a, "job"_a, "offset"_a,
-        "Write offset[k] into column job[k] / len(rows) of row rows[job[k] % len(rows)], where job[k] is not negative.");
+        "Write offset[k] into column job[k] / len(rows) of row rows[job[k] % len(rows)], unless job[k] is negative.");
 
-  m.def("skyline",
+  m.def("pack_in_order",
         [](const Jobs& jobs, const In<int32_t>& order, const packing::Cancel& cancel) {
           const auto checked = order_of(jobs, order);
-          std::vector<int64_t> offsets;
-          {
-            nb::gil_scoped_release release;
-            offsets = packing::pack_in_order(jobs, checked, cancel);
-          }
-          return array_of(std::move(offsets));
+          return array_without_gil([&] { return packing::pack_in_order(jobs, checked, cancel); });
         },
         "jobs"_a, "order"_a, "cancel"_a,
-        "Offsets by lowest valley first, none when cancelled; `order` decides where several jobs fit.");
+        "Return offsets by lowest valley first, the first job in `order` that fits; no offsets if cancelled.");
 
-  m.def("peak_first",
+  m.def("pack_peak_first",
         [](const Jobs& jobs, const packing::Cancel& cancel) {
           need_stackable(jobs);
-          std::vector<int64_t> offsets;
-          {
-            nb::gil_scoped_release release;
-            offsets = packing::pack_peak_first(jobs, cancel);
-          }
-          return array_of(std::move(offsets));
+          return array_without_gil([&] { return packing::pack_peak_first(jobs, cancel); });
         },
         "jobs"_a, "cancel"_a,
-        "Offsets of what is alive at the peak first, then either side by lowest valley first; none when cancelled.");
+        "Return offsets with the jobs alive at the peak first, then both sides by lowest valley first; no offsets if "
+        "cancelled.");
 
-  m.def("fullest",
+  m.def("pack_max_load_first",
         [](const Jobs& jobs, const In<int32_t>& order, int64_t goal, const packing::Cancel& cancel) {
           const auto checked = order_of(jobs, order);
-          std::vector<int64_t> offsets;
-          {
-            nb::gil_scoped_release release;
+          return array_without_gil([&] {
             packing::Random random(0);
             const int64_t limit = std::numeric_limits<int64_t>::max();
-            offsets = packing::pack_fullest(jobs, checked, goal, limit, 0, random, cancel);
-          }
-          return array_of(std::move(offsets));
+            return packing::pack_max_load_first(jobs, checked, goal, limit, 0, random, cancel);
+          });
         },
         "jobs"_a, "order"_a, "goal"_a, "cancel"_a,
-        "Offsets by what is alive, none when cancelled, for an arena of `goal` bytes; `order` is that of the jobs "
-        "that have gaps.");
+        "Return offsets by maximum load first for an arena of `goal` bytes, no offsets if cancelled; `order` is the "
+        "order of the jobs with gaps.");
 
-  m.def("below",
-        [](const Jobs& jobs, const In<int32_t>& order, int64_t ceiling, int64_t goal, double doubt, uint64_t seed,
+  m.def("pack_below",
+        [](const Jobs& jobs, const In<int32_t>& order, int64_t ceiling, int64_t goal, double noise, uint64_t seed,
            const packing::Cancel& cancel) {
           const auto checked = order_of(jobs, order);
-          std::vector<int64_t> offsets;
-          {
-            nb::gil_scoped_release release;
+          return array_without_gil([&] {
             packing::Random random(seed);
-            offsets = packing::pack_below(jobs, checked, ceiling, goal, doubt, random, cancel);
-          }
-          return array_of(offsets);
+            return packing::pack_below(jobs, checked, ceiling, goal, noise, random, cancel);
+          });
         },
-        "jobs"_a, "order"_a, "ceiling"_a, "goal"_a, "doubt"_a, "seed"_a, "cancel"_a,
-        "Offsets, by what is alive, of what fits below `ceiling`, -1 for the others; none when cancelled. All of them "
-        "should fit in `goal` bytes; `doubt` is a part of that by which loads are taken for more than they are.");
+        "jobs"_a, "order"_a, "ceiling"_a, "goal"_a, "noise"_a, "seed"_a, "cancel"_a,
+        "Return offsets by maximum load first of the jobs that fit below `ceiling`, -1 for the others; no offsets if "
+        "cancelled. All jobs together should fit `goal` bytes; `noise` is the largest fraction of the goal by which "
+        "loads are randomly overestimated.");
+}
+
+}  // namespace
+
+void bind_simulators(nb::module_& m);
+void bind_swapping(nb::module_& m);
+
+NB_MODULE(_core, m) {
+  m.doc() = "Native part of solvers: packing kernels, simulated allocators, swap planner.";
+  bind_simulators(m);
+  bind_swapping(m);
+  bind_jobs(m);
+  bind_searches(m);
+  bind_bounds(m);
+  bind_placement(m);
 }

@@ -192,7 +192,7 @@ class _Filling:
         order, doubt = np.arange(len(part), dtype=np.int32), _DOUBT * self._turn / _FILLS
         offsets = aside(
             self._task,
-            lambda cancel: _core.below(part.native(), order, usable, room, doubt, self._seed, cancel),
+            lambda cancel: _core.pack_below(part.native(), order, usable, room, doubt, self._seed, cancel),
             wait_for_first=False,
         )
         if offsets is None or len(offsets) < len(part):

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from solvers.packing.portfolio import Work
     from solvers.packing.task import Task
 
-_Complete: TypeAlias = _core.Branching | _core.Pairs
-_Mending: TypeAlias = _core.Repair | _core.Search | _core.Stretches
+_Complete: TypeAlias = _core.SkylineSearch | _core.PairwiseSearch
+_Mending: TypeAlias = _core.LocalRepair | _core.OrderSearch | _core.WindowRepair
 
-#: Looks (work units of the kernels) between two checks of the limits; up to some ten milliseconds.
+#: Work units of the kernels between two checks of the limits; up to some ten milliseconds.
 _SLICE = 2_000_000
-#: Looks of a turn in the first round and at most; each round is twice as long as the round before.
+#: Work units of a turn in the first round and at most; each round is twice as long as the round before.
 _FIRST = 4_000_000
 _LONGEST = 2**40
-#: Looks per job with which the search places all jobs at least once; and with which repair treats some
-#: places.
+#: Work units per job with which the search places all jobs at least once; and with which repair treats
+#: some places.
 _ENOUGH, _LOCALLY = 4_000, 200
 #: Largest number of jobs that a complete search soon exhausts; and for the pairwise search on jobs that the
 #: skyline search does not take, such as jobs with gaps.
@@ -87,13 +87,13 @@ class _Turns:
     def __init__(self, task: Task, order: Order) -> None:
         self._task, self._native = task, task.jobs.native()
         self._first_order = order
-        self._orders: _core.Search | None = None
+        self._orders: _core.OrderSearch | None = None
         self._searches = 0
         self._kept: dict[str, tuple[int, _Complete]] = {}  # capacity and search of each turn
         self._part = 0.5  # fraction of the gap that the next step is to close
-        self._own: _core.Repair | None = None  # repair that began with the maximum-load-first plan
-        self._others: _core.Repair | None = None  # repair of plans found by other heuristics
-        self._stretches: _core.Stretches | None = None
+        self._own: _core.LocalRepair | None = None  # repair that began with the maximum-load-first plan
+        self._others: _core.LocalRepair | None = None  # repair of plans found by other heuristics
+        self._stretches: _core.WindowRepair | None = None
         self._lower: Sides | None = None
 
     def run(self, nodes: int | None) -> None:
@@ -173,17 +173,17 @@ class _Turns:
     def _target(self, budget: int) -> None:
         """Search for a plan at the target; if no plan exists, the target rises."""
         if budget >= _ENOUGH * len(self._task.jobs):
-            self._decide("target", budget, _core.Branching, lambda: self._task.target)
+            self._decide("target", budget, _core.SkylineSearch, lambda: self._task.target)
 
     def _below(self, budget: int) -> None:
         """Search for a plan smaller than the best by at least one byte."""
-        self._decide("below", budget, _core.Branching, lambda: self._task.arena - 1)
+        self._decide("below", budget, _core.SkylineSearch, lambda: self._task.arena - 1)
 
     def _pairs(self, budget: int) -> None:
-        self._decide("pairs", budget, _core.Pairs, lambda: self._task.target)
+        self._decide("pairs", budget, _core.PairwiseSearch, lambda: self._task.target)
 
     def _pairs_below(self, budget: int) -> None:
-        self._decide("pairs below", budget, _core.Pairs, lambda: self._task.arena - 1)
+        self._decide("pairs below", budget, _core.PairwiseSearch, lambda: self._task.arena - 1)
 
     def _decide(self, turn: str, budget: int, kind: type[_Complete], capacity: Callable[[], int]) -> None:
         """Continue the search of this turn, or start a new search if the capacity has changed."""
@@ -236,7 +236,7 @@ class _Turns:
         assert offsets is not None
         if self._stretches is None or self._stretches.arena > task.arena:
             seed = self._next_seed()
-            self._stretches = aside(task, lambda _: _core.Stretches(self._native, offsets, seed))
+            self._stretches = aside(task, lambda _: _core.WindowRepair(self._native, offsets, seed))
         if self._stretches is not None:
             self._mend(self._stretches, _LONGER * budget)
 
@@ -248,22 +248,22 @@ class _Turns:
         work = self._lower
         if len(task.jobs) <= _MANY and work.rounds >= _ROUNDS:
             return
-        self._improve(work, lambda looks: work.advance(looks, task.target, task.arena), budget)
+        self._improve(work, lambda units: work.advance(units, task.target, task.arena), budget)
 
     def _by_what_is_alive(self) -> NDArray[np.int64] | None:
         task, order = self._task, np.arange(len(self._task.jobs), dtype=np.int32)
         if len(order) > _MOST_ORDERED:  # computing the plan again would take long
             return task.offsets if task.by_what_is_alive is None else task.by_what_is_alive
-        return _core.fullest(self._native, order, task.target, _core.Cancel())
+        return _core.pack_max_load_first(self._native, order, task.target, _core.Cancel())
 
-    def _repair_of(self, offsets: NDArray[np.int64] | None) -> _core.Repair | None:
+    def _repair_of(self, offsets: NDArray[np.int64] | None) -> _core.LocalRepair | None:
         task = self._task
         assert offsets is not None
         seed = self._next_seed()
-        return aside(task, lambda _: _core.Repair(self._native, offsets, seed))
+        return aside(task, lambda _: _core.LocalRepair(self._native, offsets, seed))
 
     def _mend(self, work: _Mending, budget: int) -> None:
-        self._improve(work, lambda looks: work.advance(looks, self._task.target), budget)
+        self._improve(work, lambda units: work.advance(units, self._task.target), budget)
 
     def _improve(self, work: _Mending | Sides, advance: Callable[[int], bool], budget: int) -> None:
         """Advance a heuristic and take over each better plan until the budget is spent.
@@ -271,11 +271,11 @@ class _Turns:
         The heuristic's initial plan is taken over too: it may be at the target already, and the heuristic
         would then search for nothing.
         """
-        task, until = self._task, work.looks + budget
+        task, until = self._task, work.work + budget
         if not task.stopped_by:
             self._take(work)
-        while not task.stopped_by and work.looks < until:
-            if self._spend(work, advance, until - work.looks):
+        while not task.stopped_by and work.work < until:
+            if self._spend(work, advance, until - work.work):
                 self._take(work)
 
     def _take(self, work: _Mending | Sides) -> None:
@@ -287,16 +287,16 @@ class _Turns:
         task, search = self._task, self._orders
         if search is None:  # the constructor runs a whole pass
             begin, seed = self._first_order(), task.seed % 2**64
-            search = self._orders = aside(task, lambda _: _core.Search(self._native, begin, seed))
+            search = self._orders = aside(task, lambda _: _core.OrderSearch(self._native, begin, seed))
             if search is None:
                 return
         self._mend(search, budget // 2)
 
-    def _search(self, capacity: int, kind: type[_Complete] = _core.Branching) -> _Complete | None:
+    def _search(self, capacity: int, kind: type[_Complete] = _core.SkylineSearch) -> _Complete | None:
         seed = self._next_seed()
         search = aside(self._task, lambda _: kind(self._native, capacity, seed))
         if search is not None:
-            self._task.watch.nodes += search.looks
+            self._task.watch.nodes += search.work
         return search
 
     def _next_seed(self) -> int:
@@ -317,9 +317,9 @@ class _Turns:
         task.done()
         return True
 
-    def _aside(self, advance: Callable[[int], bool], looks: int) -> bool | None:
+    def _aside(self, advance: Callable[[int], bool], units: int) -> bool | None:
         """Return whether `advance` found something, or None if a limit was reached first."""
-        return aside(self._task, lambda _: advance(looks))
+        return aside(self._task, lambda _: advance(units))
 
     def _spend(self, work: _Complete | _Mending | Sides, advance: Callable[[int], bool], budget: int) -> bool:
         """Advance in slices until something is found; return false when the budget or a limit is reached.
@@ -328,13 +328,13 @@ class _Turns:
         machine. With very many jobs even one slice takes longer than the delay allowed at a limit: a kernel
         abandoned in the middle keeps running on its thread for a moment, and must not be touched.
         """
-        task, until = self._task, work.looks + budget
-        while (left := until - work.looks) > 0:
-            nodes, before = task.watch.nodes_left, work.looks
+        task, until = self._task, work.work + budget
+        while (left := until - work.work) > 0:
+            nodes, before = task.watch.nodes_left, work.work
             event = self._aside(advance, min(_SLICE, left, left if nodes is None else nodes))
             if event is None:
                 return False
-            task.watch.nodes += work.looks - before
+            task.watch.nodes += work.work - before
             if event:
                 return True
             if task.done():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from solvers.packing.plan import Plan
-    from solvers.packing.variants import Kind
+    from solvers.packing.variants import IterationVariant
 
 
 #: Longest lifetime in periods that the checker accepts; unrolling a longer lifetime would take forever.
@@ -46,7 +46,7 @@ def check(plan: Plan, buffers: Buffers) -> None:
     _overlaps(buffers, offset, rows)
 
 
-def check_kinds(kinds: Sequence[Kind], plans: Sequence[Plan]) -> None:
+def check_variants(kinds: Sequence[IterationVariant], plans: Sequence[Plan]) -> None:
     """Check the plans of several iteration variants, any of which may follow any other.
 
     The lifetime of a buffer that outlives its iteration depends on the next iteration's variant. Every pair
@@ -77,10 +77,10 @@ def check_kinds(kinds: Sequence[Kind], plans: Sequence[Plan]) -> None:
 
 
 def _check_line(
-    first: tuple[Kind, Plan, int],
+    first: tuple[IterationVariant, Plan, int],
     rows: NDArray[np.int64],
     until: NDArray[np.int64],
-    second: tuple[Kind, Plan, int],
+    second: tuple[IterationVariant, Plan, int],
     begun: int,
 ) -> None:
     """Check that rows of one iteration do not overlap the buffers of a later iteration.

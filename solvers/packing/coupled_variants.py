@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from solvers.packing.plan import Plan
-    from solvers.packing.variants import Joint
+    from solvers.packing.variants import VariantSet
 
 #: Largest fraction of coupling buffers for which the decomposition helps.
 MOST_COUPLING = 0.25
@@ -30,7 +30,7 @@ MOST_RECTANGLES = 4096
 
 
 def pack_coupled(
-    joint: Joint, solve: Callable[[Buffers], Plan], *, around: Sequence[tuple[int, int]] = ()
+    joint: VariantSet, solve: Callable[[Buffers], Plan], *, around: Sequence[tuple[int, int]] = ()
 ) -> NDArray[np.int64] | None:
     """Pack all of ``joint.buffers`` and return their offsets, int64, or None.
 

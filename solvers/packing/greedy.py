@@ -1,7 +1,7 @@
 """Greedy packing heuristics: first fit, best fit and skyline in several orders, then a search over orders.
 
-The skyline heuristics are "lowest valley first", "maximum load first" (`solvers._core.fullest`), "peak first"
-and "peak outward" (`solvers.packing.peak_outward.Sides`), and window repair (`solvers._core.Stretches`).
+The skyline heuristics are "lowest valley first", "maximum load first" (`solvers._core.pack_max_load_first`),
+"peak first" and "peak outward" (`solvers.packing.peak_outward.Sides`), and window repair.
 Functions that return a bool return false to tell the caller to stop: the plan is good enough or a limit was
 reached.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     #: A function that computes an order of jobs on demand: int32[n].
     Order = Callable[[], NDArray[np.int32]]
 
-#: Looks (work units of the kernels) between two checks of the limits; up to some ten milliseconds.
+#: Work units of the kernels between two checks of the limits; up to some ten milliseconds.
 _SLICE = 2_000_000
 #: Jobs above which first and best fit are skipped: a pass is quadratic and would take the whole budget.
 _MANY = 10_000
@@ -37,14 +37,15 @@ _MANY = 10_000
 _FEW = 50_000
 #: Jobs above which maximum load first takes seconds and the other orders are skipped.
 _HUGE = 400_000
-#: Looks per job charged for a skyline pass in a given order, and for a maximum-load-first pass; measured.
+#: Work units per job charged for a skyline pass in a given order, and for a maximum-load-first pass;
+#: measured.
 _LOOKS_IN_ORDER, _LOOKS_BY_FULLEST = 50, 500
-#: Largest number of looks for window repair before anything else is tried, about a second; and for the short
-#: first run of window repair on one thread.
+#: Largest number of work units for window repair before anything else is tried, about a second; and for
+#: the short first run of window repair on one thread.
 _LOOKS_OF_STRETCHES, _LOOKS_OF_SOME = 2**28, 2**26
 #: Smallest fraction of all jobs alive at the peak for which the jobs at the peak are packed first; measured.
 _MUCH = 0.125
-#: Budget of the peak-outward heuristic in looks per job; measured.
+#: Budget of the peak-outward heuristic in work units per job; measured.
 LOOKS_OF_SIDES = 1_500
 #: Gap, as a fraction of the target, above which maximum load first over all jobs may give a smaller arena.
 _FAR = 0.01
@@ -134,18 +135,22 @@ def _of_many(task: Task, order: NDArray[np.int32]) -> bool:
 def in_order(task: Task, order: NDArray[np.int32]) -> bool:
     """Pack lowest valley first in the given order; return whether there is a reason to go on."""
     native = task.jobs.native()
-    return _tried(task, aside(task, lambda cancel: _core.skyline(native, order, cancel)), _LOOKS_IN_ORDER)
+    return _tried(
+        task, aside(task, lambda cancel: _core.pack_in_order(native, order, cancel)), _LOOKS_IN_ORDER
+    )
 
 
 def _is_crowded(jobs: Jobs) -> bool:
     """Return whether at least `_MUCH` of all jobs are alive at the peak, so that these are packed first."""
-    return can_halve(jobs) and jobs.native().at_peak >= _MUCH * len(jobs)
+    return can_halve(jobs) and jobs.native().count_at_peak >= _MUCH * len(jobs)
 
 
 def _peak_first(task: Task) -> bool:
     """Pack the jobs alive at the peak, then both sides lowest valley first; return whether to go on."""
     native = task.jobs.native()
-    return _tried(task, aside(task, lambda cancel: _core.peak_first(native, cancel)), 2 * _LOOKS_IN_ORDER)
+    return _tried(
+        task, aside(task, lambda cancel: _core.pack_peak_first(native, cancel)), 2 * _LOOKS_IN_ORDER
+    )
 
 
 def _by_sides(task: Task) -> bool:
@@ -153,13 +158,13 @@ def _by_sides(task: Task) -> bool:
     work = Sides(task.jobs.native(), task.seed % 2**64)
     budget = task.watch.at_most_half(LOOKS_OF_SIDES * len(task.jobs))
 
-    def advance(looks: int) -> bool | None:
-        return aside(task, lambda _: work.advance(looks, task.target, task.arena))
+    def advance(units: int) -> bool | None:
+        return aside(task, lambda _: work.advance(units, task.target, task.arena))
 
     for nodes in _slices(task, work):
-        if work.looks >= budget or work.rounds:
+        if work.work >= budget or work.rounds:
             return True
-        found = advance(min(nodes, budget - work.looks))
+        found = advance(min(nodes, budget - work.work))
         if found is None:
             return False
         if found and work.offsets is not None:
@@ -172,23 +177,23 @@ def _by_fullest(task: Task, order: NDArray[np.int32]) -> bool:
     native = task.jobs.native()
     return _tried(
         task,
-        aside(task, lambda cancel: _core.fullest(native, order, task.target, cancel)),
+        aside(task, lambda cancel: _core.pack_max_load_first(native, order, task.target, cancel)),
         _LOOKS_BY_FULLEST,
     )
 
 
-def _by_stretches(task: Task, looks: int = _LOOKS_OF_STRETCHES) -> bool:
+def _by_stretches(task: Task, units: int = _LOOKS_OF_STRETCHES) -> bool:
     """Repair time windows of the best plan so far around its highest jobs; return whether to go on."""
     native, offsets, seed = task.jobs.native(), task.offsets, task.seed % 2**64
     assert offsets is not None
-    work = aside(task, lambda _: _core.Stretches(native, offsets, seed))
+    work = aside(task, lambda _: _core.WindowRepair(native, offsets, seed))
     if work is None:
         return False
-    budget = task.watch.at_most_half(looks)
+    budget = task.watch.at_most_half(units)
     for nodes in _slices(task, work):
-        if work.looks >= budget:
+        if work.work >= budget:
             return True
-        if work.advance(min(nodes, budget - work.looks), task.target):
+        if work.advance(min(nodes, budget - work.work), task.target):
             task.offer(work.offsets, work.arena)
     return False
 
@@ -210,12 +215,12 @@ def can_halve(jobs: Jobs) -> bool:
     return can_stretch(jobs) and (coarsest == 1 or not (jobs.size % coarsest).any())
 
 
-def _tried(task: Task, offsets: NDArray[np.int64] | None, looks: int) -> bool:
-    """Offer the offsets to the task, if any, and charge the looks per job; return whether to go on."""
+def _tried(task: Task, offsets: NDArray[np.int64] | None, units: int) -> bool:
+    """Offer the offsets to the task, if any, and charge the work units per job; return whether to go on."""
     if offsets is None:
         return False
     task.offer(offsets, int((offsets + task.jobs.size).max()))
-    task.watch.nodes += task.watch.at_most_half(looks * len(task.jobs))
+    task.watch.nodes += task.watch.at_most_half(units * len(task.jobs))
     return not task.done(of_nodes=False)
 
 
@@ -272,7 +277,7 @@ def orders(jobs: Jobs) -> dict[str, Order]:
 
     def by_start() -> NDArray[np.int32]:
         # The native order is quicker, and ignores the lifetimes of jobs across the cut of a circle.
-        return jobs.native().earliest_first if len(jobs) > _FEW else by(-jobs.size, -jobs.lifetime, start())
+        return jobs.native().start_order if len(jobs) > _FEW else by(-jobs.size, -jobs.lifetime, start())
 
     return {
         "start": by_start,
@@ -301,7 +306,7 @@ def place(
         inner: ignore the gap below the lowest range.
         of_nodes: stop at the node limit too.
     """
-    packer = _core.Packer(native)
+    packer = _core.FitPacker(native)
     packer.begin(order, best_fit=best_fit, inner=inner)
     for nodes in _slices(task, packer, of_nodes=of_nodes):
         if packer.advance(nodes):
@@ -311,7 +316,7 @@ def place(
 
 
 def _search(task: Task, native: _core.Jobs, order: NDArray[np.int32]) -> None:
-    search = _core.Search(native, order, task.seed % 2**64)
+    search = _core.OrderSearch(native, order, task.seed % 2**64)
     task.offer(search.offsets, search.arena)  # may be at the target, then the search would find nothing
     for nodes in _slices(task, search):
         if search.advance(nodes, max(task.target, task.lower_bound)):
@@ -319,13 +324,16 @@ def _search(task: Task, native: _core.Jobs, order: NDArray[np.int32]) -> None:
 
 
 def _slices(
-    task: Task, work: _core.Packer | _core.Search | _core.Stretches | Sides, *, of_nodes: bool = True
+    task: Task,
+    work: _core.FitPacker | _core.OrderSearch | _core.WindowRepair | Sides,
+    *,
+    of_nodes: bool = True,
 ) -> Iterator[int]:
     """Yield nodes to spend until a limit is reached, and charge the work done in between to the watch.
 
     The length of a slice does not depend on the clock, so a node budget gives the same plan on every machine.
     """
-    charged = work.looks
+    charged = work.work
     while True:
         if task.offsets is not None and of_nodes:
             if task.done():
@@ -335,5 +343,5 @@ def _slices(
             return
         left = task.watch.nodes_left if of_nodes else None
         yield _SLICE if left is None else min(_SLICE, left)
-        task.watch.nodes += work.looks - charged
-        charged = work.looks
+        task.watch.nodes += work.work - charged
+        charged = work.work

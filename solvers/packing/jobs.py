@@ -110,7 +110,7 @@ def jobs_of(
     pieces = pieces_of(buffers) if pieces is None else pieces
     bound = bound_of(buffers, pieces) if bound is None else bound
     period, cut = (0, 0) if buffers.period is None else (buffers.period, pieces.load.quietest)
-    row, counts, start, end = _core.on_line(
+    row, counts, start, end = _core.to_line(
         pieces.owner, pieces.start, pieces.end, period, cut, by_start=len(pieces.rows) > _MANY
     )
     jobs = Jobs(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _TRIES_AT_FIRST, _TRIES = 2, 6
 #: Fraction of the gap above which a goal arena gains too little and the round ends.
 _NEAR = 0.8
-#: Looks of window repair far from the peak without improvement before that repair is given up. Measured.
+#: Work units of window repair far from the peak without improvement before that repair is given up. Measured.
 _PATIENCE = 2**27
 
 
@@ -28,49 +28,49 @@ class Sides:
     Jobs far from the peak may end above the goal at first; window repair then repacks these time windows.
 
     Attributes:
-        looks: work so far.
+        units: work so far.
         rounds: number of completed rounds.
         offsets: int64[n], the offsets found last, or None.
         arena: arena of these offsets in bytes; 0 before the first.
     """
 
     def __init__(self, native: _core.Jobs, seed: int) -> None:
-        self.looks, self.rounds, self.arena = 0, 0, 0
+        self.work, self.rounds, self.arena = 0, 0, 0
         self.offsets: NDArray[np.int64] | None = None
         self._native, self._seed, self._part, self._goal = native, seed, 0.0, 0
-        self._outward: _core.Outward | None = None
-        self._stretches: _core.Stretches | None = None
+        self._outward: _core.PeakOutward | None = None
+        self._stretches: _core.WindowRepair | None = None
         self._patience = 0
 
-    def advance(self, looks: int, target: int, arena: int) -> bool:
-        """Continue for about `looks` looks; return whether offsets with an arena below `arena` were found.
+    def advance(self, units: int, target: int, arena: int) -> bool:
+        """Continue for about `units` work units; return true if a smaller arena than `arena` was found.
 
         Args:
-            looks: work after which to return.
+            units: work after which to return.
             target: an arena in bytes that is small enough.
             arena: bytes of the best plan so far.
         """
         if self._stretches is not None:
-            found = self._mend(self._stretches, looks, target)
+            found = self._mend(self._stretches, units, target)
         else:
-            found = self._pack(looks, target, arena)
+            found = self._pack(units, target, arena)
         return found and self.arena < arena
 
-    def _pack(self, looks: int, target: int, arena: int) -> bool:
+    def _pack(self, units: int, target: int, arena: int) -> bool:
         before = 0
         if self._outward is None:
             self._goal = target + int(self._part * (arena - target))
             tries = _TRIES if self.rounds else _TRIES_AT_FIRST
-            self._outward = _core.Outward(self._native, self._goal, self._next_seed(), tries)
+            self._outward = _core.PeakOutward(self._native, self._goal, self._next_seed(), tries)
         else:
-            before = self._outward.looks
+            before = self._outward.work
         outward = self._outward
-        found = outward.advance(looks)
-        self.looks += outward.looks - before
+        found = outward.advance(units)
+        self.work += outward.work - before
         if found:
             self.offsets, self.arena, self._outward = outward.offsets, outward.arena, None
             if self.arena > self._goal:
-                self._stretches = _core.Stretches(self._native, self.offsets, self._next_seed())
+                self._stretches = _core.WindowRepair(self._native, self.offsets, self._next_seed())
                 self._patience = _PATIENCE
             else:
                 self._part = 0.5
@@ -79,11 +79,11 @@ class Sides:
             self._ask_for_less()
         return found
 
-    def _mend(self, stretches: _core.Stretches, looks: int, target: int) -> bool:
-        before = stretches.looks
-        found = stretches.advance(min(looks, self._patience), target)
-        spent = stretches.looks - before
-        self.looks += spent
+    def _mend(self, stretches: _core.WindowRepair, units: int, target: int) -> bool:
+        before = stretches.work
+        found = stretches.advance(min(units, self._patience), target)
+        spent = stretches.work - before
+        self.work += spent
         self._patience = _PATIENCE if found else self._patience - spent
         if found:
             self.offsets, self.arena = stretches.offsets, stretches.arena

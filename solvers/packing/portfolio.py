@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     #: Function that one worker thread runs with its seed, until the crew is over or no work is left.
     Work: TypeAlias = Callable[["Crew", int], None]
-    _Complete: TypeAlias = _core.Branching | _core.Pairs
-    _Looking: TypeAlias = _core.Repair | _Complete | Sides
+    _Complete: TypeAlias = _core.SkylineSearch | _core.PairwiseSearch
+    _Looking: TypeAlias = _core.LocalRepair | _Complete | Sides
 
-#: Looks (work units of the kernels) between two checks of the shared state; up to some ten milliseconds.
+#: Work units of the kernels between two checks of the shared state; up to some ten milliseconds.
 _SLICE = 2_000_000
-#: Looks of one turn of repair or of the complete search for the target, before the worker switches.
+#: Work units of one turn of repair or of the complete search for the target, before the worker switches.
 _TURN = 40_000_000
 
 
@@ -58,7 +58,7 @@ class Crew:
         self.best, self.arena, self.target = task.offsets, task.arena, task.target
         self._lock = threading.Lock()
         self._size = task.jobs.size
-        self._refuted, self._looks = -1, 0
+        self._refuted, self._work = -1, 0
         # Events of the started threads, since Ctrl-C does harm in Thread.join().
         self._ended = list[threading.Event]()
         task.others = self
@@ -71,8 +71,8 @@ class Crew:
         """Exchange best offsets and proofs with the task, and charge the crew's work to the task's watch."""
         with self._lock:
             best, arena, refuted = self.best, self.arena, self._refuted
-            looks, self._looks = self._looks, 0
-        task.watch.nodes += looks
+            units, self._work = self._work, 0
+        task.watch.nodes += units
         task.offer(best, arena)
         if refuted >= task.lower_bound:
             task.refute(refuted)
@@ -87,14 +87,14 @@ class Crew:
             ended.wait()
 
     def slices(self, work: _Looking) -> Iterator[int]:
-        """Yield looks to spend until the crew is over, and count the looks spent."""
+        """Yield work units to spend until the crew is over, and count the units spent."""
         while not self.over:
-            before = work.looks
+            before = work.work
             try:
                 yield _SLICE
             finally:  # also when the caller leaves its loop
                 with self._lock:
-                    self._looks += work.looks - before
+                    self._work += work.work - before
 
     def found(self, offsets: NDArray[np.int64]) -> None:
         """Report offsets, kept if their arena is smaller than the best."""
@@ -136,7 +136,7 @@ def repair_and_search(crew: Crew, seed: int) -> None:
     """Alternate local repair with the complete skyline search for the target."""
     while not crew.over:
         _repair(crew, seed)
-        _search(crew, _core.Branching, seed, _TURN)
+        _search(crew, _core.SkylineSearch, seed, _TURN)
         seed = (seed + 1) % 2**64
 
 
@@ -145,7 +145,7 @@ def repair_and_pair(crew: Crew, seed: int) -> None:
     turn = _TURN
     while not crew.over:
         _repair(crew, seed)
-        _search(crew, _core.Pairs, seed, turn)
+        _search(crew, _core.PairwiseSearch, seed, turn)
         seed, turn = (seed + 1) % 2**64, 2 * turn
 
 
@@ -154,31 +154,31 @@ def fill_sides(crew: Crew, seed: int) -> None:
     work = Sides(crew.jobs, seed)
     while not crew.over:
         rounds = work.rounds
-        for looks in crew.slices(work):
+        for units in crew.slices(work):
             if work.rounds > rounds:
                 break
-            if work.advance(looks, crew.target, crew.arena) and work.offsets is not None:
+            if work.advance(units, crew.target, crew.arena) and work.offsets is not None:
                 crew.found(work.offsets)
         seed = (seed + 1) % 2**64
         _repair(crew, seed)
 
 
 def _repair(crew: Crew, seed: int) -> None:
-    work = _core.Repair(crew.jobs, crew.best, seed)
-    for looks in crew.slices(work):
-        if work.looks >= _TURN or not crew.target < work.arena <= crew.arena:
+    work = _core.LocalRepair(crew.jobs, crew.best, seed)
+    for units in crew.slices(work):
+        if work.work >= _TURN or not crew.target < work.arena <= crew.arena:
             return
-        if work.advance(looks, crew.target):
+        if work.advance(units, crew.target):
             crew.found(work.offsets)
 
 
 def _search(crew: Crew, kind: type[_Complete], seed: int, turn: int) -> None:
     capacity = crew.target
     work = kind(crew.jobs, capacity, seed)
-    for looks in crew.slices(work):
-        if work.looks >= turn or crew.target != capacity:
+    for units in crew.slices(work):
+        if work.work >= turn or crew.target != capacity:
             return
-        if work.advance(looks):
+        if work.advance(units):
             if work.infeasible:
                 crew.refuted(capacity)
             else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers._core import clash, put
+from solvers._core import fixed_conflict, write_offsets
 from solvers.packing.arenas import WITH_ARENAS, Arenas, arenas_of, fill, least_load
 from solvers.packing.bounds import bound_of
 from solvers.packing.greedy import quick
@@ -277,7 +277,7 @@ class _Solve:
         """Return the offsets so far with the given group's offsets filled in; the latest result is cached."""
         if self._latest is None or self._latest[0] is not found:
             offset = self._offset.copy()
-            put(offset, rows, jobs.row, found)
+            write_offsets(offset, rows, jobs.row, found)
             offset.flags.writeable = False  # several plans share this array, and callers hold some of them
             self._latest = found, offset
         return self._latest[1]
@@ -387,7 +387,7 @@ def _contradiction(buffers: Buffers, rows: NDArray[np.int64], jobs: Jobs) -> str
     if len(wrong):
         row = rows[jobs.row[wrong[0]] % len(rows)]
         return f"the fixed offset of buffer {buffers.name(row)} is not a multiple of its alignment"
-    pair = clash(jobs.native())
+    pair = fixed_conflict(jobs.native())
     if pair is None:
         return ""
     first, second = (

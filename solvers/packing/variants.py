@@ -1,8 +1,8 @@
-"""Joint packing of iteration variants (`Kind`), any of which may follow any other.
+"""VariantSet packing of iteration variants (`IterationVariant`), any of which may follow any other.
 
 Each variant has separate buffers. A buffer still alive at the end of an iteration is freed during the next
 iteration, of any variant, and conflicts there only with the buffers that live before this free. All variants
-are laid out on one time line (`Joint`), on which the time of each variant appears once for each possible
+are laid out on one time line (`VariantSet`), on which the time of each variant appears once for each possible
 predecessor. A buffer that outlives an iteration has one piece of lifetime in this iteration and one in
 each follower's time after the same variant; between these pieces the buffer needs no memory. The result is a
 packing problem of buffers with gaps, whose peak load is the largest over all successions of variants.
@@ -33,7 +33,7 @@ MOST_COLUMNS = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class IterationVariant:
     """One iteration variant.
 
     Attributes:
@@ -72,7 +72,7 @@ class Kind:
         return dataclasses.replace(self.buffers, end=end)
 
 
-class Joint:
+class VariantSet:
     """All variants on one time line.
 
     Attributes:
@@ -85,7 +85,7 @@ class Joint:
 
     couples: NDArray[np.bool_]
 
-    def __init__(self, kinds: Sequence[Kind]) -> None:
+    def __init__(self, kinds: Sequence[IterationVariant]) -> None:
         """Lay out the variants.
 
         Args:
@@ -177,7 +177,7 @@ class Joint:
                 length = self._end[here] - self._start[here]
                 yield row[own], line, self._owner[here], (start, start + length)
 
-    def _pieces(self, kind: Kind, number: int, column: int) -> list[Pieces]:
+    def _pieces(self, kind: IterationVariant, number: int, column: int) -> list[Pieces]:
         """Return lists of pieces (start, end), each over all buffers of one column; some pieces are empty."""
         born, end, head = (
             np.arange(len(kind)),
@@ -204,7 +204,7 @@ class Joint:
         return pieces
 
 
-def agreeing(kinds: Sequence[Kind]) -> list[Kind]:
+def agree_on_persistent(kinds: Sequence[IterationVariant]) -> list[IterationVariant]:
     """Return copies in which a buffer of a common beginning is persistent in all variants or in none."""
     nodes = _shared_beginnings(kinds)
     left = np.zeros(max(int(node.max(initial=-1)) for node in nodes) + 1, np.bool_)
@@ -220,7 +220,7 @@ def agreeing(kinds: Sequence[Kind]) -> list[Kind]:
     ]
 
 
-def _columns(kind: Kind, length: NDArray[np.int64]) -> int:
+def _columns(kind: IterationVariant, length: NDArray[np.int64]) -> int:
     """Return the number of columns a variant needs so that no buffer meets its own successor."""
     reach = np.where(kind.outlives[:, None], kind.reach, 0)
     born = np.arange(len(kind))[:, None]
@@ -230,7 +230,7 @@ def _columns(kind: Kind, length: NDArray[np.int64]) -> int:
     return int(columns.max(initial=1))
 
 
-def _shared_beginnings(kinds: Sequence[Kind]) -> list[NDArray[np.int64]]:
+def _shared_beginnings(kinds: Sequence[IterationVariant]) -> list[NDArray[np.int64]]:
     """Return a number for each buffer of each variant; equal in two variants that agree up to this buffer."""
     count = 0
     #: By (number of the preceding buffer, sequence): ranges of sizes (low, high) that may follow, with their

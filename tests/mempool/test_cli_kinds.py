@@ -22,8 +22,8 @@ from mempool.cli.plan.compute import with_first
 from mempool.planning.joint_planning import Together, plan_together
 from mempool.planning.plan_files import Saved, read_saved, write_saved
 from solvers import PlanError, peak_load
-from solvers.packing.check import check_kinds
-from solvers.packing.variants import Joint
+from solvers.packing.check import check_variants
+from solvers.packing.variants import VariantSet
 from traces import EventType, Trace
 from traces.formats.parquet import read_trace, write_trace
 from traces.trace import COLUMNS
@@ -76,7 +76,7 @@ def test_arena_of_joint_plans_equals_the_largest_variants_arena(
     assert answer["arena_bytes"] == each[0]["arena_bytes"] == max(kind["arena_bytes"] for kind in each)
     assert answer["peak_load_bytes"] == each[0]["peak_load_bytes"]
     together = list(read_saved(tmp_path / "run.plan").kinds.values())
-    assert answer["lower_bound_bytes"] >= peak_load(Joint(together).buffers) >= answer["peak_load_bytes"]
+    assert answer["lower_bound_bytes"] >= peak_load(VariantSet(together).buffers) >= answer["peak_load_bytes"]
     assert answer["arena_bytes"] >= answer["lower_bound_bytes"]
     assert answer["arena_bytes"] < 1.25 * max(kind["peak_load_bytes"] for kind in each)
     about = said(capsys, "info", tmp_path / "run.trace")
@@ -265,7 +265,7 @@ def test_first_plan_carries_its_joint_plans_along(tmp_path: Path, capsys: pytest
     for number, kind in other.kinds.items():
         assert len(kind) == len(other.plans[number].buffers)
         assert kind.buffers.size.tolist() == other.plans[number].buffers.size.tolist()
-    check_kinds(list(other.kinds.values()), [other.plans[number].plan for number in other.kinds])
+    check_variants(list(other.kinds.values()), [other.plans[number].plan for number in other.kinds])
 
 
 @pytest.fixture

@@ -11,17 +11,17 @@
 #include <optional>
 #include <set>
 
-#include "packing/branching.hpp"
-#include "packing/fullest.hpp"
-#include "packing/instants.hpp"
-#include "packing/outward.hpp"
-#include "packing/packer.hpp"
-#include "packing/pairs.hpp"
-#include "packing/repair.hpp"
-#include "packing/search.hpp"
-#include "packing/earliest.hpp"
-#include "packing/stack.hpp"
-#include "packing/stretches.hpp"
+#include "packing/skyline_search.hpp"
+#include "packing/max_load_first.hpp"
+#include "packing/skyline.hpp"
+#include "packing/peak_outward.hpp"
+#include "packing/fit.hpp"
+#include "packing/pairwise_search.hpp"
+#include "packing/local_repair.hpp"
+#include "packing/orders.hpp"
+#include "packing/orders.hpp"
+#include "packing/cliques.hpp"
+#include "packing/window_repair.hpp"
 
 namespace {
 
@@ -113,14 +113,14 @@ Problem any_problem(Random& random) {
   const int32_t most[] = {4, 12, 40}, spans[] = {3, 10, 60};
   const int32_t n = 1 + random.below(most[random.below(3)]), span = spans[random.below(3)];
   const int64_t origin = random.below(4) == 0 ? -kMost + 1 : 0;
-  const bool one_piece = random.below(2) == 0, fix = random.below(3) == 0, twins = random.below(4) == 0;
+  const bool one_piece = random.below(2) == 0, fix = random.below(3) == 0, equal_jobs = random.below(4) == 0;
   const Sizes sizes(random, n);
   Problem problem;
   Jobs& jobs = problem.jobs;
   std::vector<int64_t> start, end;
   jobs.first.push_back(0);
   for (int32_t j = 0; j < n; ++j) {
-    if (twins && j > 0 && random.below(2) == 0) {
+    if (equal_jobs && j > 0 && random.below(2) == 0) {
       jobs.size.push_back(jobs.size.back());
       problem.alignment.push_back(problem.alignment.back());
       problem.lives.push_back(problem.lives.back());
@@ -211,12 +211,12 @@ class Judge {
 };
 
 // Fixed offsets that contradict each other are found, and taken away.
-void clash(Problem& problem) {
+void fixed_conflict(Problem& problem) {
   Jobs& jobs = problem.jobs;
   const auto clashes = [&](int32_t a, int32_t b) {
     return jobs.fixed[a] >= 0 && jobs.fixed[b] >= 0 && problem.overlap(a, jobs.fixed[a], b, jobs.fixed[b]);
   };
-  const auto [first, second] = packing::clash(jobs);
+  const auto [first, second] = packing::fixed_conflict(jobs);
   if (first >= 0) {
     if (first == second || !clashes(first, second)) fail("clash", "two jobs that do not contradict each other");
     ++counts.clashes;
@@ -252,7 +252,7 @@ void valleys(const Problem& problem, Random& random, Judge& judge) {
 // By starts there is a quicker way to the same offsets.
 void earliest(const Problem& problem, Judge& judge) {
   const Jobs& jobs = problem.jobs;
-  const auto order = packing::earliest_first(jobs);
+  const auto order = packing::start_order(jobs);
   std::vector<int32_t> sorted = order;
   std::sort(sorted.begin(), sorted.end());
   for (int32_t k = 0; k < jobs.count(); ++k)
@@ -269,9 +269,9 @@ void fullest(const Problem& problem, Random& random, Judge& judge) {
   const int64_t unlimited = std::numeric_limits<int64_t>::max();
   for (int32_t k = 0; k < 3; ++k) {
     const int64_t limit = k == 0 || random.below(2) == 0 ? unlimited : up_to(random, judge.smallest());
-    const double doubt = random.below(2) == 0 ? 0 : random.unit();
+    const double noise = random.below(2) == 0 ? 0 : random.unit();
     const auto offset =
-        packing::pack_fullest(problem.jobs, any_order(random, n), up_to(random, judge.smallest()), limit, doubt, random);
+        packing::pack_max_load_first(problem.jobs, any_order(random, n), up_to(random, judge.smallest()), limit, noise, random);
     if (offset.empty() && limit == unlimited) fail("fullest", "gave up without a limit");
     if (offset.empty()) ++counts.given_up;
     else if (judge.plan("fullest", offset) > limit) fail("fullest", "above the limit");
@@ -279,7 +279,7 @@ void fullest(const Problem& problem, Random& random, Judge& judge) {
   packing::Cancel cancel;
   cancel.cancel();
   const bool any = !packing::ValleyPacker(problem.jobs).candidates().empty();
-  if (any && !packing::pack_fullest(problem.jobs, any_order(random, n), 0, unlimited, 0, random, cancel).empty())
+  if (any && !packing::pack_max_load_first(problem.jobs, any_order(random, n), 0, unlimited, 0, random, cancel).empty())
     fail("fullest", "went on though it was told to give up");
 }
 
@@ -291,10 +291,10 @@ void below(const Problem& problem, Random& random) {
   for (int32_t j = 0; j < n; ++j) total += jobs.size[j];
   for (int32_t k = 0; k < 3; ++k) {
     const int64_t ceiling = k == 0 ? unlimited : up_to(random, total);
-    const double doubt = random.below(2) == 0 ? 0 : random.unit();
+    const double noise = random.below(2) == 0 ? 0 : random.unit();
     const packing::Cancel cancel;
     const auto offset =
-        packing::pack_below(jobs, any_order(random, n), ceiling, up_to(random, total), doubt, random, cancel);
+        packing::pack_below(jobs, any_order(random, n), ceiling, up_to(random, total), noise, random, cancel);
     if (offset.size() != jobs.size.size()) fail("below", "not one offset for each job");
     for (int32_t j = 0; j < n; ++j) {
       if (offset[j] < 0) {
@@ -348,7 +348,7 @@ void spans(const Problem& problem, Random& random) {
   const Jobs& jobs = problem.jobs;
   if (bytes(jobs) > 0x1p61) return;
   const std::vector<int32_t> candidates = packing::ValleyPacker(jobs).candidates();
-  packing::Spans spans(jobs, candidates);
+  packing::IntervalIndex spans(jobs, candidates);
   std::vector<char> there(jobs.size.size(), 0);
   for (const int32_t job : candidates) there[job] = 1;
   const int32_t length = 2 * jobs.instants;
@@ -363,7 +363,7 @@ void spans(const Problem& problem, Random& random) {
     }
     if (!spans.have(from, to, instant, sum, padding) || spans.have(from, to, instant, sum + 1, padding))
       fail("spans", "what is within is added up wrongly");
-    packing::Spans::Found found;
+    packing::IntervalIndex::Match found;
     spans.longest(from, to, from, to, up_to(random, kMost), found);
     if (found.slot < 0) continue;
     const int32_t job = spans.take(found);
@@ -390,7 +390,7 @@ struct Room {
 void roomy(const Problem& problem, Random& random) {
   const Jobs& jobs = problem.jobs;
   const std::vector<int32_t> candidates = packing::ValleyPacker(jobs).candidates();
-  packing::Spans spans(jobs, candidates);
+  packing::IntervalIndex spans(jobs, candidates);
   std::vector<char> there(jobs.size.size(), 0);
   for (const int32_t job : candidates) there[job] = 1;
   const int32_t length = 2 * jobs.instants;
@@ -409,7 +409,7 @@ void roomy(const Problem& problem, Random& random) {
     int32_t longest = 0;
     for (const int32_t job : candidates)
       if (wanted(job)) longest = std::max(longest, packing::arc(jobs, job).end - packing::arc(jobs, job).start);
-    packing::Spans::Found found;
+    packing::IntervalIndex::Match found;
     spans.longest(from, start_by, end_from, to, most, room, found);
     if ((found.slot < 0) != (longest == 0)) fail("spans", "one for which there is room, or none, was overlooked");
     if (found.slot < 0) continue;
@@ -438,7 +438,7 @@ void hanging(Random& random) {
     std::vector<int32_t> order;
     for (int32_t j = 0; j < jobs.count(); ++j)
       if ((jobs.pieces[j].start == 0) == left) order.push_back(j);
-    packing::Hanging hanging(stretch, left);
+    packing::WindowEdge hanging(stretch, left);
     size_t next = 0;
     for (int32_t k = 0; k < 60; ++k) {
       if (random.below(2) == 0 && next < order.size()) hanging.pass(), ++next;
@@ -458,7 +458,7 @@ void hanging(Random& random) {
 
 void instants(Random& random) {
   const int32_t lengths[] = {1, 64, 65, 4096, 4097, 20000}, length = lengths[random.below(6)];
-  packing::Instants instants(length);
+  packing::InstantSet instants(length);
   std::set<int32_t> set;
   for (int32_t k = 0; k < 100; ++k) {
     const int32_t instant = random.below(length);
@@ -519,12 +519,12 @@ void outward(Problem problem, Random& random) {
   Judge judge(problem, false);
   if (judge.plan("peak first", packing::pack_peak_first(jobs, packing::Cancel())) < peak) fail("peak first", "below the load");
   for (const int64_t above : {int64_t{0}, up_to(random, 4 * (coarsest + 1)), up_to(random, peak), -up_to(random, peak)}) {
-    packing::Outward outward(jobs, peak + above, random.next(), 1 + random.below(6));
+    packing::PeakOutward outward(jobs, peak + above, random.next(), 1 + random.below(6));
     bool found = false;
     for (int32_t k = 0; k < 6 && !found; ++k) {
-      const int64_t looks = outward.looks(), budget = 1 + random.below(30000 + 2000 * jobs.count());
+      const int64_t work = outward.work(), budget = 1 + random.below(30000 + 2000 * jobs.count());
       found = outward.advance(budget);
-      if (outward.looks() > looks + budget + 100 * jobs.count() + 10000) fail("outward", "many more looks than it may spend");
+      if (outward.work() > work + budget + 100 * jobs.count() + 10000) fail("outward", "many more work units than it may spend");
     }
     if (above < 0 ? !outward.given_up() : found && outward.given_up()) fail("outward", "given up, or not, wrongly");
     if (!found) continue;
@@ -540,12 +540,12 @@ void outward(Problem problem, Random& random) {
 }
 
 void stacks(const Problem& problem, Random& random, Judge& judge) {
-  const int64_t bound = packing::Stacks(problem.jobs, up_to(random, 1 << 16)).bound();
+  const int64_t bound = packing::StackBound(problem.jobs, up_to(random, 1 << 16)).bound();
   judge.refuted("stacks", bound - 1);
 }
 
 void fits(const Problem& problem, Random& random, Judge& judge) {
-  packing::Packer packer(problem.jobs);
+  packing::FitPacker packer(problem.jobs);
   using packing::Rule;
   for (const auto rule : {Rule::first_fit, Rule::best_fit, Rule::inner_fit, Rule::first_fit}) {
     packer.begin(any_order(random, problem.jobs.count()), rule);
@@ -558,7 +558,7 @@ void fits(const Problem& problem, Random& random, Judge& judge) {
 
 void search(const Problem& problem, Random& random, Judge& judge) {
   const int32_t n = problem.jobs.count();
-  packing::Search search(problem.jobs, any_order(random, n), random.next());
+  packing::OrderSearch search(problem.jobs, any_order(random, n), random.next());
   for (int32_t k = 0; k < 4; ++k) {
     const int64_t before = search.arena();
     const bool better = search.advance(1 + random.below(n * 256 * 20), random.below(2) == 0 ? 0 : before / 2);
@@ -605,15 +605,15 @@ void decide(const char* kernel, const Problem& problem, uint32_t every, bool tak
 }
 
 void complete(const Problem& problem, Random& random, Judge& judge) {
-  decide<packing::Branching>("complete search", problem, packing::every_rule, problem.single(), random, judge);
-  decide<packing::Pairs>("pairs", problem, packing::every_pair_rule, bytes(problem.jobs) <= 0x1p61, random, judge);
+  decide<packing::SkylineSearch>("complete search", problem, packing::every_rule, problem.single(), random, judge);
+  decide<packing::PairwiseSearch>("pairs", problem, packing::every_pair_rule, bytes(problem.jobs) <= 0x1p61, random, judge);
 }
 
 void run(uint64_t seed, bool spoil) {
   seed_now = seed;
   Random random(seed * 0x9e3779b97f4a7c15ULL);
   Problem problem = any_problem(random);
-  clash(problem);
+  fixed_conflict(problem);
   Judge judge(problem, spoil);
   valleys(problem, random, judge);
   earliest(problem, judge);
@@ -621,8 +621,8 @@ void run(uint64_t seed, bool spoil) {
   below(problem, random);
   fits(problem, random, judge);
   search(problem, random, judge);
-  mend<packing::Repair>("repair", problem, random, judge);
-  mend<packing::Stretches>("stretches", problem, random, judge);
+  mend<packing::LocalRepair>("repair", problem, random, judge);
+  mend<packing::WindowRepair>("stretches", problem, random, judge);
   spans(problem, random);
   roomy(problem, random);
   hanging(random);

@@ -124,7 +124,7 @@ def test_left_out_buffer_does_not_support_others() -> None:
     columns = ([2, 1], [0, 2, 0], [1, 3, 4], [9, 8], [1, 1], [-1, -1])  # the first has a gap
     jobs = _core.Jobs(*map(np.array, columns))
     order = np.arange(2, dtype=np.int32)
-    assert _core.below(jobs, order, 8, 17, 0.0, 0, _core.Cancel()).tolist() == [-1, 0]
+    assert _core.pack_below(jobs, order, 8, 17, 0.0, 0, _core.Cancel()).tolist() == [-1, 0]
 
 
 def test_groups_share_the_remainder_of_each_arena() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from instances import crossing
 
 from solvers import Status, Stop, check, lower_bound, peak_load, solve
-from solvers._core import Branching
+from solvers._core import SkylineSearch
 from solvers.packing.branching import can_branch
 from solvers.packing.jobs import jobs_of
 from solvers.packing.plan import Plan
@@ -73,11 +73,11 @@ def fits(buffers: Buffers, capacity: int) -> bool:
     return place(0, [])
 
 
-def search(buffers: Buffers, capacity: int, seed: int = 0, rules: int = EVERY_RULE) -> Branching:
-    return Branching(jobs_of(buffers).native(), capacity, seed, rules)
+def search(buffers: Buffers, capacity: int, seed: int = 0, rules: int = EVERY_RULE) -> SkylineSearch:
+    return SkylineSearch(jobs_of(buffers).native(), capacity, seed, rules)
 
 
-def plan_of(buffers: Buffers, done: Branching, capacity: int) -> Plan:
+def plan_of(buffers: Buffers, done: SkylineSearch, capacity: int) -> Plan:
     offset = np.array(done.offsets)[:, None]
     return Plan(offset, capacity, min(lower_bound(buffers), capacity), Status.FEASIBLE, "", 0, 0.0, "")
 
@@ -156,7 +156,7 @@ def test_equal_seeds_give_equal_plans_and_looks() -> None:
     for done in (first, again, other):
         assert done.advance(UNLIMITED)
     assert first.offsets.tolist() == again.offsets.tolist()
-    assert (first.nodes, first.looks) == (again.nodes, again.looks)
+    assert (first.nodes, first.work) == (again.nodes, again.work)
     assert first.offsets.tolist() != other.offsets.tolist()
 
 
@@ -234,7 +234,7 @@ def test_sums_near_the_limit_of_64_bits_are_right_or_refused() -> None:
     many = Buffers.of([0] * 3, [1] * 3, [2**60] * 3)
     jobs = dataclasses.replace(jobs_of(many), size=np.full(3, 2**61))
     with pytest.raises(ValueError, match="too many bytes"):
-        Branching(jobs.native(), 2**62, 0)
+        SkylineSearch(jobs.native(), 2**62, 0)
 
 
 def test_gaps_and_lifetimes_across_the_cut_of_a_circle_are_left_to_others() -> None:

@@ -13,7 +13,7 @@ from kinds_of_iterations import kinds_of, replayed
 from solvers import Plan, Status, Stop, check
 from solvers.packing.coupled_variants import MOST_COUPLING, pack_coupled
 from solvers.packing.solve import solve
-from solvers.packing.variants import Joint
+from solvers.packing.variants import VariantSet
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +27,7 @@ def solved(buffers: Buffers) -> Plan:
     return plan
 
 
-def judged(joint: Joint, offset: NDArray[np.int64]) -> Plan:
+def judged(joint: VariantSet, offset: NDArray[np.int64]) -> Plan:
     """Assert that a checker without variants or couplings accepts the offsets, and return the plan."""
     rows = (offset >= 0) & (joint.buffers.end > joint.buffers.start)
     arena = int((offset + joint.buffers.size)[rows].max(initial=0))
@@ -48,7 +48,7 @@ def test_coupled_offsets_are_disjoint_and_avoid_taken_ranges(
     seed: int, count: int, deep: bool, alike: int, ranges: list[int]
 ) -> None:
     kinds = kinds_of(seed, count, deep=deep, alike=alike, calm=True)
-    joint = Joint(kinds)
+    joint = VariantSet(kinds)
     around = [(64 * 7 * k, 64 * 7 * k + 192) for k in sorted(ranges)]
     offset = pack_coupled(joint, solved, around=around)
     if offset is None:
@@ -69,7 +69,7 @@ def test_coupled_packing_beats_packing_all_at_once_where_few_buffers_couple() ->
     """Each problem has the same number of nodes."""
     parts = at_once = 0
     for seed in range(12):
-        joint = Joint(kinds_of(seed, 3, deep=False, calm=True, long=60))
+        joint = VariantSet(kinds_of(seed, 3, deep=False, calm=True, long=60))
         offset = pack_coupled(joint, solved)
         assert offset is not None
         parts += judged(joint, offset).arena_bytes
@@ -78,7 +78,7 @@ def test_coupled_packing_beats_packing_all_at_once_where_few_buffers_couple() ->
 
 
 def test_coupled_packing_gives_up_where_most_buffers_couple() -> None:
-    crowded = Joint(kinds_of(5, 3, deep=False, alike=6))
+    crowded = VariantSet(kinds_of(5, 3, deep=False, alike=6))
     assert crowded.couples.mean() > MOST_COUPLING
     assert pack_coupled(crowded, solved) is None
 
@@ -87,4 +87,4 @@ def test_interrupted_search_returns_no_offsets() -> None:
     def none(buffers: Buffers) -> Plan:
         return Plan(None, 0, 0, Status.UNKNOWN, "search", 0, 0.0, "interrupt")
 
-    assert pack_coupled(Joint(kinds_of(5, 3, deep=False, calm=True, long=60)), none) is None
+    assert pack_coupled(VariantSet(kinds_of(5, 3, deep=False, calm=True, long=60)), none) is None

@@ -73,7 +73,7 @@ def test_offsets_of_instances_are_put_where_their_buffers_are(data: st.DataObjec
     jobs = np.array(data.draw(st.lists(st.integers(-1, n * columns - 1), unique=True)), np.int64)
     offsets = 100 + np.arange(len(jobs))
     into = np.zeros((7, columns), np.int64)
-    _core.put(into, rows, jobs, offsets)
+    _core.write_offsets(into, rows, jobs, offsets)
     expected = np.zeros_like(into)
     for job, offset in zip(jobs, offsets, strict=True):
         if job >= 0:
@@ -84,17 +84,17 @@ def test_offsets_of_instances_are_put_where_their_buffers_are(data: st.DataObjec
 def test_bad_columns_are_refused() -> None:
     one, none = np.ones(1, np.int64), np.zeros(0, np.int64)
     with pytest.raises(ValueError, match="different lengths"):
-        _core.on_line(one, none, one, 0, 0, by_start=True)
+        _core.to_line(one, none, one, 0, 0, by_start=True)
     with pytest.raises(ValueError, match="not a piece"):
         _core.load_extremes(one, one * 0, one, one, 0)
     with pytest.raises(ValueError, match="not a piece"):
-        _core.on_line(one, one, one, 0, 0, by_start=False)
+        _core.to_line(one, one, one, 0, 0, by_start=False)
     with pytest.raises(ValueError, match="longer than the period"):
-        _core.on_line(one, one * 0, one * 3, 2, 0, by_start=False)
+        _core.to_line(one, one * 0, one * 3, 2, 0, by_start=False)
     with pytest.raises(ValueError, match="a period below 0"):
-        _core.on_line(one, one * 0, one, -1, 0, by_start=False)
+        _core.to_line(one, one * 0, one, -1, 0, by_start=False)
     with pytest.raises(ValueError, match="outside the period"):
-        _core.on_line(one, one, one * 2, 2, 2, by_start=False)
+        _core.to_line(one, one, one * 2, 2, 2, by_start=False)
     for measure in (_core.load_curve, _core.load_extremes):
         with pytest.raises(ValueError, match="a period below 0"):
             measure(one * 0, one, one * 2, one, -1)
@@ -103,9 +103,9 @@ def test_bad_columns_are_refused() -> None:
     table = np.zeros((1, 2), np.int64)
     for rows, jobs in ((one * 0, one * 2), (one, one * 0), (none, one * 0), (-one, one * 0)):
         with pytest.raises(ValueError, match="not a row of the table"):
-            _core.put(table, rows, jobs, one)
+            _core.write_offsets(table, rows, jobs, one)
     with pytest.raises(ValueError, match="different lengths"):
-        _core.put(table, one, one, none)
+        _core.write_offsets(table, one, one, none)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_bad_columns_are_refused() -> None:
 def test_table_in_need_of_a_copy_is_refused(table: NDArray[np.int64]) -> None:
     """The offsets would be written into the copy."""
     with pytest.raises(TypeError, match="incompatible function arguments"):
-        _core.put(table, np.arange(2), np.arange(1), np.ones(1, np.int64))
+        _core.write_offsets(table, np.arange(2), np.arange(1), np.ones(1, np.int64))
 
 
 def test_no_jobs_have_no_offsets() -> None:
     none = np.zeros(0, np.int64)
     jobs = _core.Jobs(none, none, none, none, none, none)
-    assert len(_core.skyline(jobs, none.astype(np.int32), _core.Cancel())) == 0
+    assert len(_core.pack_in_order(jobs, none.astype(np.int32), _core.Cancel())) == 0
 
 
 @pytest.mark.parametrize("alignment", [1, 2**62])

@@ -1,4 +1,4 @@
-"""Joint offsets for several variants of an iteration, any of which may follow any other."""
+"""VariantSet offsets for several variants of an iteration, any of which may follow any other."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from kinds_of_iterations import kinds_of, replayed
 
 from solvers import Plan, PlanError, Status, Stop, check, peak_load
-from solvers.packing.check import check_kinds
+from solvers.packing.check import check_variants
 from solvers.packing.solve import solve
-from solvers.packing.variants import Joint, Kind
+from solvers.packing.variants import IterationVariant, VariantSet
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def planned(kinds: Sequence[Kind]) -> tuple[Joint, Plan, list[Plan]]:
-    joint = Joint(kinds)
+def planned(kinds: Sequence[IterationVariant]) -> tuple[VariantSet, Plan, list[Plan]]:
+    joint = VariantSet(kinds)
     plan = solve(joint.buffers, stop=Stop(nodes=10_000))
     check(plan, joint.buffers)
     assert plan.offset is not None
@@ -43,7 +43,7 @@ def planned(kinds: Sequence[Kind]) -> tuple[Joint, Plan, list[Plan]]:
 def test_joint_offsets_never_overlap_in_any_succession(seed: int, count: int, deep: bool, alike: int) -> None:
     kinds = kinds_of(seed, count, deep=deep, alike=alike)
     _, plan, plans = planned(kinds)
-    check_kinds(kinds, plans)
+    check_variants(kinds, plans)
     order = random.Random(seed).choices(range(count), k=40)
     assert replayed(kinds, plans, order) <= plan.arena_bytes
 
@@ -86,7 +86,7 @@ def test_variants_with_a_possibly_common_prefix_share_its_offsets(
         buffers = dataclasses.replace(kind.buffers, size=size, persistent=keeps)
         varied.append(dataclasses.replace(kind, buffers=buffers, least=size // 8))
     _, plan, plans = planned(varied)
-    check_kinds(varied, plans)
+    check_variants(varied, plans)
     order = random.Random(seed).choices(range(count), k=40)
     assert replayed(varied, plans, order) <= plan.arena_bytes
     short = min(alike, *(len(kind) for kind in varied))
@@ -100,16 +100,16 @@ def test_variants_with_a_possibly_common_prefix_share_its_offsets(
 def test_disjoint_size_ranges_distinguish_variants() -> None:
     n, none = 2, np.zeros((2, 2), np.int64)
     one, other = (
-        Kind(
+        IterationVariant(
             Buffers.of(np.arange(n), [2, 2], size, alignment=64, period=n), none, np.zeros(n, np.int64), least
         )
         for size, least in [([640, 64], np.array([320, 64])), ([256, 64], np.array([64, 64]))]
     )
-    assert len(Joint([one, other]).buffers) == 4
+    assert len(VariantSet([one, other]).buffers) == 4
     alike = dataclasses.replace(
         other, least=None, buffers=dataclasses.replace(one.buffers, size=np.array([500, 64]))
     )
-    assert len(Joint([one, alike]).buffers) == 2
+    assert len(VariantSet([one, alike]).buffers) == 2
 
 
 def test_checker_finds_an_overlap_in_any_succession() -> None:
@@ -118,7 +118,10 @@ def test_checker_finds_an_overlap_in_any_succession() -> None:
     buffers = Buffers.of(np.arange(n), [1, 2, 4], 64, alignment=64, period=n)
     late = none.copy()
     late[2] = 1  # the last one outlives the next one's first
-    kinds = [Kind(buffers, late, np.zeros(n, np.int64)), Kind(buffers, late, np.ones(n, np.int64))]
+    kinds = [
+        IterationVariant(buffers, late, np.zeros(n, np.int64)),
+        IterationVariant(buffers, late, np.ones(n, np.int64)),
+    ]
 
     def plan(*offset: int) -> Plan:
         return Plan(np.array(offset)[:, None], 128, 0, Status.FEASIBLE, "search", 0, 0.0, "nodes", n)
@@ -126,23 +129,26 @@ def test_checker_finds_an_overlap_in_any_succession() -> None:
     apart, other = plan(0, 0, 64), plan(64, 64, 0)
     for each in (apart, other):
         check(each, buffers)
-    check_kinds(kinds, [apart, apart])
+    check_variants(kinds, [apart, apart])
     with pytest.raises(PlanError, match="overlap"):
-        check_kinds(kinds, [apart, other])
+        check_variants(kinds, [apart, other])
     deep = none.copy()
     deep[2] = 4  # it outlives the next iteration, by one allocation
-    kinds = [Kind(buffers, deep, np.zeros(n, np.int64)), Kind(buffers, none, np.ones(n, np.int64))]
+    kinds = [
+        IterationVariant(buffers, deep, np.zeros(n, np.int64)),
+        IterationVariant(buffers, none, np.ones(n, np.int64)),
+    ]
     keeps = Plan(
         np.array([[0, 64], [0, 64], [128, 192]]), 256, 0, Status.FEASIBLE, "search", 0, 0.0, "nodes", n
     )
     beside = dataclasses.replace(keeps, offset=np.array([[0, 64], [0, 64], [0, 64]]))
-    check_kinds(kinds, [keeps, beside])
+    check_variants(kinds, [keeps, beside])
     over = dataclasses.replace(keeps, offset=np.array([[128, 64], [0, 64], [0, 64]]))
     for pair in (
         [keeps, dataclasses.replace(over, offset=np.roll(np.asarray(over.offset), 1, axis=1))],
         [keeps, over],
     ):
         with pytest.raises(PlanError, match="overlap"):
-            check_kinds(kinds, pair)
+            check_variants(kinds, pair)
     with pytest.raises(PlanError, match="columns"):
-        check_kinds(kinds, [apart, dataclasses.replace(other, offset=np.zeros((n, 2), np.int64))])
+        check_variants(kinds, [apart, dataclasses.replace(other, offset=np.zeros((n, 2), np.int64))])

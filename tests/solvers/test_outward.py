@@ -60,12 +60,12 @@ def test_buffers_far_from_the_peak_never_restart_the_packing() -> None:
         buffers = flat(5_000, seed, mean_live=100)
         jobs = jobs_of(buffers)
         native, bound = jobs.native(), jobs.lower_bound
-        work = _core.Outward(native, bound, 0)
+        work = _core.PeakOutward(native, bound, 0)
         assert work.advance(10**9)
         checked(buffers, of_buffers(jobs, work.offsets), work.arena)
         above += work.arena > bound
         together = Sides(native, 0)
-        while together.arena != bound and together.looks < 10**9:
+        while together.arena != bound and together.work < 10**9:
             together.advance(10**6, bound, 2 * bound)
         assert together.offsets is not None
         checked(buffers, of_buffers(jobs, together.offsets), bound)
@@ -78,7 +78,7 @@ def test_buffers_far_from_the_peak_never_restart_the_packing() -> None:
 def test_peak_first_and_either_side_in_order_make_a_plan(data: st.DataObject) -> None:
     buffers = data.draw(stackable())
     jobs = jobs_of(buffers)
-    offsets = of_buffers(jobs, _core.peak_first(jobs.native(), _core.Cancel()))
+    offsets = of_buffers(jobs, _core.pack_peak_first(jobs.native(), _core.Cancel()))
     checked(buffers, offsets, int(buffers.size.sum()))
 
 
@@ -88,8 +88,8 @@ def test_peak_first_wastes_little_where_the_load_falls_from_a_single_peak() -> N
     for seed in range(8):
         jobs = jobs_of(scattered(20_000, seed))
         native = jobs.native()
-        waste += arena_over(jobs, _core.peak_first(native, _core.Cancel()))
-        much += arena_over(jobs, _core.skyline(native, native.earliest_first, _core.Cancel()))
+        waste += arena_over(jobs, _core.pack_peak_first(native, _core.Cancel()))
+        much += arena_over(jobs, _core.pack_in_order(native, native.start_order, _core.Cancel()))
     assert 4 * waste < much
 
 
@@ -101,7 +101,7 @@ def arena_over(jobs: Jobs, offsets: NDArray[np.int64]) -> int:
 def test_cancelled_peak_first_packing_returns_no_offsets() -> None:
     cancel = _core.Cancel()
     cancel.cancel()
-    assert len(_core.peak_first(jobs_of(scattered(100, 0)).native(), cancel)) == 0
+    assert len(_core.pack_peak_first(jobs_of(scattered(100, 0)).native(), cancel)) == 0
 
 
 @pytest.mark.parametrize("n", [1_000, 10_000])
@@ -138,7 +138,7 @@ def test_backtracking_reaches_the_load_without_rising_over_hanging_buffers(
     start, end, size = np.array(small).T
     buffers = Buffers.of(start, end, size)
     jobs = jobs_of(buffers)
-    work = _core.Outward(jobs.native(), jobs.lower_bound, seed)
+    work = _core.PeakOutward(jobs.native(), jobs.lower_bound, seed)
     assert work.advance(200_000)
     checked(buffers, work.offsets, jobs.lower_bound)
 
@@ -149,7 +149,7 @@ def test_stack_leaning_to_the_harder_side_succeeds_where_an_even_stack_fails() -
     for seed in range(20):
         buffers = flat(1_000, seed, mean_live=100)
         jobs = jobs_of(buffers)
-        work = _core.Outward(jobs.native(), jobs.lower_bound, 0)
+        work = _core.PeakOutward(jobs.native(), jobs.lower_bound, 0)
         while not work.given_up:
             if work.advance(10**6):
                 found += 1
@@ -160,23 +160,23 @@ def test_stack_leaning_to_the_harder_side_succeeds_where_an_even_stack_fails() -
 
 def test_packing_below_the_load_is_given_up_at_once() -> None:
     jobs = jobs_of(scattered(100, 0))
-    work = _core.Outward(jobs.native(), jobs.lower_bound - 1, 0)
+    work = _core.PeakOutward(jobs.native(), jobs.lower_bound - 1, 0)
     assert work.given_up
-    looks = work.looks
+    looks = work.work
     assert not work.advance(10**6)
-    assert work.looks == looks
+    assert work.work == looks
 
 
 def test_before_all_is_placed_nothing_has_an_offset() -> None:
     jobs = jobs_of(scattered(100, 0))
-    work = _core.Outward(jobs.native(), jobs.lower_bound, 0)
+    work = _core.PeakOutward(jobs.native(), jobs.lower_bound, 0)
     assert work.offsets.tolist() == [-1] * len(jobs)
     assert work.arena == jobs.size.max() - 1
 
 
 def test_packing_is_given_up_after_many_failures() -> None:
     jobs = jobs_of(flat(5_000, 0, mean_live=1_500))
-    work = _core.Outward(jobs.native(), jobs.lower_bound, 0)
+    work = _core.PeakOutward(jobs.native(), jobs.lower_bound, 0)
     assert not work.given_up
     assert not work.advance(10**12)
     assert work.given_up
@@ -184,20 +184,20 @@ def test_packing_is_given_up_after_many_failures() -> None:
 
 def test_offsets_completed_by_the_last_unit_of_a_budget_are_found() -> None:
     jobs = jobs_of(scattered(1_000, 0))
-    whole, work = (_core.Outward(jobs.native(), jobs.lower_bound, 0) for _ in range(2))
+    whole, work = (_core.PeakOutward(jobs.native(), jobs.lower_bound, 0) for _ in range(2))
     assert whole.advance(10**9)
-    assert work.advance(whole.looks - work.looks)
-    assert work.looks == whole.looks
+    assert work.advance(whole.work - work.work)
+    assert work.work == whole.work
     assert (work.offsets == whole.offsets).all()
 
 
 def test_work_units_of_the_beginning_are_counted() -> None:
     jobs = jobs_of(scattered(1_000, 0))
-    work = _core.Outward(jobs.native(), jobs.lower_bound, 0)
-    stacked = work.looks
+    work = _core.PeakOutward(jobs.native(), jobs.lower_bound, 0)
+    stacked = work.work
     assert stacked >= len(jobs)
     assert not work.advance(1)
-    assert work.looks >= stacked + 10 * len(jobs)
+    assert work.work >= stacked + 10 * len(jobs)
 
 
 def test_goal_between_two_alignments_keeps_both_sides_aligned() -> None:
@@ -221,7 +221,7 @@ def test_same_seed_gives_the_same_offsets() -> None:
 
 def test_budget_in_parts_gives_the_same_offsets() -> None:
     jobs = jobs_of(scattered(1_000, 4))
-    whole, parts = (_core.Outward(jobs.native(), jobs.lower_bound, 0) for _ in range(2))
+    whole, parts = (_core.PeakOutward(jobs.native(), jobs.lower_bound, 0) for _ in range(2))
     assert whole.advance(3_000 * len(jobs))
     for _ in range(3_000):
         if parts.advance(2_000):
@@ -242,9 +242,9 @@ def test_unsupported_buffers_are_refused_and_left_to_other_kernels(buffers: Buff
     jobs = jobs_of(buffers)
     assert not greedy.can_halve(jobs)
     with pytest.raises(ValueError, match=r"gaps|fixed offsets, or sizes that are not aligned"):
-        _core.Outward(jobs.native(), 1 << 20, 0)
+        _core.PeakOutward(jobs.native(), 1 << 20, 0)
     with pytest.raises(ValueError, match=r"gaps|fixed offsets, or sizes that are not aligned"):
-        _core.peak_first(jobs.native(), _core.Cancel())
+        _core.pack_peak_first(jobs.native(), _core.Cancel())
     plan = solve(buffers)
     check(plan, buffers)
     assert plan.offset is not None
@@ -252,13 +252,13 @@ def test_unsupported_buffers_are_refused_and_left_to_other_kernels(buffers: Buff
 
 def test_packing_without_jobs_is_refused() -> None:
     with pytest.raises(ValueError, match="there are none"):
-        _core.Outward(jobs_of(Buffers.of([], [], [])).native(), 1, 0)
+        _core.PeakOutward(jobs_of(Buffers.of([], [], [])).native(), 1, 0)
 
 
 def test_kernel_keeps_its_jobs_alive() -> None:
     native = jobs_of(scattered(100, 0)).native()
     before = sys.getrefcount(native)
-    work = _core.Outward(native, 1, 0)
+    work = _core.PeakOutward(native, 1, 0)
     assert sys.getrefcount(native) == before + 1
     del work
     assert sys.getrefcount(native) == before

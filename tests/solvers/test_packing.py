@@ -57,7 +57,7 @@ def test_max_load_first_filling_makes_a_valid_plan_for_any_goal(buffers: Buffers
     jobs = jobs_of(buffers)
     goal = jobs.lower_bound + above
     order = np.arange(len(jobs), dtype=np.int32)
-    check(plan_of(buffers, _core.fullest(jobs.native(), order, goal, _core.Cancel())), buffers)
+    check(plan_of(buffers, _core.pack_max_load_first(jobs.native(), order, goal, _core.Cancel())), buffers)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -72,8 +72,8 @@ def test_max_load_first_filling_beats_every_skyline_order_on_flat_work(seed: int
 
     keys = (jobs.size, jobs.lifetime, jobs.size * jobs.lifetime.astype(np.float64))
     by_key = [np.argsort(-key, kind="stable").astype(np.int32) for key in keys]
-    others = [arena(_core.skyline(jobs.native(), by, cancel)) for by in by_key]
-    assert arena(_core.fullest(jobs.native(), order, jobs.lower_bound, cancel)) < min(others)
+    others = [arena(_core.pack_in_order(jobs.native(), by, cancel)) for by in by_key]
+    assert arena(_core.pack_max_load_first(jobs.native(), order, jobs.lower_bound, cancel)) < min(others)
 
 
 @settings(deadline=None)
@@ -83,8 +83,8 @@ def test_window_repair_makes_a_valid_plan_of_at_most_the_former_height(
 ) -> None:
     """Circles included, where buffers across the cut stay; the same seed gives the same plan."""
     jobs = jobs_of(buffers)
-    offsets = _core.skyline(jobs.native(), np.arange(len(jobs), dtype=np.int32), _core.Cancel())
-    works = [_core.Stretches(jobs.native(), offsets, seed) for _ in range(2)]
+    offsets = _core.pack_in_order(jobs.native(), np.arange(len(jobs), dtype=np.int32), _core.Cancel())
+    works = [_core.WindowRepair(jobs.native(), offsets, seed) for _ in range(2)]
     before, target = works[0].arena, max(jobs.lower_bound + above, 0)
     better = [work.advance(200_000, target) for work in works]
     assert better[0] == better[1] == (works[0].arena < before)
@@ -99,9 +99,9 @@ def test_window_repair_comes_at_least_as_near_to_the_load_as_max_load_first_fill
     """Flat random work, with buffers that stay at either end: the case for backtracking."""
     buffers = instances.flat(10_000, seed)
     jobs = jobs_of(buffers)
-    order, cancel = jobs.native().earliest_first, _core.Cancel()
-    alive = _core.fullest(jobs.native(), order, jobs.lower_bound, cancel)
-    work = _core.Stretches(jobs.native(), _core.skyline(jobs.native(), order, cancel), seed)
+    order, cancel = jobs.native().start_order, _core.Cancel()
+    alive = _core.pack_max_load_first(jobs.native(), order, jobs.lower_bound, cancel)
+    work = _core.WindowRepair(jobs.native(), _core.pack_in_order(jobs.native(), order, cancel), seed)
     work.advance(200_000_000, jobs.lower_bound)
     check(plan_of(buffers, work.offsets), buffers)
     assert work.arena <= int((alive + jobs.size).max())
@@ -117,16 +117,16 @@ def test_greedy_valleys_are_no_higher_than_any_skyline_order_for_many_buffers(
     task = Task(jobs, Watch(Stop(nodes=2_000_000)))
     greedy.valleys(task)
     for order in greedy.orders(jobs).values():
-        offsets = _core.skyline(jobs.native(), order(), _core.Cancel())
+        offsets = _core.pack_in_order(jobs.native(), order(), _core.Cancel())
         assert task.arena <= int((offsets + jobs.size).max())
 
 
-@pytest.mark.parametrize("kernel", ["skyline", "fullest"])
+@pytest.mark.parametrize("kernel", ["pack_in_order", "pack_max_load_first"])
 def test_cancelled_kernel_returns_no_offsets(kernel: str) -> None:
     jobs = jobs_of(instances.flat(100, 0))
     order = np.arange(len(jobs), dtype=np.int32)
     cancel = _core.Cancel()
-    goal = () if kernel == "skyline" else (jobs.lower_bound,)
+    goal = () if kernel == "pack_in_order" else (jobs.lower_bound,)
     assert len(getattr(_core, kernel)(jobs.native(), order, *goal, cancel)) == len(jobs)
     cancel.cancel()
     assert len(getattr(_core, kernel)(jobs.native(), order, *goal, cancel)) == 0
@@ -143,18 +143,18 @@ def with_gaps(n: int, seed: int) -> Buffers:
 def test_skyline_of_gapped_buffers_equals_first_fit(seed: int) -> None:
     """Orders: by start, in which ended buffers are forgotten, and the reverse."""
     jobs = jobs_of(with_gaps(500, seed)).native()
-    backwards = jobs.earliest_first[::-1].copy()
-    for order in (jobs.earliest_first, backwards):
-        packer = _core.Packer(jobs)
+    backwards = jobs.start_order[::-1].copy()
+    for order in (jobs.start_order, backwards):
+        packer = _core.FitPacker(jobs)
         packer.begin(order)
         assert packer.advance(10**9)
-        np.testing.assert_array_equal(_core.skyline(jobs, order, _core.Cancel()), packer.offsets)
+        np.testing.assert_array_equal(_core.pack_in_order(jobs, order, _core.Cancel()), packer.offsets)
 
 
 def test_cancelled_skyline_of_gapped_buffers_returns_no_offsets() -> None:
     jobs, cancel = jobs_of(with_gaps(100, 0)).native(), _core.Cancel()
     cancel.cancel()
-    assert len(_core.skyline(jobs, jobs.earliest_first, cancel)) == 0
+    assert len(_core.pack_in_order(jobs, jobs.start_order, cancel)) == 0
 
 
 @settings(deadline=None, max_examples=50)
@@ -164,10 +164,10 @@ def test_each_repair_is_a_valid_and_lower_plan(buffers: Buffers, seed: int) -> N
     jobs = jobs_of(buffers)
     tops = np.cumsum(buffers.size + buffers.alignment)
     begin = (tops - buffers.size) // buffers.alignment * buffers.alignment
-    repair = _core.Repair(jobs.native(), begin, seed)
+    repair = _core.LocalRepair(jobs.native(), begin, seed)
     assert repair.arena == int((begin + buffers.size).max())
     arenas = [repair.arena]
-    while repair.looks < 3_000_000 and repair.arena > jobs.lower_bound:
+    while repair.work < 3_000_000 and repair.arena > jobs.lower_bound:
         if repair.advance(1_000_000, jobs.lower_bound):
             check(plan_of(buffers, repair.offsets), buffers)
             arenas.append(repair.arena)
@@ -183,8 +183,8 @@ def test_repair_alone_comes_within_five_percent_of_the_load(seed: int) -> None:
     buffers = dataclasses.replace(hard(), offset=offset)
     begin = np.cumsum(buffers.size) - buffers.size
     jobs = jobs_of(buffers)
-    repair = _core.Repair(jobs.native(), begin, seed)
-    while repair.looks < 100_000_000 and repair.arena > 1.05 * jobs.lower_bound:
+    repair = _core.LocalRepair(jobs.native(), begin, seed)
+    while repair.work < 100_000_000 and repair.arena > 1.05 * jobs.lower_bound:
         repair.advance(1_000_000, jobs.lower_bound)
     check(plan_of(buffers, repair.offsets), buffers)
     assert repair.arena <= 1.05 * jobs.lower_bound
@@ -192,8 +192,8 @@ def test_repair_alone_comes_within_five_percent_of_the_load(seed: int) -> None:
 
 def test_repair_keeps_fixed_offsets() -> None:
     buffers = Buffers.of([0, 0, 5], [9, 9, 9], [4, 4, 4], offset=[8, -1, -1])
-    repair = _core.Repair(jobs_of(buffers).native(), np.array([8, 4, 16]), 0)
-    while repair.looks < 1_000_000 and repair.arena > 12:
+    repair = _core.LocalRepair(jobs_of(buffers).native(), np.array([8, 4, 16]), 0)
+    while repair.work < 1_000_000 and repair.arena > 12:
         repair.advance(100_000, 12)
     check(plan_of(buffers, repair.offsets), buffers)
     assert (repair.arena, repair.offsets[0]) == (12, 8)
@@ -214,7 +214,7 @@ def test_repair_searches_above_a_ground_of_uncountable_height() -> None:
         [high - 2**50, *uneven, *2**30 * top.size],
     )
     begin = np.array([0, *np.full(n, high - 2**50), *(high + 2 + 2**30 * best[:, 0])])
-    repair = _core.Repair(jobs_of(buffers).native(), begin, 0)
+    repair = _core.LocalRepair(jobs_of(buffers).native(), begin, 0)
     for _ in range(10):
         assert not repair.advance(1_000_000, high + 2 + 8 * 2**30)
     check(plan_of(buffers, repair.offsets), buffers)
@@ -304,7 +304,7 @@ def waiting(begun: threading.Event) -> Callable[[_core.Cancel], None]:
         begun.set()
         jobs = jobs_of(instances.flat(20, 0)).native()
         order = np.arange(20, dtype=np.int32)
-        while len(_core.skyline(jobs, order, cancel)):
+        while len(_core.pack_in_order(jobs, order, cancel)):
             pass
 
     return work
@@ -429,13 +429,13 @@ class Slow:
     arena, offsets = 2**62, np.zeros(0, np.int64)
 
     def __init__(self) -> None:
-        self.looks, self.begun = 0, threading.Event()
+        self.work, self.begun = 0, threading.Event()
         self.let_go, self.given_up = threading.Event(), threading.Event()
 
     def advance(self, looks: int, target: int) -> bool:
         self.begun.set()
         self.let_go.wait(60)
-        self.looks += looks
+        self.work += looks
         self.given_up.set()
         return True
 
@@ -463,7 +463,7 @@ def test_search_beginning_at_the_target_ends_at_once(search: str) -> None:
     """Otherwise the search would spend none of the nodes that end a search."""
     jobs = jobs_of(instances.flat(300, 0, mean_live=100))
     order = np.argsort(jobs.start, kind="stable").astype(np.int32)
-    begin = _core.Search(jobs.native(), order, 0)
+    begin = _core.OrderSearch(jobs.native(), order, 0)
     task = Task(jobs, Watch(Stop(nodes=10**8, seconds=5)), target=begin.arena)
     task.offer(np.cumsum(jobs.size) - jobs.size, int(jobs.size.sum()))
     turns = branching._Turns(task, lambda: order)
@@ -472,7 +472,7 @@ def test_search_beginning_at_the_target_ends_at_once(search: str) -> None:
     elif search == "turns":
         turns._order(10**6)
     else:
-        turns._mend(_core.Repair(jobs.native(), begin.offsets, 0), 10**6)
+        turns._mend(_core.LocalRepair(jobs.native(), begin.offsets, 0), 10**6)
     assert task.arena == begin.arena
     assert task.stopped_by in ("target", "bound")
 
@@ -484,13 +484,13 @@ def test_sides_of_few_jobs_are_left_to_the_other_searches_after_some_rounds() ->
     turns._sides(1)
     work = turns._lower
     assert work is not None
-    assert (before := work.looks) > 0
+    assert (before := work.work) > 0
     work.rounds = branching._ROUNDS
     turns._sides(10**6)
-    assert work.looks == before
+    assert work.work == before
     work.rounds -= 1
     turns._sides(10**6)
-    assert work.looks > before
+    assert work.work > before
 
 
 def test_crew_results_become_the_offsets_of_the_task() -> None:

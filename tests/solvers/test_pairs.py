@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from instances import crossing
 
 from solvers import Status, Stop, check, solve
-from solvers._core import Pairs
+from solvers._core import PairwiseSearch
 from solvers.packing.jobs import Jobs, jobs_of
 from traces.buffers import Buffers
 from traces.instances import circular
@@ -99,8 +99,8 @@ def least_arena(jobs: Jobs, most: int) -> int:
     return best
 
 
-def pairs(jobs: Jobs, capacity: int, seed: int = 0, rules: int = EVERY_RULE) -> Pairs:
-    return Pairs(jobs.native(), capacity, seed, rules)
+def pairs(jobs: Jobs, capacity: int, seed: int = 0, rules: int = EVERY_RULE) -> PairwiseSearch:
+    return PairwiseSearch(jobs.native(), capacity, seed, rules)
 
 
 @settings(deadline=None, max_examples=40)
@@ -168,7 +168,7 @@ def test_equal_seeds_give_equal_plans_and_looks_however_the_budget_is_sliced(cap
         pass
     assert whole.found == (capacity == 1_590_445)
     assert whole.offsets.tolist() == sliced.offsets.tolist()
-    assert (whole.nodes, whole.looks) == (sliced.nodes, sliced.looks)
+    assert (whole.nodes, whole.work) == (sliced.nodes, sliced.work)
     assert whole.nodes > 100 or whole.found
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers.packing.variants import Kind
+from solvers.packing.variants import IterationVariant
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def kinds_of(
     seed: int, count: int, *, deep: bool, alike: int = 0, calm: bool = False, long: int = 14
-) -> list[Kind]:
+) -> list[IterationVariant]:
     """At random.
 
     Args:
@@ -44,11 +44,11 @@ def kinds_of(
         end = np.where(outlives, n + 1, end)
         persistent = rng.random(n) < 0.1
         buffers = Buffers.of(np.arange(n), end, size, alignment=64, persistent=persistent, period=n)
-        kinds.append(Kind(buffers, reach, np.zeros(n, np.int64)))
+        kinds.append(IterationVariant(buffers, reach, np.zeros(n, np.int64)))
     return kinds
 
 
-def replayed(kinds: Sequence[Kind], plans: Sequence[Plan], order: Sequence[int]) -> int:
+def replayed(kinds: Sequence[IterationVariant], plans: Sequence[Plan], order: Sequence[int]) -> int:
     """The most bytes alive at once in this succession, in which no two live buffers may overlap."""
     live: dict[tuple[int, int], tuple[int, int, int]] = {}  # (iteration, row) -> begin, end, when it is freed
     most = 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def offsets_within(buffers: Buffers, goal: int, seed: int) -> NDArray[np.int64] | None:
     """Of the buffers in their order, all of which take memory; None where they are not found soon."""
     jobs = jobs_of(buffers)
-    work = _core.Outward(jobs.native(), goal, seed)
+    work = _core.PeakOutward(jobs.native(), goal, seed)
     if not work.advance(greedy.LOOKS_OF_SIDES * len(jobs)):
         return None
     assert work.arena == (work.offsets + jobs.size).max()

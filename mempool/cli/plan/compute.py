@@ -182,9 +182,9 @@ def _out_of_time(planned: Planned) -> Planned:
 def _load(saved: Saved) -> int:
     """Return the most bytes alive in any succession of the jointly planned variants, a lower bound."""
     from solvers import peak_load
-    from solvers.packing.variants import Joint
+    from solvers.packing.variants import VariantSet
 
-    return peak_load(Joint(list(saved.kinds.values())).buffers) if saved.kinds else 0
+    return peak_load(VariantSet(list(saved.kinds.values())).buffers) if saved.kinds else 0
 
 
 def with_first(saved: Saved, first: Planned) -> Saved:

@@ -11,7 +11,7 @@
 
 #include "core/checked.hpp"
 #include "core/client.hpp"
-#include "core/presence.hpp"
+#include "core/threads.hpp"
 
 namespace mempool {
 
@@ -92,5 +92,11 @@ class Hook {
   static void after_fork_in_child();
   static void inherit(Entry& heir) noexcept;
 };
+
+// The hook of PyTorch's CPU tensors. The libtorch part is in the companion (mempool/torch/companion.cpp), which
+// is compiled against the user's libtorch and calls the functions of c_api.h.
+namespace torch_cpu {
+Hook& hook() noexcept;
+}
 
 }  // namespace mempool

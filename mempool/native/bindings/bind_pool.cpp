@@ -99,7 +99,7 @@ PoolStats taken(Pool& pool) {
 
 // Make Python objects without the lock: making one may collect garbage, which frees arrays, which takes the
 // lock.
-nb::typed<nb::dict, nb::str, nb::any> stats(Pool& pool) {
+nb::typed<nb::dict, nb::str, nb::any> pool_stats(Pool& pool) {
   const PoolStats s = patiently(pool, [&] { return taken(pool); });
   nb::typed<nb::dict, nb::str, nb::any> d;
   d["reserved"] = gauge(s.reserved);
@@ -145,7 +145,7 @@ void bind_pool(nb::module_& m) {
           },
           nb::kw_only(), "device"_a, "small_bytes"_a = 512, "max_reserved"_a = ~std::size_t{0},
           "recorded_events"_a = PoolOptions{}.recorded_events, "share_streams"_a = true)
-      .def("stats", &stats)
+      .def("stats", &pool_stats)
       .def("wait_for_device",
            [](Pool& pool) {
              const nb::gil_scoped_release release;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/live_events.hpp"
+#include "core/live.hpp"
 
 namespace mempool {
 namespace {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/thread_cache.hpp"
 
 namespace mempool {
 namespace {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <deque>
 #include <limits>
 #include <memory>
@@ -17,16 +18,14 @@
 #include <string>
 #include <vector>
 
-#include "core/wake_signal.hpp"
+#include "core/backoff.hpp"
 #include "core/follower.hpp"
 #include "core/live.hpp"
-#include "core/lookahead.hpp"
+#include "core/pattern.hpp"
 #include "core/pool.hpp"
-#include "core/backoff.hpp"
 #include "core/recorder.hpp"
 #include "core/stats.hpp"
-#include "core/pattern_history.hpp"
-#include "core/trace_buffer.hpp"
+#include "core/threads.hpp"
 
 namespace mempool {
 
@@ -398,6 +397,26 @@ class Client : private Live<Client> {
   std::uint64_t refusals_heard_ = 0;
   std::size_t retained_ = 0;
   std::chrono::steady_clock::time_point unused_checked_{};  // time of the last retire_unused_patterns() by the clock
+};
+
+// Per-thread state: the sequence used last, and whether the thread bypasses the pool. Destroyed with the
+// thread.
+class ThreadCache {
+ public:
+  static ThreadCache& mine() noexcept { return per_thread<ThreadCache>(); }
+  ~ThreadCache();
+
+  // Numbers of registered clients, by which an ending thread finds the clients that still exist.
+  static std::uint64_t enlist(Client* client);
+  static void strike(std::uint64_t uid) noexcept;
+  static std::uint64_t fresh_number() noexcept;  // a number that no cache holds
+  static void reset_after_fork() noexcept;
+
+  std::uint64_t client = 0;  // the client's Client::caches_; 0: none
+  Stream stream = 0;
+  Client::Sequence* sequence = nullptr;
+  unsigned bypass = 0;
+  OutOfMemory out_of_memory;
 };
 
 }  // namespace mempool

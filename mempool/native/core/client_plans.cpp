@@ -152,7 +152,7 @@ bool Client::supersede(Pattern* fresh) noexcept {
 bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead) {
   check(*pattern, true);
   for (Table& table : pattern->tables) table.build_index(true);
-  pattern->update_ranges();
+  pattern->update_arena_ranges();
   Pattern* const fresh = pattern.get();
   std::vector<std::unique_ptr<Pattern>> one;
   one.push_back(std::move(pattern));
@@ -209,7 +209,7 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
   both.push_back(std::move(steady));
   for (const auto& pattern : both) {
     for (Table& table : pattern->tables) table.build_index(pattern->cyclic);
-    pattern->update_ranges();
+    pattern->update_arena_ranges();
   }
   const Guarded guard(pool_->lock);
   Pattern* const first = both.front().get();
@@ -253,7 +253,7 @@ std::vector<std::pair<Offset, Offset>> Client::other_plans_ranges() {
     for (const Client* client : pool_->clients()) {
       if (client == this) continue;
       for (const Pattern* pattern : client->known_) {
-        if (!pattern->dormant) ranges.insert(ranges.end(), pattern->ranges.begin(), pattern->ranges.end());
+        if (!pattern->dormant) ranges.insert(ranges.end(), pattern->arena_ranges.begin(), pattern->arena_ranges.end());
       }
     }
   }

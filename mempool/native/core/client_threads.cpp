@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "core/client.hpp"
-#include "core/thread_cache.hpp"
 
 namespace mempool {
 namespace {

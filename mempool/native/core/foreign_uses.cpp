@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/guards.hpp"
-#include "core/live_events.hpp"
-#include "core/thread_stream.hpp"
+#include "core/live.hpp"
+#include "core/threads.hpp"
 
 namespace mempool {
 namespace {

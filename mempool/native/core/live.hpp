@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "devices/device.hpp"
+
 namespace mempool {
 
 // Base class that counts the objects of a derived class. Uses no atomic of sync.hpp: no code waits for the
@@ -27,6 +29,24 @@ class Live {
 struct Reservation {
   static void made() noexcept { count().fetch_add(1, std::memory_order_relaxed); }
   static void gone() noexcept { count().fetch_sub(1, std::memory_order_relaxed); }
+  static std::atomic<std::int64_t>& count() noexcept {
+    static std::atomic<std::int64_t> live{0};
+    return live;
+  }
+};
+
+// Events of a device, counted like other objects: see live.hpp.
+struct LiveEvents {
+  static Event record(Device& device, Stream stream) noexcept {
+    const Event event = device.record(stream);
+    if (event != 0) count().fetch_add(1, std::memory_order_relaxed);
+    return event;
+  }
+  static void forget(Device& device, Event event) noexcept {
+    if (event == 0) return;
+    count().fetch_sub(1, std::memory_order_relaxed);
+    device.forget(event);
+  }
   static std::atomic<std::int64_t>& count() noexcept {
     static std::atomic<std::int64_t> live{0};
     return live;

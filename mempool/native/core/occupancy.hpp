@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/guards.hpp"
-#include "adapters/owners.hpp"
+#include "core/owners.hpp"
 
 namespace mempool {
 

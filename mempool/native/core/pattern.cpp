@@ -26,13 +26,13 @@ std::vector<std::pair<Offset, Offset>> merged(std::vector<std::pair<Offset, Offs
   return ranges;
 }
 
-void Pattern::update_ranges() {
+void Pattern::update_arena_ranges() {
   std::vector<std::pair<Offset, Offset>> ranges;
   each_planned([&](const Table&, const Slot& slot, std::uint64_t bytes) {
     ranges.emplace_back(slot.offset, slot.offset + bytes);
   });
-  ranges = merged(std::move(ranges));
-  ranges.shrink_to_fit();
+  arena_ranges = merged(std::move(ranges));
+  arena_ranges.shrink_to_fit();
 }
 
 bool Pattern::same_sizes(const Pattern& other) const noexcept { return serves(other) && other.serves(*this); }

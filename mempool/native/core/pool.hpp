@@ -13,16 +13,15 @@
 
 #include "core/arena_streams.hpp"
 #include "core/foreign_uses.hpp"
-#include "adapters/graph_pools.hpp"
+#include "core/graph_pools.hpp"
 #include "devices/memory_source.hpp"
 #include "core/live.hpp"
 #include "core/occupancy.hpp"
-#include "adapters/owners.hpp"
+#include "core/owners.hpp"
 #include "core/pattern.hpp"
 #include "fallback/segments.hpp"
 #include "fallback/small.hpp"
 #include "core/backoff.hpp"
-#include "core/arena_drain.hpp"
 #include "core/sync.hpp"
 
 namespace mempool {

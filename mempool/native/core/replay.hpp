@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/client.hpp"
-#include "devices/replay_device.hpp"
+#include "devices/simulated_device.hpp"
 
 namespace mempool {
 

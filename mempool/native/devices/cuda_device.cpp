@@ -4,7 +4,7 @@
 #include <new>
 #include <stdexcept>
 
-#include "core/thread_stream.hpp"
+#include "core/threads.hpp"
 
 namespace mempool {
 namespace {

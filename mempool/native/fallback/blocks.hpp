@@ -6,8 +6,8 @@
 
 #include "devices/device.hpp"
 #include "core/live.hpp"
-#include "adapters/owners.hpp"
-#include "core/page_set.hpp"
+#include "core/owners.hpp"
+#include "core/address_tables.hpp"
 
 namespace mempool {
 

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/address_map.hpp"
+#include "core/address_tables.hpp"
 #include "fallback/blocks.hpp"
 #include "devices/memory_source.hpp"
 

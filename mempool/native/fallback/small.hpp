@@ -12,9 +12,9 @@
 #include <memory>
 #include <vector>
 
-#include "core/address_map.hpp"
+#include "core/address_tables.hpp"
 #include "devices/memory_source.hpp"
-#include "adapters/owners.hpp"
+#include "core/owners.hpp"
 
 namespace mempool {
 

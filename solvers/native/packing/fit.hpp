@@ -44,12 +44,12 @@ class Placed {
     low_.resize(kept); high_.resize(kept); piece_.resize(kept); job_.resize(kept);
   }
 
-  // Returns the offset for `job`; adds the number of placed pieces examined to `looks`.
-  int64_t find(int32_t job, Rule rule, int64_t& looks) const {
-    if (rule != Rule::first_fit) return best_gap(job, rule, looks);
-    if (jobs_.single(job)) return first_gap(job, looks, [&](Piece placed) { return meets<true>(placed, job); });
-    if (!lay_out(job)) return first_gap(job, looks, [&](Piece placed) { return meets<false>(placed, job); });
-    return first_gap(job, looks, [&](Piece placed) { return meets_laid_out(placed); });
+  // Returns the offset for `job`; adds the number of placed pieces examined to `work`.
+  int64_t find(int32_t job, Rule rule, int64_t& work) const {
+    if (rule != Rule::first_fit) return best_gap(job, rule, work);
+    if (jobs_.single(job)) return first_gap(job, work, [&](Piece placed) { return meets<true>(placed, job); });
+    if (!lay_out(job)) return first_gap(job, work, [&](Piece placed) { return meets<false>(placed, job); });
+    return first_gap(job, work, [&](Piece placed) { return meets_laid_out(placed); });
   }
 
   // Returns a placed job that conflicts with `job` at `offset`, or -1.
@@ -93,8 +93,8 @@ class Placed {
     return next_[std::clamp(placed.start - begun_, 0, length)] < placed.end;
   }
 
-  template <class Meets>
-  int64_t first_gap(int32_t job, int64_t& looks, Meets meets) const {
+  template <class OverlapGraph>
+  int64_t first_gap(int32_t job, int64_t& work, OverlapGraph meets) const {
     const int64_t size = jobs_.size[job];
     const size_t n = low_.size();
     int64_t at = 0;
@@ -104,13 +104,13 @@ class Placed {
       const int64_t above = jobs_.aligned(job, high_[k]);
       at = meets(piece_[k]) ? std::max(at, above) : at;
     }
-    looks += static_cast<int64_t>(k) + 1;
+    work += static_cast<int64_t>(k) + 1;
     return at;
   }
 
   // Returns the smallest gap that fits; with inner_fit, as in SINGA's SmartPool, only a gap between two
   // ranges if there are two.
-  int64_t best_gap(int32_t job, Rule rule, int64_t& looks) const {
+  int64_t best_gap(int32_t job, Rule rule, int64_t& work) const {
     const int64_t size = jobs_.size[job];
     int64_t at = 0, best = -1, smallest = std::numeric_limits<int64_t>::max();
     int32_t ranges = 0;  // ranges of placed pieces that touch
@@ -122,7 +122,7 @@ class Placed {
       if (gap >= size && gap < smallest) smallest = gap, best = at;
       at = std::max(at, jobs_.aligned(job, high_[k]));
     }
-    looks += static_cast<int64_t>(low_.size()) + 1;
+    work += static_cast<int64_t>(low_.size()) + 1;
     return best >= 0 ? best : at;
   }
 
@@ -135,7 +135,7 @@ class Placed {
 };
 
 // Returns two jobs whose fixed offsets overlap, or {-1, -1}.
-inline std::pair<int32_t, int32_t> clash(const Jobs& jobs) {
+inline std::pair<int32_t, int32_t> fixed_conflict(const Jobs& jobs) {
   Placed placed(jobs);
   for (int32_t j = 0; j < jobs.count(); ++j) {
     if (jobs.fixed[j] < 0) continue;
@@ -144,5 +144,53 @@ inline std::pair<int32_t, int32_t> clash(const Jobs& jobs) {
   }
   return {-1, -1};
 }
+
+// Resumable placement in a given order: advance() stops after a number of work units and continues when called
+// again, so that the caller can check the clock, the budget and Ctrl-C.
+class FitPacker {
+ public:
+  explicit FitPacker(Jobs jobs)
+      : jobs_(std::move(jobs)), placed_(jobs_), offset_(jobs_.count(), 0) {}
+
+  const Jobs& jobs() const { return jobs_; }
+  const std::vector<int64_t>& offsets() const { return offset_; }
+  int64_t arena() const { return arena_; }
+  int64_t work() const { return work_; }
+
+  // Starts over with `order`, a permutation of the jobs. Jobs with a fixed offset are always placed first.
+  void begin(std::vector<int32_t> order, Rule rule) {
+    std::stable_partition(order.begin(), order.end(), [&](int32_t j) { return jobs_.fixed[j] >= 0; });
+    order_ = std::move(order);
+    rule_ = rule;
+    placed_.clear();
+    next_ = 0;
+    arena_ = 0;
+  }
+
+  // Places jobs until all are placed (returns true) or `budget` more placed pieces have been examined
+  // (false).
+  bool advance(int64_t budget) {
+    const int64_t until = work_ + budget;
+    for (; next_ < jobs_.count(); ++next_) {
+      if (work_ >= until) return false;
+      const int32_t job = order_[next_];
+      const int64_t at = jobs_.fixed[job] >= 0 ? jobs_.fixed[job] : placed_.find(job, rule_, work_);
+      offset_[job] = at;
+      arena_ = std::max(arena_, at + jobs_.size[job]);
+      placed_.insert(job, at);
+    }
+    return true;
+  }
+
+ private:
+  const Jobs jobs_;
+  Placed placed_;
+  std::vector<int32_t> order_;
+  std::vector<int64_t> offset_;
+  Rule rule_ = Rule::first_fit;
+  int32_t next_ = 0;   // jobs order_[0, next_) are placed
+  int64_t arena_ = 0;  // highest end of a placed job
+  int64_t work_ = 0;  // placed pieces examined since construction
+};
 
 }  // namespace packing

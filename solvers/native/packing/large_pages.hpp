@@ -2,10 +2,9 @@
 // page takes longer than writing the page, and random reads are faster with fewer pages (fewer TLB misses).
 #pragma once
 
-#include <sys/mman.h>
-
 #include <cstddef>
 #include <cstdint>
+#include <sys/mman.h>
 #include <vector>
 
 namespace packing {

@@ -9,15 +9,61 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <limits>
 #include <optional>
 #include <queue>
 #include <tuple>
+#include <vector>
 
 #include "packing/fit.hpp"
-#include "packing/instants.hpp"
 
 namespace packing {
+
+// A set of instants with a query for the last member up to an instant: a hierarchical bitmap, in which a bit
+// of each level tells whether any bit of a word below is set.
+class InstantSet {
+ public:
+  explicit InstantSet(int32_t length) {
+    for (size_t bits = length; levels_.empty() || bits > 1; bits = (bits + 63) / 64) levels_.emplace_back((bits + 63) / 64, 0);
+  }
+
+  void insert(int32_t instant) {
+    auto k = static_cast<uint32_t>(instant);
+    for (auto& level : levels_) {
+      level[k / 64] |= bit(k);
+      k /= 64;
+    }
+  }
+
+  void erase(int32_t instant) {
+    auto k = static_cast<uint32_t>(instant);
+    for (auto& level : levels_) {
+      if ((level[k / 64] &= ~bit(k)) != 0) return;
+      k /= 64;
+    }
+  }
+
+  // There must be such an instant.
+  int32_t last_until(int32_t instant) const {
+    auto k = static_cast<uint32_t>(instant);
+    size_t at = 0;
+    uint64_t here = levels_[0][k / 64] & (bit(k) | (bit(k) - 1));
+    while (here == 0) {
+      k /= 64;
+      here = levels_[++at][k / 64] & (bit(k) - 1);
+    }
+    k = k / 64 * 64 + last(here);
+    while (at > 0) k = k * 64 + last(levels_[--at][k]);
+    return static_cast<int32_t>(k);
+  }
+
+ private:
+  static uint64_t bit(uint32_t k) { return uint64_t{1} << k % 64; }
+  static uint32_t last(uint64_t word) { return 63 - static_cast<uint32_t>(__builtin_clzll(word)); }
+
+  std::vector<std::vector<uint64_t>> levels_;
+};
 
 // Lifetimes of the jobs in instants or in sections (sections.hpp): half-open, on a circle from 0 to `length`.
 struct Times {
@@ -121,11 +167,11 @@ class JobTree {
 // Cancellation flag, set by another thread.
 class Cancel {
  public:
-  void cancel() { told_.store(true, std::memory_order_relaxed); }
-  bool cancelled() const { return told_.load(std::memory_order_relaxed); }
+  void cancel() { flag_.store(true, std::memory_order_relaxed); }
+  bool cancelled() const { return flag_.load(std::memory_order_relaxed); }
 
  private:
-  std::atomic<bool> told_{false};
+  std::atomic<bool> flag_{false};
 };
 
 struct Valley {
@@ -277,7 +323,7 @@ class SkylineOf {
   }
 
   std::vector<Run> runs_;  // by first instant
-  Instants starts_;        // starts of the runs, if goes_back
+  InstantSet starts_;        // starts of the runs, if goes_back
   std::vector<std::pair<int32_t, Run>> trail_;  // changed runs with their old values
   int32_t length_, start_ = 0;
 };
@@ -390,10 +436,10 @@ class ValleyPacker {
     const bool by_start = std::is_sorted(free, others_.end(), [&](int32_t a, int32_t b) { return start(a) < start(b); });
     Placed placed(jobs_);
     for (auto it = others_.begin(); it != free; ++it) placed.insert(*it, offset_[*it]);
-    int64_t looks = 0;
+    int64_t work = 0;
     for (auto it = free; it != others_.end(); ++it) {
       if (cancel.cancelled()) return false;
-      const int64_t at = placed.find(*it, Rule::first_fit, looks);
+      const int64_t at = placed.find(*it, Rule::first_fit, work);
       if (at > ceiling - jobs_.size[*it]) continue;
       offset_[*it] = at;
       placed.insert(*it, at);

@@ -4,7 +4,7 @@
 // The skyline is a chain of runs: maximal groups of adjacent sections of one height. A *valley* is a run
 // lower than both neighbours, its walls. A job placed at a valley's height lies within the valley. So at any
 // section of a valley there are few options: place one of the jobs within the valley that cover the section,
-// or *idle*: no job stands at this section at this height, and the section rises. If no job still to be
+// or *skip* the section: no job stands at this section at this height, and the section rises. If no job still to be
 // placed crosses a boundary between sections, the two sides are independent: such a boundary is a *cut*, and
 // acts as a wall of infinite height.
 //
@@ -22,20 +22,19 @@
 #include <tuple>
 #include <utility>
 
-#include "packing/ceilings.hpp"
 #include "packing/sections.hpp"
 
 namespace packing {
 
 // Optional rules that only save work. Each can be switched off without changing the answer.
 enum Rules : uint32_t {
-  rule_merge = 1,      // use sections, maximal groups of instants, instead of instants
-  rule_waste = 2,      // fail if filling a valley up to its walls must lose more bytes than the slack
-  rule_idle = 4,       // an idle section rises to the lowest possible top, not byte by byte
-  rule_cuts = 8,       // independent parts are searched one after the other
-  rule_failures = 16,  // failed states are not searched again
-  rule_twins = 32,     // of equal jobs the first is placed first
-  rule_ceilings = 64,  // the jobs left at a section must fit above it with their alignments and fixed offsets
+  rule_merge = 1,          // use sections, maximal groups of instants, instead of instants
+  rule_fill_bound = 2,     // fail if filling a valley up to its walls must lose more bytes than the slack
+  rule_skip_section = 4,   // a skipped section rises to the lowest possible top, not byte by byte
+  rule_cuts = 8,           // independent parts are searched one after the other
+  rule_failures = 16,      // failed states are not searched again
+  rule_symmetry = 32,      // of equal jobs the first is placed first
+  rule_height_bound = 64,  // the jobs left at a section must fit above it with their alignments and fixed offsets
   every_rule = 127,
 };
 
@@ -53,17 +52,17 @@ class Valleys {
     int64_t bytes;       // bytes without padding
     int64_t mask;        // alignment - 1
     int64_t fixed;       // required offset, or -1
-    int32_t twin;        // the equal job that must be placed before, or -1
+    int32_t equal_before;        // the equal job that must be placed before, or -1
   };
 
   struct Run {
     int32_t begin, end;     // sections
     int64_t height;
     int32_t before, after;  // neighbours, or -1
-    int32_t options;        // options at `section`: jobs, plus idle if `idle` >= 0; or no_valley
+    int32_t options;        // options at `section`: jobs, plus skip if `skip` >= 0; or no_valley
     int32_t section;        // best section to branch on
-    int32_t until;          // idle means that the sections [section, until) rise
-    int64_t idle;           // to this height, or -1 if they cannot
+    int32_t until;          // to skip raises the sections [section, until)
+    int64_t skip;           // to this height, or -1 if they cannot
     double score;           // number of options over the section's weight; the lowest is branched on first
   };
 
@@ -85,7 +84,7 @@ class Valleys {
     for (size_t k = 0; k < order_.size(); ++k) result[order_[k]] = offset_[k];
     return result;
   }
-  int64_t work() const { return work_; }
+  int64_t steps() const { return steps_; }
 
   // Calls take(job) for each job not yet placed that begins in sections [left, right).
   template <class Take>
@@ -102,9 +101,9 @@ class Valleys {
         if (items_[job].end > run.section && stands(items_[job], run.height)) take(job);
   }
 
-  // place() and idle() return false when a rule proves a dead end; undo() reverts them in either case.
+  // place() and skip() return false when a rule proves a dead end; undo() reverts them in either case.
   bool place(int32_t job, int32_t run);
-  bool idle(int32_t run);
+  bool skip(int32_t run);
 
   size_t mark() const { return trail_.size(); }
   void undo(size_t mark);
@@ -125,7 +124,7 @@ class Valleys {
 
   bool stands(const Item& item, int64_t height) const {
     return (height & item.mask) == 0 && (item.fixed < 0 || item.fixed == height) &&
-           (item.twin < 0 || offset_[item.twin] >= 0);
+           (item.equal_before < 0 || offset_[item.equal_before] >= 0);
   }
   bool replace(int32_t run, int32_t begin, int32_t end, int64_t height);
   void widen(int32_t& first, int32_t& last);
@@ -137,7 +136,7 @@ class Valleys {
   void sort(const std::vector<Item>& items);
   void chain();
   void pin();
-  void build_ceilings();
+  void build_height_bounds();
   bool holds(int32_t begin, int32_t end, int64_t height);
   std::vector<int64_t> stand();
   void take_out(int32_t job);
@@ -146,7 +145,7 @@ class Valleys {
   bool promising_ = true;
   int64_t capacity_;
   int64_t grain_ = 1;  // all heights are multiples of this many bytes
-  int64_t work_ = 0;   // sections and jobs examined
+  int64_t steps_ = 0;   // sections and jobs examined
   std::vector<Item> items_;      // jobs by begin, then end: those of a valley are adjacent in memory
   std::vector<int32_t> order_;   // the job of each item
   std::vector<int64_t> offset_;                // per job: offset, or -1
@@ -156,7 +155,7 @@ class Valleys {
   std::vector<int32_t> crossing_;              // per boundary: number of jobs not yet placed that cross it
   // jobs with a fixed offset, lowest first; those of section s start at pinned_at_[s]
   std::vector<int32_t> pinned_, pinned_at_;
-  Ceilings ceilings_;                          // per section, or empty
+  HeightBounds height_bounds_;                          // per section, or empty
   std::vector<double> weight_;                 // per section: 1 + failures there since the last forget()
   std::vector<Run> runs_;
   std::vector<int32_t> run_at_;                // the run that begins at a section
@@ -182,9 +181,9 @@ inline Valleys::Valleys(const Jobs& jobs, int64_t capacity, uint32_t rules) : ru
   weight_.assign(count, 1);
   run_at_.assign(count, -1);
   for (const int64_t slack : slack_) promising_ = promising_ && slack >= 0;
-  if (rules & rule_ceilings) build_ceilings();
+  if (rules & rule_height_bound) build_height_bounds();
   const std::vector<int64_t> ground = stand();
-  for (int32_t s = 0; s < count; ++s) promising_ = promising_ && ceilings_.holds(s, ground[s]);
+  for (int32_t s = 0; s < count; ++s) promising_ = promising_ && height_bounds_.holds(s, ground[s]);
   for (int32_t s = 0, from = 0; s < count; ++s) {
     if (!is_cut(s + 1) && ground[s] == ground[s + 1]) continue;
     const auto index = static_cast<int32_t>(runs_.size());
@@ -269,9 +268,9 @@ inline void Valleys::sort(const std::vector<Item>& items) {
   std::stable_sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) { return key(items[a]) < key(items[b]); });
   items_.reserve(items.size());
   for (const int32_t job : order_) items_.push_back(items[job]);
-  if (!(rules_ & rule_twins)) return;
+  if (!(rules_ & rule_symmetry)) return;
   for (size_t k = 1; k < items_.size(); ++k)
-    if (items_[k].fixed < 0 && key(items_[k - 1]) == key(items_[k])) items_[k].twin = static_cast<int32_t>(k) - 1;
+    if (items_[k].fixed < 0 && key(items_[k - 1]) == key(items_[k])) items_[k].equal_before = static_cast<int32_t>(k) - 1;
 }
 
 // Builds the lists of jobs not yet placed.
@@ -309,7 +308,7 @@ inline void Valleys::pin() {
 
 // Needed where the slack is too weak: with different alignments or fixed offsets. Jobs fixed at 0 stand
 // already.
-inline void Valleys::build_ceilings() {
+inline void Valleys::build_height_bounds() {
   bool uneven = false;
   for (const Item& item : items_) uneven = uneven || (item.fixed < 0 ? item.mask >= grain_ : item.fixed > 0);
   if (!uneven || !promising_) return;
@@ -320,18 +319,18 @@ inline void Valleys::build_ceilings() {
     alive.erase(std::remove_if(alive.begin(), alive.end(), ended), alive.end());
     for (; next < count && items_[next].begin == s; ++next)
       if (items_[next].fixed != 0) alive.push_back(next);
-    ceilings_.add(alive, capacity_, [&](int32_t job) { return items_[job]; });
-    work_ += static_cast<int64_t>(alive.size());
+    height_bounds_.add(alive, capacity_, [&](int32_t job) { return items_[job]; });
+    steps_ += static_cast<int64_t>(alive.size());
   }
-  work_ += ceilings_.steps() / 4;
+  steps_ += height_bounds_.steps() / 4;
 }
 
 // Returns whether the jobs not yet placed have room above the sections at this height.
 inline bool Valleys::holds(int32_t begin, int32_t end, int64_t height) {
-  if (ceilings_.empty()) return true;
+  if (height_bounds_.empty()) return true;
   bool all = true;
   for (int32_t s = begin; s < end; ++s)
-    if (!ceilings_.holds(s, height)) all = false, weight_[s] += 1;
+    if (!height_bounds_.holds(s, height)) all = false, weight_[s] += 1;
   return all;
 }
 
@@ -348,21 +347,21 @@ inline bool Valleys::place(int32_t job, int32_t run) {
   const Item& item = items_[job];
   offset_[job] = runs_[run].height;
   take_out(job);
-  ceilings_.flip(item.begin, item.end, job);
+  height_bounds_.flip(item.begin, item.end, job);
   trail_.push_back({job, 0, 0, 0, -1, -1, static_cast<int32_t>(runs_.size())});
   const int64_t top = offset_[job] + item.size;
   if (offset_[job] > capacity_ - item.bytes || !below_pinned(item.begin, item.end, top)) return false;
   return holds(item.begin, item.end, top) && replace(run, item.begin, item.end, top);
 }
 
-inline bool Valleys::idle(int32_t index) {
+inline bool Valleys::skip(int32_t index) {
   const Run run = runs_[index];
-  const int64_t by = run.idle - run.height;
+  const int64_t by = run.skip - run.height;
   trail_.push_back({-1, run.section, run.until, by, -1, -1, static_cast<int32_t>(runs_.size())});
-  bool fits = below_pinned(run.section, run.until, run.idle);
+  bool fits = below_pinned(run.section, run.until, run.skip);
   for (int32_t s = run.section; s < run.until; ++s)
     if ((slack_[s] -= by) < 0) fits = false, weight_[s] += 1;
-  return fits && holds(run.section, run.until, run.idle) && replace(index, run.section, run.until, run.idle);
+  return fits && holds(run.section, run.until, run.skip) && replace(index, run.section, run.until, run.skip);
 }
 
 inline void Valleys::undo(size_t mark) {
@@ -382,7 +381,7 @@ inline void Valleys::undo(size_t mark) {
     const Item& item = items_[step.job];
     offset_[step.job] = -1;
     for (int32_t b = item.begin + 1; b < item.end; ++b) ++crossing_[b];
-    ceilings_.flip(item.begin, item.end, step.job);
+    height_bounds_.flip(item.begin, item.end, step.job);
     if (last_[step.job] >= 0) next_[last_[step.job]] = step.job;
     else first_[item.begin] = step.job;
     if (next_[step.job] >= 0) last_[next_[step.job]] = step.job;
@@ -460,8 +459,8 @@ inline bool Valleys::evaluate(Run& run) {
   int32_t covers = 0, stands = 0;
   int64_t load = 0, ended = no_wall;
   run.score = std::numeric_limits<double>::max();
-  const auto choose = [&](double score, int32_t options, int32_t section, int64_t idle) {
-    run.score = score, run.options = options, run.section = section, run.until = section + 1, run.idle = idle;
+  const auto choose = [&](double score, int32_t options, int32_t section, int64_t skip) {
+    run.score = score, run.options = options, run.section = section, run.until = section + 1, run.skip = skip;
   };
   for (int32_t k = 0; k < width; ++k) {
     Column& column = columns_[k];
@@ -472,20 +471,20 @@ inline bool Valleys::evaluate(Run& run) {
     column = Column();
     if (covers == 0) {
       if (wall == no_wall) continue;  // no job is left to be placed here
-      possible = possible && wall - run.height <= slack_[s] && ceilings_.holds(s, wall);
+      possible = possible && wall - run.height <= slack_[s] && height_bounds_.holds(s, wall);
       if (run.score > must_rise) choose(must_rise, 1, s, wall);
       else if (run.until == s) run.until = s + 1;
       continue;
     }
-    if ((rules_ & rule_waste) && wall < no_wall && wall - run.height - load > slack_[s]) possible = false, failed = s;
-    int64_t idle = std::min({wall, later, other < no_wall ? run.height + other : no_wall});
-    if (idle < no_wall && !(rules_ & rule_idle)) idle = run.height + grain_;
-    const bool may = idle < no_wall && idle - run.height <= slack_[s] && ceilings_.holds(s, idle);
+    if ((rules_ & rule_fill_bound) && wall < no_wall && wall - run.height - load > slack_[s]) possible = false, failed = s;
+    int64_t skip = std::min({wall, later, other < no_wall ? run.height + other : no_wall});
+    if (skip < no_wall && !(rules_ & rule_skip_section)) skip = run.height + grain_;
+    const bool may = skip < no_wall && skip - run.height <= slack_[s] && height_bounds_.holds(s, skip);
     const int32_t options = stands + (may ? 1 : 0);
     if (options == 0) possible = false, failed = s;
     const double score = options <= 1 ? 0 : (options + 0.5 * width / sections()) / weight_[s];
     if (score >= run.score) continue;
-    choose(score, options, s, may ? idle : -1);
+    choose(score, options, s, may ? skip : -1);
   }
   columns_[width] = Column();
   if (!possible) weight_[failed] += 1;
@@ -510,7 +509,7 @@ inline int64_t Valleys::gather(const Run& run) {
       ++inside;
     }
   }
-  work_ += 4 * (run.end - run.begin) + 2 * inside + 8;
+  steps_ += 4 * (run.end - run.begin) + 2 * inside + 8;
   return later;
 }
 

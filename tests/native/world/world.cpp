@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "checks.hpp"
-#include "core/thread_cache.hpp"
+#include "core/client.hpp"
 #include "world/report.hpp"
 
 namespace world {

@@ -10,15 +10,15 @@
 #include <memory>
 #include <numeric>
 
-#include "packing/branching.hpp"
-#include "packing/fullest.hpp"
+#include "packing/max_load_first.hpp"
+#include "packing/skyline_search.hpp"
 
 namespace packing {
 
-class Repair {
+class LocalRepair {
  public:
   // `offsets` is a plan of these jobs. Jobs with a fixed offset or several pieces are never moved.
-  Repair(const Jobs& jobs, const std::vector<int64_t>& offsets, uint64_t seed) : random_(seed) {
+  LocalRepair(const Jobs& jobs, const std::vector<int64_t>& offsets, uint64_t seed) : random_(seed) {
     for (int32_t j = 0; j < jobs.count(); ++j) {
       first_.push_back(jobs_.count());
       for (int32_t k = jobs.first[j]; k < jobs.first[j + 1]; ++k) {
@@ -40,21 +40,21 @@ class Repair {
     return result;
   }
   int64_t arena() const { return arena_; }
-  int64_t looks() const { return looks_; }
+  int64_t work() const { return work_; }
 
-  // Continues until the arena is at most `target` or about `budget` more looks are spent. Returns true, at
+  // Continues until the arena is at most `target` or about `budget` more work units are spent. Returns true, at
   // once, when the arena has become smaller.
   bool advance(int64_t budget, int64_t target) {
-    const int64_t until = looks_ + budget, before = arena_;
-    while (looks_ < until && arena_ > target && arena_ == before) step(target, until - looks_);
+    const int64_t until = work_ + budget, before = arena_;
+    while (work_ < until && arena_ > target && arena_ == before) step(target, until - work_);
     return arena_ < before;
   }
 
  private:
-  static constexpr int64_t looks_a_job = 8;   // looks per job of choosing the jobs to remove; measured
-  static constexpr int64_t looks_of_a_pack = 500;  // looks per job of a maximum-load-first pass; measured
+  static constexpr int64_t work_a_job = 8;   // work units per job of choosing the jobs to remove; measured
+  static constexpr int64_t work_of_a_pass = 500;  // work units per job of a maximum-load-first pass; measured
   static constexpr int most_packs = 4;
-  static constexpr double most_doubt = 0.03;
+  static constexpr double most_noise = 0.03;
   static constexpr double least_depth = 0.004;
   static constexpr int64_t first_budget = 1'000'000, most_budget = int64_t{1} << 40;
 
@@ -68,7 +68,7 @@ class Repair {
   }
 
   void choose(int64_t target) {
-    looks_ += looks_a_job * jobs_.count();
+    work_ += work_a_job * jobs_.count();
     const auto part = static_cast<int64_t>(static_cast<double>(arena_ - target) * part_);
     const auto depth = static_cast<int64_t>(depth_ * static_cast<double>(arena_) * (0.8 + 0.4 * random_.unit()));
     goal_ = std::max(target, arena_ - std::max<int64_t>(part, 1));
@@ -85,21 +85,21 @@ class Repair {
   void pack() {
     std::vector<int32_t> order(small_.count());
     std::iota(order.begin(), order.end(), 0);
-    looks_ += looks_of_a_pack * small_.count();
-    const double doubt = packs_ == 0 ? 0 : most_doubt * random_.unit();
-    if (put(pack_fullest(small_, order, goal_, goal_, doubt, random_)) || ++packs_ < most_packs) return;
+    work_ += work_of_a_pass * small_.count();
+    const double noise = packs_ == 0 ? 0 : most_noise * random_.unit();
+    if (put(pack_max_load_first(small_, order, goal_, goal_, noise, random_)) || ++packs_ < most_packs) return;
     if (small_.count() > most_searched_) return deeper(1.3);
-    search_ = std::make_unique<Branching>(small_, goal_, random_.next());
-    looks_ += search_->looks();
+    search_ = std::make_unique<SkylineSearch>(small_, goal_, random_.next());
+    work_ += search_->work();
     patience_ = budget_;
     phase_ = Phase::searching;
   }
 
   void search(int64_t left) {
-    const int64_t before = search_->looks();
+    const int64_t before = search_->work();
     search_->advance(std::min(left, patience_));
-    const int64_t spent = search_->looks() - before;
-    looks_ += spent, patience_ -= spent;
+    const int64_t spent = search_->work() - before;
+    work_ += spent, patience_ -= spent;
     if (search_->found()) put(search_->offsets());
     else if (search_->infeasible() || patience_ <= 0) deeper(1.3);
   }
@@ -191,7 +191,7 @@ class Repair {
     }
     for (const int32_t job : cone) taken_[job] = false;
     for (const int32_t job : staying_) taken_[job] = false;
-    looks_ += width;
+    work_ += width;
     bool fits = true;
     for (int32_t t = 0; t < width; ++t) {
       if (load[t] == 0) ground[t] = 0;
@@ -249,12 +249,12 @@ class Repair {
   std::vector<int32_t> cone_;           // jobs removed
   std::vector<int32_t> staying_;        // jobs that must stay beside and above the cone
   Jobs small_;                          // the cone as a problem, with the ground under it
-  int64_t goal_ = 0, patience_ = 0;     // goal arena in bytes; looks left for the search
+  int64_t goal_ = 0, patience_ = 0;     // goal arena in bytes; work units left for the search
   bool whole_ = false;                  // no more jobs can be removed
   int packs_ = 0;
-  std::unique_ptr<Branching> search_;
+  std::unique_ptr<SkylineSearch> search_;
   int32_t highest_ = 0, free_ = 0;
-  int64_t arena_ = 0, looks_ = 0, budget_ = first_budget;
+  int64_t arena_ = 0, work_ = 0, budget_ = first_budget;
   // largest number of jobs in a cone, and for the complete search
   int64_t most_ = 8000, most_searched_ = 400;
   double depth_ = least_depth;   // depth of the cone, as a fraction of the arena

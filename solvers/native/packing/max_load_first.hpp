@@ -17,9 +17,9 @@ namespace packing {
 
 // Bytes that each instant needs, with queries for the fullest instant of an interval: a tree of maxima over
 // blocks of instants.
-class Fullness {
+class LoadTree {
  public:
-  explicit Fullness(std::vector<int64_t> load) : load_(std::move(load)) {
+  explicit LoadTree(std::vector<int64_t> load) : load_(std::move(load)) {
     while (leaves_ * width < count()) leaves_ *= 2;
     nodes_.resize(2 * leaves_);
     for (int32_t block = 0; block < leaves_; ++block) nodes_[leaves_ + block].most = most_in(block);
@@ -125,15 +125,15 @@ class Fullness {
 };
 
 // The jobs not yet placed as points (start, end), found by rectangle queries.
-class Spans {
+class IntervalIndex {
  public:
-  struct Found {
+  struct Match {
     int32_t slot = -1;    // slot of the job, or -1
     int32_t length = 0;
     int64_t size = 0;
   };
 
-  Spans(const Jobs& jobs, const std::vector<int32_t>& candidates) {
+  IntervalIndex(const Jobs& jobs, const std::vector<int32_t>& candidates) {
     // Sorted along a Z-order curve (Morton, 1966), so that near points are near in memory.
     std::vector<std::pair<uint64_t, int32_t>> order;
     order.reserve(candidates.size());
@@ -154,19 +154,19 @@ class Spans {
 
   // Finds the longest job with start in [from, start_by], end in [end_from, to] and at most `most` bytes, if
   // it is longer than `found`.
-  void longest(int32_t from, int32_t start_by, int32_t end_from, int32_t to, int64_t most, Found& found) const {
+  void longest(int32_t from, int32_t start_by, int32_t end_from, int32_t to, int64_t most, Match& found) const {
     find(1, {from, start_by, end_from, to, most, most}, [most](int32_t, int32_t) { return most; }, found);
   }
 
   // The same with at most room(start, end) bytes; room must be no less for a shorter interval within.
   template <class Room>
-  void longest(int32_t from, int32_t start_by, int32_t end_from, int32_t to, int64_t most, Room room, Found& found) const {
+  void longest(int32_t from, int32_t start_by, int32_t end_from, int32_t to, int64_t most, Room room, Match& found) const {
     find(1, {from, start_by, end_from, to, most, std::min(most, room(from, to))}, room, found);
   }
 
   // Returns whether the found job is alive at an instant of a circle of this length; the instant may be one
   // turn ahead.
-  bool covers(const Found& found, int32_t instant, int32_t circle) const {
+  bool covers(const Match& found, int32_t instant, int32_t circle) const {
     const Entry& e = entries_[found.slot];
     const int32_t since = (instant - e.start + circle) % circle;
     return since < e.end - e.start;
@@ -179,7 +179,7 @@ class Spans {
   }
 
   // Removes the found job and returns it.
-  int32_t take(const Found& found) {
+  int32_t take(const Match& found) {
     Entry& entry = entries_[found.slot];
     const int32_t job = entry.job;
     entry.job = -1;
@@ -187,7 +187,7 @@ class Spans {
     return job;
   }
 
-  void take(int32_t slot) { take(Found{slot}); }
+  void take(int32_t slot) { take(Match{slot}); }
 
   // Puts back a job that was taken from a slot.
   void put_back(int32_t slot, int32_t job) {
@@ -254,7 +254,7 @@ class Spans {
     return std::min(box.last_end, w.to) - std::max(box.first_start, w.from);
   }
   template <class Room>
-  void find(size_t node, const Wanted& wanted, Room room, Found& found) const {
+  void find(size_t node, const Wanted& wanted, Room room, Match& found) const {
     if (node >= leaves_) {
       for (size_t k = (node - leaves_) * bucket; k < std::min((node - leaves_ + 1) * bucket, entries_.size()); ++k) {
         const Entry& e = entries_[k];
@@ -304,15 +304,15 @@ class Spans {
   size_t leaves_ = 1;
 };
 
-// Chooses jobs for an arena of at most `goal` bytes. `doubt` is the largest fraction of the goal by which the
+// Chooses jobs for an arena of at most `goal` bytes. `noise` is the largest fraction of the goal by which the
 // load of intervals is overestimated at random, to get different choices. No job larger than the room below
 // `ceiling` is chosen.
-class FullestFirst {
+class MaxLoadFirst {
  public:
-  FullestFirst(const Jobs& jobs, const std::vector<int32_t>& candidates, int64_t goal, double doubt, Random& random,
+  MaxLoadFirst(const Jobs& jobs, const std::vector<int32_t>& candidates, int64_t goal, double noise, Random& random,
                int64_t ceiling = no_limit)
-      : goal_(goal), ceiling_(ceiling), length_(jobs.instants - 1), load_(doubted(load_of(jobs), doubt * static_cast<double>(goal), random)),
-        spans_(jobs, candidates) {}
+      : goal_(goal), ceiling_(ceiling), length_(jobs.instants - 1), load_(with_noise(load_of(jobs), noise * static_cast<double>(goal), random)),
+        index_(jobs, candidates) {}
 
   // Takes and returns the job for a valley, or -1 if the valley should rise.
   int32_t take(const Valley& valley) {
@@ -326,7 +326,7 @@ class FullestFirst {
       if (load_[from > 0 ? from - 1 : length_ - 1] >= here) most = std::min(most, valley.before - valley.height);
       if (load_[to % length_] >= here) most = std::min(most, valley.after - valley.height);
     }
-    Spans::Found found = longest(from, to, most);
+    IntervalIndex::Match found = longest(from, to, most);
     if (found.slot < 0 && most < room && here + wall - valley.height > goal_) found = longest(from, to, most = room);
     if (found.slot < 0) {
       if (alone) return -1;
@@ -334,24 +334,24 @@ class FullestFirst {
       if (valley.to > length_) load_.add(0, valley.to - length_, wall - valley.height);
       return -1;
     }
-    if (!spans_.covers(found, fullest, length_)) {
-      Spans::Found covering;
+    if (!index_.covers(found, fullest, length_)) {
+      IntervalIndex::Match covering;
       for (const int32_t turn : {0, length_})
-        if (to > turn) spans_.longest(from - turn, fullest - turn, fullest - turn + 1, to - turn, most, covering);
-      if (alone) spans_.longest(from, fullest + length_, fullest + length_ + 1, to, most, covering);
+        if (to > turn) index_.longest(from - turn, fullest - turn, fullest - turn + 1, to - turn, most, covering);
+      if (alone) index_.longest(from, fullest + length_, fullest + length_ + 1, to, most, covering);
       if (covering.slot >= 0) found = covering;
     }
-    return spans_.take(found);
+    return index_.take(found);
   }
 
  private:
   static constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
 
-  static std::vector<int64_t> doubted(std::vector<int64_t> load, double doubt, Random& random) {
-    if (doubt <= 0) return load;
+  static std::vector<int64_t> with_noise(std::vector<int64_t> load, double noise, Random& random) {
+    if (noise <= 0) return load;
     const auto count = static_cast<int32_t>(load.size());
     for (int32_t t = 0; t < count;) {
-      const auto more = static_cast<int64_t>(doubt * random.unit());
+      const auto more = static_cast<int64_t>(noise * random.unit());
       for (const int32_t until = std::min(count, t + 1 + random.below(1 + count / 8)); t < until; ++t) load[t] += more;
     }
     return load;
@@ -366,26 +366,26 @@ class FullestFirst {
   }
 
   // The longest job within [from, to) of at most `most` bytes.
-  Spans::Found longest(int32_t from, int32_t to, int64_t most) const {
-    Spans::Found found;
+  IntervalIndex::Match longest(int32_t from, int32_t to, int64_t most) const {
+    IntervalIndex::Match found;
     for (const int32_t turn : {0, length_})
-      if (to > turn) spans_.longest(from - turn, to - turn, from - turn, to - turn, most, found);
+      if (to > turn) index_.longest(from - turn, to - turn, from - turn, to - turn, most, found);
     return found;
   }
 
   int64_t goal_, ceiling_;
   int32_t length_;
-  Fullness load_;
-  Spans spans_;
+  LoadTree load_;
+  IntervalIndex index_;
 };
 
 // Places all jobs: jobs that are fixed or have gaps by first fit, and above them the others, maximum load
 // first. Returns no offsets when the arena would be above `limit`, or when cancelled.
-inline std::vector<int64_t> pack_fullest(const Jobs& jobs, const std::vector<int32_t>& order, int64_t goal,
-                                         int64_t limit, double doubt, Random& random,
+inline std::vector<int64_t> pack_max_load_first(const Jobs& jobs, const std::vector<int32_t>& order, int64_t goal,
+                                         int64_t limit, double noise, Random& random,
                                          const Cancel& cancel = Cancel()) {
   ValleyPacker packer(jobs);
-  FullestFirst chooser(jobs, packer.candidates(), goal, doubt, random);
+  MaxLoadFirst chooser(jobs, packer.candidates(), goal, noise, random);
   const auto take = [&](const Valley& valley) { return chooser.take(valley); };
   return packer.pack(order, limit, cancel, take) < 0 ? std::vector<int64_t>() : packer.offsets();
 }
@@ -393,9 +393,9 @@ inline std::vector<int64_t> pack_fullest(const Jobs& jobs, const std::vector<int
 // Places maximum load first the jobs that fit below a ceiling; -1 for the others. `goal` is the arena that
 // would hold all jobs. Returns no offsets when cancelled.
 inline std::vector<int64_t> pack_below(const Jobs& jobs, const std::vector<int32_t>& order, int64_t ceiling,
-                                       int64_t goal, double doubt, Random& random, const Cancel& cancel) {
+                                       int64_t goal, double noise, Random& random, const Cancel& cancel) {
   ValleyPacker packer(jobs);
-  FullestFirst chooser(jobs, packer.candidates(), goal, doubt, random, ceiling);
+  MaxLoadFirst chooser(jobs, packer.candidates(), goal, noise, random, ceiling);
   const auto take = [&](const Valley& valley) {
     for (;;) {  // a job that does not fit with its padding is left out for good: the ground only rises
       const int32_t job = chooser.take(valley);

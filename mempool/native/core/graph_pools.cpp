@@ -1,4 +1,4 @@
-#include "adapters/graph_pools.hpp"
+#include "core/graph_pools.hpp"
 
 namespace mempool {
 namespace {

@@ -10,7 +10,7 @@
 
 namespace packing {
 
-struct Replayed {
+struct ReplayedPlan {
   std::vector<int64_t> start, end;  // of each buffer, in iteration 0; half-open
   std::vector<int64_t> size, stream;
   std::vector<int64_t> offset;      // [buffer * columns + iteration % columns]; negative: not in the arena
@@ -25,7 +25,7 @@ struct Replayed {
 // The zones of the arena, cut at the ends of buffers, that more than one stream uses: [begin, end), sorted.
 class SharedZones {
  public:
-  SharedZones(const Replayed& plan, size_t streams) {
+  SharedZones(const ReplayedPlan& plan, size_t streams) {
     struct Border {
       int64_t at;
       size_t stream;
@@ -67,7 +67,7 @@ class SharedZones {
 };
 
 // Counts the waits of `columns` consecutive iterations in steady state.
-inline int64_t count_waits(const Replayed& plan) {
+inline int64_t count_waits(const ReplayedPlan& plan) {
   size_t streams = 0;
   int64_t longest = 0;
   for (size_t b = 0; b < plan.start.size(); ++b) {

@@ -3,7 +3,7 @@
 //
 // Besides the jobs within the window, other jobs reach into the window from its ends and stay in place. They
 // hang above the skyline until the skyline has risen to them: the room below them can take jobs. Lost bytes
-// count as load (see fullest.hpp), so a try fails as soon as the load exceeds the goal at any instant, or
+// count as load (see max_load_first.hpp), so a try fails as soon as the load exceeds the goal at any instant, or
 // would exceed it because the jobs left for a valley cannot fill the valley up to its wall. A job that leaves
 // such a slit is rejected and another job tried, a few times. Then a few steps, seldom many, are undone and
 // others are tried at random. The instants of highest load come first, so that the undone steps are related
@@ -12,14 +12,14 @@
 
 #include <numeric>
 
-#include "packing/fullest.hpp"
+#include "packing/max_load_first.hpp"
 
 namespace packing {
 
 // A time window: jobs of one piece each, in instants [0, width). First the jobs to place, `free` of them,
 // then the jobs that stay, each touching an end of the window.
-struct Stretch {
-  explicit Stretch(Piece part) : from(part.start), width(part.end - part.start) { jobs.instants = width + 2; }
+struct Window {
+  explicit Window(Piece part) : from(part.start), width(part.end - part.start) { jobs.instants = width + 2; }
 
   // Adds the part of another problem's piece that lies within the window.
   void add(const Jobs& whole, int32_t job, Piece piece, int64_t fixed) {
@@ -30,36 +30,36 @@ struct Stretch {
   int32_t free = 0, from = 0, width = 0;
 };
 
-// The jobs alive in a part of the time, as a `Stretch`.
-struct Excerpt {
+// The jobs alive in a part of the time, as a `Window`.
+struct WindowExcerpt {
   // `whole` must have one piece per job. `fixed` returns the offset of a job that stays, or -1 for a job to
   // place. All sizes must be multiples of the coarsest alignment, so that all offsets are, too.
   template <class Fixed>
-  Excerpt(const Jobs& jobs, Piece part, Fixed fixed) : stretch(part) {
+  WindowExcerpt(const Jobs& jobs, Piece part, Fixed fixed) : window(part) {
     for (const bool staying : {false, true}) {
       for (int32_t j = 0; j < jobs.count(); ++j) {
         if (jobs.pieces[j].end <= part.start || jobs.pieces[j].start >= part.end) continue;
         const int64_t offset = fixed(j);
         if ((offset >= 0) != staying) continue;
-        stretch.add(jobs, j, jobs.pieces[j], offset);
+        window.add(jobs, j, jobs.pieces[j], offset);
         whose.push_back(j);
       }
-      if (!staying) stretch.free = stretch.jobs.count();
+      if (!staying) window.free = window.jobs.count();
     }
-    std::fill(stretch.jobs.mask.begin(), stretch.jobs.mask.end(), 0);
+    std::fill(window.jobs.mask.begin(), window.jobs.mask.end(), 0);
   }
 
-  Stretch stretch;
+  Window window;
   std::vector<int32_t> whose;  // jobs of the window, by their numbers in `whole`
 };
 
 // The jobs that stay at one end of a window: each touches this end, so they hang one above the other.
-class Hanging {
+class WindowEdge {
  public:
-  Hanging(const Stretch& stretch, bool left) : left_(left) {
-    for (int32_t j = stretch.free; j < stretch.jobs.count(); ++j) {
-      const Piece piece = stretch.jobs.pieces[j];
-      if ((piece.start == 0) == left) jobs_.push_back({stretch.jobs.fixed[j], left ? piece.end : -piece.start, j});
+  WindowEdge(const Window& window, bool left) : left_(left) {
+    for (int32_t j = window.free; j < window.jobs.count(); ++j) {
+      const Piece piece = window.jobs.pieces[j];
+      if ((piece.start == 0) == left) jobs_.push_back({window.jobs.fixed[j], left ? piece.end : -piece.start, j});
     }
     std::sort(jobs_.begin(), jobs_.end(), [](const Job& a, const Job& b) { return a.base < b.base; });
     while (leaves_ < jobs_.size()) leaves_ *= 2;
@@ -111,26 +111,27 @@ class Hanging {
   size_t leaves_ = 1, next_ = 0;  // next_: the lowest job that still hangs
 };
 
-class Refill {
+// The search state of one time window.
+class WindowRefill {
  public:
   // `goal` is an arena in bytes; all jobs that stay must end within the goal.
-  Refill(const Stretch& stretch, int64_t goal, uint64_t seed)
-      : jobs_(stretch.jobs), goal_(goal), width_(stretch.width), coarsest_(coarsest_alignment(jobs_, stretch.free)),
-        random_(seed), load_(load_of(jobs_)), spans_(jobs_, those_to_place(stretch)), left_end_(stretch, true),
-        right_end_(stretch, false), skyline_(ground(stretch)), run_(skyline_.start()), offset_(jobs_.count(), -1) {
+  WindowRefill(const Window& window, int64_t goal, uint64_t seed)
+      : jobs_(window.jobs), goal_(goal), width_(window.width), coarsest_(coarsest_alignment(jobs_, window.free)),
+        random_(seed), load_(load_of(jobs_)), index_(jobs_, jobs_to_place(window)), left_end_(window, true),
+        right_end_(window, false), skyline_(ground(window)), run_(skyline_.start()), offset_(jobs_.count(), -1) {
     list_summits();
   }
 
-  // Continues until all jobs are placed or about `budget` looks are spent; returns whether all are placed
+  // Continues until all jobs are placed or about `budget` work units are spent; returns whether all are placed
   // within the goal.
   bool advance(int64_t budget) {
-    for (const int64_t until = looks_ + budget; !found() && looks_ < until;) {
+    for (const int64_t until = work_ + budget; !found() && work_ < until;) {
       step();
       if (load_.most() <= goal_ && !failed_) continue;
       failed_ = false;
       ++failures_;
       deepest_ = std::max(deepest_, steps_.size());
-      const auto back = static_cast<size_t>(1 + few / (random_.unit() + 1e-3));
+      const auto back = static_cast<size_t>(1 + usual_undo / (random_.unit() + 1e-3));
       for (size_t k = std::min(back, steps_.size()); k > 0; --k) undo();
     }
     return found();
@@ -141,48 +142,48 @@ class Refill {
   int64_t goal() const { return goal_; }
 
   bool found() const { return placed_ == jobs_.count() && load_.most() <= goal_; }
-  int64_t looks() const { return looks_; }
+  int64_t work() const { return work_; }
   int64_t failures() const { return failures_; }  // number of backtracks
   // Offsets of all jobs, including those that stay.
   const std::vector<int64_t>& offsets() const { return offset_; }
 
  private:
-  static constexpr int64_t looks_a_step = 300;  // cost of a step with its undoing; measured
-  static constexpr double few = 2;              // number of steps that are mostly undone
-  static constexpr double wild = 0.5;           // probability of a random choice at a depth reached before
+  static constexpr int64_t work_a_step = 300;  // cost of a step with its undoing; measured
+  static constexpr double usual_undo = 2;       // number of steps mostly undone after a failure
+  static constexpr double random_choice = 0.5;  // probability of a random choice at a depth reached before
   // fraction of the goal above which the instants of highest load come first
-  static constexpr double high = 0.9;
+  static constexpr double summit_load = 0.9;
   static constexpr int32_t most_rejected = 8;   // jobs rejected per valley before the step fails; measured
   static constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
 
   struct Step {
     int32_t job = -1;        // the placed job, or -1: the valley rose
-    int32_t slot = -1;       // slot of the job among the spans, or -1: a job that stays
+    int32_t slot = -1;       // slot of the job in the index, or -1: a job that stays
     int32_t from = 0, to = 0;
     int64_t lost = 0;        // bytes lost there
     size_t mark = 0;         // mark of the skyline before the step
     int32_t run = 0;
     size_t summit = 0;       // the first summit not done before the step
   };
-  struct Window {  // time interval in which a job must lie, and largest size
+  struct Choice {  // time interval in which a job must lie, and largest size
     int32_t from, to;
     int64_t most;
   };
 
-  static std::vector<int32_t> those_to_place(const Stretch& stretch) {
-    std::vector<int32_t> jobs(stretch.free);
+  static std::vector<int32_t> jobs_to_place(const Window& window) {
+    std::vector<int32_t> jobs(window.free);
     std::iota(jobs.begin(), jobs.end(), 0);
     return jobs;
   }
   // One more instant closes the ring: a wall of infinite height.
-  static std::vector<int64_t> ground(const Stretch& stretch) {
-    std::vector<int64_t> floor(stretch.width + 1, 0);
-    floor[stretch.width] = no_limit;
+  static std::vector<int64_t> ground(const Window& window) {
+    std::vector<int64_t> floor(window.width + 1, 0);
+    floor[window.width] = no_limit;
     return floor;
   }
 
   void step() {
-    looks_ += looks_a_step;
+    work_ += work_a_step;
     Step step;
     step.summit = summit_;
     run_ = run_to_raise();
@@ -192,23 +193,23 @@ class Refill {
     if (const int32_t job = left_end_.reached(valley, width_); job >= 0) return left_end_.pass(), place(step, job, valley);
     if (const int32_t job = right_end_.reached(valley, width_); job >= 0) return right_end_.pass(), place(step, job, valley);
     if (!fill(step, valley)) rise(step, valley);
-    for (; !rejected_.empty(); rejected_.pop_back()) spans_.put_back(rejected_.back().slot, rejected_.back().job);
+    for (; !rejected_.empty(); rejected_.pop_back()) index_.put_back(rejected_.back().slot, rejected_.back().job);
   }
 
   // Places the best job that leaves no slit; returns false if there is none. After several jobs that leave a
   // slit, sets failed_ and returns true.
   bool fill(Step step, const Valley& valley) {
     for (;;) {
-      const Spans::Found found = choose(valley);
+      const IntervalIndex::Match found = choose(valley);
       if (found.slot < 0) return false;
       step.slot = found.slot;
-      place(step, spans_.take(found), valley);
+      place(step, index_.take(found), valley);
       if (load_.most() <= goal_ && !leaves_slit()) return true;
       if (rejected_.size() == most_rejected) return failed_ = true;
-      looks_ += looks_a_step / 2;
+      work_ += work_a_step / 2;
       rejected_.push_back({found.slot, steps_.back().job});
       undo();
-      spans_.take(found.slot);
+      index_.take(found.slot);
     }
   }
 
@@ -238,7 +239,7 @@ class Refill {
     if (wall == no_limit) return false;
     const int32_t fullest = load_.fullest(valley.from, valley.to);
     const int64_t missing = wall - valley.height - (goal_ - load_[fullest]);
-    if (missing <= 0 || spans_.have(valley.from, valley.to, fullest, missing, coarsest_)) return false;
+    if (missing <= 0 || index_.have(valley.from, valley.to, fullest, missing, coarsest_)) return false;
     return above(valley.from, valley.to) >= wall;  // a job that hangs lower replaces the wall
   }
 
@@ -258,7 +259,7 @@ class Refill {
   void list_summits() {
     std::vector<std::pair<int64_t, int32_t>> found;
     for (int32_t t = 0; t < width_; ++t)
-      if (static_cast<double>(load_[t]) > high * static_cast<double>(goal_) && load_[t] >= load_[t + 1] &&
+      if (static_cast<double>(load_[t]) > summit_load * static_cast<double>(goal_) && load_[t] >= load_[t + 1] &&
           (t == 0 || load_[t] > load_[t - 1]))
         found.emplace_back(-load_[t], t);
     std::sort(found.begin(), found.end());
@@ -286,53 +287,53 @@ class Refill {
     if (step.job < 0) return;
     --placed_;
     offset_[step.job] = -1;
-    if (step.slot >= 0) spans_.put_back(step.slot, step.job);
+    if (step.slot >= 0) index_.put_back(step.slot, step.job);
     else if (jobs_.pieces[step.job].start == 0) left_end_.pass_back();
     else right_end_.pass_back();
   }
 
-  // Chooses as FullestFirst does; at depths reached before, often only within a random part of the valley or
+  // Chooses as MaxLoadFirst does; at depths reached before, often only within a random part of the valley or
   // among smaller jobs.
-  Spans::Found choose(const Valley& valley) {
+  IntervalIndex::Match choose(const Valley& valley) {
     const int32_t fullest = load_.fullest(valley.from, valley.to);
     const int64_t here = load_[fullest], wall = std::min(valley.before, valley.after);
-    Window window{valley.from, valley.to, no_limit};
+    Choice choice{valley.from, valley.to, no_limit};
     if (load_[valley.from > 0 ? valley.from - 1 : width_] >= here)
-      window.most = std::min(window.most, valley.before - valley.height);
-    if (load_[valley.to] >= here) window.most = std::min(window.most, valley.after - valley.height);
-    const int64_t most = window.most;
-    const bool narrowed = steps_.size() < deepest_ && random_.unit() < wild;
-    if (narrowed) narrow(window);
-    Spans::Found found = longest(valley, window);
-    if (found.slot < 0 && narrowed) found = longest(valley, window = {valley.from, valley.to, most});
+      choice.most = std::min(choice.most, valley.before - valley.height);
+    if (load_[valley.to] >= here) choice.most = std::min(choice.most, valley.after - valley.height);
+    const int64_t most = choice.most;
+    const bool narrowed = steps_.size() < deepest_ && random_.unit() < random_choice;
+    if (narrowed) narrow(choice);
+    IntervalIndex::Match found = longest(valley, choice);
+    if (found.slot < 0 && narrowed) found = longest(valley, choice = {valley.from, valley.to, most});
     if (found.slot < 0 && most < no_limit && here + wall - valley.height > goal_)
-      found = longest(valley, window = {valley.from, valley.to, no_limit});
-    if (found.slot < 0 || spans_.covers(found, fullest, width_ + 1)) return found;
-    const Spans::Found covering = longest(valley, window, fullest, fullest + 1);
+      found = longest(valley, choice = {valley.from, valley.to, no_limit});
+    if (found.slot < 0 || index_.covers(found, fullest, width_ + 1)) return found;
+    const IntervalIndex::Match covering = longest(valley, choice, fullest, fullest + 1);
     return covering.slot >= 0 ? covering : found;
   }
 
-  void narrow(Window& window) {
-    const int32_t part = 1 + (window.to - window.from) / 3;
+  void narrow(Choice& choice) {
+    const int32_t part = 1 + (choice.to - choice.from) / 3;
     switch (random_.below(3)) {
-      case 0: window.from += random_.below(part); break;
-      case 1: window.to -= random_.below(part); break;
+      case 0: choice.from += random_.below(part); break;
+      case 1: choice.to -= random_.below(part); break;
       default:
-        const auto most = static_cast<double>(std::min(window.most, goal_));
-        window.most = std::max<int64_t>(1, static_cast<int64_t>(most * random_.unit()));
+        const auto most = static_cast<double>(std::min(choice.most, goal_));
+        choice.most = std::max<int64_t>(1, static_cast<int64_t>(most * random_.unit()));
     }
   }
 
   // Bounded by the jobs that hang there; padding is assumed to be as large as possible.
-  Spans::Found longest(const Valley& valley, const Window& window, int32_t start_by, int32_t end_from) const {
+  IntervalIndex::Match longest(const Valley& valley, const Choice& choice, int32_t start_by, int32_t end_from) const {
     const int64_t from_height = (valley.height + coarsest_) & ~coarsest_;
-    Spans::Found found;
+    IntervalIndex::Match found;
     const auto room = [&](int32_t from, int32_t to) { return above(from, to) - from_height; };
-    spans_.longest(window.from, start_by, end_from, window.to, window.most, room, found);
+    index_.longest(choice.from, start_by, end_from, choice.to, choice.most, room, found);
     return found;
   }
-  Spans::Found longest(const Valley& valley, const Window& window) const {
-    return longest(valley, window, valley.to, valley.from);
+  IntervalIndex::Match longest(const Valley& valley, const Choice& choice) const {
+    return longest(valley, choice, valley.to, valley.from);
   }
 
   const Jobs& jobs_;
@@ -340,9 +341,9 @@ class Refill {
   int32_t width_;
   int64_t coarsest_;
   Random random_;
-  Fullness load_;
-  Spans spans_;
-  Hanging left_end_, right_end_;
+  LoadTree load_;
+  IntervalIndex index_;
+  WindowEdge left_end_, right_end_;
   SkylineOf<true> skyline_;
   int32_t run_, placed_ = 0;
   std::vector<int64_t> offset_;
@@ -355,7 +356,7 @@ class Refill {
   };
   std::vector<Rejected> rejected_;
   size_t deepest_ = 0;  // largest number of steps at any failure
-  int64_t looks_ = 0, failures_ = 0;
+  int64_t work_ = 0, failures_ = 0;
 };
 
 }  // namespace packing

@@ -29,14 +29,14 @@ class Failures {
   std::vector<uint64_t> keys_;
 };
 
-class Branching {
+class SkylineSearch {
  public:
   enum class State { open, found, infeasible };
 
   // Throws std::invalid_argument for jobs of several pieces or more than 2^62 bytes.
-  Branching(const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules = every_rule)
+  SkylineSearch(const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules = every_rule)
       : valleys_(jobs, capacity, rules), rules_(rules), random_(seed) {
-    work_ = work_a_job * jobs.count();
+    steps_ = steps_a_job * jobs.count();
     for (int32_t j = 0; j < jobs.count(); ++j) {
       key_.push_back(random_.next());
       biggest_ = std::max(biggest_, static_cast<double>(jobs.size[j]));
@@ -49,13 +49,13 @@ class Branching {
   bool found() const { return state_ == State::found; }
   bool infeasible() const { return state_ == State::infeasible; }
   int64_t nodes() const { return nodes_; }        // jobs placed and sections risen
-  int64_t looks() const { return looks_each * (work_ + valleys_.work()); }
+  int64_t work() const { return work_a_step * (steps_ + valleys_.steps()); }
   std::vector<int64_t> offsets() const { return valleys_.offsets(); }
 
-  // Continues until a plan or a proof is found or about `budget` more looks are spent.
+  // Continues until a plan or a proof is found or about `budget` more work units are spent.
   State advance(int64_t budget) {
-    const int64_t until = looks() + budget;
-    while (state_ == State::open && looks() < until) {
+    const int64_t until = work() + budget;
+    while (state_ == State::open && work() < until) {
       if (failed_ >= limit_) restart();
       else step();
     }
@@ -63,13 +63,13 @@ class Branching {
   }
 
  private:
-  static constexpr int32_t idle = -1;
-  static constexpr int64_t looks_each = 4;      // cost of a section in looks of first fit; measured
-  static constexpr int64_t work_a_job = 64;     // cost of the setup per job
+  static constexpr int32_t skip = -1;
+  static constexpr int64_t work_a_step = 4;      // cost of a section in work units of first fit; measured
+  static constexpr int64_t steps_a_job = 64;     // cost of the setup per job
   static constexpr int32_t most_hashed = 4096;  // sections; wider states do not recur
 
   struct Option {
-    int32_t job;  // job number, or idle
+    int32_t job;  // job number, or skip
     double value;
   };
   struct Field {  // independent sections to be filled
@@ -88,11 +88,11 @@ class Branching {
   void restart() {
     valleys_.undo(0);
     frames_.clear(), fields_.clear(), options_.clear();
-    for (double& weight : taste_) weight = random_.unit();
+    for (double& weight : preference_) weight = random_.unit();
     valleys_.forget();
     failed_ = 0;
     limit_ = (64 + static_cast<int64_t>(key_.size()) / 16) * luby(++tries_);  // measured on many problems
-    here_ = {0, 0, -1, -1};
+    current_ = {0, 0, -1, -1};
     for (int32_t from = 0, b = 1; b <= valleys_.sections(); ++b) {
       if (b < valleys_.sections() && !cut(b)) continue;
       add_field(from, b);
@@ -114,20 +114,20 @@ class Branching {
   void add_field(int32_t left, int32_t right) {
     for (int32_t s = left; s < right; ++s) {
       if (!valleys_.has_jobs(s)) continue;
-      fields_.push_back({left, right, here_.parent, here_.next});
-      here_.next = static_cast<int32_t>(fields_.size()) - 1;
+      fields_.push_back({left, right, current_.parent, current_.next});
+      current_.next = static_cast<int32_t>(fields_.size()) - 1;
       return;
     }
   }
 
   void next_field() {
-    if (here_.next < 0) state_ = State::found;
-    else here_ = fields_[here_.next];
+    if (current_.next < 0) state_ = State::found;
+    else current_ = fields_[current_.next];
   }
 
   // After a job has been placed, continues with the parts into which the job has split the field.
   void split(const Valleys::Item& item) {
-    const int32_t left = here_.left, right = here_.right;
+    const int32_t left = current_.left, right = current_.right;
     if (!valleys_.has_jobs(left) || !(rules_ & rule_cuts) || has_cut(item)) {
       int32_t from = left;
       for (int32_t b = item.begin + 1; b < item.end; ++b)
@@ -146,19 +146,19 @@ class Branching {
   void step() {
     int32_t best = -1;
     double score = std::numeric_limits<double>::max();
-    work_ += 8;
-    for (int32_t r = valleys_.run_at(here_.left); r >= 0; r = valleys_.run(r).after) {
+    steps_ += 8;
+    for (int32_t r = valleys_.run_at(current_.left); r >= 0; r = valleys_.run(r).after) {
       const Valleys::Run& run = valleys_.run(r);
-      if (run.begin >= here_.right) break;
-      ++work_;
+      if (run.begin >= current_.right) break;
+      ++steps_;
       if (run.options == Valleys::no_valley || run.score >= score) continue;
       score = run.score, best = r;
       if (run.options == 1) break;
     }
     const Valleys::Run& run = valleys_.run(best);
     if (run.options > 1) return decide(best);
-    int32_t job = idle;
-    if (run.idle < 0) valleys_.options(run, [&](int32_t only) { job = only; });
+    int32_t job = skip;
+    if (run.skip < 0) valleys_.options(run, [&](int32_t only) { job = only; });
     if (!apply(job, best)) back();
   }
 
@@ -173,10 +173,10 @@ class Branching {
       return a.value > b.value || (a.value == b.value && a.job < b.job);
     };
     std::sort(options_.begin() + static_cast<std::ptrdiff_t>(first), options_.end(), sooner);
-    if (run.idle >= 0) options_.push_back({idle, 0});
-    work_ += 8 * static_cast<int64_t>(options_.size() - first);
-    frames_.push_back({here_, index, valleys_.mark(), fields_.size(), first, options_.size(), key});
-    here_.parent = static_cast<int32_t>(frames_.size()) - 1;
+    if (run.skip >= 0) options_.push_back({skip, 0});
+    steps_ += 8 * static_cast<int64_t>(options_.size() - first);
+    frames_.push_back({current_, index, valleys_.mark(), fields_.size(), first, options_.size(), key});
+    current_.parent = static_cast<int32_t>(frames_.size()) - 1;
     try_next();
   }
 
@@ -190,57 +190,57 @@ class Branching {
     const int64_t top = run.height + item.size;
     const int level = (at_left && !valleys_.is_cut(run.begin) && valleys_.run(run.before).height == top) +
                       (at_right && !valleys_.is_cut(run.end) && valleys_.run(run.after).height == top);
-    return 2 * taste_[0] * length + 2 * taste_[1] * size + taste_[2] * length * size +
-           0.5 * taste_[3] * (at_left + at_right) + taste_[4] * level + taste_[5] * random_.unit();
+    return 2 * preference_[0] * length + 2 * preference_[1] * size + preference_[2] * length * size +
+           0.5 * preference_[3] * (at_left + at_right) + preference_[4] * level + preference_[5] * random_.unit();
   }
 
   // Hash of the jobs not yet placed in this field and of the skyline under them; 0 if the hash would cost too
   // much.
   uint64_t state_key() {
-    if (!(rules_ & rule_failures) || here_.right - here_.left > most_hashed) return 0;
-    uint64_t key = mix(static_cast<uint64_t>(here_.left) << 32 | static_cast<uint64_t>(here_.right));
-    for (int32_t r = valleys_.run_at(here_.left); r >= 0; r = valleys_.run(r).after) {
+    if (!(rules_ & rule_failures) || current_.right - current_.left > most_hashed) return 0;
+    uint64_t key = mix(static_cast<uint64_t>(current_.left) << 32 | static_cast<uint64_t>(current_.right));
+    for (int32_t r = valleys_.run_at(current_.left); r >= 0; r = valleys_.run(r).after) {
       const Valleys::Run& run = valleys_.run(r);
-      if (run.begin >= here_.right) break;
+      if (run.begin >= current_.right) break;
       key = mix(key ^ mix(static_cast<uint64_t>(run.height)) ^ static_cast<uint64_t>(run.begin));
     }
-    valleys_.each(here_.left, here_.right, [&](int32_t job) { key ^= key_[job]; });
-    work_ += here_.right - here_.left;
+    valleys_.each(current_.left, current_.right, [&](int32_t job) { key ^= key_[job]; });
+    steps_ += current_.right - current_.left;
     return mix(key) | 1;
   }
 
   bool apply(int32_t job, int32_t run) {
     ++nodes_;
-    if (job == idle ? !valleys_.idle(run) : !valleys_.place(job, run)) {
+    if (job == skip ? !valleys_.skip(run) : !valleys_.place(job, run)) {
       ++failed_;
       return false;
     }
-    if (job != idle) split(valleys_.item(job));
+    if (job != skip) split(valleys_.item(job));
     return true;
   }
 
   // The field is infeasible: backtracks to the latest decision that contributed to the field.
   void back() {
-    if (here_.parent < 0) state_ = State::infeasible;
+    if (current_.parent < 0) state_ = State::infeasible;
     else try_next();
   }
 
-  // Takes the next alternative of the decision here_.parent, or of the decision before if none is left.
+  // Takes the next alternative of the decision current_.parent, or of the decision before if none is left.
   void try_next() {
-    for (int32_t at = here_.parent; at >= 0; at = here_.parent) {
+    for (int32_t at = current_.parent; at >= 0; at = current_.parent) {
       Frame& frame = frames_[at];
       valleys_.undo(frame.mark);
       frames_.resize(at + 1);
       fields_.resize(frame.fields);
       options_.resize(frame.end);
-      here_ = frame.field;
-      here_.parent = at;
+      current_ = frame.field;
+      current_.parent = at;
       if (frame.option < frame.end) {
         if (apply(options_[frame.option++].job, frame.run)) return;
         continue;
       }
       if (frame.key != 0) failures_.add(frame.key);
-      here_.parent = frame.field.parent;
+      current_.parent = frame.field.parent;
     }
     state_ = State::infeasible;
   }
@@ -250,13 +250,13 @@ class Branching {
   Random random_;
   Failures failures_;
   State state_ = State::open;
-  Field here_{0, 0, -1, -1};      // the field being filled
+  Field current_{0, 0, -1, -1};      // the field being filled
   std::vector<Frame> frames_;
   std::vector<Field> fields_;
   std::vector<Option> options_;
   std::vector<uint64_t> key_;     // per job
-  double taste_[6] = {}, biggest_ = 1;
-  int64_t nodes_ = 0, work_ = 0, tries_ = 0;
+  double preference_[6] = {}, biggest_ = 1;
+  int64_t nodes_ = 0, steps_ = 0, tries_ = 0;
   int64_t failed_ = 0, limit_ = 0;  // of this try
 };
 

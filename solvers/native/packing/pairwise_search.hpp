@@ -22,24 +22,24 @@
 #include <limits>
 #include <stdexcept>
 
-#include "packing/meets.hpp"
+#include "packing/cliques.hpp"
 #include "packing/random.hpp"
 
 namespace packing {
 
 // Optional rules that only save work. Each can be switched off without changing the answer.
 enum PairRules : uint32_t {
-  pairs_holes = 1,      // an offset skips gaps between fixed ranges that are too small for the job
-  pairs_sums = 2,       // a job is above the stack of all jobs below it in a set
+  pairs_holes = 1,        // an offset skips gaps between fixed ranges that are too small for the job
+  pairs_stack_sums = 2,   // a job is above the stack of all jobs below it in a set
   // edge finding: jobs of a set between their lowest offset and highest end, which of them cannot be topmost
-  pairs_windows = 4,
-  pairs_twins = 8,      // of equal jobs the first is below
-  pairs_mirror = 16,    // a plan turned upside down is not searched again
-  pairs_patterns = 32,  // offsets are sums of sizes
+  pairs_edge_finding = 4,
+  pairs_symmetry = 8,     // of equal jobs the first is below
+  pairs_mirror = 16,      // a plan turned upside down is not searched again
+  pairs_subset_sums = 32,  // offsets are sums of sizes
   every_pair_rule = 63,
 };
 
-class Pairs {
+class PairwiseSearch {
  public:
   enum class State { open, found, infeasible };
   static constexpr int64_t most = int64_t{1} << 61;  // largest sum of bytes anywhere
@@ -47,27 +47,27 @@ class Pairs {
 
   // Throws std::invalid_argument for more than 1,024 jobs, or more than 2^61 bytes of them, their alignments and the
   // highest fixed offset.
-  Pairs(const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules = every_pair_rule);
+  PairwiseSearch(const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules = every_pair_rule);
 
   State state() const { return state_; }
   bool found() const { return state_ == State::found; }
   bool infeasible() const { return state_ == State::infeasible; }
   int64_t nodes() const { return nodes_; }  // number of decisions
-  int64_t looks() const { return looks_each * work_; }
+  int64_t work() const { return work_a_step * steps_; }
   const std::vector<int64_t>& offsets() const { return low_; }
 
-  // Goes on until a plan or a proof is found or about `budget` more looks are spent.
+  // Goes on until a plan or a proof is found or about `budget` more work units are spent.
   State advance(int64_t budget) {
-    const int64_t until = looks() + budget;
-    while (state_ == State::open && looks() < until) step();
+    const int64_t until = work() + budget;
+    while (state_ == State::open && work() < until) step();
     return state_;
   }
 
  private:
-  static constexpr int64_t looks_each = 4;           // cost of a pair in looks of first fit; measured
+  static constexpr int64_t work_a_step = 4;           // cost of a pair in work units of first fit; measured
   static constexpr int64_t first_try = 100;          // failures in the first try
-  static constexpr double doubt = 0.05;              // probability of trying first the order with less room
-  static constexpr size_t most_patterns = 1 << 12;   // with more sums, few offsets are excluded
+  static constexpr double less_room_first = 0.05;              // probability of trying first the order with less room
+  static constexpr size_t most_subset_sums = 1 << 12;   // with more sums, few offsets are excluded
   static constexpr int64_t most_in_sets = 1 << 12;   // total number of jobs in all sets
   static constexpr size_t most_in_window = 32;       // jobs of a set for windows(); more would take too long
 
@@ -82,7 +82,7 @@ class Pairs {
     int64_t low, high;
   };
   struct Set {
-    std::vector<int32_t> jobs;  // any two meet; sorted by descending lowest offset, as of the last look_at()
+    std::vector<int32_t> jobs;  // any two meet; sorted by descending lowest offset, as of the last list_members()
     int64_t mask;               // all offsets of these jobs are multiples of mask + 1
     bool queued;
   };
@@ -105,13 +105,13 @@ class Pairs {
   int64_t room(int32_t lower, int32_t upper) const { return high_[upper] - low_[lower] - size_[lower]; }
 
   void measure(const Jobs& jobs, int64_t capacity);
-  void pair_up(const Meets& meets);
+  void pair_up(const OverlapGraph& meets);
   void find_holes();
-  void find_sets(const Meets& meets);
-  void find_patterns();
+  void find_sets(const OverlapGraph& meets);
+  void find_subset_sums();
   bool begin();
-  bool put_twins(const Jobs& jobs);
-  bool put_mirror(bool twins);
+  bool break_symmetry(const Jobs& jobs);
+  bool break_mirror_symmetry(bool equal_jobs);
 
   void step();
   void decide(const Pair& pair);
@@ -129,7 +129,7 @@ class Pairs {
   void clear_queues();
   bool propagate();
   bool revise(Pair& pair);
-  void look_at(Set& set);
+  void list_members(Set& set);
   bool sums(Set& set);
   bool windows(Set& set);
   bool window(int64_t end, int64_t largest);
@@ -148,29 +148,29 @@ class Pairs {
   std::vector<std::vector<Range>> taken_;          // per job: fixed ranges it meets, ascending, disjoint
   std::vector<Set> sets_;
   std::vector<std::vector<int32_t>> sets_of_;      // per job: indices of its sets
-  std::vector<int64_t> patterns_;                  // possible offsets, ascending; empty: any
+  std::vector<int64_t> subset_sums_;                  // possible offsets, ascending; empty: any
   std::vector<Change> trail_;
   std::vector<Frame> frames_;
   std::vector<int32_t> jobs_queue_, sets_queue_;   // jobs and sets that have changed
   std::vector<char> queued_;                       // per job: in jobs_queue_
   std::vector<int32_t> above_;                     // scratch of link()
   std::vector<Member> members_, by_end_;           // scratch: the members of the current set
-  int64_t nodes_ = 0, work_ = 0;
+  int64_t nodes_ = 0, steps_ = 0;
   int64_t failed_ = 0, limit_ = first_try;         // of this try
 };
 
-inline Pairs::Pairs(const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules) : rules_(rules), random_(seed) {
+inline PairwiseSearch::PairwiseSearch(const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules) : rules_(rules), random_(seed) {
   measure(jobs, capacity);
-  const Meets meets(jobs);
+  const OverlapGraph meets(jobs);
   pair_up(meets);
   if (rules_ & pairs_holes) find_holes();
-  if (rules_ & (pairs_sums | pairs_windows)) find_sets(meets);
-  if (rules_ & pairs_patterns) find_patterns();
-  if (!begin() || !put_twins(jobs)) state_ = State::infeasible;
+  if (rules_ & (pairs_stack_sums | pairs_edge_finding)) find_sets(meets);
+  if (rules_ & pairs_subset_sums) find_subset_sums();
+  if (!begin() || !break_symmetry(jobs)) state_ = State::infeasible;
   trail_.clear();
 }
 
-inline void Pairs::measure(const Jobs& jobs, int64_t capacity) {
+inline void PairwiseSearch::measure(const Jobs& jobs, int64_t capacity) {
   n_ = jobs.count();
   if (n_ > most_jobs) throw std::invalid_argument("too many jobs");
   size_ = jobs.size, mask_ = jobs.mask, fixed_ = jobs.fixed;
@@ -182,10 +182,10 @@ inline void Pairs::measure(const Jobs& jobs, int64_t capacity) {
     if (fixed_[j] >= 0) mask_[j] = fixed_[j] > 0 ? (fixed_[j] & -fixed_[j]) - 1 : most - 1;
   }
   capacity_ = std::clamp<int64_t>(capacity, 0, most);
-  work_ += 64 * n_ + static_cast<int64_t>(n_) * n_;
+  steps_ += 64 * n_ + static_cast<int64_t>(n_) * n_;
 }
 
-inline void Pairs::pair_up(const Meets& meets) {
+inline void PairwiseSearch::pair_up(const OverlapGraph& meets) {
   below_.assign(static_cast<size_t>(n_) * n_, 0);
   neighbours_.resize(n_);
   for (int32_t b = 0; b < n_; ++b)
@@ -198,7 +198,7 @@ inline void Pairs::pair_up(const Meets& meets) {
     }
 }
 
-inline void Pairs::find_holes() {
+inline void PairwiseSearch::find_holes() {
   taken_.resize(n_);
   for (int32_t j = 0; j < n_; ++j) {
     if (fixed_[j] >= 0) continue;
@@ -215,7 +215,7 @@ inline void Pairs::find_holes() {
 }
 
 // Only sets of three or more jobs; sets of two are pairs.
-inline void Pairs::find_sets(const Meets& meets) {
+inline void PairwiseSearch::find_sets(const OverlapGraph& meets) {
   sets_of_.resize(n_);
   int64_t left = most_in_sets;
   const auto take = [&](const std::vector<int32_t>& jobs) {
@@ -228,12 +228,12 @@ inline void Pairs::find_sets(const Meets& meets) {
   };
   int64_t steps = most_in_sets * 256;
   meets.largest(take, [&] { return (steps -= n_) >= 0 && left > 0; });
-  work_ += (most_in_sets * 256 - steps) / 8;
+  steps_ += (most_in_sets * 256 - steps) / 8;
 }
 
 // Without alignments and fixed offsets, every offset in a lowest plan is a sum of sizes: a job stands on the
 // ground or on a stack of jobs.
-inline void Pairs::find_patterns() {
+inline void PairwiseSearch::find_subset_sums() {
   for (int32_t j = 0; j < n_; ++j)
     if (fixed_[j] >= 0 || mask_[j] > 0) return;
   std::vector<int64_t> sums{0}, more, all;
@@ -243,14 +243,14 @@ inline void Pairs::find_patterns() {
       if (sum + size <= capacity_) more.push_back(sum + size);
     std::set_union(sums.begin(), sums.end(), more.begin(), more.end(), std::back_inserter(all));
     sums.swap(all);
-    work_ += static_cast<int64_t>(sums.size());
-    if (sums.size() > most_patterns) return;
+    steps_ += static_cast<int64_t>(sums.size());
+    if (sums.size() > most_subset_sums) return;
   }
-  patterns_ = sums;
+  subset_sums_ = sums;
 }
 
 // Propagates everything that holds before any decision.
-inline bool Pairs::begin() {
+inline bool PairwiseSearch::begin() {
   low_.assign(n_, 0), high_.assign(n_, 0), queued_.assign(n_, 0);
   taken_.resize(n_), sets_of_.resize(n_);
   for (int32_t j = 0; j < n_; ++j) {
@@ -263,25 +263,25 @@ inline bool Pairs::begin() {
 
 // Symmetry breaking: exchanging equal jobs changes nothing; nor does turning a plan upside down, if there are
 // no alignments and fixed offsets. The two symmetries cannot be broken fully at the same time.
-inline bool Pairs::put_twins(const Jobs& jobs) {
+inline bool PairwiseSearch::break_symmetry(const Jobs& jobs) {
   const auto equal = [&](int32_t a, int32_t b) {
     const auto same = [](const Piece& x, const Piece& y) { return x.start == y.start && x.end == y.end; };
     const auto piece = [&](int32_t job, int32_t k) { return jobs.pieces.begin() + jobs.first[job + k]; };
     return size_[a] == size_[b] && mask_[a] == mask_[b] && fixed_[a] < 0 && fixed_[b] < 0 &&
            std::equal(piece(a, 0), piece(a, 1), piece(b, 0), piece(b, 1), same);
   };
-  bool twins = false;
-  if (rules_ & pairs_twins)
+  bool equal_jobs = false;
+  if (rules_ & pairs_symmetry)
     for (const Pair& pair : pairs_) {
       if (!equal(pair.a, pair.b)) continue;
-      twins = true;
+      equal_jobs = true;
       if (!put_below(pair.a, pair.b) || !propagate()) return false;
     }
-  return put_mirror(twins);
+  return break_mirror_symmetry(equal_jobs);
 }
 
-inline bool Pairs::put_mirror(bool twins) {
-  if (twins || !(rules_ & pairs_mirror)) return true;
+inline bool PairwiseSearch::break_mirror_symmetry(bool equal_jobs) {
+  if (equal_jobs || !(rules_ & pairs_mirror)) return true;
   for (int32_t j = 0; j < n_; ++j)
     if (fixed_[j] >= 0 || mask_[j] > 0) return true;
   const auto bytes = [&](const Pair& pair) { return size_[pair.a] + size_[pair.b]; };
@@ -291,7 +291,7 @@ inline bool Pairs::put_mirror(bool twins) {
 }
 
 // up() and down() move an offset to the next one that the job can have; false if there is none.
-inline bool Pairs::up(int32_t job, int64_t& at) const {
+inline bool PairwiseSearch::up(int32_t job, int64_t& at) const {
   if (fixed_[job] >= 0) {
     const bool can = at <= fixed_[job];
     at = fixed_[job];
@@ -300,14 +300,14 @@ inline bool Pairs::up(int32_t job, int64_t& at) const {
   at = (at + mask_[job]) & ~mask_[job];
   for (const Range& range : taken_[job])
     if (range.high > at && range.low < at + size_[job]) at = (range.high + mask_[job]) & ~mask_[job];
-  if (patterns_.empty()) return true;
-  const auto next = std::lower_bound(patterns_.begin(), patterns_.end(), at);
-  if (next == patterns_.end()) return false;
+  if (subset_sums_.empty()) return true;
+  const auto next = std::lower_bound(subset_sums_.begin(), subset_sums_.end(), at);
+  if (next == subset_sums_.end()) return false;
   at = *next;
   return true;
 }
 
-inline bool Pairs::down(int32_t job, int64_t& at) const {
+inline bool PairwiseSearch::down(int32_t job, int64_t& at) const {
   if (fixed_[job] >= 0) {
     const bool can = at >= fixed_[job];
     at = fixed_[job];
@@ -320,11 +320,11 @@ inline bool Pairs::down(int32_t job, int64_t& at) const {
     if (range->low < size_[job]) return false;
     at = (range->low - size_[job]) & ~mask_[job];
   }
-  if (!patterns_.empty()) at = *std::prev(std::upper_bound(patterns_.begin(), patterns_.end(), at));
+  if (!subset_sums_.empty()) at = *std::prev(std::upper_bound(subset_sums_.begin(), subset_sums_.end(), at));
   return true;
 }
 
-inline bool Pairs::raise(int32_t job, int64_t at) {
+inline bool PairwiseSearch::raise(int32_t job, int64_t at) {
   if (at <= low_[job]) return true;
   if (at > high_[job] || !up(job, at) || at > high_[job]) return false;
   trail_.push_back({job, low_[job]});
@@ -333,7 +333,7 @@ inline bool Pairs::raise(int32_t job, int64_t at) {
   return true;
 }
 
-inline bool Pairs::sink(int32_t job, int64_t at) {
+inline bool PairwiseSearch::sink(int32_t job, int64_t at) {
   if (at >= high_[job]) return true;
   if (at < low_[job] || !down(job, at) || at < low_[job]) return false;
   trail_.push_back({n_ + job, high_[job]});
@@ -343,7 +343,7 @@ inline bool Pairs::sink(int32_t job, int64_t at) {
 }
 
 // For two jobs that meet.
-inline bool Pairs::put_below(int32_t a, int32_t b) {
+inline bool PairwiseSearch::put_below(int32_t a, int32_t b) {
   if (is_below(b, a)) return false;
   if (!is_below(a, b)) link(a, b);
   return raise(b, low_[a] + size_[a]) && sink(a, high_[b] - size_[a]);
@@ -351,7 +351,7 @@ inline bool Pairs::put_below(int32_t a, int32_t b) {
 
 // Transitive closure: every job below a is below every job above b. This excludes cycles, in which offsets
 // would rise byte by byte.
-inline void Pairs::link(int32_t a, int32_t b) {
+inline void PairwiseSearch::link(int32_t a, int32_t b) {
   above_.clear();
   for (int32_t y = 0; y < n_; ++y)
     if (y == b || is_below(b, y)) above_.push_back(y);
@@ -364,23 +364,23 @@ inline void Pairs::link(int32_t a, int32_t b) {
       queue(x), queue(y);
     }
   }
-  work_ += n_ / 4;
+  steps_ += n_ / 4;
 }
 
-inline void Pairs::queue(int32_t job) {
+inline void PairwiseSearch::queue(int32_t job) {
   if (!queued_[job]) queued_[job] = 1, jobs_queue_.push_back(job);
   for (const int32_t s : sets_of_[job])
     if (!sets_[s].queued) sets_[s].queued = true, sets_queue_.push_back(s);
 }
 
-inline void Pairs::clear_queues() {
+inline void PairwiseSearch::clear_queues() {
   for (const int32_t job : jobs_queue_) queued_[job] = 0;
   for (const int32_t s : sets_queue_) sets_[s].queued = false;
   jobs_queue_.clear(), sets_queue_.clear();
 }
 
 // Propagates all changes to a fixpoint: pairs first, then sets. Returns false on a contradiction.
-inline bool Pairs::propagate() {
+inline bool PairwiseSearch::propagate() {
   while (!jobs_queue_.empty() || !sets_queue_.empty()) {
     if (!jobs_queue_.empty()) {
       const int32_t job = jobs_queue_.back();
@@ -393,15 +393,15 @@ inline bool Pairs::propagate() {
     Set& set = sets_[sets_queue_.back()];
     sets_queue_.pop_back();
     set.queued = false;
-    if ((rules_ & pairs_sums) && !sums(set)) return false;
-    if ((rules_ & pairs_windows) && set.jobs.size() <= most_in_window && !windows(set)) return false;
+    if ((rules_ & pairs_stack_sums) && !sums(set)) return false;
+    if ((rules_ & pairs_edge_finding) && set.jobs.size() <= most_in_window && !windows(set)) return false;
   }
   return true;
 }
 
-inline bool Pairs::revise(Pair& pair) {
+inline bool PairwiseSearch::revise(Pair& pair) {
   const int32_t a = pair.a, b = pair.b;
-  ++work_;
+  ++steps_;
   bool can = true;
   if (is_below(a, b)) can = put_below(a, b);
   else if (is_below(b, a)) can = put_below(b, a);
@@ -411,7 +411,7 @@ inline bool Pairs::revise(Pair& pair) {
   return can;
 }
 
-inline void Pairs::look_at(Set& set) {
+inline void PairwiseSearch::list_members(Set& set) {
   auto& jobs = set.jobs;  // still nearly sorted
   for (size_t k = 1; k < jobs.size(); ++k)
     for (size_t i = k; i > 0 && low_[jobs[i]] > low_[jobs[i - 1]]; --i) std::swap(jobs[i], jobs[i - 1]);
@@ -420,17 +420,17 @@ inline void Pairs::look_at(Set& set) {
     const int64_t padded = (size_[j] + set.mask) & ~set.mask;
     members_.push_back({j, low_[j], high_[j] + padded, padded});
   }
-  work_ += 4 * static_cast<int64_t>(jobs.size());
+  steps_ += 4 * static_cast<int64_t>(jobs.size());
 }
 
 // Jobs below a job that begin no lower than one of these jobs are stacked between that one and the job; and
 // upside down.
-inline bool Pairs::sums(Set& set) {
-  look_at(set);
+inline bool PairwiseSearch::sums(Set& set) {
+  list_members(set);
   by_end_ = members_;
   std::sort(by_end_.begin(), by_end_.end(),
             [](const Member& x, const Member& y) { return x.end < y.end || (x.end == y.end && x.job < y.job); });
-  work_ += static_cast<int64_t>(members_.size() * members_.size());
+  steps_ += static_cast<int64_t>(members_.size() * members_.size());
   for (const Member& member : members_) {
     int64_t sum = 0, low = 0, end = member.end;
     for (const Member& x : members_)
@@ -443,8 +443,8 @@ inline bool Pairs::sums(Set& set) {
   return true;
 }
 
-inline bool Pairs::windows(Set& set) {
-  look_at(set);
+inline bool PairwiseSearch::windows(Set& set) {
+  list_members(set);
   int64_t largest = 0;
   for (const Member& x : members_) largest = std::max(largest, x.padded);
   for (const Member& last : members_)
@@ -455,16 +455,16 @@ inline bool Pairs::windows(Set& set) {
 // Edge finding (Carlier and Pinson, 1989): the members that end by `end` are infeasible if they do not fit
 // above their lowest offset; if they do not fit together with another member, that member is above them all,
 // as it ends later.
-inline bool Pairs::window(int64_t end, int64_t largest) {
+inline bool PairwiseSearch::window(int64_t end, int64_t largest) {
   int64_t sum = 0;
-  work_ += static_cast<int64_t>(members_.size());
+  steps_ += static_cast<int64_t>(members_.size());
   for (size_t k = 0; k < members_.size(); ++k) {
     const Member& first = members_[k];
     if (first.end > end) continue;
     sum += first.padded;
     if (first.low + sum > end) return false;
     if (first.low + sum + largest <= end) continue;
-    work_ += static_cast<int64_t>(members_.size());
+    steps_ += static_cast<int64_t>(members_.size());
     for (const Member& over : members_) {
       if (over.end <= end || std::min(over.low, first.low) + sum + over.padded <= end) continue;
       for (size_t i = 0; i <= k; ++i)
@@ -474,7 +474,7 @@ inline bool Pairs::window(int64_t end, int64_t largest) {
   return true;
 }
 
-inline void Pairs::step() {
+inline void PairwiseSearch::step() {
   if (failed_ >= limit_) restart();
   const Pair* best = nullptr;
   double highest = -1;
@@ -488,15 +488,15 @@ inline void Pairs::step() {
     const double score = pair.weight / (1 + 20 * least);
     if (score > highest) highest = score, best = &pair;
   }
-  work_ += static_cast<int64_t>(open_.size());
+  steps_ += static_cast<int64_t>(open_.size());
   if (overlap) decide(*best);
   else state_ = State::found;
 }
 
 // Tries the order with more room first, mostly.
-inline void Pairs::decide(const Pair& pair) {
+inline void PairwiseSearch::decide(const Pair& pair) {
   int32_t lower = pair.a, upper = pair.b;
-  if ((room(lower, upper) < room(upper, lower)) != (random_.unit() < doubt)) std::swap(lower, upper);
+  if ((room(lower, upper) < room(upper, lower)) != (random_.unit() < less_room_first)) std::swap(lower, upper);
   ++nodes_;
   frames_.push_back({lower, upper, trail_.size()});
   if (!(put_below(lower, upper) && propagate()) && !back()) state_ = State::infeasible;
@@ -504,7 +504,7 @@ inline void Pairs::decide(const Pair& pair) {
 
 // Undoes the latest decision and enforces the opposite order; if that fails, too, goes on with the decision
 // before.
-inline bool Pairs::back() {
+inline bool PairwiseSearch::back() {
   while (!frames_.empty()) {
     ++failed_;
     clear_queues();
@@ -516,7 +516,7 @@ inline bool Pairs::back() {
   return false;
 }
 
-inline void Pairs::undo(size_t mark) {
+inline void PairwiseSearch::undo(size_t mark) {
   for (; trail_.size() > mark; trail_.pop_back()) {
     const Change& change = trail_.back();
     if (change.what < n_) low_[change.what] = change.old;
@@ -526,7 +526,7 @@ inline void Pairs::undo(size_t mark) {
 }
 
 // Keeps everything derived before the first decision.
-inline void Pairs::restart() {
+inline void PairwiseSearch::restart() {
   if (!frames_.empty()) undo(frames_.front().mark);
   frames_.clear(), trail_.clear();
   const auto closed = [&](int32_t p) { return is_below(pairs_[p].a, pairs_[p].b) || is_below(pairs_[p].b, pairs_[p].a); };

@@ -1,3 +1,6 @@
+// Coordination of threads: readers of pointers that are rarely replaced (Presence), the planner's wake-up signal,
+// and numbers for per-thread default streams.
+//
 // Readers that cost a plain store, for pointers that are replaced rarely and followed often.
 //
 // A thread announces its presence; a thread that wants to destroy an object unlinks it first and then waits
@@ -5,14 +8,19 @@
 // store and its loads, through membarrier(2); if the kernel lacks it, the reader pays.
 #pragma once
 
+#include <linux/futex.h>
 #include <linux/membarrier.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <climits>
 #include <new>
+#include <set>
 
 #include "core/sync.hpp"
+#include "devices/device.hpp"
 
 namespace mempool {
 
@@ -126,6 +134,83 @@ class Presence {
     while (!slots().compare_exchange_weak(slot->next, slot, std::memory_order_release, std::memory_order_relaxed)) {
     }
     return slot;
+  }
+};
+
+// Wake-up signal for a planner: rung rarely, under the pool's lock, and never missed. The bell holds no
+// kernel object, and therefore survives a fork.
+class WakeSignal {
+ public:
+  void ring() noexcept {
+    rings_.fetch_add(1, std::memory_order_release);
+    syscall(SYS_futex, &rings_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  }
+  std::uint32_t rings() const noexcept { return rings_.load(std::memory_order_acquire); }
+  // Wait until the bell has rung more often than `rings` times or the time is over; may also return
+  // spuriously.
+  void wait(std::uint32_t rings, std::chrono::nanoseconds patience) noexcept {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience);
+    const timespec limit{static_cast<time_t>(seconds.count()), static_cast<long>((patience - seconds).count())};
+    syscall(SYS_futex, &rings_, FUTEX_WAIT_PRIVATE, rings, &limit, nullptr, 0);
+  }
+
+ private:
+  static_assert(sizeof(Atomic<std::uint32_t>) == sizeof(std::uint32_t));
+  Atomic<std::uint32_t> rings_{0};
+};
+
+// Numbers for per-thread default streams. The driver has one handle for them, which means another stream in
+// each thread. Here each stream has a negative number, which no handle is. A number is not reused after the
+// thread has ended, because work queued there may still run.
+class ThreadStream {
+ public:
+  static constexpr Stream kHandle = 2;  // the driver's handle, which means the calling thread's stream
+
+  static Stream mine() noexcept {
+    Stream& stream = per_thread<Number>().stream;
+    if (stream == 0) stream = numbers().give();
+    return stream;
+  }
+  // Return true for another thread's stream: from here no work can be queued and no event recorded there.
+  static bool elsewhere(Stream stream) noexcept { return stream < 0 && stream != per_thread<Number>().stream; }
+  // Return true if the stream's thread has ended, so that no further work is queued there.
+  static bool ended(Stream stream) noexcept { return stream < 0 && numbers().ended(stream); }
+
+ private:
+  struct Number {
+    Stream stream = 0;  // none yet
+    ~Number() {
+      if (stream != 0) numbers().end(stream);
+    }
+  };
+  class Numbers {
+   public:
+    Stream give() noexcept {
+      const Guarded guard(lock_);
+      try {
+        given_.insert(next_);
+      } catch (...) {  // the stream counts as ended, so that waits are longer than needed
+      }
+      return next_--;
+    }
+    void end(Stream stream) noexcept {
+      const Guarded guard(lock_);
+      given_.erase(stream);
+    }
+    bool ended(Stream stream) noexcept {
+      const Guarded guard(lock_);
+      return stream > next_ && given_.count(stream) == 0;
+    }
+
+   private:
+    Lock lock_;
+    Stream next_ = -1;
+    std::set<Stream> given_;  // of threads that have not ended
+  };
+  static Numbers& numbers() noexcept {
+    // never destroyed, because threads may end after the objects destroyed at process end
+    static auto* const all = new Numbers;
+    return *all;
   }
 };
 

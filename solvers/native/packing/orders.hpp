@@ -1,19 +1,23 @@
-// The quickest order to fill valleys in: by start time. The first job in a valley is found by its place in
-// the order, and time is counted in sections: a valley in which no job begins holds no job.
+// Orders in which jobs fill valleys: the order by start time, and a search over orders.
+//
+// The order by start is the quickest. The first job in a valley is found by its place in the order, and
+// time is counted in sections: a valley in which no job begins holds no job.
 #pragma once
 
 #include <cstring>
+#include <limits>
 
+#include "packing/random.hpp"
 #include "packing/sections.hpp"
 #include "packing/skyline.hpp"
 
 namespace packing {
 
 // Jobs in order of start, with a fast query for the first job that lies within a run.
-class StartOrder {
+class StartIndex {
  public:
   // `in_order` points to `count` jobs without gaps in ascending order of their starts, and must outlive this.
-  StartOrder(const Jobs& jobs, const Times& times, const int32_t* in_order, size_t count) : jobs_(in_order) {
+  StartIndex(const Jobs& jobs, const Times& times, const int32_t* in_order, size_t count) : jobs_(in_order) {
     levels_.emplace_back();
     reserve(levels_[0], count + width);
     reserve(first_from_, times.length + 1);
@@ -91,11 +95,11 @@ class StartOrder {
 };
 
 // Chooses as JobTree does for the order by start, with the jobs across the cut of the circle first.
-class EarliestFirst {
+class StartOrder {
  public:
   // is_order() must hold for the candidates, and the candidates must outlive this.
-  EarliestFirst(const Jobs& jobs, const Times& times, const std::vector<int32_t>& candidates)
-      : EarliestFirst(jobs, times, candidates, first_within(jobs, times, candidates)) {}
+  StartOrder(const Jobs& jobs, const Times& times, const std::vector<int32_t>& candidates)
+      : StartOrder(jobs, times, candidates, first_within(jobs, times, candidates)) {}
 
   // Returns whether the candidates are in the order by start.
   static bool is_order(const Jobs& jobs, const Times& times, const std::vector<int32_t>& candidates) {
@@ -113,7 +117,7 @@ class EarliestFirst {
   }
 
  private:
-  EarliestFirst(const Jobs& jobs, const Times& times, const std::vector<int32_t>& candidates, size_t within)
+  StartOrder(const Jobs& jobs, const Times& times, const std::vector<int32_t>& candidates, size_t within)
       : across_(jobs, times, candidates.data(), within),
         others_(jobs, times, candidates.data() + within, candidates.size() - within), length_(times.length) {}
 
@@ -125,12 +129,12 @@ class EarliestFirst {
     return std::partition_point(candidates.begin(), candidates.end(), is_across) - candidates.begin();
   }
 
-  StartOrder across_, others_;
+  StartIndex across_, others_;
   int32_t length_;
 };
 
 // All jobs by start, jobs across the cut of the circle first; ties the longest first, then the largest.
-inline std::vector<int32_t> earliest_first(const Jobs& jobs) {
+inline std::vector<int32_t> start_order(const Jobs& jobs) {
   std::vector<int32_t> next = filled(jobs.instants + 1, 0), order = filled(jobs.count(), 0);
   const auto across = [&](int32_t job) { return arc(jobs, job).end >= jobs.instants; };
   const auto first = [&](int32_t job) { return jobs.pieces[jobs.first[job]].start; };  // 0 if across the cut
@@ -157,8 +161,8 @@ inline std::vector<int64_t> pack_in_order(const Jobs& jobs, const std::vector<in
   const Times times{sections.span, sections.count};
   const std::vector<int32_t> candidates = packer.candidates_in(order);
   int64_t arena;
-  if (EarliestFirst::is_order(jobs, times, candidates)) {
-    EarliestFirst chooser(jobs, times, candidates);
+  if (StartOrder::is_order(jobs, times, candidates)) {
+    StartOrder chooser(jobs, times, candidates);
     const auto take = [&](const Valley& valley) { return chooser.take(valley.from, valley.to); };
     arena = packer.pack(order, no_limit, cancel, take, times);
   } else {
@@ -166,5 +170,71 @@ inline std::vector<int64_t> pack_in_order(const Jobs& jobs, const std::vector<in
   }
   return arena < 0 ? std::vector<int64_t>() : std::move(packer).offsets();
 }
+
+// Seeded search over the orders that decide which job fills a valley.
+//
+// Late acceptance hill climbing (Burke and Bykov, 2017): a changed order is kept if its arena is no larger
+// than the current arena, or than the current arena of some steps ago. A try is abandoned as soon as its
+// arena exceeds both.
+class OrderSearch {
+ public:
+  OrderSearch(Jobs jobs, std::vector<int32_t> order, uint64_t seed)
+      : jobs_(std::move(jobs)), packer_(jobs_), random_(seed), order_(std::move(order)) {
+    arena_ = current_ = packer_.pack(order_, std::numeric_limits<int64_t>::max());
+    best_ = packer_.offsets();
+    past_.assign(history, current_);
+  }
+
+  const Jobs& jobs() const { return jobs_; }
+  const std::vector<int64_t>& offsets() const { return best_; }
+  int64_t arena() const { return arena_; }
+  int64_t work() const { return work_; }
+
+  // Continues until the arena is at most `target` or about `budget` more work units are spent. Returns at once,
+  // with true, when a smaller arena is found.
+  bool advance(int64_t budget, int64_t target) {
+    const int64_t until = work_ + budget;
+    while (work_ < until && arena_ > target) {
+      if (step()) return true;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr int32_t history = 50;   // steps ago
+  static constexpr int64_t work_a_job = 256;  // cost per job, in work units of first fit; measured
+
+  bool step() {
+    const auto before = order_;
+    for (int32_t moves = 1 + random_.below(3); moves > 0; --moves) move();
+    int64_t& past = past_[steps_++ % history];
+    const int64_t arena = packer_.pack(order_, std::max(current_, past));
+    work_ += jobs_.count() * work_a_job;
+    if (arena < 0) order_ = before;
+    else current_ = arena;
+    past = current_;
+    if (current_ >= arena_) return false;
+    arena_ = current_;
+    best_ = packer_.offsets();
+    return true;
+  }
+
+  // Moves a random job to a random place.
+  void move() {
+    const int32_t from = random_.below(jobs_.count()), to = random_.below(jobs_.count());
+    const auto at = order_.begin();
+    if (from < to) std::rotate(at + from, at + from + 1, at + to + 1);
+    else std::rotate(at + to, at + from, at + from + 1);
+  }
+
+  const Jobs jobs_;
+  ValleyPacker packer_;
+  Random random_;
+  std::vector<int32_t> order_;
+  // offsets of the best arena; ring buffer of the current arenas of the last steps
+  std::vector<int64_t> best_, past_;
+  int64_t arena_ = 0, current_ = 0, work_ = 0;
+  uint64_t steps_ = 0;
+};
 
 }  // namespace packing

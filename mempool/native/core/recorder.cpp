@@ -1,4 +1,4 @@
-#include "core/trace_buffer.hpp"
+#include "core/recorder.hpp"
 
 #include <fcntl.h>
 #include <stdlib.h>
