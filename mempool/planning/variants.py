@@ -14,8 +14,7 @@ import numpy as np
 
 from mempool.planning.planned_pattern import GOOD, Planned, Search, as_if_alone, with_kept
 from solvers.packing.bounds import peak_load
-from solvers.packing.coupled_variants import pack_coupled
-from solvers.packing.variants import IterationVariant, VariantSet, agree_on_persistent
+from solvers.packing.variants import IterationVariant, VariantSet, agree_on_persistent, pack_coupled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -174,7 +174,7 @@ def _first_row(sums: NDArray[np.int64], total: int) -> int:
 
 
 def _pieces(buffers: Buffers, columns: int) -> tuple[NDArray[np.int64], ...]:
-    from solvers.packing.pieces import pieces_of
+    from solvers.packing.bounds import pieces_of
 
     pieces = pieces_of(buffers)
     owner, start, end, period = pieces.owner, pieces.start, pieces.end, buffers.period

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers import _core
-from solvers.packing.bounds import peak_load
+from solvers.packing.bounds import peak_load, pieces_of
 from solvers.packing.jobs import Jobs
-from solvers.packing.pieces import pieces_of
+from solvers.packing.options import OPTIONS
 from solvers.packing.plan import check_arenas, stride_of
 from solvers.packing.registry import search
-from solvers.packing.task import Task
-from solvers.packing.worker_thread import aside
+from solvers.packing.task import Task, run_aside
 from traces.columns import distinct, numbered
 
 if TYPE_CHECKING:
@@ -33,15 +32,6 @@ if TYPE_CHECKING:
 
 #: Solvers that support several arenas; the others support one arena only.
 WITH_ARENAS = ("auto", "greedy", "exact")
-#: Looks per job charged for filling an arena; as much as `Repair` charges for the same work.
-_LOOKS_A_JOB = 500
-#: Number of attempts to fill the arenas in each order before the solver takes over, and the largest fraction
-#: of the load by which loads are randomly overestimated in later attempts.
-_FILLS, _DOUBT = 8, 0.03
-#: Limits of the search for the last arena, run if the load of the remaining jobs fits: the largest number of
-#: nodes in the first attempt, halved in each later attempt, and the divisor (1 / 8) of the remaining node
-#: budget.
-_NODES_LAST, _PART_LAST = 20_000_000, 8
 
 
 def arenas_of(capacity: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -103,7 +93,7 @@ class Arenas:
             return buffers
         return dataclasses.replace(buffers, alignment=np.minimum(buffers.alignment, self.stride))
 
-    def why_not(self, buffers: Buffers) -> str:
+    def infeasibility(self, buffers: Buffers) -> str:
         """Return why loads or fixed offsets make the arenas infeasible for the buffers, or ""."""
         for least in sorted({0, *self.usable}):
             load = least_load(buffers.select(buffers.size > least))
@@ -137,7 +127,7 @@ def least_load(buffers: Buffers) -> int:
     return sum(peak_load(buffers.select(buffers.group == group)) for group in distinct(buffers.group))
 
 
-def fill(task: Task, arenas: Arenas) -> None:
+def fill_arenas(task: Task, arenas: Arenas) -> None:
     """Fill the arenas one by one, maximum load first; retry with random overestimates until all jobs fit.
 
     Each turn fills the arenas in the given order and then smallest first, which leaves the larger arenas to
@@ -147,9 +137,9 @@ def fill(task: Task, arenas: Arenas) -> None:
     given = list(range(len(arenas.usable)))
     smallest_first = sorted(given, key=lambda k: arenas.usable[k])
     orders = [given] if smallest_first == given else [given, smallest_first]
-    for k, order in enumerate(itertools.islice(itertools.cycle(orders), _FILLS * len(orders))):
+    for k, order in enumerate(itertools.islice(itertools.cycle(orders), OPTIONS.fillings * len(orders))):
         turn = k // len(orders)
-        if k > 0 and task.watch.reason(of_nodes=turn > 0):
+        if k > 0 and task.budget.reached_limit(check_nodes=turn > 0):
             return
         offsets = _Filling(task, arenas, order, turn).run()
         if offsets is not None:
@@ -172,13 +162,13 @@ class _Filling:
             room = sum(usable[other] for other in self._order[n:])
             rows = self._rows(k)
             part = _part(self._task.jobs, rows, k * self._arenas.stride)
-            found = self._below(part, usable[k], room) if len(rows) else np.zeros(0, np.int64)
-            if found is None:
+            offsets = self._fill_one(part, usable[k], room) if len(rows) else np.zeros(0, np.int64)
+            if offsets is None:
                 return None
-            if n + 1 == len(self._order) and (found < 0).any():
-                found = self._searched(part, usable[k])
-            placed = found >= 0
-            self._offsets[rows[placed]] = found[placed] + k * self._arenas.stride
+            if n + 1 == len(self._order) and (offsets < 0).any():
+                offsets = self._search_last(part, usable[k])
+            placed = offsets >= 0
+            self._offsets[rows[placed]] = offsets[placed] + k * self._arenas.stride
         return self._offsets if (self._offsets >= 0).all() else None
 
     def _rows(self, arena: int) -> NDArray[np.int64]:
@@ -188,25 +178,32 @@ class _Filling:
         there = (fixed >= low) & (fixed < low + self._arenas.usable[arena])
         return np.flatnonzero(there | (self._offsets < 0))
 
-    def _below(self, part: Jobs, usable: int, room: int) -> NDArray[np.int64] | None:
-        order, doubt = np.arange(len(part), dtype=np.int32), _DOUBT * self._turn / _FILLS
-        offsets = aside(
+    def _fill_one(self, part: Jobs, usable: int, room: int) -> NDArray[np.int64] | None:
+        order, doubt = (
+            np.arange(len(part), dtype=np.int32),
+            OPTIONS.filling_noise * self._turn / OPTIONS.fillings,
+        )
+        offsets = run_aside(
             self._task,
             lambda cancel: _core.pack_below(part.native(), order, usable, room, doubt, self._seed, cancel),
             wait_for_first=False,
         )
         if offsets is None or len(offsets) < len(part):
             return None
-        self._task.watch.nodes += _LOOKS_A_JOB * len(part)
+        self._task.budget.nodes += OPTIONS.filling_work * len(part)
         return offsets
 
-    def _searched(self, part: Jobs, usable: int) -> NDArray[np.int64]:
+    def _search_last(self, part: Jobs, usable: int) -> NDArray[np.int64]:
         """Return the offsets of all remaining jobs in the last arena, or -1 for all if none are found."""
-        watch = self._task.watch
-        if part.lower_bound <= usable and not watch.reason():
-            last = Task(part, watch, self._seed, usable, usable, self._task.threads)
-            left = _NODES_LAST if watch.nodes_left is None else watch.nodes_left // _PART_LAST
-            search(last, min(left, _NODES_LAST >> self._turn))
+        budget = self._task.budget
+        if part.lower_bound <= usable and not budget.reached_limit():
+            last = Task(part, budget, self._seed, usable, usable, self._task.threads)
+            left = (
+                OPTIONS.last_arena_nodes
+                if budget.nodes_left is None
+                else budget.nodes_left // OPTIONS.last_arena_share
+            )
+            search(last, min(left, OPTIONS.last_arena_nodes >> self._turn))
             if last.offsets is not None and last.arena <= usable:
                 return last.offsets
         return np.full(len(part), -1, np.int64)

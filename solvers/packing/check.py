@@ -46,7 +46,7 @@ def check(plan: Plan, buffers: Buffers) -> None:
     _overlaps(buffers, offset, rows)
 
 
-def check_variants(kinds: Sequence[IterationVariant], plans: Sequence[Plan]) -> None:
+def check_variants(variants: Sequence[IterationVariant], plans: Sequence[Plan]) -> None:
     """Check the plans of several iteration variants, any of which may follow any other.
 
     The lifetime of a buffer that outlives its iteration depends on the next iteration's variant. Every pair
@@ -61,8 +61,8 @@ def check_variants(kinds: Sequence[IterationVariant], plans: Sequence[Plan]) -> 
     if len(columns) != 1:
         raise PlanError(f"plans with {sorted(columns)} columns follow upon each other")
     count = next(iter(columns))
-    numbered = list(enumerate(zip(kinds, plans, strict=True)))
-    for (_, (first, plan)), (number, (second, other)) in itertools.product(numbered, repeat=2):
+    pairs = list(enumerate(zip(variants, plans, strict=True)))
+    for (_, (first, plan)), (number, (second, other)) in itertools.product(pairs, repeat=2):
         n, m = len(first), len(second)
         outlives = (first.reach > 0).any(axis=1)
         until = np.where(outlives, n + first.reach[:, number], np.minimum(first.buffers.end, n))
@@ -71,7 +71,7 @@ def check_variants(kinds: Sequence[IterationVariant], plans: Sequence[Plan]) -> 
         # Times count from the beginning of the third iteration, where all these rows are alive.
         deep = np.flatnonzero(first.reach[:, number] > m)
         beyond = until - (n + m)
-        for third, last in zip(kinds, plans, strict=True) if len(deep) else ():
+        for third, last in zip(variants, plans, strict=True) if len(deep) else ():
             for column in range(count):
                 _check_line((first, plan, column), deep, beyond, (third, last, column + 2), 0)
 
@@ -92,7 +92,7 @@ def _check_line(
         second: variant, plan and column of the later iteration.
         begun: time at which the later iteration begins.
     """
-    (kind, plan, column), (other, others_plan, others_column) = first, second
+    (variant, plan, column), (other, others_plan, others_column) = first, second
     assert plan.offset is not None and others_plan.offset is not None  # noqa: PT018
     # Later rows of the second iteration meet none of `rows`; pairs among the later rows are checked when that
     # iteration is passed as `first`.
@@ -100,8 +100,8 @@ def _check_line(
     ends = np.where((other.reach > 0).any(axis=1), len(other), np.minimum(other.buffers.end, len(other)))
     start = np.concatenate([np.minimum(rows, begun), begun + there])
     end = np.concatenate([until[rows], begun + ends[there]])
-    size = np.concatenate([kind.buffers.size[rows], other.buffers.size[there]])
-    persistent = np.concatenate([kind.buffers.persistent[rows], other.buffers.persistent[there]])
+    size = np.concatenate([variant.buffers.size[rows], other.buffers.size[there]])
+    persistent = np.concatenate([variant.buffers.persistent[rows], other.buffers.persistent[there]])
     offset = np.concatenate(
         [
             plan.offset[rows, column % plan.columns],
@@ -129,7 +129,7 @@ def _each(plan: Plan, buffers: Buffers, offset: NDArray[np.int64], rows: NDArray
     at, size = offset[rows], buffers.size[rows, None]
     fixed = buffers.offset[rows, None]
     low, most, ends = _arenas(plan, at)
-    for wrong, what in (
+    for wrong, fault in (
         (at < 0, "has a negative offset"),
         (at - low > most - size, ends),
         ((at - low) & (buffers.alignment[rows, None] - 1) != 0, "is not aligned"),
@@ -137,7 +137,7 @@ def _each(plan: Plan, buffers: Buffers, offset: NDArray[np.int64], rows: NDArray
     ):
         if wrong.any():
             row, column = rows[wrong.any(axis=1).argmax()], wrong.any(axis=0).argmax()
-            raise PlanError(f"{_name(buffers, row)} at {offset[row, column]} {what}")
+            raise PlanError(f"{_name(buffers, row)} at {offset[row, column]} {fault}")
     tops = dict[int, int]()  # highest end in each arena, keyed by the arena's first address
     for begin in distinct(low).tolist():
         tops[begin] = int((at - low + size)[low == begin].max())
@@ -152,14 +152,14 @@ def _arenas(plan: Plan, at: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArr
     if not plan.arenas:
         most = np.full_like(at, plan.arena_bytes)
         return np.zeros_like(at), most, f"ends beyond the arena of {plan.arena_bytes} bytes"
-    apart = 1  # stride between arenas: the smallest power of two larger than every capacity
-    while apart <= max(plan.arenas):
-        apart *= 2
-    arena = at // apart
+    stride = 1  # stride between arenas: the smallest power of two larger than every capacity
+    while stride <= max(plan.arenas):
+        stride *= 2
+    arena = at // stride
     most = np.zeros_like(at)  # 0 for offsets that lie in no arena
     for k, bytes_ in enumerate(plan.arenas):
         most[arena == k] = bytes_
-    return arena * apart, most, f"lies within none of the arenas of {', '.join(map(str, plan.arenas))} bytes"
+    return arena * stride, most, f"lies within none of the arenas of {', '.join(map(str, plan.arenas))} bytes"
 
 
 def _claims(plan: Plan) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from solvers.packing.greedy import quick
+from solvers.packing.greedy import run_heuristics
+from solvers.packing.options import OPTIONS
 from traces.columns import numbered
 
 if TYPE_CHECKING:
@@ -19,12 +20,6 @@ if TYPE_CHECKING:
 
     from solvers.packing.task import Task
 
-#: Nodes of the budget per deterministic second of CP-SAT, which stops at the same point on every machine.
-_NODES_A_SECOND = 10_000_000
-#: Seconds between two checks of the limits.
-_PAUSE = 0.02
-#: Largest number of jobs; with more, CP-SAT's model takes gigabytes and the search finds nothing.
-_MOST_JOBS = 20_000
 #: Largest arena in units of the greatest common divisor; larger values overflow the areas of the model.
 _MOST_UNITS = 2**40
 
@@ -40,24 +35,24 @@ def exact(task: Task) -> None:
     Raises:
         ModuleNotFoundError: OR-Tools is not installed.
     """
-    if quick(task) is not None:
+    if run_heuristics(task) is not None:
         prove(task)
 
 
-def prove(task: Task, nodes_a_second: int = _NODES_A_SECOND) -> None:
+def prove(task: Task, nodes_a_second: int = OPTIONS.exact_nodes_per_second) -> None:
     """Improve the task's offsets until they are proven optimal or a limit is reached."""
     unit = task.jobs.unit
-    if task.offsets is None or unit * _MOST_UNITS < task.arena or len(task.jobs) > _MOST_JOBS:
+    if task.offsets is None or unit * _MOST_UNITS < task.arena or len(task.jobs) > OPTIONS.exact_jobs:
         task.stopped_by = "finished"
         return
-    cp_model = None if task.done(of_nodes=False) else _import(task)
+    cp_model = None if task.done(check_nodes=False) else _import(task)
     if cp_model is None:
         return
     try:
         model = _Model(cp_model, task, unit)
     except _StoppedError:
         return
-    budget = task.watch.stop.node_budget
+    budget = task.budget.stop.node_budget
     model.run(task, None if budget is None else budget / nodes_a_second)
 
 
@@ -80,8 +75,8 @@ def _import(task: Task) -> Any:
         threading.Thread(target=work, name="import of OR-Tools").start()
     else:
         work()
-    while not ended.wait(_PAUSE):
-        if task.done(of_nodes=False):
+    while not ended.wait(OPTIONS.exact_pause):
+        if task.done(check_nodes=False):
             return None
     if errors:
         raise errors[0]
@@ -95,7 +90,7 @@ class _StoppedError(Exception):
 def _each(task: Task) -> Iterator[int]:
     """Yield the job numbers until a limit is reached, which raises `_StoppedError`."""
     for job in range(len(task.jobs)):
-        if job % 500 == 0 and task.done(of_nodes=False):
+        if job % 500 == 0 and task.done(check_nodes=False):
             raise _StoppedError
         yield job
 
@@ -146,7 +141,7 @@ class _Model:
 
     def run(self, task: Task, deterministic_seconds: float | None) -> None:
         """Solve on a separate thread, so that the calling thread can watch the limits and Ctrl-C."""
-        solver, found = self._cp.CpSolver(), _Found(self._cp, self._offsets)
+        solver, solutions = self._cp.CpSolver(), _Solutions(self._cp, self._offsets)
         solver.parameters.random_seed = task.seed % 2**31
         solver.parameters.catch_sigint_signal = False
         if deterministic_seconds is not None:
@@ -159,29 +154,29 @@ class _Model:
 
         def work() -> None:
             try:
-                status.append(solver.solve(self.model, found.callback))
+                status.append(solver.solve(self.model, solutions.callback))
             finally:
                 ended.set()
 
         threading.Thread(target=work, name="cp-sat", daemon=True).start()
         try:
-            self._watch(task, solver, found, ended)
+            self._watch(task, solver, solutions, ended)
         finally:
-            while not ended.wait(_PAUSE):
+            while not ended.wait(OPTIONS.exact_pause):
                 solver.stop_search()  # repeated: a stop before the search has begun is lost
-            self._offer(task, found)
+            self._offer(task, solutions)
         self._conclude(task, solver, status)
 
-    def _watch(self, task: Task, solver: Any, found: _Found, ended: threading.Event) -> None:
+    def _watch(self, task: Task, solver: Any, solutions: _Solutions, ended: threading.Event) -> None:
         pause = 0.001
         while not ended.wait(pause):
-            pause = min(2 * pause, _PAUSE)
-            self._offer(task, found)
-            if task.watch.reason(of_nodes=False) or (task.arena <= task.target):
+            pause = min(2 * pause, OPTIONS.exact_pause)
+            self._offer(task, solutions)
+            if task.budget.reached_limit(check_nodes=False) or (task.arena <= task.target):
                 solver.stop_search()
 
-    def _offer(self, task: Task, found: _Found) -> None:
-        for units in found.take():
+    def _offer(self, task: Task, solutions: _Solutions) -> None:
+        for units in solutions.take():
             offsets = np.array(units, np.int64) * self._unit
             task.offer(offsets, int((offsets + self._jobs.size).max()))
 
@@ -198,7 +193,7 @@ class _Model:
             task.stopped_by = "nodes"
 
 
-class _Found:
+class _Solutions:
     """Queue of solutions from CP-SAT's thread to the calling thread."""
 
     def __init__(self, cp_model: Any, variables: list[Any]) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 
 from solvers import _core
 from solvers._core import Jobs as NativeJobs
-from solvers.packing.bounds import bound_of
-from solvers.packing.pieces import Pieces, pieces_of
+from solvers.packing.bounds import Pieces, bound_of, pieces_of
+from solvers.packing.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from traces.buffers import Buffers
-
-
-#: Number of jobs above which jobs are sorted by start, so that neighbours in time are neighbours in memory.
-_MANY = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +107,12 @@ def jobs_of(
     bound = bound_of(buffers, pieces) if bound is None else bound
     period, cut = (0, 0) if buffers.period is None else (buffers.period, pieces.load.quietest)
     row, counts, start, end = _core.to_line(
-        pieces.owner, pieces.start, pieces.end, period, cut, by_start=len(pieces.rows) > _MANY
+        pieces.owner,
+        pieces.start,
+        pieces.end,
+        period,
+        cut,
+        by_start=len(pieces.rows) > OPTIONS.sorted_by_start,
     )
     jobs = Jobs(
         row,

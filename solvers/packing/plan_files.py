@@ -90,23 +90,23 @@ def read_plan(path: StrPath | BinaryIO) -> tuple[Plan, Buffers, dict[str, str]]:
         OSError: the file cannot be opened.
     """
     with _opened(path) as (file, metadata):
-        said = {k.removeprefix(_PLAN): v for k, v in metadata.items() if k.startswith(_PLAN)}
+        values = {k.removeprefix(_PLAN): v for k, v in metadata.items() if k.startswith(_PLAN)}
         if file.metadata.num_rows > MAX_BUFFERS:
             raise PlanError(f"{file.metadata.num_rows} buffers are more than {MAX_BUFFERS}")
         table = _read(file)
-        period = _number(said, "period", lambda text: int(text) if text else None)
+        period = _number(values, "period", lambda text: int(text) if text else None)
         buffers = _buffers(table, period)
         plan = Plan(
             _offsets(table),
-            _number(said, "arena_bytes", int),
-            _number(said, "lower_bound_bytes", int),
-            _number(said, "status", Status),
-            said.get("solver", ""),
-            _number(said, "seed", int),
-            _number(said, "seconds", float),
-            said.get("stopped_by", ""),
+            _number(values, "arena_bytes", int),
+            _number(values, "lower_bound_bytes", int),
+            _number(values, "status", Status),
+            values.get("solver", ""),
+            _number(values, "seed", int),
+            _number(values, "seconds", float),
+            values.get("stopped_by", ""),
             period,
-            nodes=_number({"nodes": "0"} | said, "nodes", int),
+            nodes=_number({"nodes": "0"} | values, "nodes", int),
             arenas=_arenas(metadata),
         )
         return plan, buffers, {k.removeprefix(_EXTRA): v for k, v in metadata.items() if k.startswith(_EXTRA)}
@@ -171,8 +171,8 @@ def _opened_for_writing(path: StrPath | BinaryIO) -> Iterator[BinaryIO]:
         yield path
         return
     with (
-        atomic(path) as beside,
-        beside.open("wb") as file,
+        atomic(path) as temporary,
+        temporary.open("wb") as file,
     ):  # not by name, see `traces.formats.parquet.TraceWriter`
         yield file
 
@@ -208,14 +208,15 @@ def _read(file: Any) -> Any:
     wanted |= {name: pa.list_(pa.int64()) for name in _LISTS}
     if "id" in schema.names:
         wanted["id"] = pa.string()
-    for name, kind in wanted.items():
+    for name, column_type in wanted.items():
         if schema.names.count(name) != 1:
             raise PlanError(f"{schema.names.count(name)} columns are called {name!r}, not one")
-        found = schema.field(name).type
+        actual = schema.field(name).type
         if not (
-            found == kind or (name in _LISTS and pa.types.is_list(found) and found.value_type == pa.int64())
+            actual == column_type
+            or (name in _LISTS and pa.types.is_list(actual) and actual.value_type == pa.int64())
         ):
-            raise PlanError(f"column {name!r} holds {str(found)[:40]}")
+            raise PlanError(f"column {name!r} holds {str(actual)[:40]}")
     batches, rows, values = [], 0, 0
     for batch in file.iter_batches(1 << 14, columns=list(wanted)):
         rows += len(batch)
@@ -276,8 +277,8 @@ def _arenas(metadata: Mapping[str, str]) -> tuple[int, ...]:
         raise PlanError(f"its arenas are {text[:40]!r}") from None
 
 
-def _number(said: Mapping[str, str], key: str, parse: Callable[[str], T]) -> T:
-    text = said.get(key, "missing")
+def _number(values: Mapping[str, str], key: str, parse: Callable[[str], T]) -> T:
+    text = values.get(key, "missing")
     try:
         if len(text) > 40:
             raise ValueError

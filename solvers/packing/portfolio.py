@@ -7,7 +7,8 @@ import threading
 from typing import TYPE_CHECKING, TypeAlias
 
 from solvers import _core
-from solvers.packing.peak_outward import Sides
+from solvers.packing.options import OPTIONS
+from solvers.packing.peak_outward import PeakOutward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +18,10 @@ if TYPE_CHECKING:
 
     from solvers.packing.task import Task
 
-    #: Function that one worker thread runs with its seed, until the crew is over or no work is left.
-    Work: TypeAlias = Callable[["Crew", int], None]
+    #: Function that one worker thread runs with its seed, until the portfolio is over or no work is left.
+    Work: TypeAlias = Callable[["Portfolio", int], None]
     _Complete: TypeAlias = _core.SkylineSearch | _core.PairwiseSearch
-    _Looking: TypeAlias = _core.LocalRepair | _Complete | Sides
-
-#: Work units of the kernels between two checks of the shared state; up to some ten milliseconds.
-_SLICE = 2_000_000
-#: Work units of one turn of repair or of the complete search for the target, before the worker switches.
-_TURN = 40_000_000
+    _Search: TypeAlias = _core.LocalRepair | _Complete | PeakOutward
 
 
 def cores() -> int:
@@ -33,15 +29,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Crew:
+class Portfolio:
     """Threads that search for better offsets of a task; the native kernels run without the GIL.
 
     The results depend on the threads' speed, so runs are not reproducible. The threads never touch the task:
-    `Task.done` takes over the results. The caller that starts a crew must call `end_crew`, even after an
-    interrupt.
+    `Task.done` takes over the results. The caller that starts a portfolio must call `end_portfolio`, even
+    after an interrupt.
 
     Args:
-        task: the task to pack; must have offsets. `Task.others` becomes this crew.
+        task: the task to pack; must have offsets. `Task.portfolio` becomes this portfolio.
         work: one function for each thread.
 
     Attributes:
@@ -61,18 +57,18 @@ class Crew:
         self._refuted, self._work = -1, 0
         # Events of the started threads, since Ctrl-C does harm in Thread.join().
         self._ended = list[threading.Event]()
-        task.others = self
-        for k, one in enumerate(work):
+        task.portfolio = self
+        for k, function in enumerate(work):
             seed, ended = (task.seed + (k + 1) * 2**48) % 2**64, threading.Event()
-            threading.Thread(target=self._run, args=(one, seed, ended), name=f"packing {k}").start()
+            threading.Thread(target=self._run, args=(function, seed, ended), name=f"packing {k}").start()
             self._ended.append(ended)
 
     def share(self, task: Task) -> None:
-        """Exchange best offsets and proofs with the task, and charge the crew's work to the task's watch."""
+        """Exchange best offsets and proofs with the task, and charge the work to the task's budget."""
         with self._lock:
             best, arena, refuted = self.best, self.arena, self._refuted
             units, self._work = self._work, 0
-        task.watch.nodes += units
+        task.budget.nodes += units
         task.offer(best, arena)
         if refuted >= task.lower_bound:
             task.refute(refuted)
@@ -86,23 +82,23 @@ class Crew:
         for ended in self._ended if wait else []:
             ended.wait()
 
-    def slices(self, work: _Looking) -> Iterator[int]:
-        """Yield work units to spend until the crew is over, and count the units spent."""
+    def slices(self, search: _Search) -> Iterator[int]:
+        """Yield work units to spend until the portfolio is over, and count the units spent."""
         while not self.over:
-            before = work.work
+            before = search.work
             try:
-                yield _SLICE
+                yield OPTIONS.slice
             finally:  # also when the caller leaves its loop
                 with self._lock:
-                    self._work += work.work - before
+                    self._work += search.work - before
 
-    def found(self, offsets: NDArray[np.int64]) -> None:
+    def offer(self, offsets: NDArray[np.int64]) -> None:
         """Report offsets, kept if their arena is smaller than the best."""
         arena = int((offsets + self._size).max())
         with self._lock:
             self._keep(offsets, arena)
 
-    def refuted(self, capacity: int) -> None:
+    def refute(self, capacity: int) -> None:
         """Report a proof that no plan has an arena of `capacity` bytes."""
         with self._lock:
             self._refuted = max(self._refuted, capacity)
@@ -118,69 +114,69 @@ class Crew:
             ended.set()
 
 
-def end_crew(task: Task, *, wait: bool) -> None:
-    """End the task's crew, if the task has one."""
-    if task.others is not None:
-        task.others.end(wait=wait)
-        task.others = None
+def end_portfolio(task: Task, *, wait: bool) -> None:
+    """End the task's portfolio, if the task has one."""
+    if task.portfolio is not None:
+        task.portfolio.end(wait=wait)
+        task.portfolio = None
 
 
-def repair(crew: Crew, seed: int) -> None:
+def repair(portfolio: Portfolio, seed: int) -> None:
     """Repair the best plan locally, around the highest job, again and again."""
-    while not crew.over:
-        _repair(crew, seed)
+    while not portfolio.over:
+        _repair(portfolio, seed)
         seed = (seed + 1) % 2**64
 
 
-def repair_and_search(crew: Crew, seed: int) -> None:
+def repair_and_search(portfolio: Portfolio, seed: int) -> None:
     """Alternate local repair with the complete skyline search for the target."""
-    while not crew.over:
-        _repair(crew, seed)
-        _search(crew, _core.SkylineSearch, seed, _TURN)
+    while not portfolio.over:
+        _repair(portfolio, seed)
+        _search(portfolio, _core.SkylineSearch, seed, OPTIONS.portfolio_turn)
         seed = (seed + 1) % 2**64
 
 
-def repair_and_pair(crew: Crew, seed: int) -> None:
+def repair_and_pair(portfolio: Portfolio, seed: int) -> None:
     """Alternate local repair with the complete pairwise search, whose time doubles at each turn."""
-    turn = _TURN
-    while not crew.over:
-        _repair(crew, seed)
-        _search(crew, _core.PairwiseSearch, seed, turn)
+    turn = OPTIONS.portfolio_turn
+    while not portfolio.over:
+        _repair(portfolio, seed)
+        _search(portfolio, _core.PairwiseSearch, seed, turn)
         seed, turn = (seed + 1) % 2**64, 2 * turn
 
 
-def fill_sides(crew: Crew, seed: int) -> None:
+def pack_peak_outward(portfolio: Portfolio, seed: int) -> None:
     """Alternate rounds of the peak-outward heuristic with local repair of the best plan."""
-    work = Sides(crew.jobs, seed)
-    while not crew.over:
-        rounds = work.rounds
-        for units in crew.slices(work):
-            if work.rounds > rounds:
+    search = PeakOutward(portfolio.jobs, seed)
+    while not portfolio.over:
+        rounds = search.rounds
+        for units in portfolio.slices(search):
+            if search.rounds > rounds:
                 break
-            if work.advance(units, crew.target, crew.arena) and work.offsets is not None:
-                crew.found(work.offsets)
+            if search.advance(units, portfolio.target, portfolio.arena) and search.offsets is not None:
+                portfolio.offer(search.offsets)
         seed = (seed + 1) % 2**64
-        _repair(crew, seed)
+        _repair(portfolio, seed)
 
 
-def _repair(crew: Crew, seed: int) -> None:
-    work = _core.LocalRepair(crew.jobs, crew.best, seed)
-    for units in crew.slices(work):
-        if work.work >= _TURN or not crew.target < work.arena <= crew.arena:
+def _repair(portfolio: Portfolio, seed: int) -> None:
+    search = _core.LocalRepair(portfolio.jobs, portfolio.best, seed)
+    for units in portfolio.slices(search):
+        if search.work >= OPTIONS.portfolio_turn or not portfolio.target < search.arena <= portfolio.arena:
             return
-        if work.advance(units, crew.target):
-            crew.found(work.offsets)
+        if search.advance(units, portfolio.target):
+            portfolio.offer(search.offsets)
 
 
-def _search(crew: Crew, kind: type[_Complete], seed: int, turn: int) -> None:
-    capacity = crew.target
-    work = kind(crew.jobs, capacity, seed)
-    for units in crew.slices(work):
-        if work.work >= turn or crew.target != capacity:
+def _search(portfolio: Portfolio, search_type: type[_Complete], seed: int, turn: int) -> None:
+    capacity = portfolio.target
+    search = search_type(portfolio.jobs, capacity, seed)
+    for units in portfolio.slices(search):
+        if search.work >= turn or portfolio.target != capacity:
             return
-        if work.advance(units):
-            if work.infeasible:
-                crew.refuted(capacity)
+        if search.advance(units):
+            if search.infeasible:
+                portfolio.refute(capacity)
             else:
-                crew.found(work.offsets)
+                portfolio.offer(search.offsets)
             return

@@ -14,21 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from solvers.packing.options import OPTIONS
 from solvers.packing.plan import Plan, Status, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from solvers.packing.progress import Total
+    from solvers.packing.progress import ProgressTotal
     from traces.buffers import Buffers
-
-#: Largest number of rows of an unrolled problem that is still quick to pack; then the largest number of
-#: columns, and of numbers of columns tried.
-_MOST_ROWS = 100_000
-_MOST_COLUMNS = 32
-_MOST_TRIED = 4
-#: Fraction of the limits that the first round may spend; most numbers of columns are settled in this round.
-_FIRST_ROUND = 1 / 8
 
 
 def columns_to_try(buffers: Buffers) -> list[int]:
@@ -43,9 +36,9 @@ def columns_to_try(buffers: Buffers) -> list[int]:
         columns = max(least, k + least - 1)
         weight[columns] = weight.get(columns, 0) + size * k
     tried = sorted(weight, key=lambda columns: -weight[columns])
-    most = min(_MOST_COLUMNS, max(least, _MOST_ROWS // len(buffers)))
+    most = min(OPTIONS.columns, max(least, OPTIONS.unrolled_rows // len(buffers)))
     tried = [columns for columns in [*tried, least, least + 1, least + 2] if columns <= most]
-    chosen = list(dict.fromkeys([*tried, least]))[:_MOST_TRIED]
+    chosen = list(dict.fromkeys([*tried, least]))[: OPTIONS.column_counts]
     return chosen if least in chosen else [*chosen[:-1], least]
 
 
@@ -63,9 +56,9 @@ class Attempts:
             attempts that end early leave their share to slow ones.
     """
 
-    def __init__(self, columns: Sequence[int], stop: Stop, total: Total, *, rounds: bool) -> None:
+    def __init__(self, columns: Sequence[int], stop: Stop, total: ProgressTotal, *, rounds: bool) -> None:
         self._columns, self._stop, self._total = columns, stop, total
-        self._shares = (_FIRST_ROUND, 1.0) if rounds and len(columns) > 1 else (1.0,)
+        self._shares = (OPTIONS.first_round, 1.0) if rounds and len(columns) > 1 else (1.0,)
         self._plans = dict[int, Plan]()
 
     def __iter__(self) -> Iterator[tuple[int, Stop]]:
@@ -100,7 +93,7 @@ class Attempts:
         """Return the plan with the smallest arena; without any offsets, preferably one not infeasible."""
         return min(self._plans.values(), key=_rank, default=None)
 
-    def together(self, bound: int, stopped_by: str = "") -> Plan:
+    def combined(self, bound: int, stopped_by: str = "") -> Plan:
         """Return the best plan, with bound and status valid for all numbers of columns tried.
 
         Args:

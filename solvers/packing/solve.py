@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers._core import fixed_conflict, write_offsets
-from solvers.packing.arenas import WITH_ARENAS, Arenas, arenas_of, fill, least_load
-from solvers.packing.bounds import bound_of
-from solvers.packing.greedy import quick
+from solvers.packing.arenas import WITH_ARENAS, Arenas, arenas_of, fill_arenas, least_load
+from solvers.packing.bounds import Pieces, at, bound_of, pieces_of
+from solvers.packing.greedy import run_heuristics
 from solvers.packing.jobs import Jobs, jobs_of
-from solvers.packing.pieces import Pieces, at, pieces_of
+from solvers.packing.options import OPTIONS
 from solvers.packing.plan import Plan, Status, Stop
 from solvers.packing.portfolio import cores
-from solvers.packing.progress import Progress, Total
-from solvers.packing.registry import FEW, SOLVERS, search
+from solvers.packing.progress import Budget, Progress, ProgressTotal
+from solvers.packing.registry import SOLVERS, search
 from solvers.packing.rotation import Attempts, columns_to_try
-from solvers.packing.task import Task, Watch
+from solvers.packing.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
 #: Largest number of live instances of one buffer; a buffer alive over more periods accumulates and is
 #: refused.
 MOST_INSTANCES = 64
-#: Nodes for the first estimate of the arena with each number of columns; some milliseconds.
-_NODES_AT_FIRST = 4_000_000
-#: The first estimate with one number of columns spends at most this fraction (1 / 50) of the node budget.
-_PART_AT_FIRST = 50
-#: Seconds per buffer and column to assemble the plan after the last check of the clock; measured.
-_SECONDS_A_BUFFER = 5e-8
 #: Solvers that try several numbers of columns.
 ROTATING = ("auto", "search", "greedy")
 
@@ -105,12 +99,21 @@ def solve(
     )
     if not (capacity is None or isinstance(capacity, int | np.integer)):
         capacity = int(capacity[0]) if arenas is None else arenas.end
-    return _solve_each(
-        tried, buffers, capacity, arenas, stop, seed, solver, threads, on_improvement, Total(on_progress)
+    return _solve_columns(
+        tried,
+        buffers,
+        capacity,
+        arenas,
+        stop,
+        seed,
+        solver,
+        threads,
+        on_improvement,
+        ProgressTotal(on_progress),
     )
 
 
-def _solve_each(
+def _solve_columns(
     tried: list[int],
     buffers: Buffers,
     capacity: int | None,
@@ -120,17 +123,17 @@ def _solve_each(
     solver: str,
     threads: int,
     on_improvement: Callable[[Plan], None] | None,
-    total: Total,
+    total: ProgressTotal,
 ) -> Plan:
     """Return the best plan over these numbers of columns; a plan that is good enough ends the search."""
     pieces = pieces_of(buffers)
     bound = bound_of(buffers, pieces) if arenas is None else least_load(buffers)
     enough = max(stop.target_bytes or 0, capacity or 0, bound)
     several = len(tried) > 1
-    tell = total.teller(lambda of_one: bound if several else of_one)
-    proofs = several and solver in ("auto", "search") and len(buffers) <= FEW
+    report = total.callback(lambda attempt: bound if several else attempt)
+    proofs = several and solver in ("auto", "search") and len(buffers) <= OPTIONS.few
     if proofs:
-        tried = sorted(tried, key=lambda columns: _quickly(buffers, pieces, columns, stop, total))
+        tried = sorted(tried, key=lambda columns: _estimate_arena(buffers, pieces, columns, stop, total))
     attempts = Attempts(tried, stop, total, rounds=proofs)
 
     def better(plan: Plan) -> None:
@@ -142,14 +145,25 @@ def _solve_each(
 
     for columns, part in attempts:
         try:
-            found = None if on_improvement is None else better
+            callback = None if on_improvement is None else better
             plan = _Solve(
-                buffers, pieces, bound, capacity, arenas, part, seed, solver, threads, found, tell, columns
+                buffers,
+                pieces,
+                bound,
+                capacity,
+                arenas,
+                part,
+                seed,
+                solver,
+                threads,
+                callback,
+                report,
+                columns,
             ).run()
         except KeyboardInterrupt:
             if attempts.best is None:
                 raise
-            return attempts.together(bound, "interrupt")
+            return attempts.combined(bound, "interrupt")
         total.add(plan)
         attempts.add(columns, plan)
         done = plan.offset is not None and plan.arena_bytes <= enough
@@ -159,18 +173,22 @@ def _solve_each(
             or (plan.status is Status.INFEASIBLE and plan.stopped_by == "bound")
         ):
             break
-    return attempts.together(bound)
+    return attempts.combined(bound)
 
 
-def _quickly(buffers: Buffers, pieces: Pieces, columns: int, stop: Stop, total: Total) -> int:
+def _estimate_arena(buffers: Buffers, pieces: Pieces, columns: int, stop: Stop, total: ProgressTotal) -> int:
     """Return the arena of a short search with this number of columns, used to try promising numbers first."""
     budget, arena = stop.node_budget, 0
-    nodes = _NODES_AT_FIRST if budget is None else min(_NODES_AT_FIRST, budget // _PART_AT_FIRST)
+    nodes = (
+        OPTIONS.estimate_nodes
+        if budget is None
+        else min(OPTIONS.estimate_nodes, budget // OPTIONS.estimate_share)
+    )
     for rows in _groups(buffers, pieces):
-        task = Task(jobs_of(buffers.select(rows).unrolled(columns)), Watch(Stop(nodes=nodes)))
+        task = Task(jobs_of(buffers.select(rows).unrolled(columns)), Budget(Stop(nodes=nodes)))
         search(task)
         arena += task.arena
-        total.nodes += task.watch.nodes
+        total.nodes += task.budget.nodes
     return arena
 
 
@@ -197,7 +215,7 @@ class _Solve:
         self._pieces = pieces
         self._on_improvement, self._on_progress = on_improvement, on_progress
         self._threads = threads
-        self._watch = Watch(stop, _SECONDS_A_BUFFER * len(buffers) * columns)
+        self._budget = Budget(stop, OPTIONS.assembly_seconds * len(buffers) * columns)
         self._bound = bound
         self._target = max(stop.target_bytes or 0, capacity or 0)
         # Buffers that are not packed: persistent ones get -1; those without memory keep a fixed offset or get
@@ -215,23 +233,23 @@ class _Solve:
             return self._no_plan(Status.INFEASIBLE, "bound", reason)
         stopped_by = "bound"
         for k, rows in enumerate(self._groups):
-            self._watch.share(len(self._groups) - k)
+            self._budget.share(len(self._groups) - k)
             task = self._task(k, rows)
             if self._on_progress is not None:
-                self._watch.tell = partial(self._tell, task, self._on_progress, k)
+                self._budget.report = partial(self._report, task, self._on_progress, k)
             if reason := _contradiction(self._buffers, rows, task.jobs):
                 return self._no_plan(Status.INFEASIBLE, "proof", reason)
             self._work(task)
             if task.offsets is None:
                 return self._no_plan(Status.UNKNOWN, task.stopped_by, "stopped before there was a plan")
-            self._offset = self._with(rows, task.jobs, task.offsets)
+            self._offset = self._with_group(rows, task.jobs, task.offsets)
             self._arena = task.arena
             stopped_by = stopped_by if task.stopped_by == "bound" else task.stopped_by
             if len(self._groups) == 1:
                 self._refuted = self._capacity is not None and task.lower_bound > self._capacity
                 if self._arenas is None:
                     self._bound = task.lower_bound
-        return self._judge(stopped_by)
+        return self._conclude(stopped_by)
 
     def _task(self, k: int, rows: NDArray[np.int64]) -> Task:
         columns = self._offset.shape[1]
@@ -247,33 +265,33 @@ class _Solve:
         def found(offsets: NDArray[np.int64], arena: int) -> None:
             if self._on_improvement is None or (self._capacity is not None and arena > self._capacity):
                 return
-            self._on_improvement(self._plan(self._with(rows, jobs, offsets), arena, self._bound, ""))
+            self._on_improvement(self._plan(self._with_group(rows, jobs, offsets), arena, self._bound, ""))
 
         # Earlier groups are packed as tightly as possible: only the last group may stop at a target.
         target, capacity = (self._target, self._capacity) if last else (0, None)
-        return Task(jobs, self._watch, self._seed, target, capacity, self._threads, found if last else None)
+        return Task(jobs, self._budget, self._seed, target, capacity, self._threads, found if last else None)
 
-    def _tell(self, task: Task, on_progress: Callable[[Progress], None], k: int) -> None:
+    def _report(self, task: Task, on_progress: Callable[[Progress], None], k: int) -> None:
         """Report progress; the arena of all groups is known only when the last group has one."""
-        one, last = self._arenas is None, k == len(self._groups) - 1
-        arena = task.arena if task.offsets is not None and one and last else None
-        bound = task.lower_bound if one and len(self._groups) == 1 else self._bound
-        on_progress(Progress(arena, bound, self._watch.nodes, self._watch.seconds))
+        single, last = self._arenas is None, k == len(self._groups) - 1
+        arena = task.arena if task.offsets is not None and single and last else None
+        bound = task.lower_bound if single and len(self._groups) == 1 else self._bound
+        on_progress(Progress(arena, bound, self._budget.nodes, self._budget.seconds))
 
     def _work(self, task: Task) -> None:
         try:
             if self._arenas is not None:
-                fill(task, self._arenas)
-                if task.done(of_nodes=task.offsets is not None):
+                fill_arenas(task, self._arenas)
+                if task.done(check_nodes=task.offsets is not None):
                     return
-            (quick if self._watch.interrupted else SOLVERS[self._solver])(task)
+            (run_heuristics if self._budget.interrupted else SOLVERS[self._solver])(task)
         except KeyboardInterrupt:
             if task.offsets is None:
                 raise
-            self._watch.interrupted = True
+            self._budget.interrupted = True
             task.stopped_by = "interrupt"
 
-    def _with(self, rows: NDArray[np.int64], jobs: Jobs, found: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _with_group(self, rows: NDArray[np.int64], jobs: Jobs, found: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the offsets so far with the given group's offsets filled in; the latest result is cached."""
         if self._latest is None or self._latest[0] is not found:
             offset = self._offset.copy()
@@ -282,7 +300,7 @@ class _Solve:
             self._latest = found, offset
         return self._latest[1]
 
-    def _judge(self, stopped_by: str) -> Plan:
+    def _conclude(self, stopped_by: str) -> Plan:
         if self._capacity is not None and self._arena > self._capacity:
             if self._refuted:
                 return self._no_plan(Status.INFEASIBLE, "proof", self._too_small() or "a search found none")
@@ -322,17 +340,17 @@ class _Solve:
             status,
             self._solver,
             self._seed,
-            self._watch.seconds,
+            self._budget.seconds,
             stopped_by,
             self._buffers.period,
             reason,
-            self._watch.nodes,
+            self._budget.nodes,
             () if self._arenas is None else self._arenas.capacities,
         )
 
     def _too_small(self) -> str:
         if self._arenas is not None:
-            return self._arenas.why_not(self._buffers)
+            return self._arenas.infeasibility(self._buffers)
         if self._capacity is None or self._bound <= self._capacity:
             return ""
         return f"lower bound {self._bound} > capacity {self._capacity}"

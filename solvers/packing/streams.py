@@ -17,10 +17,10 @@ import numpy as np
 from solvers._core import count_waits
 from solvers.packing.arenas import arenas_of, least_load
 from solvers.packing.bounds import lower_bound, peak_load
+from solvers.packing.options import OPTIONS
 from solvers.packing.plan import Status, Stop
-from solvers.packing.progress import Total
+from solvers.packing.progress import Budget, ProgressTotal
 from solvers.packing.solve import solve
-from solvers.packing.task import Watch
 from traces.columns import distinct, numbered
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 #: Value of `wait_bytes` at which streams share no addresses.
 NEVER = 2**63 - 1
-#: Largest number of streams for which pairs are tried (with more, only all streams together), and largest
-#: number of plans made.
-MOST_PARTS, MOST_ATTEMPTS = 8, 8
 
 
 def waits(plan: Plan, buffers: Buffers) -> float:
@@ -74,13 +71,13 @@ def solve_streams(
     capacity: int | Sequence[int] | None = None,
     close_enough: float | Fraction | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    **how: Any,
+    **arguments: Any,
 ) -> Plan:
     """Make a plan in which streams share addresses if this saves enough bytes; otherwise as `solve`.
 
-    The first attempt packs each stream separately. Then all streams together are tried and, with 3 to
-    `MOST_PARTS` streams and no capacity, pairs of streams whose loads peak at different times, one pair after
-    the other, as long as the possible saving may be worth the waits.
+    The first attempt packs each stream separately. Then all streams together are tried and, with a few
+    streams and no capacity, pairs of streams whose loads peak at different times, one pair after the other,
+    as long as the possible saving may be worth the waits.
 
     Args:
         buffers: the buffers to place; groups never share addresses.
@@ -91,7 +88,7 @@ def solve_streams(
             the plan has, unless `wait_bytes` is `NEVER`.
         close_enough: largest ratio of arena to lower bound at which the search for a smaller arena stops.
         on_progress: as for `solve`. The reported arena may come from an attempt with too many waits.
-        how: the other arguments of `solve`.
+        arguments: the other arguments of `solve`.
 
     Raises:
         ValueError: as `solve`, or a negative price.
@@ -101,11 +98,11 @@ def solve_streams(
         raise ValueError(f"a wait cannot be worth {wait_bytes} bytes")
     placed = ~buffers.persistent & (buffers.offset < 0)
     streams = distinct(buffers.stream[placed]).tolist()
-    apart = [frozenset([stream]) for stream in streams]
-    search = _Search(buffers, wait_bytes, stop or Stop(), capacity, close_enough, on_progress, how)
-    search.attempt(apart)
+    separate = [frozenset([stream]) for stream in streams]
+    search = _Search(buffers, wait_bytes, stop or Stop(), capacity, close_enough, on_progress, arguments)
+    search.attempt(separate)
     if len(streams) > 1 and wait_bytes < NEVER:
-        search.share(apart, [frozenset(streams)])
+        search.share(separate, [frozenset(streams)])
     return search.result()
 
 
@@ -120,15 +117,15 @@ class _Search:
         capacity: int | Sequence[int] | None,
         close_enough: float | Fraction | None,
         on_progress: Callable[[Progress], None] | None,
-        how: dict[str, Any],
+        arguments: dict[str, Any],
     ) -> None:
         self._buffers, self._price, self._stop = buffers, wait_bytes, stop
-        self._capacity, self._close_enough, self._how = capacity, close_enough, how
-        self._total = Total(on_progress)
+        self._capacity, self._close_enough, self._arguments = capacity, close_enough, arguments
+        self._total = ProgressTotal(on_progress)
         several = arenas_of(capacity)
         room = sum(several) if several else capacity if isinstance(capacity, int) else 0
         self._enough = max(self._stop.target_bytes or 0, room)
-        self._watch = Watch(stop)
+        self._budget = Budget(stop)
         self._bound = least_load(buffers) if several else lower_bound(buffers)
         self._attempts = 0
         self._best: Plan | None = None
@@ -138,15 +135,15 @@ class _Search:
 
     def attempt(self, parts: list[frozenset[int]]) -> None:
         """Make a plan in which these parts share no addresses; keep the cheaper plan."""
-        apart, all_share = self._apart(parts), len(parts) <= 1
+        separate, all_share = self._grouped(parts), len(parts) <= 1
         holds = all_share or self._price >= NEVER
-        tell = self._total.teller(lambda bound: max(bound, self._bound) if holds else self._bound)
+        report = self._total.callback(lambda bound: max(bound, self._bound) if holds else self._bound)
         enough = self._stop.target_bytes
         if self._close_enough is not None:
-            enough = int(lower_bound(apart) * self._close_enough)
-        stop = dataclasses.replace(self._stop, target_bytes=enough, seconds=self._watch.seconds_left)
+            enough = int(lower_bound(separate) * self._close_enough)
+        stop = dataclasses.replace(self._stop, target_bytes=enough, seconds=self._budget.seconds_left)
         try:
-            plan = solve(apart, capacity=self._capacity, stop=stop, on_progress=tell, **self._how)
+            plan = solve(separate, capacity=self._capacity, stop=stop, on_progress=report, **self._arguments)
         except KeyboardInterrupt:
             if self._best is None:
                 raise
@@ -165,32 +162,32 @@ class _Search:
         if self._best is None or self._best.offset is None or self._last_cost < self._cost:
             self._best, self._cost = plan, self._last_cost
 
-    def share(self, apart: list[frozenset[int]], together: list[frozenset[int]]) -> None:
-        """Search for a cheaper plan than with all streams apart."""
+    def share(self, separate: list[frozenset[int]], merged: list[frozenset[int]]) -> None:
+        """Search for a cheaper plan than with all streams separate."""
         assert self._best is not None
-        parts, cost = apart, self._last_cost
-        if self._may_go_on() and (self._best.offset is None or self._saves(apart, together) > self._price):
-            self.attempt(together)
-        if not 2 < len(apart) <= MOST_PARTS or self._capacity is not None:
+        parts, cost = separate, self._last_cost
+        if self._may_go_on() and (self._best.offset is None or self._saves(separate, merged) > self._price):
+            self.attempt(merged)
+        if not 2 < len(separate) <= OPTIONS.streams or self._capacity is not None:
             return
         refused: set[frozenset[int]] = set()
-        while self._attempts < MOST_ATTEMPTS and self._may_go_on():
-            pairs = [one | other for one, other in itertools.combinations(parts, 2)]
+        while self._attempts < OPTIONS.stream_plans and self._may_go_on():
+            pairs = [first | second for first, second in itertools.combinations(parts, 2)]
             pairs = [pair for pair in pairs if pair not in refused]
-            saved = [self._saves(parts, _joined(parts, pair)) for pair in pairs]
+            saved = [self._saves(parts, _merge(parts, pair)) for pair in pairs]
             if not saved or max(saved) <= self._price:  # less than the price of a single wait
                 return
             pair = pairs[saved.index(max(saved))]
-            self.attempt(_joined(parts, pair))
+            self.attempt(_merge(parts, pair))
             if self._last_cost < cost:
-                parts, cost = _joined(parts, pair), self._last_cost
+                parts, cost = _merge(parts, pair), self._last_cost
             else:
                 refused.add(pair)
 
     def result(self) -> Plan:
         """Return the best plan; the bound, status and stop reason hold even if any two streams may share."""
         assert self._best is not None
-        plan = dataclasses.replace(self._best, seconds=self._watch.seconds, nodes=self._total.nodes)
+        plan = dataclasses.replace(self._best, seconds=self._budget.seconds, nodes=self._total.nodes)
         if self._stopped_by:
             plan = dataclasses.replace(plan, stopped_by=self._stopped_by)
         bound = self._bound
@@ -208,14 +205,14 @@ class _Search:
 
     def _may_go_on(self) -> bool:
         if not self._stopped_by:
-            self._stopped_by = self._watch.reason(of_nodes=False)
+            self._stopped_by = self._budget.reached_limit(check_nodes=False)
         best = self._best
         enough = best is not None and best.offset is not None and best.arena_bytes <= self._enough
         return not self._stopped_by and not enough
 
-    def _saves(self, parts: list[frozenset[int]], together: list[frozenset[int]]) -> int:
-        """Return the largest saving in bytes of partition `together` over `parts`, by peak loads."""
-        return sum(map(self._load, parts)) - sum(map(self._load, together))
+    def _saves(self, parts: list[frozenset[int]], merged: list[frozenset[int]]) -> int:
+        """Return the largest saving in bytes of partition `merged` over `parts`, by peak loads."""
+        return sum(map(self._load, parts)) - sum(map(self._load, merged))
 
     def _load_of(self, part: frozenset[int]) -> int:
         """Return the sum of the groups' peak loads in bytes for the streams in `part`."""
@@ -224,7 +221,7 @@ class _Search:
         groups = distinct(b.group[rows])
         return sum(peak_load(b.select(rows[b.group[rows] == group])) for group in groups)
 
-    def _apart(self, parts: list[frozenset[int]]) -> Buffers:
+    def _grouped(self, parts: list[frozenset[int]]) -> Buffers:
         """Return the buffers with one group per part; buffers with a fixed offset keep this offset."""
         b = self._buffers
         part = np.zeros(len(b), np.int64)
@@ -233,5 +230,5 @@ class _Search:
         return dataclasses.replace(b, group=numbered(b.group * max(len(parts), 1) + part)[1])
 
 
-def _joined(parts: list[frozenset[int]], pair: frozenset[int]) -> list[frozenset[int]]:
+def _merge(parts: list[frozenset[int]], pair: frozenset[int]) -> list[frozenset[int]]:
     return [pair, *(part for part in parts if not part <= pair)]

@@ -1,4 +1,4 @@
-"""VariantSet packing of iteration variants (`IterationVariant`), any of which may follow any other.
+"""Joint packing of iteration variants (`IterationVariant`), any of which may follow any other.
 
 Each variant has separate buffers. A buffer still alive at the end of an iteration is freed during the next
 iteration, of any variant, and conflicts there only with the buffers that live before this free. All variants
@@ -17,12 +17,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from solvers.packing.options import OPTIONS
 from traces.buffers import Buffers
+from traces.ranges import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    from solvers.packing.plan import Plan
 
     Pieces = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -79,33 +83,38 @@ class VariantSet:
         buffers: each buffer of each variant, once for each of the `columns`; variants with a common beginning
             share the buffers of this beginning.
         columns: number of iterations after which addresses repeat.
-        couples: bool for each of `buffers`: true if several variants share the buffer or the buffer outlives
+        coupling: bool for each of `buffers`: true if several variants share the buffer or the buffer outlives
             an iteration. All other buffers meet only buffers of their own variant and coupling buffers.
     """
 
-    couples: NDArray[np.bool_]
+    coupling: NDArray[np.bool_]
 
-    def __init__(self, kinds: Sequence[IterationVariant]) -> None:
+    def __init__(self, variants: Sequence[IterationVariant]) -> None:
         """Lay out the variants.
 
         Args:
-            kinds: the variants; each ``reach`` has one column for each variant, in this order.
+            variants: the variants; each ``reach`` has one column for each variant, in this order.
         """
-        self._kinds = kinds
-        self._length = np.array([len(kind) for kind in kinds])
-        self.columns = max(_columns(kind, self._length) for kind in kinds)
-        count = len(kinds)
+        self._variants = variants
+        self._length = np.array([len(variant) for variant in variants])
+        self.columns = max(_columns(variant, self._length) for variant in variants)
+        count = len(variants)
         #: For each variant, the length of the beginning in which buffers of the preceding iteration may be
         #: alive.
         self._head = np.array(
-            [min(max(int(k.reach[:, j].max(initial=0)) for k in kinds), len(kinds[j])) for j in range(count)]
+            [
+                min(max(int(k.reach[:, j].max(initial=0)) for k in variants), len(variants[j]))
+                for j in range(count)
+            ]
         )
-        if any((kind.reach > self._length).any() for kind in kinds):  # a buffer outlives the next iteration
+        if any(
+            (variant.reach > self._length).any() for variant in variants
+        ):  # a buffer outlives the next iteration
             self._head = self._length.copy()
         span = count * self._head + (self._length - self._head)  # time of one column of each variant
         self._begin = np.cumsum(span) - span
         self._span = int(span.sum())
-        self._node = _shared_beginnings(kinds)
+        self._node = _shared_beginnings(variants)
         self.buffers = self._lay_out()
 
     def offsets(self, offset: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -116,36 +125,36 @@ class VariantSet:
         """
         columns = np.arange(self.columns)
         found = []
-        for kind, node in zip(self._kinds, self._node, strict=True):
+        for variant, node in zip(self._variants, self._node, strict=True):
             mine = offset[node[:, None] * self.columns + columns]
-            found.append(np.where(kind.buffers.persistent[:, None], -1, mine))
+            found.append(np.where(variant.buffers.persistent[:, None], -1, mine))
         return found
 
-    def _at(self, before: int, kind: int, column: int) -> int:
-        """Return the time at which variant `kind` begins in `column` when variant `before` precedes."""
-        return int((column % self.columns) * self._span + self._begin[kind] + before * self._head[kind])
+    def _at(self, before: int, variant: int, column: int) -> int:
+        """Return the time at which variant `variant` begins in `column` when variant `before` precedes."""
+        return int((column % self.columns) * self._span + self._begin[variant] + before * self._head[variant])
 
     def _lay_out(self) -> Buffers:
         size = np.zeros((max(int(node.max()) for node in self._node) + 1) * self.columns, np.int64)
         alignment, stream = np.ones_like(size), np.zeros_like(size)
-        uses, couples = np.zeros_like(size), np.zeros(len(size), np.bool_)
+        uses, coupling = np.zeros_like(size), np.zeros(len(size), np.bool_)
         pieces = []
-        for number, (kind, node) in enumerate(zip(self._kinds, self._node, strict=True)):
+        for number, (variant, node) in enumerate(zip(self._variants, self._node, strict=True)):
             for column in range(self.columns):
                 owner = node * self.columns + column
-                size[owner] = np.maximum(size[owner], kind.buffers.size)  # shared buffers may vary in size
-                alignment[owner] = kind.buffers.alignment
-                stream[owner] = kind.buffers.stream
+                size[owner] = np.maximum(size[owner], variant.buffers.size)  # shared buffers may vary in size
+                alignment[owner] = variant.buffers.alignment
+                stream[owner] = variant.buffers.stream
                 uses[owner] += 1
-                couples[owner[kind.outlives]] = True
-                for start, end in self._pieces(kind, number, column):
-                    keep = (start < end) & ~kind.buffers.persistent
+                coupling[owner[variant.outlives]] = True
+                for start, end in self._pieces(variant, number, column):
+                    keep = (start < end) & ~variant.buffers.persistent
                     pieces.append((owner[keep], start[keep], end[keep]))
-        self.couples = couples | (uses > 1)
+        self.coupling = coupling | (uses > 1)
         self._owner, self._start, self._end = (np.concatenate(part) for part in zip(*pieces, strict=True))
         return _with_pieces(self._owner, self._start, self._end, size, alignment=alignment, stream=stream)
 
-    def apart(self) -> Iterator[tuple[NDArray[np.int64], Buffers, NDArray[np.int64], Pieces]]:
+    def subproblems(self) -> Iterator[tuple[NDArray[np.int64], Buffers, NDArray[np.int64], Pieces]]:
         """Split the problem by variant and column into own buffers and coupling buffers.
 
         Yields:
@@ -154,22 +163,22 @@ class VariantSet:
             pieces of lifetime on that line, (start, end). The pieces of all possible preceding variants are
             included, so coupling buffers left alive by different predecessors may overlap.
         """
-        for number, kind in enumerate(self._kinds):
-            n, head, count = len(kind), int(self._head[number]), len(self._kinds)
-            end = np.minimum(kind.buffers.end, n)
+        for number, variant in enumerate(self._variants):
+            n, head, count = len(variant), int(self._head[number]), len(self._variants)
+            end = np.minimum(variant.buffers.end, n)
             for column in range(self.columns):
                 row = self._node[number] * self.columns + column
-                own = np.flatnonzero(~self.couples[row] & ~kind.buffers.persistent)
+                own = np.flatnonzero(~self.coupling[row] & ~variant.buffers.persistent)
                 line = Buffers.of(
                     own,
                     end[own],
-                    kind.buffers.size[own],
-                    alignment=kind.buffers.alignment[own],
-                    stream=kind.buffers.stream[own],
+                    variant.buffers.size[own],
+                    alignment=variant.buffers.alignment[own],
+                    stream=variant.buffers.stream[own],
                 )
                 since = self._start - self._at(0, number, column)
                 here = np.flatnonzero(
-                    self.couples[self._owner] & (since >= 0) & (since < count * head + n - head)
+                    self.coupling[self._owner] & (since >= 0) & (since < count * head + n - head)
                 )
                 # The last of the repeated beginnings continues with the rest of the iteration.
                 begin = np.minimum(since[here] // max(head, 1), count - 1) * head
@@ -177,15 +186,15 @@ class VariantSet:
                 length = self._end[here] - self._start[here]
                 yield row[own], line, self._owner[here], (start, start + length)
 
-    def _pieces(self, kind: IterationVariant, number: int, column: int) -> list[Pieces]:
+    def _pieces(self, variant: IterationVariant, number: int, column: int) -> list[Pieces]:
         """Return lists of pieces (start, end), each over all buffers of one column; some pieces are empty."""
         born, end, head = (
-            np.arange(len(kind)),
-            np.minimum(kind.buffers.end, len(kind)),
+            np.arange(len(variant)),
+            np.minimum(variant.buffers.end, len(variant)),
             int(self._head[number]),
         )
-        end = np.where(kind.outlives, len(kind), end)
-        count = len(self._kinds)
+        end = np.where(variant.outlives, len(variant), end)
+        count = len(self._variants)
         pieces = [
             (at + born, at + np.minimum(end, head))
             for at in (self._at(before, number, column) for before in range(count))
@@ -193,55 +202,55 @@ class VariantSet:
         at = self._at(count - 1, number, column)  # the last beginning goes on to the iteration's end
         pieces.append((at + np.maximum(born, head), at + end))
         for follower in range(count):
-            reach = np.where(kind.outlives, kind.reach[:, follower], 0)
+            reach = np.where(variant.outlives, variant.reach[:, follower], 0)
             at, length = self._at(number, follower, column + 1), int(self._length[follower])
-            pieces.append((np.full(len(kind), at), at + np.minimum(reach, length)))
+            pieces.append((np.full(len(variant), at), at + np.minimum(reach, length)))
             if not (beyond := np.maximum(reach - length, 0)).any():
                 continue
             for second in range(count):
                 at = self._at(follower, second, column + 2)
-                pieces.append((np.full(len(kind), at), at + np.minimum(beyond, self._length[second])))
+                pieces.append((np.full(len(variant), at), at + np.minimum(beyond, self._length[second])))
         return pieces
 
 
-def agree_on_persistent(kinds: Sequence[IterationVariant]) -> list[IterationVariant]:
+def agree_on_persistent(variants: Sequence[IterationVariant]) -> list[IterationVariant]:
     """Return copies in which a buffer of a common beginning is persistent in all variants or in none."""
-    nodes = _shared_beginnings(kinds)
+    nodes = _shared_beginnings(variants)
     left = np.zeros(max(int(node.max(initial=-1)) for node in nodes) + 1, np.bool_)
-    for kind, node in zip(kinds, nodes, strict=True):
-        left[node[kind.buffers.persistent]] = True
+    for variant, node in zip(variants, nodes, strict=True):
+        left[node[variant.buffers.persistent]] = True
     return [
         dataclasses.replace(
-            kind,
-            buffers=dataclasses.replace(kind.buffers, persistent=left[node]),
-            reach=np.where(left[node][:, None], 0, kind.reach),
+            variant,
+            buffers=dataclasses.replace(variant.buffers, persistent=left[node]),
+            reach=np.where(left[node][:, None], 0, variant.reach),
         )
-        for kind, node in zip(kinds, nodes, strict=True)
+        for variant, node in zip(variants, nodes, strict=True)
     ]
 
 
-def _columns(kind: IterationVariant, length: NDArray[np.int64]) -> int:
+def _columns(variant: IterationVariant, length: NDArray[np.int64]) -> int:
     """Return the number of columns a variant needs so that no buffer meets its own successor."""
-    reach = np.where(kind.outlives[:, None], kind.reach, 0)
-    born = np.arange(len(kind))[:, None]
+    reach = np.where(variant.outlives[:, None], variant.reach, 0)
+    born = np.arange(len(variant))[:, None]
     columns = np.where(reach > born, 2, 1)
     beyond = reach - length
     columns = np.where(beyond > 0, np.where(beyond > born, 3, 2), columns)
     return int(columns.max(initial=1))
 
 
-def _shared_beginnings(kinds: Sequence[IterationVariant]) -> list[NDArray[np.int64]]:
+def _shared_beginnings(variants: Sequence[IterationVariant]) -> list[NDArray[np.int64]]:
     """Return a number for each buffer of each variant; equal in two variants that agree up to this buffer."""
     count = 0
     #: By (number of the preceding buffer, sequence): ranges of sizes (low, high) that may follow, with their
     #: number.
     following: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     found = []
-    for kind in kinds:
-        most = kind.buffers.size
-        least = most if kind.least is None else kind.least
+    for variant in variants:
+        most = variant.buffers.size
+        least = most if variant.least is None else variant.least
         number, mine = -1, []
-        for lo, hi, sequence in zip(least.tolist(), most.tolist(), kind.sequence.tolist(), strict=True):
+        for lo, hi, sequence in zip(least.tolist(), most.tolist(), variant.sequence.tolist(), strict=True):
             ranges = following.setdefault((number, sequence), [])
             at = next((i for i, (low, high, _) in enumerate(ranges) if low <= hi and lo <= high), len(ranges))
             if at == len(ranges):
@@ -277,3 +286,78 @@ def _with_pieces(
     return Buffers.of(
         begin, over, size, gaps=gaps[gaps[:, 1] < gaps[:, 2]], alignment=alignment, stream=stream
     )
+
+
+def pack_coupled(
+    joint: VariantSet, solve: Callable[[Buffers], Plan], *, around: Sequence[tuple[int, int]] = ()
+) -> NDArray[np.int64] | None:
+    """Pack all of ``joint.buffers`` and return their offsets, int64, or None.
+
+    None means that the decomposition does not help (too many coupling buffers, several streams, too many
+    rectangles) or that `solve` found no offsets, as after an interrupt.
+
+    Args:
+        joint: the variants on one line.
+        solve: makes a plan for buffers on a line, some of which have fixed offsets.
+        around: non-overlapping (begin, end) ranges of offsets that no buffer may use.
+    """
+    rows = np.flatnonzero(joint.coupling)
+    if len(rows) > OPTIONS.coupling_share * len(joint.buffers) or len(set(joint.buffers.stream.tolist())) > 1:
+        return None
+    offset = np.full(len(joint.buffers), -1, np.int64)
+    length = int(joint.buffers.end.max(initial=0))
+    kept = [(0, length, begin, end) for begin, end in around]
+    found = _solve_around(joint.buffers.select(rows), kept, solve)
+    if found is None:
+        return None
+    offset[rows] = found
+    for own, line, owner, (start, end) in joint.subproblems():
+        low = offset[owner]
+        boxes = list(_disjoint(start, end, low, low + joint.buffers.size[owner]))
+        if len(boxes) > OPTIONS.coupling_rectangles:
+            return None
+        found = _solve_around(line, boxes + [(0, length, *box[2:]) for box in kept], solve)
+        if found is None:
+            return None
+        offset[own] = found
+    return offset
+
+
+def _solve_around(
+    buffers: Buffers, boxes: Sequence[tuple[int, int, int, int]], solve: Callable[[Buffers], Plan]
+) -> NDArray[np.int64] | None:
+    """Return offsets of buffers around taken boxes (start, end, begin, end) in time and address, or None."""
+    n = len(buffers)
+    if n == 0:
+        return np.zeros(0, np.int64)
+    start, end, low, high = np.array(boxes, np.int64).reshape(-1, 4).T
+    free = np.ones(len(boxes), np.int64)
+    gaps = np.stack([buffers.gap_buffer, buffers.gap_start, buffers.gap_end], axis=1)
+    plan = solve(
+        Buffers.of(
+            np.concatenate([buffers.start, start]),
+            np.concatenate([buffers.end, end]),
+            np.concatenate([buffers.size, high - low]),
+            alignment=np.concatenate([buffers.alignment, free]),
+            offset=np.concatenate([np.full(n, -1), low]),
+            gaps=gaps,
+        )
+    )
+    return None if plan.offset is None else plan.offset[:n, 0]
+
+
+def _disjoint(
+    start: NDArray[np.int64], end: NDArray[np.int64], low: NDArray[np.int64], high: NDArray[np.int64]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield non-overlapping rectangles (start, end, low, high) that cover the same area as the given ones."""
+    times = np.unique(np.concatenate([start, end])).tolist()
+    open_: dict[tuple[int, int], int] = {}  # range of addresses -> start time
+    for time in times:
+        alive = (start <= time) & (time < end)
+        now = dict.fromkeys(joined(zip(low[alive].tolist(), high[alive].tolist(), strict=True)), time)
+        for place, since in open_.items():
+            if place in now:
+                now[place] = since
+            else:
+                yield since, time, *place
+        open_ = now

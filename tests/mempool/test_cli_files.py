@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -21,7 +22,7 @@ import pytest
 from mempool.cli.app import call
 from mempool.reporting.report import binary
 from solvers import SOLVERS, check, peak_load, read_plan
-from solvers.packing import task
+from solvers.packing.options import OPTIONS
 from traces import Buffers, Trace
 from traces.formats.minimalloc import write_csv
 from traces.formats.parquet import write_trace
@@ -197,7 +198,8 @@ def test_search_shows_its_progress_on_a_terminal_only(
 ) -> None:
     """The line has best arena, bound, gap, nodes and nodes a second."""
     write_csv(hard(), "hard.csv")
-    monkeypatch.setattr(task, "PAUSE", 0.0)
+    options = dataclasses.replace(OPTIONS, report_pause=0.0)
+    monkeypatch.setattr("solvers.packing.progress.OPTIONS", options)
     monkeypatch.setattr("sys.stderr", stderr)
     for name, value in {"COLUMNS": "80", "TERM": "xterm", "FORCE_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)

@@ -70,7 +70,7 @@ def test_unwritable_output_is_reported_before_the_work(
 
 
 def test_names_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from mempool.cli.fit.command import command
+    from mempool.cli.fit import command
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()

@@ -10,7 +10,7 @@ import programs
 import pytest
 from answers import said
 from pools import simulated
-from several_kinds import at_random, in_steps, kinds, marking_last, misses, with_states
+from programs_with_variants import at_random, in_steps, kinds, marking_last, misses, with_states
 
 import mempool.planning.joint_planning
 import solvers.packing.streams

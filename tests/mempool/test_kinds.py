@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import programs
 import pytest
 from pools import simulated
-from several_kinds import at_random, in_steps, in_turn, kinds, marking_last, misses, with_states
+from programs_with_variants import at_random, in_steps, in_turn, kinds, marking_last, misses, with_states
 
 from mempool import Pool
 from mempool.planning import joint_planning

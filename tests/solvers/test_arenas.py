@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from instances import timed
 
 from solvers import Plan, PlanError, Status, Stop, _core, check, peak_load, read_plan, solve, write_plan
-from solvers.packing import arenas
+from solvers.packing.options import OPTIONS
 from solvers.packing.plan import MOST_ARENAS, stride_of
 from solvers.packing.streams import solve_streams
 from traces.buffers import Buffers
@@ -63,7 +63,8 @@ def test_solver_finds_a_plan_exactly_where_brute_force_does(
 ) -> None:
     """Also where the search between walls does all the work."""
     if not filling:
-        monkeypatch.setattr(arenas, "_FILLS", 0)
+        options = dataclasses.replace(OPTIONS, fillings=0)
+        monkeypatch.setattr("solvers.packing.arenas.OPTIONS", options)
     buffers = few(buffers)
     there = fits(buffers, capacities)
     plan = solve(buffers, capacity=capacities, solver="exact", columns=buffers.max_instances)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from solvers import SOLVERS, check, solve
-from solvers.packing.baselines import BASELINES
+from solvers.packing.registry import BASELINES
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from solvers import _core, load_curve
+from solvers.packing.bounds import pieces_of
 from solvers.packing.jobs import jobs_of
-from solvers.packing.pieces import pieces_of
+from solvers.packing.options import OPTIONS
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ def test_jobs_are_the_pieces_of_each_buffer_from_the_lowest_load_on(many: int, d
     expected = on_line(buffers, cut)
     rows = list(expected) if many else sorted(expected, key=lambda row: expected[row][0][0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("solvers.packing.jobs._MANY", many)
+        options = dataclasses.replace(OPTIONS, sorted_by_start=many)
+        patch.setattr("solvers.packing.jobs.OPTIONS", options)
         jobs = jobs_of(buffers)
     assert jobs.row.tolist() == rows
     assert jobs.pieces.tolist() == [len(expected[row]) for row in rows]

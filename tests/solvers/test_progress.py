@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 
@@ -10,7 +11,8 @@ import pytest
 from instances import crossing, hard
 
 from solvers import SOLVERS, Plan, Progress, Status, Stop, check, lower_bound, solve
-from solvers.packing import task
+from solvers.packing.options import OPTIONS
+from solvers.packing.progress import Budget
 from solvers.packing.rotation import columns_to_try
 from solvers.packing.streams import NEVER, solve_streams
 from traces.buffers import Buffers
@@ -20,8 +22,9 @@ FEW = Stop(nodes=300_000)
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever the limits are looked at."""
-    monkeypatch.setattr(task, "PAUSE", 0.0)
+    """Report progress at each check of the limits."""
+    options = dataclasses.replace(OPTIONS, report_pause=0.0)
+    monkeypatch.setattr("solvers.packing.progress.OPTIONS", options)
 
 
 def rotating() -> Buffers:
@@ -31,129 +34,129 @@ def rotating() -> Buffers:
     return Buffers.of(start, start + random.integers(10, 60, 40), random.integers(1, 50, 40), period=40)
 
 
-def check_told(told: list[Progress], plan: Plan) -> None:
+def check_reports(reports: list[Progress], plan: Plan) -> None:
     """Arenas never rise, and all else never falls."""
-    for before, after in itertools.pairwise([*told, Progress(None, 0, plan.nodes, plan.seconds)]):
+    for before, after in itertools.pairwise([*reports, Progress(None, 0, plan.nodes, plan.seconds)]):
         assert before.nodes <= after.nodes
         assert before.seconds <= after.seconds
-    for before, after in itertools.pairwise(told):
+    for before, after in itertools.pairwise(reports):
         assert before.lower_bound_bytes <= after.lower_bound_bytes
         assert before.arena_bytes is None or after.arena_bytes is not None
-    arenas = [progress.arena_bytes for progress in told if progress.arena_bytes is not None]
+    arenas = [progress.arena_bytes for progress in reports if progress.arena_bytes is not None]
     assert arenas == sorted(arenas, reverse=True)
-    assert all(told[-1].lower_bound_bytes <= arena for arena in arenas)
+    assert all(reports[-1].lower_bound_bytes <= arena for arena in arenas)
 
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_every_solver_reports_progress_in_the_callers_thread(solver: str) -> None:
-    told, threads = list[Progress](), set[int]()
+    reports, threads = list[Progress](), set[int]()
 
-    def tell(progress: Progress) -> None:
-        told.append(progress)
+    def report(progress: Progress) -> None:
+        reports.append(progress)
         threads.add(threading.get_ident())
 
-    plan = solve(hard(), solver=solver, stop=FEW, on_progress=tell)
-    assert told
+    plan = solve(hard(), solver=solver, stop=FEW, on_progress=report)
+    assert reports
     assert threads == {threading.get_ident()}
-    check_told(told, plan)
+    check_reports(reports, plan)
 
 
 @pytest.mark.usefixtures("often")
 def test_progress_is_reported_without_improvements() -> None:
-    told, better = list[Progress](), list[Plan]()
+    reports, better = list[Progress](), list[Plan]()
     stop = Stop(nodes=60_000_000)
-    plan = solve(hard(), solver="greedy", stop=stop, on_progress=told.append, on_improvement=better.append)
-    check_told(told, plan)
-    last = told[-1]
+    plan = solve(hard(), solver="greedy", stop=stop, on_progress=reports.append, on_improvement=better.append)
+    check_reports(reports, plan)
+    last = reports[-1]
     assert last.arena_bytes == plan.arena_bytes
     assert last.lower_bound_bytes == plan.lower_bound_bytes
     assert last.gap == plan.gap > 0
-    since = {progress.nodes for progress in told if progress.arena_bytes == plan.arena_bytes}
+    since = {progress.nodes for progress in reports if progress.arena_bytes == plan.arena_bytes}
     assert len(since) > 1
-    assert len({progress.nodes for progress in told}) > len(better)
+    assert len({progress.nodes for progress in reports}) > len(better)
 
 
 def test_progress_is_reported_at_most_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("solvers.packing.task.time.perf_counter", lambda: now)
-    told = list[float]()
-    watch = task.Watch(Stop())
-    watch.tell = lambda: told.append(now)
+    monkeypatch.setattr("solvers.packing.progress.time.perf_counter", lambda: now)
+    reports = list[float]()
+    budget = Budget(Stop())
+    budget.report = lambda: reports.append(now)
     while now < 1:
         now += 1 / 128
-        assert watch.reason() == ""
-    assert 5 <= len(told) <= 10
-    assert all(after - before >= 0.1 for before, after in itertools.pairwise([0.0, *told]))
+        assert budget.reached_limit() == ""
+    assert 5 <= len(reports) <= 10
+    assert all(after - before >= 0.1 for before, after in itertools.pairwise([0.0, *reports]))
 
 
 @pytest.mark.usefixtures("often")
 def test_numbers_of_columns_are_added_up() -> None:
-    buffers, told = rotating(), list[Progress]()
+    buffers, reports = rotating(), list[Progress]()
     assert len(columns_to_try(buffers)) > 2
-    plan = solve(buffers, stop=FEW, solver="greedy", on_progress=told.append)
-    check_told(told, plan)
+    plan = solve(buffers, stop=FEW, solver="greedy", on_progress=reports.append)
+    check_reports(reports, plan)
     assert plan.stopped_by == "nodes"
-    assert told[-1].nodes > FEW.nodes // 2  # type: ignore[operator]
-    assert {progress.lower_bound_bytes for progress in told} == {lower_bound(buffers)}
-    assert told[-1].arena_bytes == plan.arena_bytes
+    assert reports[-1].nodes > FEW.nodes // 2  # type: ignore[operator]
+    assert {progress.lower_bound_bytes for progress in reports} == {lower_bound(buffers)}
+    assert reports[-1].arena_bytes == plan.arena_bytes
 
 
 @pytest.mark.usefixtures("often")
 def test_bound_proven_for_a_column_count_is_not_reported_for_all() -> None:
-    random, told = np.random.default_rng(11), list[Progress]()
+    random, reports = np.random.default_rng(11), list[Progress]()
     start = random.integers(0, 8, 6)
     end, size = start + random.integers(1, 20, 6), random.integers(1, 20, 6)
     buffers = Buffers.of(start, end, size, alignment=2 ** random.integers(0, 5, 6), period=8)
     first = columns_to_try(buffers)[0]
     assert solve(buffers, columns=first, stop=FEW).lower_bound_bytes > lower_bound(buffers)
-    check_told(told, solve(buffers, stop=FEW, on_progress=told.append))
-    assert {progress.lower_bound_bytes for progress in told} == {lower_bound(buffers)}
+    check_reports(reports, solve(buffers, stop=FEW, on_progress=reports.append))
+    assert {progress.lower_bound_bytes for progress in reports} == {lower_bound(buffers)}
 
 
 @pytest.mark.usefixtures("often")
 def test_arena_of_several_groups_is_reported_once_all_have_plans() -> None:
-    buffers, told = hard(group=np.arange(120) % 3), list[Progress]()
-    plan = solve(buffers, solver="greedy", stop=FEW, on_progress=told.append)
-    check_told(told, plan)
-    arenas = [progress.arena_bytes for progress in told]
+    buffers, reports = hard(group=np.arange(120) % 3), list[Progress]()
+    plan = solve(buffers, solver="greedy", stop=FEW, on_progress=reports.append)
+    check_reports(reports, plan)
+    arenas = [progress.arena_bytes for progress in reports]
     assert None in arenas
     assert arenas[-1] == plan.arena_bytes
-    assert {progress.lower_bound_bytes for progress in told} == {lower_bound(buffers)}
-    assert [progress.gap is None for progress in told] == [arena is None for arena in arenas]
+    assert {progress.lower_bound_bytes for progress in reports} == {lower_bound(buffers)}
+    assert [progress.gap is None for progress in reports] == [arena is None for arena in arenas]
 
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("price", [0, NEVER])
 def test_attempts_with_streams_apart_and_together_are_added_up(price: int) -> None:
-    buffers, told = hard(stream=np.arange(120) % 3), list[Progress]()
-    plan = solve_streams(buffers, wait_bytes=price, stop=FEW, solver="greedy", on_progress=told.append)
+    buffers, reports = hard(stream=np.arange(120) % 3), list[Progress]()
+    plan = solve_streams(buffers, wait_bytes=price, stop=FEW, solver="greedy", on_progress=reports.append)
     check(plan, buffers)
-    check_told(told, plan)
-    assert told[-1].lower_bound_bytes == plan.lower_bound_bytes
-    assert told[-1].nodes > plan.nodes // 2
-    smallest = min(progress.arena_bytes for progress in told if progress.arena_bytes is not None)
-    assert smallest == told[-1].arena_bytes == plan.arena_bytes
+    check_reports(reports, plan)
+    assert reports[-1].lower_bound_bytes == plan.lower_bound_bytes
+    assert reports[-1].nodes > plan.nodes // 2
+    smallest = min(progress.arena_bytes for progress in reports if progress.arena_bytes is not None)
+    assert smallest == reports[-1].arena_bytes == plan.arena_bytes
 
 
 @pytest.mark.usefixtures("often")
 def test_bound_raised_by_a_search_is_reported() -> None:
-    told = list[Progress]()
+    reports = list[Progress]()
     buffers = crossing()
-    plan = solve(buffers, on_progress=told.append)
-    check_told(told, plan)
+    plan = solve(buffers, on_progress=reports.append)
+    check_reports(reports, plan)
     assert plan.stopped_by == "proof"
-    assert told[0].lower_bound_bytes == lower_bound(buffers) < told[-1].lower_bound_bytes
+    assert reports[0].lower_bound_bytes == lower_bound(buffers) < reports[-1].lower_bound_bytes
 
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("price", [0, NEVER])
 def test_raised_bound_is_reported_where_valid_for_all_attempts(price: int) -> None:
-    told = list[Progress]()
+    reports = list[Progress]()
     buffers = crossing(stream=[0, 0, 0, 0, 0, 0, 1])
-    plan = solve_streams(buffers, wait_bytes=price, stop=FEW, on_progress=told.append)
-    check_told(told, plan)
-    bounds = {progress.lower_bound_bytes for progress in told}
+    plan = solve_streams(buffers, wait_bytes=price, stop=FEW, on_progress=reports.append)
+    check_reports(reports, plan)
+    bounds = {progress.lower_bound_bytes for progress in reports}
     if price == NEVER:
         assert min(bounds) > lower_bound(buffers)
     else:
@@ -162,7 +165,7 @@ def test_raised_bound_is_reported_where_valid_for_all_attempts(price: int) -> No
 
 @pytest.mark.usefixtures("often")
 def test_progress_reports_do_not_change_the_plan() -> None:
-    alone, heard = (solve(hard(), stop=FEW, on_progress=tell) for tell in (None, lambda _: None))
+    alone, heard = (solve(hard(), stop=FEW, on_progress=report) for report in (None, lambda _: None))
     assert alone.offset is not None
     assert heard.offset is not None
     assert (alone.offset == heard.offset).all()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from solvers import Plan, Status, Stop, check, solve
-from solvers.packing.progress import Total
+from solvers.packing.progress import ProgressTotal
 from solvers.packing.rotation import Attempts, columns_to_try
 from traces.buffers import Buffers
 from traces.instances import GENERATORS
@@ -29,7 +29,9 @@ def plan(
     return Plan(offset, arena, bound, status, "auto", 0, 0.0, stopped_by, nodes=nodes)
 
 
-def run(attempts: Attempts, total: Total, work: Callable[[int, Stop], Plan]) -> list[tuple[int, Stop]]:
+def run(
+    attempts: Attempts, total: ProgressTotal, work: Callable[[int, Stop], Plan]
+) -> list[tuple[int, Stop]]:
     seen = []
     for columns, part in attempts:
         seen.append((columns, part))
@@ -49,7 +51,7 @@ needs = st.lists(st.integers(0, 3000), min_size=1, max_size=4)
 
 @given(needs=needs, budget=st.integers(0, 5000), rounds=st.booleans())
 def test_attempts_together_stay_within_the_budget(needs: list[int], budget: int, rounds: bool) -> None:
-    total = Total()
+    total = ProgressTotal()
     attempts = Attempts(range(len(needs)), Stop(nodes=budget), total, rounds=rounds)
 
     def work(columns: int, part: Stop) -> Plan:
@@ -66,7 +68,7 @@ def test_attempts_together_stay_within_the_budget(needs: list[int], budget: int,
 @pytest.mark.parametrize("slow", range(4))
 def test_quick_attempts_leave_their_share_to_a_slow_attempt(slow: int) -> None:
     """Wherever the slow attempt is in the row, less than a sixteenth is lost to the first round."""
-    total, most = Total(), list[int]()
+    total, most = ProgressTotal(), list[int]()
 
     def work(columns: int, part: Stop) -> Plan:
         assert part.nodes is not None
@@ -83,7 +85,7 @@ def test_quick_attempts_leave_their_share_to_a_slow_attempt(slow: int) -> None:
 def test_seconds_are_shared_as_nodes_are(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("solvers.packing.progress.time.perf_counter", lambda: now)
-    total = Total()
+    total = ProgressTotal()
 
     def work(_: int, part: Stop) -> Plan:
         nonlocal now
@@ -98,7 +100,7 @@ def test_seconds_are_shared_as_nodes_are(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_proven_column_counts_are_not_tried_again() -> None:
     seen = run(
-        Attempts(range(3), Stop(nodes=100), total := Total(), rounds=True),
+        Attempts(range(3), Stop(nodes=100), total := ProgressTotal(), rounds=True),
         total,
         lambda columns, part: plan(9, 5, part.nodes or 0, "nodes") if columns == 1 else plan(9, 9),
     )
@@ -106,61 +108,61 @@ def test_proven_column_counts_are_not_tried_again() -> None:
 
 
 def test_smaller_arena_of_an_earlier_attempt_is_kept() -> None:
-    attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
+    attempts = Attempts((2, 3), Stop(), ProgressTotal(), rounds=True)
     attempts.add(2, plan(8, 5, stopped_by="nodes"))
     attempts.add(2, plan(9, 5, stopped_by="nodes"))
     attempts.add(3, plan(10, 10))
     best = attempts.best
     assert best is not None
     assert best.arena_bytes == 8
-    assert attempts.together(5).status is Status.FEASIBLE
+    assert attempts.combined(5).status is Status.FEASIBLE
 
 
 def test_later_proof_of_the_same_arena_counts() -> None:
-    attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
+    attempts = Attempts((2, 3), Stop(), ProgressTotal(), rounds=True)
     attempts.add(2, plan(8, 5, stopped_by="nodes"))
     attempts.add(3, plan(10, 10))
     attempts.add(2, plan(8, 8, stopped_by="proof"))
-    together = attempts.together(5)
+    together = attempts.combined(5)
     assert together.status is Status.OPTIMAL
     assert (together.lower_bound_bytes, together.stopped_by) == (8, "proof")
 
 
 def test_proof_for_a_column_count_proves_nothing_for_untried_counts() -> None:
-    attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
+    attempts = Attempts((2, 3), Stop(), ProgressTotal(), rounds=True)
     attempts.add(2, plan(8, 8))
-    together = attempts.together(5)
+    together = attempts.combined(5)
     assert together.status is Status.FEASIBLE
     assert (together.lower_bound_bytes, together.stopped_by) == (5, "finished")
 
 
 def test_infeasibility_for_a_column_count_is_not_overall_infeasibility() -> None:
-    attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
+    attempts = Attempts((2, 3), Stop(), ProgressTotal(), rounds=True)
     attempts.add(2, plan(0, 5, status=Status.INFEASIBLE, stopped_by="proof"))
     attempts.add(3, plan(0, 5, status=Status.UNKNOWN, stopped_by="nodes"))
-    assert attempts.together(5).status is Status.UNKNOWN
+    assert attempts.combined(5).status is Status.UNKNOWN
     attempts.add(3, plan(0, 5, status=Status.INFEASIBLE, stopped_by="proof"))
-    assert attempts.together(5).status is Status.INFEASIBLE
+    assert attempts.combined(5).status is Status.INFEASIBLE
 
 
 def test_infeasibility_of_tried_column_counts_is_not_overall_infeasibility() -> None:
     """After Ctrl-C for example; a bound holds for the untried counts, too."""
-    attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
+    attempts = Attempts((2, 3), Stop(), ProgressTotal(), rounds=True)
     attempts.add(2, plan(0, 5, status=Status.INFEASIBLE, stopped_by="proof"))
-    together = attempts.together(4, "interrupt")
+    together = attempts.combined(4, "interrupt")
     assert (together.status, together.stopped_by) == (Status.UNKNOWN, "interrupt")
     assert together.reason
     attempts.add(2, plan(0, 5, status=Status.INFEASIBLE, stopped_by="bound"))
-    assert attempts.together(5).status is Status.INFEASIBLE
+    assert attempts.combined(5).status is Status.INFEASIBLE
 
 
 def test_limit_leaving_a_column_count_open_is_reported() -> None:
     """A plan stopped by the clock cannot be repeated, whatever is proven of the best."""
     for limit in ("nodes", "time", "interrupt"):
-        attempts = Attempts((2, 3), Stop(), Total(), rounds=True)
+        attempts = Attempts((2, 3), Stop(), ProgressTotal(), rounds=True)
         attempts.add(2, plan(8, 8, stopped_by="proof"))
         attempts.add(3, plan(9, 5, stopped_by=limit))
-        together = attempts.together(5)
+        together = attempts.combined(5)
         assert (together.status, together.stopped_by) == (Status.FEASIBLE, limit)
 
 
@@ -179,7 +181,7 @@ def test_nodes_of_all_numbers_of_columns_are_counted() -> None:
     buffers = rotating()
     tried = columns_to_try(buffers)
     assert len(tried) > 1
-    total = Total()
+    total = ProgressTotal()
     run(
         Attempts(tried, Stop(nodes=1000 * len(tried)), total, rounds=False),
         total,
@@ -204,9 +206,9 @@ def test_nodes_of_the_first_attempt_per_column_count_are_charged(monkeypatch: py
     buffers, search, asked = GENERATORS["circular"](19, 315), solve.__globals__["search"], list[int | None]()
 
     def glance(task: Task) -> None:
-        asked.append(task.watch.stop.nodes)
+        asked.append(task.budget.stop.nodes)
         search(task)
-        task.watch.nodes += 10**5
+        task.budget.nodes += 10**5
 
     monkeypatch.setitem(solve.__globals__, "search", glance)
     columns = len(columns_to_try(buffers))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,9 @@ from instances import hard, timed
 
 from solvers import Plan, Status, Stop, check, lower_bound, peak_load, solve
 from solvers.packing import registry
-from solvers.packing.baselines import BASELINES
 from solvers.packing.jobs import Jobs, jobs_of
+from solvers.packing.options import OPTIONS
+from solvers.packing.registry import BASELINES
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -205,7 +205,8 @@ def test_every_improvement_is_a_valid_and_smaller_plan() -> None:
 def test_time_limit_leaves_time_to_assemble_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """The more buffers, the earlier the solver stops."""
     buffers = hard()
-    monkeypatch.setattr(sys.modules["solvers.solve"], "_SECONDS_A_BUFFER", 60 / (len(buffers) - 1))
+    options = dataclasses.replace(OPTIONS, assembly_seconds=60 / (len(buffers) - 1))
+    monkeypatch.setattr("solvers.packing.solve.OPTIONS", options)
     plan = solve(buffers, stop=Stop(seconds=60))
     check(plan, buffers)
     assert plan.stopped_by == "time"

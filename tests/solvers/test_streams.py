@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from instances import crossing
 
 from solvers import Plan, Status, Stop, check, lower_bound, peak_load, solve
-from solvers.packing.streams import MOST_ATTEMPTS, NEVER, solve_streams, waits
+from solvers.packing.options import OPTIONS
+from solvers.packing.streams import NEVER, solve_streams, waits
 from traces.buffers import Buffers
 
 FEW = Stop(nodes=20_000)
@@ -168,7 +169,7 @@ def test_number_of_solves_is_bounded_for_any_number_of_streams(
     )
     plan = solve_streams(buffers, wait_bytes=64, stop=Stop(nodes=1000), solver="first_fit")
     check(plan, buffers)
-    assert len(made) <= MOST_ATTEMPTS
+    assert len(made) <= OPTIONS.stream_plans
 
 
 @pytest.mark.parametrize("way", ["interrupt", "Ctrl-C"])

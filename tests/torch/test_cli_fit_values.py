@@ -315,9 +315,8 @@ def test_library_that_compiles_for_itself_is_not_told(
     library.write_text(
         "import torch\n@torch.compile\ndef f(x): return x\ndef prepare(n): return torch.compile(n)"
     )
-    before = (
-        "import sys; sys.path.insert(0, 'site-packages'); sys.modules.pop('compiling', 0); import compiling"
-    )
+    path = f"sys.path.insert(0, {str(library.parent)!r})"  # absolute: Python caches finders by name
+    before = f"import sys; {path}; sys.modules.pop('compiling', 0); import compiling"
     alone = said(capsys, script(STEP, before=before))["warnings"]
     assert not any("left out" in text for text in alone)
     prepared = said(capsys, script("net = compiling.prepare(net)", STEP, before=before))["warnings"]

@@ -35,9 +35,9 @@ from mempool.errors import UsageError
 from mempool.torch.estimate import Fit, Job, fit_job, run
 from mempool.torch.estimate.attribution import CATEGORIES, rounded, steps_of
 from mempool.torch.estimate.device.emulation import as_on
-from mempool.torch.estimate.device.in_place import Meeting
+from mempool.torch.estimate.estimator import needed
+from mempool.torch.estimate.fake.mode import Meeting
 from mempool.torch.estimate.largest_batch import MOST_TRIES, largest
-from mempool.torch.estimate.measure import needed
 from mempool.torch.estimate.sources.call_spy import watched
 from traces import EventType
 

@@ -120,6 +120,7 @@ def test_decision_of_a_library_is_told_with_the_line_that_calls_it(tmp_path: Pat
     library.write_text(
         "def f(x):\n    if x.any():\n        return 1\n    while x.all(): return 2\n    return 3\n"
     )
-    lines = "import sys\nsys.path.insert(0, 'site-packages')\nsys.modules.pop('deciding', 0)\nimport deciding"
+    path = f"sys.path.insert(0, {str(library.parent)!r})"  # absolute: Python caches finders by name
+    lines = f"import sys\n{path}\nsys.modules.pop('deciding', 0)\nimport deciding"
     (tmp_path / "train.py").write_text(f"{HEAD}{lines}\ndeciding.f(x)\ndeciding.f(-x)\n")
     assert load_script("train.py").seen.decisions == ["train.py:13 (in deciding.py:2)"]

@@ -17,11 +17,9 @@ from torch.utils import _pytree as pytree
 
 from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.device.emulation import as_on
-from mempool.torch.estimate.device.in_place import Meeting
-from mempool.torch.estimate.fake.mode import fake_mode
-from mempool.torch.estimate.fake.tensors import to_fake
-from mempool.torch.estimate.losses import loss_of
-from mempool.torch.estimate.models import made_model
+from mempool.torch.estimate.fake.copies import made_model, to_fake
+from mempool.torch.estimate.fake.fake_run import loss_of
+from mempool.torch.estimate.fake.mode import Meeting, fake_mode
 
 OPTIMIZERS = (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adafactor)
 MODES = ("train", "inference", "eval")

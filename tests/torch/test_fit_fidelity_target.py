@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
-from mempool.torch.estimate.device.attention import Asked, backend_of
-from mempool.torch.estimate.device.emulation import Target, as_on
+from mempool.torch.estimate.device.emulation import as_on
+from mempool.torch.estimate.device.kernels import Asked, Target, backend_of
 from traces.trace import EventType
 
 HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)

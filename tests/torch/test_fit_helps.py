@@ -22,14 +22,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fitted import PROGRAMS, Dropping, fit_of, rows
 
 from mempool.torch.estimate import Job
+from mempool.torch.estimate.checkpointing import Operations, Way, _listed, repeated, ways
 from mempool.torch.estimate.fake.mode import fake_mode
 from mempool.torch.estimate.remedies.advise import what_would_help
 from mempool.torch.estimate.remedies.applicability import look
 from mempool.torch.estimate.remedies.changes import Change, Cost, Ladder, applied, ladders
-from mempool.torch.estimate.remedies.cheapest import cheapest_of
-from mempool.torch.estimate.remedies.checkpointing import Way, _listed, repeated, ways
-from mempool.torch.estimate.remedies.flops import Operations
-from mempool.torch.estimate.remedies.trials import Help
+from mempool.torch.estimate.remedies.trials import cheapest_of
+from mempool.torch.estimate.result import Help
 
 
 class Squares(nn.Module):

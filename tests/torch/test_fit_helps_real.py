@@ -17,12 +17,11 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 from fitted import PROGRAMS, Written, fit_of, job_of
 
-from mempool.torch.estimate.device.in_place import Meeting
+from mempool.torch.estimate.fake.mode import Meeting
 from mempool.torch.estimate.remedies.applicability import look
 from mempool.torch.estimate.remedies.changes import Change, applied, ladders
-from mempool.torch.estimate.remedies.chunked_loss import chunk_loss, chunked_cross_entropy
+from mempool.torch.estimate.remedies.model_changes import chunk_loss, chunked_cross_entropy, save_on_host
 from mempool.torch.estimate.remedies.optimizers import Adafactor, InBackward, MasterWeights
-from mempool.torch.estimate.remedies.saved_tensor_offload import save_on_host
 
 if TYPE_CHECKING:
     from mempool.torch.estimate import Job

@@ -16,9 +16,8 @@ from torch import nn
 import mempool.torch
 from mempool.cli.app import call
 from mempool.torch.estimate import Job, fit_job
+from mempool.torch.estimate.fake.copies import holds_ones, to_fake
 from mempool.torch.estimate.fake.mode import fake_mode
-from mempool.torch.estimate.fake.ones import holds_ones
-from mempool.torch.estimate.fake.tensors import to_fake
 from mempool.torch.estimate.sources.transformers_models import hub
 from traces.trace import EventType
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import mempool.torch
 from mempool.errors import UsageError
 from mempool.torch.estimate.inputs import arguments, batch_of, resizable
-from mempool.torch.estimate.losses import SUMMED
+from mempool.torch.estimate.model_outputs import SUMMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

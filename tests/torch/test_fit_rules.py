@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from fit_jobs import NAMES, job_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mempool.torch.estimate.fake import meta_cache, shape_rules
+from mempool.torch.estimate.fake import meta_results
 from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.fake.mode import ValuelessMode
 from traces.trace import COLUMNS
@@ -180,10 +180,10 @@ def answered(mode: Any, call: Any, times: int = 1) -> Any:
         ]
 
 
-@given(calls(list(shape_rules.RULES)))
+@given(calls(list(meta_results.RULES)))
 @settings(max_examples=300, deadline=None)
 def test_rules_say_what_pytorch_finds_out(call: Any) -> None:
-    meta_cache._ANSWERS.clear()
+    meta_results._ANSWERS.clear()
     found = answered(FakeTensorMode(), call)
     if found != "raises":  # what is wrong may be said to be right: no program that runs asks it
         assert answered(ValuelessMode(), call) == found
@@ -202,8 +202,8 @@ def test_each_rule_is_asked_in_a_usual_call() -> None:
         aten.native_layer_norm.default: [x, [3], vector, vector, 1e-5],
         aten.native_dropout.default: [x, 0.5, True],
     }
-    for operation, rule in shape_rules.RULES.items():
-        if rule in (shape_rules._batch_norm, shape_rules._batch_norm_backward):
+    for operation, rule in meta_results.RULES.items():
+        if rule in (meta_results._batch_norm, meta_results._batch_norm_backward):
             continue
         named = [a for a in operation._schema.arguments if not a.kwarg_only]
         kinds = {"Tensor": x, "List[Tensor]": [x, x], "str": "none"}
@@ -263,7 +263,7 @@ CHEAP = ("resnet", "gpt", "hf-t5")
 def test_a_step_is_the_same_without_rules_and_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"autocast": torch.bfloat16} if name == "hf-t5" else {}
     said = _columns(job_of(name, **changes)), _columns(job_of(name, **changes))
-    monkeypatch.setattr(meta_cache.Remembered, "key", lambda *_: None)
+    monkeypatch.setattr(meta_results.Remembered, "key", lambda *_: None)
     assert said[0] == said[1] == _columns(job_of(name, **changes))
 
 

@@ -17,12 +17,14 @@ from mempool.cli.output import ExitCode, Stop
 from mempool.errors import UsageError
 from mempool.hardware.gpu_throughput import DEFAULT, rates_of
 from mempool.hardware.roofline import Roofline
-from mempool.torch.estimate import Job, batch_dims, fit_job
-from mempool.torch.estimate.caveats import WITHOUT_LOSS
+from mempool.torch.estimate import Job
+from mempool.torch.estimate.estimator import estimate
 from mempool.torch.estimate.fake.fake_run import run
-from mempool.torch.estimate.losses import SUMMED
+from mempool.torch.estimate.inputs import doubt, sequence_first, unscalable
 from mempool.torch.estimate.margins import parse_margins
+from mempool.torch.estimate.model_outputs import SUMMED
 from mempool.torch.estimate.remedies.advise import what_would_help
+from mempool.torch.estimate.result import WITHOUT_LOSS
 from mempool.torch.estimate.sources.optimizers_and_losses import loss_of_name, optimizer_of
 from mempool.torch.estimate.sources.scripts import BrokenScriptError, unreal
 from mempool.torch.estimate.sources.targets_by_name import Scripts, Sizes, find
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
 
     from mempool.cli.fit.arguments import Asked
     from mempool.torch.estimate import Fit
-    from mempool.torch.estimate.caveats import Caveat
     from mempool.torch.estimate.inputs import Arguments
+    from mempool.torch.estimate.result import Caveat
     from mempool.torch.estimate.sources.targets_by_name import Target
     from traces import Trace
 
@@ -94,11 +96,10 @@ def _one(
     what = f"{asked.target}" + (f", seq {target.seq:,}" if target.seq else "")
     options: dict[str, Any] = {"allocators": asked.allocators} if asked.allocators else {}
     doubts = _Doubts(asked, target, job.batch)
-    fitted = fit_job(
+    fitted = estimate(
         job.but(model=doubts.making(job.model)),
         asked.limit_bytes,
         largest=False if doubts.unscalable else asked.largest,
-        remedies=False,
         told=lambda now: told(f"{what}: {now}"),
         **options,
     )
@@ -135,7 +136,7 @@ class _Doubts:
         if target.batch and (search or batch != target.batch):
             self._examples = target.examples
         there = search and self._examples is not None
-        self.unscalable = batch_dims.unscalable(self._examples, self._batch, 0) if there else None
+        self.unscalable = unscalable(self._examples, self._batch, 0) if there else None
 
     def making(self, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
         """Wrap the model's factory so that the model is inspected when made."""
@@ -143,7 +144,7 @@ class _Doubts:
         def made() -> nn.Module:
             model = make()
             if isinstance(model, nn.Module) and not self._modules:
-                self._modules += batch_dims.sequence_first(model)
+                self._modules += sequence_first(model)
             return model
 
         return made
@@ -152,7 +153,7 @@ class _Doubts:
         """Return the lines for the user; call this after the model was made."""
         if self._examples is None:
             return []
-        line = batch_dims.doubt(self._modules, self._examples, self._batch, 0, _SAY)
+        line = doubt(self._modules, self._examples, self._batch, 0, _SAY)
         return [text for text in (self.unscalable, line) if text]
 
 

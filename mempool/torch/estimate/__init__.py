@@ -1,13 +1,14 @@
 """Estimate of whether a model fits before the run: a training step on tensors without memory.
 
-`job.py` defines the step, `run.py` does the fake run, `fit.py` makes the result, `batches.py` searches batch
-sizes.
+`job` defines a step, `fake` runs it without memory, as `device` would; `estimator` makes the result,
+`remedies` advises on it, `sources` finds jobs in programs, and `fit` has the functions that users call.
 """
 
 from mempool.torch.estimate.attribution import ModuleShare
+from mempool.torch.estimate.estimator import largest_batch
 from mempool.torch.estimate.fake.fake_run import run
-from mempool.torch.estimate.fit import Fit, fit, fit_job
-from mempool.torch.estimate.largest_batch import largest_batch
-from mempool.torch.estimate.training_step import Job
+from mempool.torch.estimate.fit import fit, fit_job
+from mempool.torch.estimate.job import Job
+from mempool.torch.estimate.result import Fit
 
 __all__ = ["Fit", "Job", "ModuleShare", "fit", "fit_job", "largest_batch", "run"]

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mempool.errors import UsageError
-from mempool.torch.estimate.measure import needed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from mempool.torch.estimate.training_step import Job
+    from collections.abc import Callable
 
 #: Limits of the search: number of batches tried, and the largest batch tried.
 MOST_TRIES, MOST_BATCH = 64, 1 << 24
@@ -87,34 +84,3 @@ def _guess(known: dict[int, int], low: int, high: int, limit: int) -> int:
         if slope > 0
         else (low + high) // 2
     )
-
-
-def largest_batch(
-    job: Job,
-    limit_bytes: int,
-    allocator: str = "pytorch",
-    *,
-    known: Mapping[int, int] | None = None,
-    told: Callable[[str], object] = lambda _: None,
-) -> int:
-    """Return the largest batch of a job that fits in a device's memory, margins included; 0 if none fits.
-
-    Args:
-        job: its batch is tried first.
-        limit_bytes: of the device.
-        allocator: name of the allocator whose reserved bytes count, with settings behind a colon.
-        known: bytes that some batches need, which are not tried again.
-        told: called with the name of each trial.
-
-    Raises:
-        UsageError: a batch cannot be tried, or no largest batch exists.
-    """
-    known = known or {}
-
-    def needs(batch: int) -> int:
-        if batch in known:
-            return known[batch]
-        told(f"batch {batch:,}")
-        return needed(job.but(batch=batch), allocator)
-
-    return largest(needs, limit_bytes, job.batch)

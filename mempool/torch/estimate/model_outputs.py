@@ -1,4 +1,4 @@
-"""Tensors in a model's output: the key-value cache of a language model, and the bytes of all of them."""
+"""Outputs of a model: their loss, and the tensors of a key-value cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,50 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from mempool.errors import UsageError
 from mempool.reporting.report import binary
+
+SUMMED = (
+    "no loss was given and the model returns none: the sum of its floating outputs stands for it; "
+    "a real loss, such as cross entropy, may need more memory"
+)
+
+
+def own_loss(output: Any) -> torch.Tensor | None:
+    """Return the loss that an output holds, as outputs of transformers do, or that the output is."""
+    found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if found is None and isinstance(output, torch.Tensor) and output.dim() == 0:
+        found = output
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def summed(output: Any) -> torch.Tensor:
+    """Return the sum of an output's tensors with a gradient, in place of a loss.
+
+    Raises:
+        UsageError: the output has no such tensor.
+    """
+    parts = [
+        (torch.view_as_real(leaf) if leaf.is_complex() else leaf).sum()
+        for leaf in pytree.tree_leaves(_plain(output))
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+    if not parts:
+        raise UsageError("the model's output has no tensor with a gradient: give loss=")
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _plain(output: Any) -> Any:
+    """Convert an output to a structure with leaves: an iterator's items, an object's attributes."""
+    if isinstance(output, (torch.Tensor, dict, list, tuple)):
+        return output
+    if hasattr(output, "__next__"):
+        return list(output)
+    return dict(vars(output)) if hasattr(output, "__dict__") else output
+
 
 #: Fields of outputs in which transformers returns keys and values, or the state, of the tokens so far.
 _CACHES = ("cache", "past_key_values", "past_key_value", "cache_params", "past_buckets_states", "mems")

@@ -27,7 +27,6 @@ except for attention's backward pass, which is large and known.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,30 +36,12 @@ from torch.overrides import TorchFunctionMode
 
 from mempool.errors import UsageError
 from mempool.torch.estimate.device import autocast, kernels
-from mempool.torch.estimate.device.masks import sequences_unpacked
-from mempool.torch.estimate.device.rejection_sampling import drawn_blindly
+from mempool.torch.estimate.device.kernels import Target
+from mempool.torch.estimate.device.library_patches import drawn_blindly, sequences_unpacked
 from mempool.torch.estimate.fake.eight_bit_optimizers import optimizers_by_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """A model of GPU, as far as the choice of kernels depends on the model.
-
-    Attributes:
-        capability: the compute capability: (8, 0) is an A100, (8, 9) an RTX 4090 or L4, (9, 0) an H100.
-        cudnn: cuDNN's version, as returned by `torch.backends.cudnn.version()`.
-    """
-
-    capability: tuple[int, int] = (8, 0)
-    cudnn: int = 91600
-
-    @property
-    def prefers_cudnn_attention(self) -> bool:
-        """Return whether cuDNN's attention comes first (`check_prefer_cudnn_attention`)."""
-        return self.cudnn > 91500 and self.capability[0] in (9, 10)
 
 
 @contextlib.contextmanager

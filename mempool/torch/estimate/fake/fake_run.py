@@ -15,16 +15,14 @@ from torch.utils import _pytree as pytree
 from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
 from mempool.reporting.report import binary
+from mempool.torch.estimate.checkpointing import checkpointed
 from mempool.torch.estimate.device.emulation import as_on
 from mempool.torch.estimate.failures import told
+from mempool.torch.estimate.fake.copies import made_model, to_fake
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import ValuelessMode, fake_mode
-from mempool.torch.estimate.fake.tensors import to_fake
-from mempool.torch.estimate.losses import loss_of
-from mempool.torch.estimate.model_outputs import cache_tensors, note_of_loop
-from mempool.torch.estimate.models import made_model
-from mempool.torch.estimate.positions import beyond_positions
-from mempool.torch.estimate.remedies.checkpointing import checkpointed
+from mempool.torch.estimate.inputs import beyond_positions
+from mempool.torch.estimate.model_outputs import SUMMED, cache_tensors, note_of_loop, own_loss, summed
 from traces.trace import COLUMNS
 
 LOOKED = (
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from mempool.torch.estimate.training_step import Job
+    from mempool.torch.estimate.job import Job
     from traces import Trace
 
 
@@ -213,6 +211,26 @@ def _train(
         if not job.clears_late:
             optimizer.zero_grad(set_to_none=job.set_to_none)
         yield
+
+
+def loss_of(job: Job, output: Any, labels: Any, warn: Callable[[str], object]) -> torch.Tensor:
+    """Return a scalar loss with a gradient.
+
+    Raises:
+        UsageError: the output and the job give no such loss.
+    """
+    if job.loss is not None:
+        loss = job.loss(output) if job.labels is None else job.loss(output, labels)
+        if not isinstance(loss, torch.Tensor):
+            raise UsageError(f"the loss is a {type(loss).__name__}, not a tensor")
+    else:
+        loss = own_loss(output)
+        if loss is None:
+            loss = summed(output)
+            warn(SUMMED)
+    if not loss.requires_grad:
+        raise UsageError("the loss depends on no parameter that is trained: nothing to go backward through")
+    return loss if loss.dim() == 0 else loss.sum()
 
 
 def _infer(

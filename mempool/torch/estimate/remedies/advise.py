@@ -5,75 +5,30 @@ from __future__ import annotations
 import copy
 import time
 import weakref
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mempool.torch.estimate.fake.isolation import together as made_together
+from mempool.torch.estimate.fake.isolation import together
 from mempool.torch.estimate.remedies.applicability import look
 from mempool.torch.estimate.remedies.changes import Cost, ladders
-from mempool.torch.estimate.remedies.cheapest import cheapest_of
-from mempool.torch.estimate.remedies.hints import estimates
 from mempool.torch.estimate.remedies.offloading import as_help, swappable, swapping
-from mempool.torch.estimate.remedies.trials import Trials
-from mempool.torch.estimate.remedies.with_offloading import with_swapping
+from mempool.torch.estimate.remedies.trials import Trials, cheapest_of, with_swapping
+from mempool.torch.estimate.result import Fit, Help, Helps, Swapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
 
-    from mempool.torch.estimate.fit import Fit
-    from mempool.torch.estimate.remedies.offloading import Swapping
-    from mempool.torch.estimate.remedies.trials import Help
-    from mempool.torch.estimate.training_step import Job
+    from mempool.torch.estimate.job import Job
 
-_H = TypeVar("_H", "Help", "Swapping")
+
 #: Largest number of runs of changed jobs, and processor seconds after which no further run begins.
 MOST_RUNS, MOST_SECONDS = 60, 120.0
 
 
-@dataclass(frozen=True)
-class Helps:
-    """Remedies for a job.
-
-    Attributes:
-        remedies: changes that save memory alone, largest saving first.
-        cheapest: the cheapest changes, by `Cost`, that together make the job fit; None if the job fits
-            already, no combination suffices, or no limit is given.
-        together: all changes that leave the training as it is, if even they do not suffice.
-        not_tried: name of each change that could not be tried, with the reason.
-        hints: further advice.
-        swapping: findings of the swap planner, also among the remedies; None if swapping was not planned.
-    """
-
-    remedies: list[Help] = field(default_factory=list)
-    cheapest: Help | None = None
-    together: Help | None = None
-    not_tried: list[tuple[str, str]] = field(default_factory=list)
-    hints: list[str] = field(default_factory=list)
-    swapping: Swapping | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary ready for JSON."""
-        return asdict(self)
-
-    def without_verdicts(self) -> Helps:
-        """Return the same without claims to fit, for a job of which only a part was seen."""
-        return replace(
-            self,
-            remedies=[_open(one) for one in self.remedies],
-            cheapest=self.cheapest and _open(self.cheapest),
-            swapping=self.swapping and _open(self.swapping),
-        )
-
-
-def _open(one: _H) -> _H:
-    return replace(one, fits=None) if one.fits else one
-
-
-@made_together()
+@together()
 def what_would_help(
     job: Job,
     fit: Fit,
@@ -103,9 +58,9 @@ def what_would_help(
     alone = [(ladder, trials.alone(ladder)) for ladder in ladders(job, look(job))]
     kept = [(ladder, one) for ladder, one in alone if one is not None]
     remedies = sorted((one for _, one in kept if one.saves_bytes > 0), key=lambda h: (-h.saves_bytes, h.name))
-    cheapest = together = None
+    cheapest = combined = None
     if fit.fits is False:
-        cheapest, together = cheapest_of(trials, kept)
+        cheapest, combined = cheapest_of(trials, kept)
     if largest and fit.limit_bytes is not None:
         remedies = [trials.with_largest(one) for one in remedies]
         cheapest = cheapest and trials.with_largest(cheapest)
@@ -114,12 +69,12 @@ def what_would_help(
         if help_.saves_bytes > 0:
             remedies = sorted([*remedies, help_], key=lambda h: (-h.saves_bytes, h.name))
         if fit.fits is False and swapped.fits and (cheapest is None or _dearer(cheapest)):
-            cheapest, together = help_, None
+            cheapest, combined = help_, None
         elif fit.fits is False and (cheapest is None or Cost[cheapest.cost.upper()] is Cost.TRAINING):
             both = with_swapping(trials, kept)
-            cheapest, together = (both, None) if both is not None else (cheapest, together)
+            cheapest, combined = (both, None) if both is not None else (cheapest, combined)
     failed = [*refused, *trials.failed()]
-    return Helps(remedies, cheapest, together, failed, estimates(job, fit, swapped), swapped)
+    return Helps(remedies, cheapest, combined, failed, estimates(job, fit, swapped), swapped)
 
 
 def _dearer(help_: Help) -> bool:
@@ -158,3 +113,25 @@ def _separate(job: Job) -> Job:
         return model
 
     return job.but(model=make)
+
+
+#: Shares of the peak: a saving below `LITTLE` counts as none; a part above `MUCH` dominates.
+LITTLE, MUCH = 0.01, 0.5
+
+
+def estimates(job: Job, fit: Fit, swapped: Swapping | None = None) -> list[str]:
+    """Return sentences on useless swapping and on dominant parameters; empty except in training."""
+    if job.mode != "train":
+        return []
+    found = []
+    if swapped is not None and fit.peak_bytes - swapped.floor_bytes < LITTLE * fit.peak_bytes:
+        found.append(
+            f"swapping gains nothing: the peak is the working set of operation {swapped.floor_operation}"
+        )
+    trained = sum(fit.by_class_bytes.get(k, 0) for k in ("parameters", "gradients", "optimizer_state"))
+    if trained > MUCH * fit.peak_bytes:
+        found.append(
+            f"{trained / fit.peak_bytes:.0%} of the peak load are parameters, their gradients and optimizer "
+            "state: training fewer of them (frozen layers, LoRA) makes gradients and state smaller"
+        )
+    return found

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from mempool.torch.estimate.checkpointing import Way, recomputed, ways
 from mempool.torch.estimate.device.emulation import as_on
+from mempool.torch.estimate.fake.copies import made_model, to_fake
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import fake_mode
-from mempool.torch.estimate.fake.tensors import to_fake
-from mempool.torch.estimate.models import made_model
-from mempool.torch.estimate.remedies.checkpointing import Way, recomputed, ways
-from mempool.torch.estimate.remedies.chunked_loss import can_chunk
+from mempool.torch.estimate.remedies.model_changes import can_chunk
 
 if TYPE_CHECKING:
-    from mempool.torch.estimate.training_step import Job
+    from mempool.torch.estimate.job import Job
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mempool.torch.estimate.checkpointing import checkpoint_first, code
+from mempool.torch.estimate.fake.copies import made_model
 from mempool.torch.estimate.fake.eight_bit_optimizers import STAND_INS
-from mempool.torch.estimate.models import made_model
 from mempool.torch.estimate.remedies import optimizers as own
-from mempool.torch.estimate.remedies.checkpointing import checkpoint_first, code
-from mempool.torch.estimate.remedies.chunked_loss import chunk_loss
-from mempool.torch.estimate.remedies.lower_precision import in_low_precision
-from mempool.torch.estimate.remedies.saved_tensor_offload import save_on_host
+from mempool.torch.estimate.remedies.model_changes import chunk_loss, in_low_precision, save_on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import nn
 
+    from mempool.torch.estimate.job import Job
     from mempool.torch.estimate.remedies.applicability import Seen
-    from mempool.torch.estimate.training_step import Job
 
 _BATCHES = "; batch normalisation sees smaller batches"
 _TWICE = "; batch normalisation updates its running statistics twice a step"
@@ -349,7 +347,7 @@ def _losses(seen: Seen) -> list[Change]:
             "loss in pieces",
             "loss",
             lambda j: _on_model(j, chunk_loss),
-            "from mempool.torch.estimate.remedies.chunked_loss import chunk_loss; chunk_loss(model)"
+            "from mempool.torch.estimate.remedies.model_changes import chunk_loss; chunk_loss(model)"
             "  # or Liger Kernel's fused linear cross entropy",
             "logits of an eighth of the tokens at a time, computed again in the backward; the model then "
             "returns its loss alone",

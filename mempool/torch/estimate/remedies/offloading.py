@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mempool.hardware.gpu_throughput import DEFAULT, rates_of
 from mempool.hardware.roofline import Roofline
 from mempool.torch.estimate.attribution import rounded
 from mempool.torch.estimate.fake.fake_run import run
-from mempool.torch.estimate.measure import ROUNDED_TO
-from mempool.torch.estimate.remedies.trials import Help
-from mempool.torch.estimate.text_report import size
+from mempool.torch.estimate.result import ROUNDED_TO, Fit, Help, Swapped, Swapping, size
 from solvers import Stop, solve
 from solvers.swap import LinkBound, SwapPlanner, parse_link, step_of
 from solvers.swap.placement import device_buffers
 
 if TYPE_CHECKING:
-    from mempool.torch.estimate.fit import Fit
-    from mempool.torch.estimate.training_step import Job
+    from mempool.torch.estimate.job import Job
     from solvers.swap import Link, Step, Swap
 
 #: Share by which a step may take longer if no memory limit is given.
@@ -29,58 +25,6 @@ _TRIES, _HALVINGS = 2, 5
 #: Node budget of an address plan, and attempts with lower limits until the arena is small enough.
 _STOP, _AGAIN = Stop(nodes=10_000_000), 3
 _NAME = "swapping"
-
-
-@dataclass(frozen=True)
-class Swapped:
-    """A memory limit that swapping can hold, checked by replay. Bytes, and shares of a step's time.
-
-    Attributes:
-        needed_bytes: device memory: the arena of a plan made after the swaps, plus the margins of a GPU.
-        peak_bytes: peak load on the device.
-        slower: share by which a step takes longer.
-        slower_bound: lower bound of ``slower`` over all schedules.
-        swapped_bytes: bytes copied back in a step.
-        host_bytes: peak bytes held on the host.
-    """
-
-    needed_bytes: int
-    peak_bytes: int
-    slower: float
-    slower_bound: float
-    swapped_bytes: int
-    host_bytes: int
-
-
-@dataclass(frozen=True)
-class Swapping:
-    """Limits that swapping can reach, and their costs.
-
-    Attributes:
-        assumed: the rates and the link, in words.
-        step_seconds: lower bound of a step's time at these rates.
-        floor_bytes: lower bound of the peak over all schedules.
-        floor_operation: the operation that needs ``floor_bytes``.
-        free: lowest peak at which no operation waits.
-        slower: lowest peak for a step longer by `SLOWER`; None if the job does not fit without swapping.
-        asked: schedule at the limit, or at the nearest feasible limit above; None if the job fits anyway or
-            has no limit.
-        fits: whether the job fits at the limit; None without a limit.
-    """
-
-    assumed: str
-    step_seconds: float
-    floor_bytes: int
-    floor_operation: str
-    free: Swapped
-    slower: Swapped | None = None
-    asked: Swapped | None = None
-    fits: bool | None = None
-
-    @property
-    def told(self) -> Swapped:
-        """Return the schedule to report first."""
-        return self.asked or self.free
 
 
 def swappable(job: Job) -> bool:

@@ -1,59 +1,22 @@
-"""Fake runs of changed jobs, each done once, and their savings."""
+"""Fake runs of changed jobs, each done once, and the cheapest combination that makes a job fit."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mempool.analysis.remedies import Remedy
-from mempool.torch.estimate.largest_batch import largest, largest_batch
-from mempool.torch.estimate.measure import reserved
-from mempool.torch.estimate.remedies.changes import KINDS, Change, Ladder, applied
+from mempool.torch.estimate.estimator import estimate, largest_batch, reserved
+from mempool.torch.estimate.largest_batch import largest
+from mempool.torch.estimate.remedies.changes import KINDS, Change, Cost, Ladder, applied
+from mempool.torch.estimate.remedies.offloading import as_help, swapping
+from mempool.torch.estimate.result import Fit, Help
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from mempool.torch.estimate.fit import Fit
-    from mempool.torch.estimate.training_step import Job
-
-
-@dataclass(frozen=True)
-class Help(Remedy):
-    """One change, or several together, tried. Bytes throughout.
-
-    Attributes:
-        name: a few words.
-        saves_bytes: reduction of the device memory needed: reserved by the allocator, and margins.
-        how: description and price.
-        code: lines to write in the user's program.
-        needed_bytes: device memory needed after the change.
-        peak_bytes: peak load after the change.
-        saves_peak_bytes: reduction of the peak load; may be negative.
-        reserved_bytes: bytes reserved after the change, by the fit's allocator, or by the allocator that the
-            change sets.
-        saves_reserved_bytes: reduction of the reserved bytes.
-        peak_phase: phase of the peak after the change; likewise ``peak_operation``.
-        fits: whether the changed job fits; None without a limit.
-        cost: name of a `mempool.torch.estimate.remedies.changes.Cost`, in lower case.
-        recomputes: share of the forward's operations that run twice; None if the change recomputes nothing.
-        largest_batch: largest batch that fits after the change; None without a search.
-        parts: names of the combined changes.
-    """
-
-    code: str
-    needed_bytes: int
-    peak_bytes: int
-    saves_peak_bytes: int
-    reserved_bytes: int
-    saves_reserved_bytes: int
-    peak_phase: str
-    peak_operation: str
-    fits: bool | None
-    cost: str
-    recomputes: float | None = None
-    largest_batch: int | None = None
-    parts: tuple[str, ...] = ()
+    from mempool.torch.estimate.job import Job
+    from mempool.torch.estimate.remedies.changes import Change
 
 
 class Trials:
@@ -137,19 +100,16 @@ class Trials:
         return self._runs[key]
 
     def _try(self, name: str, changes: Sequence[Change]) -> Fit | None:
-        from mempool.torch.estimate.fit import fit_job
-
         if self._left <= 0 or time.process_time() > self._until:
             self._why[name] = "no runs are left" if self._left <= 0 else "no time is left"
             return None
         self._left -= 1
         self.told(name)
         try:
-            return fit_job(
+            return estimate(
                 applied(self.job, changes),
                 self.fit.limit_bytes,
                 allocators=(self.fit.allocator,),
-                remedies=False,
                 largest=False,
             )
         except Exception as error:
@@ -185,3 +145,118 @@ class Trials:
     def _nothing(self, change: Change) -> Help:
         """Return the zero saving of a change that does not affect the phase of the peak."""
         return self._help([change], self.fit)
+
+
+def cheapest_of(trials: Trials, alone: Sequence[tuple[Ladder, Help]]) -> tuple[Help | None, Help | None]:
+    """Add changes by cost, cheapest first, while each saves, until the job fits; then drop unneeded changes.
+
+    So no dearer change is taken while cheaper ones suffice, no change with a cost in the result can be left
+    out, and changes with strengths (blocks, batches) have the weakest strength that fits.
+
+    Args:
+        trials: runs of the job.
+        alone: each change in several strengths, with the result of the change alone.
+
+    Returns:
+        The changes that make the job fit, or None; and if None, the changes that save most and leave the
+        training as it is.
+    """
+    chosen: dict[str, Ladder] = {}
+    best: Help | None = None
+    same: Help | None = None
+    for ladder, own in sorted(alone, key=lambda pair: (pair[0].strongest.cost, -pair[1].saves_bytes)):
+        step = ladder.strongest
+        if step.cost is Cost.TRAINING:
+            same = same or best
+        if not _may_help(step, own, best):
+            continue
+        tried = trials.tried([one.strongest for one in {**chosen, step.kind: ladder}.values()])
+        if tried is None or tried.saves_bytes <= (best.saves_bytes if best else 0):
+            continue
+        chosen[step.kind], best = ladder, tried
+        if best.fits:
+            return _lightened(trials, list(chosen.values())), None
+    return None, same or best
+
+
+def _may_help(step: Change, alone: Help, best: Help | None) -> bool:
+    """Return whether a run is worthwhile: a change useless alone may save once the peak has moved."""
+    if best is None:
+        return alone.saves_bytes > 0
+    if step.phase is not None:
+        return best.peak_phase == step.phase
+    return alone.saves_bytes > 0 or best.peak_operation != alone.peak_operation
+
+
+def _lightened(trials: Trials, chosen: Sequence[Ladder]) -> Help | None:
+    """Reduce changes that fit together to the needed ones, each as weak as possible."""
+    left = sorted(chosen, key=lambda one: -one.strongest.cost)
+    for ladder in [one for one in left if one.strongest.cost > Cost.NOTHING]:
+        _drop(trials, left, ladder)
+    for at, ladder in enumerate(left):
+        others = [one.strongest for one in left if one is not ladder]
+        left[at] = trials.weakest(ladder, others)
+    for ladder in [one for one in left if one.strongest.cost == Cost.NOTHING]:
+        _drop(trials, left, ladder)
+    return trials.tried([one.strongest for one in left])
+
+
+def _drop(trials: Trials, left: list[Ladder], ladder: Ladder) -> None:
+    """Remove a change that the job does not need to fit."""
+    others = [one for one in left if one is not ladder]
+    if others and (tried := trials.tried([one.strongest for one in others])) is not None and tried.fits:
+        left[:] = others
+
+
+#: Largest number of single changes tried with swapping, cheapest first, once all changes together suffice.
+_MOST_SWAPPED = 3
+
+
+def with_swapping(trials: Trials, alone: Sequence[tuple[Ladder, Help]]) -> Help | None:
+    """Return the cheapest single change that fits with swapping, or else all changes below swapping's cost.
+
+    Each change is taken at full strength.
+
+    Args:
+        trials: runs of a job that does not fit.
+        alone: each change, with the result of the change alone.
+    """
+    kept = [(ladder.strongest, own) for ladder, own in alone]
+    useful = sorted(
+        (
+            change
+            for change, own in kept
+            if own.saves_bytes > 0 and change.cost < Cost.TRANSFERS and change.allocator is None
+        ),
+        key=lambda change: change.cost,
+    )
+    if not useful or (best := _planned(trials, useful)) is None:
+        return None
+    for change in useful[:_MOST_SWAPPED] if len(useful) > 1 else ():
+        if (found := _planned(trials, [change])) is not None:
+            return found
+    return best
+
+
+def _planned(trials: Trials, changes: Sequence[Change]) -> Help | None:
+    """Combine changes with swapping; return None if the result does not fit or cannot be tried."""
+    made = trials.tried(changes)
+    fit = trials.run_of(changes)
+    if made is None or fit is None or not trials.goes_on():
+        return None
+    trials.told(f"{made.name} + swapping")
+    found = swapping(applied(trials.job, changes), fit)
+    if found is None or not found.fits or found.asked is None:
+        return None
+    own, before = as_help(found, fit), trials.fit
+    return replace(
+        own,
+        name=f"{made.name} + {own.name}",
+        saves_bytes=before.needed_bytes - own.needed_bytes,
+        saves_peak_bytes=before.peak_bytes - own.peak_bytes,
+        saves_reserved_bytes=before.reserved_bytes[before.allocator] - own.reserved_bytes,
+        how=f"{made.how}; {own.how}",
+        code=f"{made.code}\n{own.code}",
+        recomputes=made.recomputes,
+        parts=(*made.parts, *own.parts),
+    )

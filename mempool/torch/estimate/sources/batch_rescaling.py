@@ -13,7 +13,7 @@ from mempool.torch.estimate.largest_batch import NoLargestBatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mempool.torch.estimate.sources.loss_tape import Entry
+    from mempool.torch.estimate.sources.loss_replay import Entry
 
 _VIEWS = frozenset(("view", "reshape"))
 #: Functions whose whole-number arguments are sizes.

@@ -18,12 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from mempool.torch.estimate.inputs import batch_of
 from mempool.torch.estimate.model_outputs import cache_tensors
-from mempool.torch.estimate.sources.abort_at_backward import Trains, frames, place, stop_at_next_line
-from mempool.torch.estimate.sources.gradient_accumulation import AddsUp, adds_up
-from mempool.torch.estimate.sources.loss_tape import Tape, tensors_in
-from mempool.torch.estimate.sources.optimizer_copies import made_again
-from mempool.torch.estimate.sources.suppressed_saves import unsaved
-from mempool.torch.estimate.sources.unused_models import idle_models
+from mempool.torch.estimate.sources.loss_replay import Tape, tensors_in
+from mempool.torch.estimate.sources.program_control import Trains, frames, place, stop_at_next_line, unsaved
+from mempool.torch.estimate.sources.program_inspection import AddsUp, adds_up, idle_models, made_again
 from mempool.torch.estimate.sources.value_decisions import later_decisions
 
 if TYPE_CHECKING:

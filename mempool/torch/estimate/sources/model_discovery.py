@@ -16,19 +16,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.errors import UsageError
 from mempool.reporting.report import binary
-from mempool.torch.estimate.caveats import AS_FAR_AS_RAN, WITHOUT_LOSS, Caveat
 from mempool.torch.estimate.failures import told
+from mempool.torch.estimate.fake.copies import EAGER, is_compiled
 from mempool.torch.estimate.inputs import Arguments, arguments, batch_of, resizable
-from mempool.torch.estimate.losses import own_loss
-from mempool.torch.estimate.models import EAGER, is_compiled
-from mempool.torch.estimate.sources import transformers_inputs
+from mempool.torch.estimate.job import Job
+from mempool.torch.estimate.model_outputs import own_loss
+from mempool.torch.estimate.result import AS_FAR_AS_RAN, WITHOUT_LOSS, Caveat
+from mempool.torch.estimate.sources import transformers_models
 from mempool.torch.estimate.sources.call_spy import bytes_of
 from mempool.torch.estimate.sources.loss_replay import UntakenLossError, taped_loss
 from mempool.torch.estimate.sources.optimizers_and_losses import resolved
 from mempool.torch.estimate.sources.scripts import GUESSES, unreal
 from mempool.torch.estimate.sources.targets import Sizes, Target
 from mempool.torch.estimate.sources.transformers_models import Hub, task_of
-from mempool.torch.estimate.training_step import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ def of_hub(found: Hub, sizes: Sizes) -> Target:
     Raises:
         UsageError: the inputs are not known, or the sequence is longer than the model's positions.
     """
-    seq = transformers_inputs.sequence(found, sizes.seq)
+    seq = transformers_models.sequence(found, sizes.seq)
     takes_images = "pixel_values" in found.takes
     vision = getattr(found.config, "vision_config", found.config)
     if sizes.image is not None and hasattr(vision, "image_size"):
@@ -67,7 +67,7 @@ def of_hub(found: Hub, sizes: Sizes) -> Target:
     return Target(
         f"{found.kind.__name__} of {found.config.model_type} ({found.task})",
         found.model,
-        lambda batch: ((), transformers_inputs.inputs(found, batch, seq, sizes.image, labels=sizes.labels)),
+        lambda batch: ((), transformers_models.inputs(found, batch, seq, sizes.image, labels=sizes.labels)),
         seq=seq,
         uses=frozenset(uses),
     )

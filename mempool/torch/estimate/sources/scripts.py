@@ -23,12 +23,15 @@ from mempool.errors import UsageError
 from mempool.torch.estimate.device.emulation import as_on, cuda_is_here, device_around
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import fake_mode
-from mempool.torch.estimate.sources.abort_at_backward import Trains, frames, validates_distribution
 from mempool.torch.estimate.sources.call_spy import Seen, watched
-from mempool.torch.estimate.sources.disabled_compilers import uncompiled
-from mempool.torch.estimate.sources.finite_checks import FiniteNumbers, true_if_finite
-from mempool.torch.estimate.sources.suppressed_saves import unsaved
-from mempool.torch.estimate.sources.value_decisions import decision
+from mempool.torch.estimate.sources.program_control import (
+    Trains,
+    frames,
+    uncompiled,
+    unsaved,
+    validates_distribution,
+)
+from mempool.torch.estimate.sources.value_decisions import FiniteNumbers, decision, true_if_finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from mempool.torch.estimate.caveats import Caveat
     from mempool.torch.estimate.inputs import Arguments
+    from mempool.torch.estimate.result import Caveat
     from mempool.torch.model_spec import Input
 
 

@@ -1,4 +1,4 @@
-"""Cross entropy of a language model, without the logits of all tokens at once."""
+"""Changes of a model that save memory: a loss in pieces, saved tensors on the host, lower precision."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
+
+from mempool.torch.estimate.fake.copies import to_fake
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from mempool.torch.estimate.job import Job
+
 
 #: Number of pieces into which the tokens are divided.
 CHUNKS = 8
@@ -88,3 +95,34 @@ def _forward(
     shifted = functional.pad(labels, (0, 1), value=-100)[..., 1:]
     loss = chunked_cross_entropy(hidden, head.weight, shifted, bias=head.bias, chunks=chunks)
     return {"loss": loss}
+
+
+def save_on_host(model: nn.Module) -> nn.Module:
+    """Make the forward keep no saved tensors on the device, as ``save_on_cpu`` does.
+
+    For fake tensors: a packed tensor holds no memory, and unpacking makes a new tensor, as with
+    ``save_on_cpu``.
+
+    Args:
+        model: changed in place, and returned.
+    """
+    model.forward = functools.partial(_hooked, model.forward)
+    return model
+
+
+def _hooked(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    with saved_tensors_hooks(lambda t: (t.size(), t.dtype), lambda kept: torch.empty(kept[0], dtype=kept[1])):
+        return forward(*args, **kwargs)
+
+
+def in_low_precision(job: Job, dtype: torch.dtype = torch.bfloat16) -> Job:
+    """Return the job with floating-point parameters, inputs, gradients and optimizer state of a type."""
+
+    def inputs(batch: int) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda t: _cast(t, dtype), to_fake(job.inputs(batch)))
+
+    return job.but(dtype=dtype, inputs=inputs)
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from instances import crossing, padded
 
 from solvers import Plan, PlanError, Status, Stop, _core, check, lower_bound, peak_load, solve
-from solvers.packing import branching, greedy, worker_thread
+from solvers.packing import task as task_module
 from solvers.packing.jobs import jobs_of
-from solvers.packing.portfolio import Crew, fill_sides, repair_and_pair, repair_and_search
-from solvers.packing.task import Task, Watch
+from solvers.packing.options import OPTIONS
+from solvers.packing.portfolio import Portfolio, pack_peak_outward, repair_and_pair, repair_and_search
+from solvers.packing.progress import Budget
+from solvers.packing.task import Task, run_aside
 from traces import instances
 from traces.buffers import Buffers
-from traces.instances import GENERATORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,7 @@ def taking(draw: st.DrawFn, most: int = 12, *, circle: bool = True) -> Buffers:
 
 @settings(deadline=None)
 @given(taking(), st.integers(-3, 10))
-def test_max_load_first_filling_makes_a_valid_plan_for_any_goal(buffers: Buffers, above: int) -> None:
+def test_max_load_first_makes_a_valid_plan_for_any_goal(buffers: Buffers, above: int) -> None:
     jobs = jobs_of(buffers)
     goal = jobs.lower_bound + above
     order = np.arange(len(jobs), dtype=np.int32)
@@ -105,20 +106,6 @@ def test_window_repair_comes_at_least_as_near_to_the_load_as_max_load_first_fill
     work.advance(200_000_000, jobs.lower_bound)
     check(plan_of(buffers, work.offsets), buffers)
     assert work.arena <= int((alive + jobs.size).max())
-
-
-@pytest.mark.parametrize("seed", range(5, 9))
-def test_greedy_valleys_are_no_higher_than_any_skyline_order_for_many_buffers(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tight instances, where window repair is of little use."""
-    monkeypatch.setattr(greedy, "_FEW", 100)
-    jobs = jobs_of(instances.tight(150, seed))
-    task = Task(jobs, Watch(Stop(nodes=2_000_000)))
-    greedy.valleys(task)
-    for order in greedy.orders(jobs).values():
-        offsets = _core.pack_in_order(jobs.native(), order(), _core.Cancel())
-        assert task.arena <= int((offsets + jobs.size).max())
 
 
 @pytest.mark.parametrize("kernel", ["pack_in_order", "pack_max_load_first"])
@@ -291,8 +278,8 @@ def test_attainable_arena_is_a_fixed_point_at_the_sum_of_size_and_aligned_offset
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> Task:
     """A task whose work all runs on the worker thread, and which has offsets."""
-    monkeypatch.setattr(worker_thread, "_SOON", 0)
-    task = Task(jobs_of(instances.flat(50, 0)), Watch(Stop()))
+    monkeypatch.setattr(task_module, "OPTIONS", dataclasses.replace(OPTIONS, calling_thread=0))
+    task = Task(jobs_of(instances.flat(50, 0)), Budget(Stop()))
     task.offer(np.arange(50) << 40, 50 << 40)
     return task
 
@@ -311,15 +298,15 @@ def waiting(begun: threading.Event) -> Callable[[_core.Cancel], None]:
 
 
 def test_worker_thread_returns_the_result_or_raises_the_error(many: Task) -> None:
-    assert worker_thread.aside(many, lambda _: threading.current_thread().name) == "packing"
+    assert run_aside(many, lambda _: threading.current_thread().name) == "packing"
     with pytest.raises(ZeroDivisionError):
-        worker_thread.aside(many, lambda _: 1 // 0)
+        run_aside(many, lambda _: 1 // 0)
 
 
 def test_limit_ends_the_work_on_the_worker_thread(many: Task) -> None:
     begun = threading.Event()
-    many.watch.stop = Stop(interrupt=begun.is_set)
-    assert worker_thread.aside(many, waiting(begun)) is None
+    many.budget.stop = Stop(interrupt=begun.is_set)
+    assert run_aside(many, waiting(begun)) is None
     assert many.stopped_by == "interrupt"
     for thread in threading.enumerate():
         if thread.name == "packing":
@@ -334,9 +321,9 @@ def test_keyboard_interrupt_ends_the_work_on_the_worker_thread(many: Task) -> No
             raise KeyboardInterrupt
         return False
 
-    many.watch.stop = Stop(interrupt=interrupt)
+    many.budget.stop = Stop(interrupt=interrupt)
     with pytest.raises(KeyboardInterrupt):
-        worker_thread.aside(many, waiting(begun))
+        run_aside(many, waiting(begun))
     for thread in threading.enumerate():
         if thread.name == "packing":
             thread.join()
@@ -353,7 +340,7 @@ def packing_threads() -> int:
     return sum(thread.name.startswith("packing") for thread in threading.enumerate())
 
 
-def none_is_left() -> None:
+def assert_no_packing_thread() -> None:
     """Assert that no packing thread is working any more; a thread may need a moment to finish."""
     for thread in threading.enumerate():
         if thread.name.startswith("packing"):
@@ -373,30 +360,7 @@ def test_several_threads_search_and_all_end() -> None:
     check(plan, buffers)
     assert plan.stopped_by == "interrupt"
     assert max(seen) == 2
-    none_is_left()
-
-
-def test_a_single_helper_fills_the_sides_of_the_peak_and_the_rest_search(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Many buffers and three helpers; the other two repair and search."""
-    begun, fill, search = list[str](), branching.fill_sides, branching.repair_and_search
-
-    def watched(name: str, work: Work) -> Work:
-        def run(crew: Crew, seed: int) -> None:
-            begun.append(name)
-            work(crew, seed)
-
-        return run
-
-    monkeypatch.setattr(branching, "fill_sides", watched("fill", fill))
-    monkeypatch.setattr(branching, "repair_and_search", watched("search", search))
-    buffers = instances.flat(2_000, 0, mean_live=300)
-    plan = solve(buffers, stop=Stop(interrupt=lambda: len(begun) == 3), threads=4)
-    check(plan, buffers)
-    assert plan.stopped_by == "interrupt"
-    assert sorted(begun) == ["fill", "search", "search"]
-    none_is_left()
+    assert_no_packing_thread()
 
 
 @pytest.mark.parametrize(
@@ -404,7 +368,7 @@ def test_a_single_helper_fills_the_sides_of_the_peak_and_the_rest_search(
     [padded(instances.flat(10_000, 0)), *(instances.flat(n, 0) for n in (10_000, 60_000))],
     ids=["after the first turn", "before it", "beside stretches"],
 )
-def test_interrupted_start_of_the_crew_ends_the_started_threads(
+def test_interrupted_start_of_the_portfolio_ends_the_started_threads(
     buffers: Buffers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The threads that have started end; nobody waits for a thread that has not."""
@@ -420,140 +384,89 @@ def test_interrupted_start_of_the_crew_ends_the_started_threads(
     plan = solve(buffers, stop=Stop(interrupt=lambda: False), threads=3)
     check(plan, buffers)
     assert plan.stopped_by == "interrupt"
-    none_is_left()
+    assert_no_packing_thread()
 
 
-class Slow:
-    """Work on very many jobs whose smallest unit continues until the event ``let_go`` is set."""
+def test_limit_does_not_wait_for_a_search_among_very_many_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The offsets of the abandoned search, which may be changing, are not taken over."""
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
-    arena, offsets = 2**62, np.zeros(0, np.int64)
+    class Slow:
+        arena, work = 2**62, 0
 
-    def __init__(self) -> None:
-        self.work, self.begun = 0, threading.Event()
-        self.let_go, self.given_up = threading.Event(), threading.Event()
+        def __init__(self, *_: object) -> None:
+            pass
 
-    def advance(self, looks: int, target: int) -> bool:
-        self.begun.set()
-        self.let_go.wait(60)
-        self.work += looks
-        self.given_up.set()
-        return True
+        @property
+        def offsets(self) -> NDArray[np.int64]:
+            raise AssertionError("the offsets of a running search")
 
+        def advance(self, *_: int) -> bool:
+            begun.set()
+            go_on.wait(60)
+            ended.set()
+            return True
 
-def test_limit_does_not_wait_for_a_search_among_very_many_jobs() -> None:
-    """Nor is the search asked for offsets, which may be changing."""
-    buffers = instances.flat(worker_thread._SOON + 1, 0)
-    work = Slow()
-    task = Task(jobs_of(buffers), Watch(Stop(interrupt=work.begun.is_set)))
-    task.offer(np.cumsum(buffers.size) - buffers.size, int(buffers.size.sum()))
-    turns, before = branching._Turns(task, lambda: np.zeros(0, np.int32)), task.arena
+    monkeypatch.setattr(_core, "LocalRepair", Slow)
+    monkeypatch.setattr(task_module, "OPTIONS", dataclasses.replace(OPTIONS, calling_thread=100))
+    buffers = padded(instances.flat(2_000, 0))
     try:
-        turns._mend(work, 10)  # type: ignore[arg-type]
-        assert work.begun.is_set()
-        assert not work.given_up.is_set()
-        assert (task.stopped_by, task.arena) == ("interrupt", before)
+        plan = solve(buffers, stop=Stop(interrupt=begun.is_set), threads=1)
+        assert plan.stopped_by == "interrupt"
+        assert not ended.is_set()
+        check(plan, buffers)
     finally:
-        work.let_go.set()
-        assert work.given_up.wait(60)
-        none_is_left()
+        go_on.set()
+        assert ended.wait(60)
+        assert_no_packing_thread()
 
 
-@pytest.mark.parametrize("search", ["turns", "repairing", "greedy"])
-def test_search_beginning_at_the_target_ends_at_once(search: str) -> None:
-    """Otherwise the search would spend none of the nodes that end a search."""
-    jobs = jobs_of(instances.flat(300, 0, mean_live=100))
-    order = np.argsort(jobs.start, kind="stable").astype(np.int32)
-    begin = _core.OrderSearch(jobs.native(), order, 0)
-    task = Task(jobs, Watch(Stop(nodes=10**8, seconds=5)), target=begin.arena)
-    task.offer(np.cumsum(jobs.size) - jobs.size, int(jobs.size.sum()))
-    turns = branching._Turns(task, lambda: order)
-    if search == "greedy":
-        greedy._search(task, jobs.native(), order)
-    elif search == "turns":
-        turns._order(10**6)
-    else:
-        turns._mend(_core.LocalRepair(jobs.native(), begin.offsets, 0), 10**6)
-    assert task.arena == begin.arena
-    assert task.stopped_by in ("target", "bound")
-
-
-def test_sides_of_few_jobs_are_left_to_the_other_searches_after_some_rounds() -> None:
-    task = Task(jobs_of(instances.flat(300, 0, mean_live=100)), Watch(Stop()))
-    task.offer(np.cumsum(task.jobs.size) - task.jobs.size, int(task.jobs.size.sum()))
-    turns = branching._Turns(task, lambda: np.zeros(0, np.int32))
-    turns._sides(1)
-    work = turns._lower
-    assert work is not None
-    assert (before := work.work) > 0
-    work.rounds = branching._ROUNDS
-    turns._sides(10**6)
-    assert work.work == before
-    work.rounds -= 1
-    turns._sides(10**6)
-    assert work.work > before
-
-
-def test_crew_results_become_the_offsets_of_the_task() -> None:
+def test_portfolio_results_become_the_offsets_of_the_task() -> None:
     """The main thread does not search here."""
     buffers = hard()
-    task = Task(jobs_of(buffers), Watch(Stop()))
+    task = Task(jobs_of(buffers), Budget(Stop()))
     first = np.cumsum(buffers.size) - buffers.size
     task.offer(first, int(buffers.size.sum()))
-    crew = Crew(task, [repair_and_search] * 2)
+    portfolio = Portfolio(task, [repair_and_search] * 2)
     try:
         while task.arena > 1.2 * task.lower_bound:
-            crew.share(task)
+            portfolio.share(task)
     finally:
-        crew.end()
-    none_is_left()
-    assert task.watch.nodes > 0
+        portfolio.end()
+    assert_no_packing_thread()
+    assert task.budget.nodes > 0
     assert task.offsets is not None
     check(plan_of(buffers, task.offsets), buffers)
 
 
-def test_crew_fills_the_sides_of_the_peak_and_then_repairs() -> None:
-    """The second instance has an unreachable target, so that the sides are given up."""
+def test_portfolio_packs_peak_outward_and_then_repairs() -> None:
+    """The second instance has an unreachable target, so that the peak-outward search gives up."""
     for buffers, enough in ((instances.scattered(1_000, 4), 1.0), (instances.flat(3_000, 0), 0.5)):
-        task = Task(jobs_of(buffers), Watch(Stop()))
+        task = Task(jobs_of(buffers), Budget(Stop()))
         task.offer(np.cumsum(buffers.size) - buffers.size, int(buffers.size.sum()))
         task.target = int(task.lower_bound * enough)
-        crew = Crew(task, [fill_sides])
+        portfolio = Portfolio(task, [pack_peak_outward])
         try:
             while task.arena > 1.05 * task.lower_bound:
-                crew.share(task)
+                portfolio.share(task)
         finally:
-            crew.end(wait=False)
-        none_is_left()
-        assert task.watch.nodes > 0
+            portfolio.end(wait=False)
+        assert_no_packing_thread()
+        assert task.budget.nodes > 0
         assert task.offsets is not None
         check(plan_of(buffers, task.offsets), buffers)
 
 
-def test_helpers_search_by_pairs_where_pairs_decide_and_in_valleys_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Pairs decide across the cut of a circle; the search in valleys is chosen for many buffers."""
-    many = padded(instances.flat(2_000, 0, mean_live=300))
-    for buffers, chosen in ((GENERATORS["circular"](19, 315), "pairs"), (many, "valleys")):
-        begun = list[str]()
-        monkeypatch.setattr(branching, "repair_and_pair", lambda *_, begun=begun: begun.append("pairs"))
-        monkeypatch.setattr(branching, "repair_and_search", lambda *_, begun=begun: begun.append("valleys"))
-        columns = 4 if chosen == "pairs" else None
-        stop = Stop(interrupt=lambda begun=begun: len(begun) == 2)
-        assert solve(buffers, columns=columns, stop=stop, threads=3).stopped_by == "interrupt"
-        assert begun == [chosen] * 2
-
-
 @pytest.mark.parametrize("work", [repair_and_search, repair_and_pair])
-def test_refutation_by_the_crew_raises_the_lower_bound(work: Work) -> None:
-    task = Task(jobs_of(crossing()), Watch(Stop()))
+def test_refutation_by_the_portfolio_raises_the_lower_bound(work: Work) -> None:
+    task = Task(jobs_of(crossing()), Budget(Stop()))
     task.offer(np.array([0, 3, 8, 10, 13, 16, 18]), 22)
-    crew = Crew(task, [work])
+    portfolio = Portfolio(task, [work])
     try:
         while not task.done():
-            crew.share(task)
+            portfolio.share(task)
     finally:
-        crew.end()
+        portfolio.end()
     assert (task.arena, task.lower_bound, task.stopped_by) == (9, 9, "proof")
 
 

@@ -1,4 +1,4 @@
-"""Definition of a step to try: a model, its inputs, an optimizer, and their use."""
+"""Definition of a job: a model, its inputs, an optimizer, and their use in a step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
+
 
 #: Kinds of steps, the values of `Job.mode`.
 MODES = ("train", "inference", "eval")

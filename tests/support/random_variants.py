@@ -1,4 +1,4 @@
-"""Iterations of several kinds at random, and a slow model of what happens in a succession of them."""
+"""Random iteration variants, and a slow model of what happens in a succession of them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from solvers import Plan
 
 
-def kinds_of(
+def random_variants(
     seed: int, count: int, *, deep: bool, alike: int = 0, calm: bool = False, long: int = 14
 ) -> list[IterationVariant]:
     """At random.
 
     Args:
         seed: of the random numbers.
-        count: of kinds.
+        count: of variants.
         deep: some buffers live through the whole next iteration, and longer.
         alike: so many allocations at the beginning are the same in all.
         calm: few buffers outlive their iteration.
@@ -30,7 +30,7 @@ def kinds_of(
     """
     rng = np.random.default_rng(seed)
     beginning = rng.integers(1, 40, alike) * 64
-    kinds = []
+    variants = []
     lengths = rng.integers(long // 2 if calm else 1, long, count)
     for n in lengths.tolist():
         end = np.arange(n) + rng.integers(1, max(n // 2, 2), n)
@@ -44,30 +44,30 @@ def kinds_of(
         end = np.where(outlives, n + 1, end)
         persistent = rng.random(n) < 0.1
         buffers = Buffers.of(np.arange(n), end, size, alignment=64, persistent=persistent, period=n)
-        kinds.append(IterationVariant(buffers, reach, np.zeros(n, np.int64)))
-    return kinds
+        variants.append(IterationVariant(buffers, reach, np.zeros(n, np.int64)))
+    return variants
 
 
-def replayed(kinds: Sequence[IterationVariant], plans: Sequence[Plan], order: Sequence[int]) -> int:
+def replayed_peak(variants: Sequence[IterationVariant], plans: Sequence[Plan], order: Sequence[int]) -> int:
     """The most bytes alive at once in this succession, in which no two live buffers may overlap."""
     live: dict[tuple[int, int], tuple[int, int, int]] = {}  # (iteration, row) -> begin, end, when it is freed
     most = 0
-    begins = np.append(0, np.cumsum([len(kinds[k]) for k in order]))
+    begins = np.append(0, np.cumsum([len(variants[k]) for k in order]))
     for iteration, (k, follower) in enumerate(zip(order, [*order[1:], order[-1]], strict=True)):
-        kind, offset = kinds[k], plans[k].offset
+        variant, offset = variants[k], plans[k].offset
         assert offset is not None
-        for row in range(len(kind)):
+        for row in range(len(variant)):
             now = int(begins[iteration]) + row
             live = {key: value for key, value in live.items() if value[2] > now}
-            if kind.buffers.persistent[row]:
+            if variant.buffers.persistent[row]:
                 continue
-            over = int(begins[iteration]) + min(int(kind.buffers.end[row]), len(kind))
-            if kind.reach[row].any():
-                over = int(begins[iteration + 1]) + int(kind.reach[row, follower])
+            over = int(begins[iteration]) + min(int(variant.buffers.end[row]), len(variant))
+            if variant.reach[row].any():
+                over = int(begins[iteration + 1]) + int(variant.reach[row, follower])
             if over <= now:
                 continue
             begin = int(offset[row, iteration % plans[k].columns])
-            end = begin + int(kind.buffers.size[row])
+            end = begin + int(variant.buffers.size[row])
             for other, (low, high, _) in live.items():
                 assert end <= low or high <= begin, f"{iteration}:{row} overlaps {other}"
             live[iteration, row] = begin, end, over

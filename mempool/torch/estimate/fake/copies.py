@@ -1,4 +1,9 @@
-"""Models without memory: made in a fake mode, or copied from a real model, which stays unchanged."""
+"""Fake copies of real tensors and models, and marks on fake tensors that hold ones everywhere.
+
+transformers drops an attention mask of ones, and attention then takes a kernel without a mask. A mask from
+``torch.ones``, or a real tensor of ones, is marked; a conversion or view of a marked tensor is marked too; a
+write unmarks.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,90 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.errors import UsageError
-from mempool.torch.estimate.fake.tensors import fake_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+
+_aten = torch.ops.aten
+_MAKERS = frozenset((_aten.ones.default, _aten.ones_like.default, _aten.new_ones.default))
+#: Operations whose last positional argument is the value that fills the result.
+_FILLERS = frozenset((_aten.full.default, _aten.full_like.default, _aten.new_full.default))
+_KEEPERS = frozenset(
+    (
+        *(_aten._to_copy.default, _aten.clone.default, _aten.detach.default, _aten.alias.default),
+        *(_aten.slice.Tensor, _aten.view.default, _aten.unsqueeze.default, _aten.expand.default),
+        *(_aten.repeat.default, _aten.select.int),
+    )
+)
+#: Operations whose result may be known to hold ones.
+TELLING = _MAKERS | _FILLERS | _KEEPERS
+#: Largest real tensor that is searched, in elements.
+_MOST_ELEMENTS = 1 << 24
+
+
+def mark(tensor: Tensor) -> None:
+    """Record that a tensor holds ones everywhere, until the next write."""
+    if not tensor.is_inference():
+        tensor.ones_version = tensor._version
+
+
+def holds_ones(tensor: Any) -> bool:
+    """Return whether a tensor is known to hold ones everywhere."""
+    version = getattr(tensor, "ones_version", None)
+    return version is not None and bool(version == tensor._version)
+
+
+def mark_result(operation: Any, args: tuple[Any, ...], result: Any) -> None:
+    """Mark the result of an operation in `TELLING` if it holds ones everywhere."""
+    ones = holds_ones(args[0]) if operation in _KEEPERS else operation in _MAKERS or args[-1] == 1
+    if ones and isinstance(result, torch.Tensor):
+        mark(result)
+
+
+def real_ones(tensor: Tensor) -> bool:
+    """Return whether a real tensor of whole numbers or truths holds ones everywhere."""
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.device.type == "meta":
+        return False
+    with _disable_current_modes():
+        return 0 < tensor.numel() <= _MOST_ELEMENTS and bool((tensor == 1).all())
+
+
+def to_fake(given: Any) -> Any:
+    """Replace real tensors in a structure by fake ones of the same sizes, strides and sharing."""
+    bases: dict[int, torch.Tensor] = {}
+    return pytree.tree_map_only(torch.Tensor, lambda t: fake_of(t, bases), given)
+
+
+def fake_of(tensor: torch.Tensor, bases: dict[int, torch.Tensor], *, again: bool = False) -> torch.Tensor:
+    """Return a fake tensor of the same kind, on the CPU.
+
+    Args:
+        tensor: a real tensor, or one on the meta device.
+        bases: fake storages by the address of known real storages; views share a storage.
+        again: whether to copy a tensor that is fake already.
+    """
+    if not again and isinstance(tensor, FakeTensor) and tensor.device.type == "cpu":
+        return tensor
+    if tensor.layout is not torch.strided:
+        raise UsageError(f"a tensor with layout {tensor.layout}: only strided ones have a known size")
+    storage = tensor.untyped_storage()
+    base = bases.get(storage._cdata)
+    if base is None:
+        base = bases[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
+    whole = base[: storage.nbytes() // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
+    made = whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, requires_grad=tensor.requires_grad)
+    if real_ones(tensor):
+        mark(made)
+    return made.requires_grad_(tensor.requires_grad)
+
 
 EAGER = "the result is of the eager model, and a compiled one may need more or less"
 #: Attributes of modules that hold hooks.
@@ -81,7 +164,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """Return the module inside torch.compile, DataParallel or DistributedDataParallel."""
     while True:
         if isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = cast(nn.Module, model._orig_mod)
+            model = cast("nn.Module", model._orig_mod)
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
         else:

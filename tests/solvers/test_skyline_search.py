@@ -15,7 +15,7 @@ from instances import crossing
 
 from solvers import Status, Stop, check, lower_bound, peak_load, solve
 from solvers._core import SkylineSearch
-from solvers.packing.branching import can_branch
+from solvers.packing.complete_search import can_search_skyline
 from solvers.packing.jobs import jobs_of
 from solvers.packing.plan import Plan
 from traces.buffers import Buffers
@@ -239,7 +239,7 @@ def test_sums_near_the_limit_of_64_bits_are_right_or_refused() -> None:
 
 def test_gaps_and_lifetimes_across_the_cut_of_a_circle_are_left_to_others() -> None:
     gapped = Buffers.of([0, 2], [6, 4], [5, 5], gaps=[(0, 2, 4)])
-    assert not can_branch(jobs_of(gapped))
+    assert not can_search_skyline(jobs_of(gapped))
     with pytest.raises(ValueError, match="several pieces"):
         search(gapped, 10)
     plan = solve(gapped)

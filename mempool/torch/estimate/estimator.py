@@ -1,0 +1,169 @@
+"""Estimate of a job: a fake run, the memory that allocators would reserve, margins, the largest batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mempool.analysis.allocator_specs import parse_choice
+from mempool.analysis.compare import RECORDED
+from mempool.errors import UsageError
+from mempool.simulate import simulate
+from mempool.torch.estimate.attribution import AtPeak, rounded
+from mempool.torch.estimate.fake.fake_run import run
+from mempool.torch.estimate.fake.isolation import together
+from mempool.torch.estimate.largest_batch import NoLargestBatchError, largest
+from mempool.torch.estimate.margins import margins
+from mempool.torch.estimate.result import ROUNDED_TO, Fit
+from traces import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from mempool.analysis.compare import Choice
+    from mempool.torch.estimate.job import Job
+    from traces import Trace
+
+DEFAULT_ALLOCATORS = ("pytorch", "pytorch_expandable", "planned")
+
+
+def choice_of(text: str) -> Choice:
+    """Return the allocator of a name, with settings behind a colon.
+
+    Raises:
+        UsageError: the name is unknown.
+    """
+    try:
+        choice = parse_choice(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if choice.allocator == RECORDED:
+        raise UsageError("nothing was recorded of an allocator: the run has not been")
+    return choice
+
+
+def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
+    """Return the peak bytes that each allocator would reserve on the device, over the whole trace.
+
+    Args:
+        trace: of a job, with unrounded sizes.
+        allocators: names in `mempool.simulate.ALLOCATORS`, with settings behind a colon.
+
+    Raises:
+        UsageError: an allocator is unknown, or rejects its settings or the trace.
+    """
+    found = {}
+    for text in allocators:
+        choice = choice_of(text)
+        try:
+            made = simulate(trace, choice.allocator, **choice.settings)
+        except (ValueError, TraceError) as error:
+            raise UsageError(f"{text}: {error}") from None
+        found[text] = made.peak_reserved_bytes
+    return found
+
+
+def margins_of(job: Job, trace: Trace) -> dict[str, int]:
+    """Return a GPU's memory outside all recorded operations, by name, in bytes."""
+    options: dict[str, Any] = {"capability": job.capability, "processes": job.processes}
+    return margins(trace, job.device, **options, margin=job.margin)
+
+
+def needed(job: Job, allocator: str) -> int:
+    """Return the bytes that a job needs: reserved by an allocator, and the margins."""
+    trace = run(job)
+    return reserved(trace, [allocator])[allocator] + sum(margins_of(job, trace).values())
+
+
+def largest_batch(
+    job: Job,
+    limit_bytes: int,
+    allocator: str = "pytorch",
+    *,
+    known: Mapping[int, int] | None = None,
+    told: Callable[[str], object] = lambda _: None,
+) -> int:
+    """Return the largest batch of a job that fits in a device's memory, margins included; 0 if none fits.
+
+    Args:
+        job: its batch is tried first.
+        limit_bytes: of the device.
+        allocator: name of the allocator whose reserved bytes count, with settings behind a colon.
+        known: bytes that some batches need, which are not tried again.
+        told: called with the name of each trial.
+
+    Raises:
+        UsageError: a batch cannot be tried, or no largest batch exists.
+    """
+    known = known or {}
+
+    def needs(batch: int) -> int:
+        if batch in known:
+            return known[batch]
+        told(f"batch {batch:,}")
+        return needed(job.but(batch=batch), allocator)
+
+    return largest(needs, limit_bytes, job.batch)
+
+
+@together()
+def estimate(
+    job: Job,
+    limit_bytes: int | None = None,
+    *,
+    allocators: Sequence[str] = DEFAULT_ALLOCATORS,
+    largest: bool | None = None,
+    told: Callable[[str], object] = lambda _: None,
+) -> Fit:
+    """Estimate the memory that a job would need.
+
+    Args:
+        job: the step.
+        limit_bytes: of the device's memory.
+        allocators: by name, the one that decides first.
+        largest: whether to search for the largest batch; None: if a limit is given.
+        told: called with the name of each trial.
+
+    Raises:
+        UsageError: the job cannot be tried, or an allocator is unknown.
+    """
+    if not allocators:
+        raise UsageError("no allocator: name one at least")
+    for name in allocators:
+        choice_of(name)
+    warnings: dict[str, None] = {}
+    told(f"batch {job.batch:,}")
+    trace = run(job, warn=lambda text: warnings.setdefault(text))
+    peak = AtPeak.of(rounded(trace, ROUNDED_TO[job.device]))
+    if peak.first_step_bytes > peak.bytes:
+        more = peak.first_step_bytes - peak.bytes
+        warnings.setdefault(f"the first step peaks {more:,} bytes higher than those that follow")
+    held, added = reserved(trace, allocators), margins_of(job, trace)
+    needed = held[allocators[0]] + sum(added.values())
+    found = None
+    if limit_bytes is not None and largest is not False:
+        try:
+            found = largest_batch(job, limit_bytes, allocators[0], known={job.batch: needed}, told=told)
+        except NoLargestBatchError as error:
+            warnings.setdefault(str(error))
+    return Fit(
+        peak_bytes=peak.bytes,
+        by_class_bytes=peak.by_class_bytes(),
+        by_module=peak.by_module(),
+        by_phase_bytes=peak.by_phase_bytes,
+        peak_operation=peak.operation,
+        peak_phase=peak.phase,
+        peak_module=peak.module,
+        first_step_bytes=peak.first_step_bytes,
+        reserved_bytes=held,
+        margin_bytes=added,
+        allocator=allocators[0],
+        batch=job.batch,
+        mode=job.mode,
+        device=job.device,
+        limit_bytes=limit_bytes,
+        fits=None if limit_bytes is None else needed <= limit_bytes,
+        missing_bytes=None if limit_bytes is None else max(0, needed - limit_bytes),
+        largest_batch=found,
+        warnings=list(warnings),
+        trace=trace,
+    )

@@ -1,0 +1,309 @@
+"""Result of an estimate: memory by holder, verdict, caveats, and the remedies that were tried."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from mempool.analysis.remedies import Remedy
+from mempool.torch.estimate.attribution import AtPeak, ModuleShare, rounded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from traces import Trace
+
+#: Bytes; a device's allocator rounds sizes up to a multiple.
+ROUNDED_TO = {"cuda": 512, "cpu": 1}
+WITHOUT_LOSS = "peak without the loss"
+AS_FAR_AS_RAN = "only of what ran"
+
+
+class Caveat(NamedTuple):
+    """A restriction of a result: a label that goes with the verdict, and the reason."""
+
+    label: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Help(Remedy):
+    """One change, or several together, tried. Bytes throughout.
+
+    Attributes:
+        name: a few words.
+        saves_bytes: reduction of the device memory needed: reserved by the allocator, and margins.
+        how: description and price.
+        code: lines to write in the user's program.
+        needed_bytes: device memory needed after the change.
+        peak_bytes: peak load after the change.
+        saves_peak_bytes: reduction of the peak load; may be negative.
+        reserved_bytes: bytes reserved after the change, by the fit's allocator, or by the allocator that the
+            change sets.
+        saves_reserved_bytes: reduction of the reserved bytes.
+        peak_phase: phase of the peak after the change; likewise ``peak_operation``.
+        fits: whether the changed job fits; None without a limit.
+        cost: name of a `mempool.torch.estimate.remedies.changes.Cost`, in lower case.
+        recomputes: share of the forward's operations that run twice; None if the change recomputes nothing.
+        largest_batch: largest batch that fits after the change; None without a search.
+        parts: names of the combined changes.
+    """
+
+    code: str
+    needed_bytes: int
+    peak_bytes: int
+    saves_peak_bytes: int
+    reserved_bytes: int
+    saves_reserved_bytes: int
+    peak_phase: str
+    peak_operation: str
+    fits: bool | None
+    cost: str
+    recomputes: float | None = None
+    largest_batch: int | None = None
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """A memory limit that swapping can hold, checked by replay. Bytes, and shares of a step's time.
+
+    Attributes:
+        needed_bytes: device memory: the arena of a plan made after the swaps, plus the margins of a GPU.
+        peak_bytes: peak load on the device.
+        slower: share by which a step takes longer.
+        slower_bound: lower bound of ``slower`` over all schedules.
+        swapped_bytes: bytes copied back in a step.
+        host_bytes: peak bytes held on the host.
+    """
+
+    needed_bytes: int
+    peak_bytes: int
+    slower: float
+    slower_bound: float
+    swapped_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class Swapping:
+    """Limits that swapping can reach, and their costs.
+
+    Attributes:
+        assumed: the rates and the link, in words.
+        step_seconds: lower bound of a step's time at these rates.
+        floor_bytes: lower bound of the peak over all schedules.
+        floor_operation: the operation that needs ``floor_bytes``.
+        free: lowest peak at which no operation waits.
+        slower: lowest peak for a step longer by `SLOWER`; None if the job does not fit without swapping.
+        asked: schedule at the limit, or at the nearest feasible limit above; None if the job fits anyway or
+            has no limit.
+        fits: whether the job fits at the limit; None without a limit.
+    """
+
+    assumed: str
+    step_seconds: float
+    floor_bytes: int
+    floor_operation: str
+    free: Swapped
+    slower: Swapped | None = None
+    asked: Swapped | None = None
+    fits: bool | None = None
+
+    @property
+    def told(self) -> Swapped:
+        """Return the schedule to report first."""
+        return self.asked or self.free
+
+
+_H = TypeVar("_H", "Help", "Swapping")
+
+
+@dataclass(frozen=True)
+class Helps:
+    """Remedies for a job.
+
+    Attributes:
+        remedies: changes that save memory alone, largest saving first.
+        cheapest: the cheapest changes, by `Cost`, that together make the job fit; None if the job fits
+            already, no combination suffices, or no limit is given.
+        together: all changes that leave the training as it is, if even they do not suffice.
+        not_tried: name of each change that could not be tried, with the reason.
+        hints: further advice.
+        swapping: findings of the swap planner, also among the remedies; None if swapping was not planned.
+    """
+
+    remedies: list[Help] = field(default_factory=list)
+    cheapest: Help | None = None
+    together: Help | None = None
+    not_tried: list[tuple[str, str]] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+    swapping: Swapping | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dictionary ready for JSON."""
+        return asdict(self)
+
+    def without_verdicts(self) -> Helps:
+        """Return the same without claims to fit, for a job of which only a part was seen."""
+        return replace(
+            self,
+            remedies=[_open(one) for one in self.remedies],
+            cheapest=self.cheapest and _open(self.cheapest),
+            swapping=self.swapping and _open(self.swapping),
+        )
+
+
+def _open(one: _H) -> _H:
+    return replace(one, fits=None) if one.fits else one
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Memory that a step of a job would need. Bytes throughout; `print` shows a report.
+
+    Attributes:
+        peak_bytes: peak load in a step after the first, with sizes rounded as by the device's allocator.
+        by_class_bytes: ``peak_bytes`` by category; the sum is ``peak_bytes``.
+        by_module: ``peak_bytes`` by module, largest first; likewise.
+        by_phase_bytes: peak load in the forward, the backward, and the optimizer's step.
+        peak_operation: operation that ran at the peak; likewise ``peak_phase``, and ``peak_module``, a path.
+        first_step_bytes: peak load of the first step, in which the optimizer's state is made.
+        reserved_bytes: device memory that each allocator would hold, by simulation.
+        margin_bytes: memory that a GPU adds outside all operations, by name.
+        allocator: the allocator to which ``fits``, ``missing_bytes`` and ``largest_batch`` refer.
+        batch: samples in a batch; ``mode`` and ``device`` likewise as in the job.
+        limit_bytes: the device's memory; None if not given.
+        fits: whether ``needed_bytes`` are at most ``limit_bytes``; None without a limit, or if they are and
+            ``caveats`` leave the question open.
+        missing_bytes: bytes by which the need exceeds the limit; 0 if the job fits, None without a limit.
+        largest_batch: largest batch that fits, by search; 0 if none does, None without a search.
+        warnings: circumstances that make the result less certain.
+        trace: the recorded trace, with unrounded sizes.
+        helps: remedies, the cheapest way to make the job fit, and hints; None if nothing was tried.
+        caveats: parts that are not covered, so that a step may need more.
+    """
+
+    peak_bytes: int
+    by_class_bytes: dict[str, int]
+    by_module: list[ModuleShare]
+    by_phase_bytes: dict[str, int]
+    peak_operation: str
+    peak_phase: str
+    peak_module: str
+    first_step_bytes: int
+    reserved_bytes: dict[str, int]
+    margin_bytes: dict[str, int]
+    allocator: str
+    batch: int
+    mode: str
+    device: str
+    limit_bytes: int | None
+    fits: bool | None
+    missing_bytes: int | None
+    largest_batch: int | None
+    warnings: list[str]
+    trace: Trace = field(repr=False)
+    helps: Helps | None = field(default=None, repr=False)
+    caveats: list[Caveat] = field(default_factory=list)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Return the device memory needed: reserved by ``allocator``, and the margins."""
+        return self.reserved_bytes[self.allocator] + sum(self.margin_bytes.values())
+
+    @property
+    def remedies(self) -> list[Help]:
+        """Return the remedies, largest saving first."""
+        return [] if self.helps is None else self.helps.remedies
+
+    @property
+    def covers(self) -> str:
+        """Return the labels of the caveats, as text beside a verdict; "" without caveats."""
+        return ", ".join(dict.fromkeys(caveat.label for caveat in self.caveats))
+
+    def restricted(self, caveats: Sequence[Caveat]) -> Fit:
+        """Return the result with further caveats, which leave a fit, with or without a remedy, unknown."""
+        if not caveats:
+            return self
+        return replace(
+            self,
+            fits=self.fits and None,
+            caveats=[*self.caveats, *caveats],
+            warnings=[*map(str, caveats), *self.warnings],
+            helps=self.helps and self.helps.without_verdicts(),
+        )
+
+    def modules(self, depth: int) -> list[ModuleShare]:
+        """Return ``by_module`` with modules below a depth merged into their ancestor, largest first."""
+        return AtPeak.of(rounded(self.trace, ROUNDED_TO[self.device])).by_module(depth)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all but the trace as a dictionary ready for JSON."""
+        names = [name for name in self.__dataclass_fields__ if name not in ("trace", "by_module", "helps")]
+        helps = {} if self.helps is None else self.helps.to_dict()
+        caveats = [caveat._asdict() for caveat in self.caveats]
+        return {name: getattr(self, name) for name in names} | {
+            "needed_bytes": self.needed_bytes,
+            "caveats": caveats,
+            "by_module": [asdict(share) for share in self.by_module],
+            "remedies": helps.get("remedies", []),
+            "cheapest_remedy": helps.get("cheapest"),
+            "hints": helps.get("hints", []),
+            "swapping": helps.get("swapping"),
+        }
+
+    def __str__(self) -> str:
+        return report(self)
+
+
+#: Largest number of modules in a report.
+MOST_MODULES = 5
+
+
+def report(fit: Fit) -> str:
+    """Format the verdict, the peak by holder, allocators, and remedies, in some lines."""
+    lines = [_verdict(fit), ""]
+    where = f" in {fit.peak_module}" if fit.peak_module else ""
+    lines.append(
+        f"peak load {size(fit.peak_bytes)} in the {fit.peak_phase or 'step'}, {fit.peak_operation}{where}"
+    )
+    lines += [f"  {size(b):>11}  {name.replace('_', ' ')}" for name, b in fit.by_class_bytes.items()]
+    lines.append("by module")
+    lines += [f"  {size(m.bytes):>11}  {m.module or '(the model)'}" for m in fit.modules(3)[:MOST_MODULES]]
+    lines.append("reserved by")
+    lines += [f"  {size(b):>11}  {name}" for name, b in fit.reserved_bytes.items()]
+    if fit.margin_bytes:
+        lines.append("and beside it")
+        lines += [f"  {size(b):>11}  {name.replace('_', ' ')}" for name, b in fit.margin_bytes.items()]
+    if fit.remedies:
+        lines.append("what would help, by")
+        lines += [f"  {size(r.saves_bytes):>11}  {r.name}: {r.how}" for r in fit.remedies]
+    return "\n".join(lines + [f"note: {text}" for text in fit.warnings])
+
+
+def size(number: int) -> str:
+    """Format bytes in the largest unit with a value of at least one."""
+    value, unit = float(number), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:,.2f} {unit}"
+
+
+def _verdict(fit: Fit) -> str:
+    need = f"batch {fit.batch:,} needs {size(fit.needed_bytes)} with {fit.allocator}"
+    need += f" ({fit.covers})" if fit.caveats else ""
+    if fit.limit_bytes is None:
+        return need
+    told = {
+        True: "it fits",
+        False: f"it does not fit, {size(fit.missing_bytes or 0)} are missing",
+        None: "not known whether it fits",
+    }[fit.fits]
+    batch = "" if fit.largest_batch is None else f"; the largest batch that fits is {fit.largest_batch:,}"
+    return f"{told}: {need} of {size(fit.limit_bytes)}{batch}"

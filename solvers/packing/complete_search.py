@@ -1,0 +1,351 @@
+"""Complete searches (branching over skyline valleys, and pairwise order) in turns with the repair heuristics.
+
+A complete search decides whether a plan exists within a capacity. The capacities asked for are the lower
+bound, which rises if no plan exists; one just below the best arena, which is optimal if no plan exists; and
+some in between, which improve the plan in small steps when the bound is out of reach.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from solvers import _core
+from solvers.packing.greedy import (
+    can_pack_peak_outward,
+    can_repair,
+    can_repair_windows,
+    run_fits,
+)
+from solvers.packing.options import OPTIONS
+from solvers.packing.peak_outward import PeakOutward
+from solvers.packing.portfolio import (
+    Portfolio,
+    end_portfolio,
+    pack_peak_outward,
+    repair,
+    repair_and_pair,
+    repair_and_search,
+)
+from solvers.packing.task import run_aside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from solvers.packing.greedy import Order
+    from solvers.packing.jobs import Jobs
+    from solvers.packing.portfolio import Work
+    from solvers.packing.task import Task
+
+_Complete: TypeAlias = _core.SkylineSearch | _core.PairwiseSearch
+_Improvement: TypeAlias = _core.LocalRepair | _core.OrderSearch | _core.WindowRepair
+
+
+def can_search_skyline(jobs: Jobs) -> bool:
+    """Return whether the complete skyline search takes these jobs.
+
+    The search takes no jobs with gaps or across the cut of a circle, no sizes that sum to more than the
+    kernels can add, and no fixed offsets among very many jobs.
+    """
+    fixed = jobs.fixed >= 0
+    one_piece_each = len(jobs.start) == len(jobs)
+    return one_piece_each and int(fixed.sum()) * len(jobs) <= OPTIONS.fixed_sections and can_repair(jobs)
+
+
+def can_search_pairs(jobs: Jobs) -> bool:
+    """Return whether the jobs, with or without gaps, are few enough for the pairwise search."""
+    most = OPTIONS.few if can_search_skyline(jobs) else OPTIONS.pairwise
+    return len(jobs) <= most and can_repair(jobs)
+
+
+def search_in_turns(task: Task, order: Order, nodes: int | None = None) -> None:
+    """Improve the task's offsets until the bound, a proof or a limit is reached.
+
+    First and best fit run after the first turn, because the first turn is often the last one and is shorter.
+
+    Args:
+        task: the task to pack; must have offsets.
+        order: starting point of the search over orders.
+        nodes: also stop after about this many nodes; `Task.stopped_by` then stays empty.
+    """
+    TurnSearch(task, order).run(nodes)
+
+
+class TurnSearch:
+    """Searches of one task in turns: complete searches, repairs and heuristics.
+
+    Args:
+        task: the task to pack; must have offsets.
+        order: starting point of the search over orders.
+    """
+
+    def __init__(self, task: Task, order: Order) -> None:
+        self._task, self._native = task, task.jobs.native()
+        self._first_order = order
+        self._order_search: _core.OrderSearch | None = None
+        self._seeds = 0
+        self._searches: dict[str, tuple[int, _Complete]] = {}  # capacity and search of each turn
+        self._part = 0.5  # fraction of the gap that the next step is to close
+        self._max_load_repair: _core.LocalRepair | None = (
+            None  # repair that began with the maximum-load-first plan
+        )
+        self._best_repair: _core.LocalRepair | None = None  # repair of plans found by other heuristics
+        self._window_repair: _core.WindowRepair | None = None
+        self._peak_outward: PeakOutward | None = None
+
+    def run(self, nodes: int | None = None) -> None:
+        """Search until the bound, a proof, a limit or about `nodes` more nodes are reached."""
+        until = None if nodes is None else self._task.budget.nodes + nodes
+        turns = self._turns()
+        early, late = self._portfolio_work(turns)
+        try:
+            self._share(early)
+            self._begin(turns)
+            if self._task.done() or not run_fits(self._task):
+                return
+            self._share(late)
+            self._in_turn(turns, until)
+        finally:
+            end_portfolio(self._task, wait=not early)
+
+    def _share(self, work: list[Work]) -> None:
+        if work:
+            Portfolio(self._task, work)
+
+    def _portfolio_work(self, turns: list[Callable[[int], None]]) -> tuple[list[Work], list[Work]]:
+        """Return the other cores' work from the beginning, and their work after the first turn.
+
+        One of the lists is empty. With few jobs the first turn is often the last, so the other cores start
+        after this turn.
+        """
+        jobs, others = self._task.jobs, self._task.threads - 1
+        work: list[Work] = []
+        early = len(jobs) > OPTIONS.many and self._pack_peak_outward in turns
+        if early:
+            work.append(pack_peak_outward)
+        if len(jobs) <= OPTIONS.order_search and self._repair in turns:
+            work += [self._helper_work(turns)] * others
+        return (work[:others], []) if early else ([], work[:others])
+
+    def _helper_work(self, turns: list[Callable[[int], None]]) -> Work:
+        if self._target in turns:
+            return repair_and_search
+        return repair_and_pair if self._pairs in turns else repair
+
+    def _in_turn(self, turns: list[Callable[[int], None]], until: int | None) -> None:
+        budget = OPTIONS.first_turn
+        while not self._task.done():
+            for turn in turns:
+                if until is not None and self._task.budget.nodes >= until:
+                    return
+                turn(budget)
+                if self._task.stopped_by:
+                    return
+            budget = min(2 * budget, OPTIONS.longest_turn)
+
+    def _turns(self) -> list[Callable[[int], None]]:
+        jobs = self._task.jobs
+        order = [self._order] if len(jobs) <= OPTIONS.order_search else []
+        repair = [self._repair] if can_repair(jobs) else []
+        if len(jobs) > OPTIONS.many and can_repair_windows(jobs):
+            repair.insert(0, self._repair_windows)
+        if can_pack_peak_outward(jobs):
+            repair.insert(0, self._pack_peak_outward)
+        pairs = [self._pairs_below] if can_search_pairs(jobs) else []
+        if can_search_skyline(jobs):
+            below = [self._below] if pairs else []
+            return [self._target, *below, *pairs, *repair, self._between, *order]
+        return [*pairs, *([self._pairs] if pairs else []), *order, *repair] or [self._order]
+
+    def _begin(self, turns: list[Callable[[int], None]]) -> None:
+        jobs = self._task.jobs
+        if self._repair_windows in turns and not self._task.done():
+            self._repair_windows(OPTIONS.first_turn)
+        if self._repair in turns and len(jobs) > OPTIONS.few and not self._task.done():
+            self._repair(max(OPTIONS.first_turn // 4, OPTIONS.local_repair_work * len(jobs)))
+        if self._target in turns:
+            self._target(OPTIONS.first_turn)
+        if self._pack_peak_outward in turns and not self._task.done():
+            self._pack_peak_outward(OPTIONS.peak_outward_work * len(jobs))
+
+    def _target(self, budget: int) -> None:
+        """Search for a plan at the target; if no plan exists, the target rises."""
+        if budget >= OPTIONS.skyline_search_work * len(self._task.jobs):
+            self._decide("target", budget, _core.SkylineSearch, lambda: self._task.target)
+
+    def _below(self, budget: int) -> None:
+        """Search for a plan smaller than the best by at least one byte."""
+        self._decide("below", budget, _core.SkylineSearch, lambda: self._task.arena - 1)
+
+    def _pairs(self, budget: int) -> None:
+        self._decide("pairs", budget, _core.PairwiseSearch, lambda: self._task.target)
+
+    def _pairs_below(self, budget: int) -> None:
+        self._decide("pairs below", budget, _core.PairwiseSearch, lambda: self._task.arena - 1)
+
+    def _decide(
+        self, turn: str, budget: int, search_type: type[_Complete], capacity: Callable[[], int]
+    ) -> None:
+        """Continue the search of this turn, or start a new search if the capacity has changed."""
+        task = self._task
+        until = task.budget.nodes + budget
+        while not task.stopped_by and (left := until - task.budget.nodes) > 0:
+            now = capacity()
+            if turn not in self._searches or self._searches[turn][0] != now:
+                search = self._search(now, search_type)
+                if search is None:
+                    return
+                self._searches[turn] = now, search
+            self._branch(self._searches[turn][1], now, left)
+
+    def _between(self, budget: int) -> None:
+        """Search for a plan smaller than the best by a step, which adapts to recent success."""
+        gap, unit = self._task.arena - self._task.target, self._task.jobs.unit
+        step = max(int(gap * self._part) // unit * unit, unit)
+        if step < gap and budget >= OPTIONS.skyline_search_work * len(self._task.jobs):
+            capacity = self._task.arena - step
+            search = self._search(capacity)
+            if search is None:
+                return
+            ended = self._branch(search, capacity, budget // 2)
+            self._part = min(self._part * 2, 0.5) if ended else self._part / 2
+
+    def _repair(self, budget: int) -> None:
+        """Repair plans locally around the highest job, again and again.
+
+        One repair starts from the maximum-load-first plan. If another heuristic's plan has a smaller arena,
+        that plan is repaired in half of the time; plans of other orders are often lower at first but improve
+        little.
+        """
+        task = self._task
+        budget *= OPTIONS.long_repair if len(task.jobs) > OPTIONS.many else 1
+        self._max_load_repair = self._max_load_repair or self._repair_of(self._max_load_first())
+        if self._max_load_repair is None:
+            return
+        behind = self._max_load_repair.arena > task.arena
+        self._improve_plan(self._max_load_repair, budget // 2 if behind else budget)
+        if behind and not task.stopped_by and self._max_load_repair.arena > task.arena:
+            if self._best_repair is None or self._best_repair.arena > task.arena:
+                self._best_repair = self._repair_of(task.offsets)
+            if self._best_repair is not None:
+                self._improve_plan(self._best_repair, budget // 2)
+
+    def _repair_windows(self, budget: int) -> None:
+        """Repair windows of the best plan around the highest job, again and again, in long turns."""
+        task, offsets = self._task, self._task.offsets
+        assert offsets is not None
+        if self._window_repair is None or self._window_repair.arena > task.arena:
+            seed = self._next_seed()
+            self._window_repair = run_aside(task, lambda _: _core.WindowRepair(self._native, offsets, seed))
+        if self._window_repair is not None:
+            self._improve_plan(self._window_repair, OPTIONS.long_repair * budget)
+
+    def _pack_peak_outward(self, budget: int) -> None:
+        """Run the peak-outward heuristic; few jobs get few rounds, as other searches do better."""
+        task = self._task
+        if self._peak_outward is None:
+            self._peak_outward = PeakOutward(self._native, self._next_seed())
+        search = self._peak_outward
+        if len(task.jobs) <= OPTIONS.many and search.rounds >= OPTIONS.rounds:
+            return
+        self._improve(search, lambda units: search.advance(units, task.target, task.arena), budget)
+
+    def _max_load_first(self) -> NDArray[np.int64] | None:
+        task, order = self._task, np.arange(len(self._task.jobs), dtype=np.int32)
+        if len(order) > OPTIONS.order_search:  # computing the plan again would take long
+            return task.offsets if task.max_load_first_offsets is None else task.max_load_first_offsets
+        return _core.pack_max_load_first(self._native, order, task.target, _core.Cancel())
+
+    def _repair_of(self, offsets: NDArray[np.int64] | None) -> _core.LocalRepair | None:
+        task = self._task
+        assert offsets is not None
+        seed = self._next_seed()
+        return run_aside(task, lambda _: _core.LocalRepair(self._native, offsets, seed))
+
+    def _improve_plan(self, search: _Improvement, budget: int) -> None:
+        self._improve(search, lambda units: search.advance(units, self._task.target), budget)
+
+    def _improve(
+        self, search: _Improvement | PeakOutward, advance: Callable[[int], bool], budget: int
+    ) -> None:
+        """Advance a heuristic and take over each better plan until the budget is spent.
+
+        The heuristic's initial plan is taken over too: it may be at the target already, and the heuristic
+        would then search for nothing.
+        """
+        task, until = self._task, search.work + budget
+        if not task.stopped_by:
+            self._take(search)
+        while not task.stopped_by and search.work < until:
+            if self._spend(search, advance, until - search.work):
+                self._take(search)
+
+    def _take(self, search: _Improvement | PeakOutward) -> None:
+        if search.arena < self._task.arena and (offsets := search.offsets) is not None:
+            self._task.offer(offsets, search.arena)
+        self._task.done()
+
+    def _order(self, budget: int) -> None:
+        task, search = self._task, self._order_search
+        if search is None:  # the constructor runs a whole pass
+            begin, seed = self._first_order(), task.seed % 2**64
+            search = self._order_search = run_aside(
+                task, lambda _: _core.OrderSearch(self._native, begin, seed)
+            )
+            if search is None:
+                return
+        self._improve_plan(search, budget // 2)
+
+    def _search(self, capacity: int, search_type: type[_Complete] = _core.SkylineSearch) -> _Complete | None:
+        seed = self._next_seed()
+        search = run_aside(self._task, lambda _: search_type(self._native, capacity, seed))
+        if search is not None:
+            self._task.budget.nodes += search.work
+        return search
+
+    def _next_seed(self) -> int:
+        self._seeds += 1
+        return (self._task.seed + self._seeds * 2**32) % 2**64
+
+    def _branch(self, search: _Complete, capacity: int, budget: int) -> bool:
+        """Advance a complete search; return whether the search ended with a plan or with a better bound."""
+        task = self._task
+        ended = self._spend(search, search.advance, budget)
+        if not ended:
+            return False
+        if search.found:
+            offsets = search.offsets
+            task.offer(offsets, int((offsets + task.jobs.size).max()))
+        elif search.infeasible:
+            task.refute(capacity)
+        task.done()
+        return True
+
+    def _run_aside(self, advance: Callable[[int], bool], units: int) -> bool | None:
+        """Return whether `advance` found something, or None if a limit was reached first."""
+        return run_aside(self._task, lambda _: advance(units))
+
+    def _spend(
+        self, search: _Complete | _Improvement | PeakOutward, advance: Callable[[int], bool], budget: int
+    ) -> bool:
+        """Advance in slices until something is found; return false when the budget or a limit is reached.
+
+        The length of a slice does not depend on the clock, so a node budget gives the same plan on every
+        machine. With very many jobs even one slice takes longer than the delay allowed at a limit: a kernel
+        abandoned in the middle keeps running on its thread for a moment, and must not be touched.
+        """
+        task, until = self._task, search.work + budget
+        while (left := until - search.work) > 0:
+            nodes, before = task.budget.nodes_left, search.work
+            event = self._run_aside(advance, min(OPTIONS.slice, left, left if nodes is None else nodes))
+            if event is None:
+                return False
+            task.budget.nodes += search.work - before
+            if event:
+                return True
+            if task.done():
+                return False
+        return False

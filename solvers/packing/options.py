@@ -1,0 +1,157 @@
+"""Tunables of the packing search in one table.
+
+A *work unit* is about one placed buffer that first fit examines for another buffer; the kernels report their
+work in these units, and a node budget counts them. "Measured" means: chosen by runs of the benchmarks in
+`tests/benchmarks` on training traces, random instances and the public instances.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Tunables of the packing search; counts are numbers of jobs unless another unit is given."""
+
+    # -- slices and threads --
+
+    #: Work units between two checks of the limits: up to some ten milliseconds.
+    slice: int = 2_000_000
+    #: Jobs up to which a kernel that checks no limits ends soon enough to run on the calling thread.
+    calling_thread: int = 20_000
+    #: Seconds between two checks of the limits while a kernel runs on the worker thread.
+    worker_pause: float = 0.01
+    #: Seconds between two checks of the limits while OR-Tools is imported or solves.
+    exact_pause: float = 0.02
+    #: Shortest time in seconds between two progress reports.
+    report_pause: float = 0.1
+    #: Work units of one turn of repair or of a complete search on a portfolio thread.
+    portfolio_turn: int = 40_000_000
+    #: Seconds per buffer and column to assemble the plan after the last check of the clock; measured.
+    assembly_seconds: float = 5e-8
+
+    # -- heuristics --
+
+    #: Jobs above which jobs are sorted by start, so that neighbours in time are neighbours in memory.
+    sorted_by_start: int = 20_000
+    #: Jobs above which first and best fit are skipped: a pass is quadratic and would take the whole budget.
+    fit_limit: int = 10_000
+    #: Jobs above which window repair runs before the other orders, which seldom help.
+    window_repair_first: int = 50_000
+    #: Jobs above which maximum load first takes seconds and the other orders are skipped.
+    single_order: int = 400_000
+    #: Work units per job charged for a skyline pass in a given order; measured.
+    order_work: int = 50
+    #: Work units per job charged for a maximum-load-first pass; measured.
+    max_load_first_work: int = 500
+    #: Largest number of work units for window repair before anything else is tried: about a second.
+    window_repair_work: int = 2**28
+    #: Work units of the short first run of window repair on one thread.
+    first_window_repair_work: int = 2**26
+    #: Smallest fraction of all jobs alive at the peak for which these jobs are packed first; measured.
+    peak_first_share: float = 0.125
+    #: Gap, as a fraction of the target, above which maximum load first over all jobs may help after window
+    #: repair.
+    far_gap: float = 0.01
+    #: Gap, as a fraction of the target, for which no step is begun that costs more than the remaining budget.
+    near_gap: float = 1e-4
+
+    # -- peak outward --
+
+    #: Work units per job of the heuristic before the searches begin; measured.
+    peak_outward_work: int = 1_500
+    #: Tries for one goal arena in the first round; more tries find little. Measured.
+    first_tries: int = 2
+    #: Tries for one goal arena in later rounds; measured.
+    later_tries: int = 6
+    #: Fraction of the gap above which a goal arena gains too little and the round ends.
+    last_goal: float = 0.8
+    #: Work units of window repair far from the peak without improvement before it is given up. Measured.
+    far_repair_patience: int = 2**27
+    #: Rounds that are enough with at most `many` jobs, for which other searches do better.
+    rounds: int = 2
+
+    # -- searches in turns --
+
+    #: Work units of a turn in the first round; each round is twice as long as the round before.
+    first_turn: int = 4_000_000
+    #: Largest number of work units of a turn.
+    longest_turn: int = 2**40
+    #: Work units per job with which the skyline search places all jobs at least once.
+    skyline_search_work: int = 4_000
+    #: Work units per job with which local repair treats some places.
+    local_repair_work: int = 200
+    #: Largest number of jobs that a complete search soon exhausts, and that "auto" gives to the exact solver.
+    few: int = 60
+    #: Largest number of jobs for the pairwise search where the skyline search takes none, as with gaps.
+    pairwise: int = 300
+    #: Jobs above which repair gains more in a turn than the complete search.
+    many: int = 1_000
+    #: Factor by which the turns of repair are longer with more than `many` jobs.
+    long_repair: int = 4
+    #: Jobs above which the search over orders is skipped: each try is one pass over all jobs.
+    order_search: int = 20_000
+    #: Largest product of fixed jobs and jobs for the skyline search, which lists fixed offsets by section.
+    fixed_sections: int = 2**26
+
+    # -- bounds and proofs --
+
+    #: Instants of highest load at which the padding of the topmost buffer is considered.
+    padded_instants: int = 256
+    #: Steps of the stack bound: some ten milliseconds.
+    stack_steps: int = 4_000_000
+    #: Work units that the searches of "auto" spend before the exact solver.
+    work_before_exact: int = 2_000_000_000
+    #: Nodes of the budget per deterministic second of CP-SAT, which stops at the same point on every machine.
+    exact_nodes_per_second: int = 10_000_000
+    #: The same when "auto" calls the exact solver.
+    auto_exact_nodes_per_second: int = 100_000_000
+    #: Largest number of jobs for CP-SAT; with more, the model takes gigabytes and the search finds nothing.
+    exact_jobs: int = 20_000
+
+    # -- several arenas --
+
+    #: Work units per job charged for filling an arena; as much as local repair charges for the same work.
+    filling_work: int = 500
+    #: Attempts to fill the arenas in each order before the solver takes over.
+    fillings: int = 8
+    #: Largest fraction of the load by which loads are randomly overestimated in later attempts.
+    filling_noise: float = 0.03
+    #: Largest number of nodes to search for the last arena in the first attempt, halved in each later one.
+    last_arena_nodes: int = 20_000_000
+    #: Divisor of the remaining node budget for this search.
+    last_arena_share: int = 8
+
+    # -- columns of buffers that outlive an iteration --
+
+    #: Largest number of rows of an unrolled problem that is still quick to pack.
+    unrolled_rows: int = 100_000
+    #: Largest number of columns.
+    columns: int = 32
+    #: Largest number of column counts tried.
+    column_counts: int = 4
+    #: Fraction of the limits for the first round, in which most column counts are settled.
+    first_round: float = 1 / 8
+    #: Nodes for the first estimate of the arena with each column count: some milliseconds.
+    estimate_nodes: int = 4_000_000
+    #: Divisor of the node budget for one first estimate.
+    estimate_share: int = 50
+
+    # -- iteration variants --
+
+    #: Largest fraction of coupling buffers for which the decomposition by variant helps.
+    coupling_share: float = 0.25
+    #: Largest number of rectangles that stand for the coupling buffers alive in one variant; usually few.
+    coupling_rectangles: int = 4096
+
+    # -- streams --
+
+    #: Largest number of streams for which pairs are tried; with more, only all streams together.
+    streams: int = 8
+    #: Largest number of plans made for streams.
+    stream_plans: int = 8
+
+
+#: Options of every solve.
+OPTIONS = SearchOptions()
