@@ -182,11 +182,11 @@ def _write_outputs(scene: Scene, page: Path | None, perfetto: Path | None, *, fr
         "refused": [
             {
                 "of": timeline.title,
-                "count": len(timeline.notes.refused),
-                "largest_bytes": int(timeline.notes.asked.max()),
+                "count": len(timeline.annotations.refused),
+                "largest_bytes": int(timeline.annotations.asked.max()),
             }
             for timeline in scene.timelines
-            if len(timeline.notes.refused)
+            if len(timeline.annotations.refused)
         ],
         "views": [{"view": view.title, "of": scene.timelines[view.timeline].title} for view in scene.views],
     }
