@@ -201,7 +201,7 @@ def is_main_loop(variants: Sequence[Pattern], trace: Trace) -> bool:
 
 def _has_automatic_marks_only(trace: Trace) -> bool:
     """Return true if iterations are delimited by a recorder's automatic marks and by no user's marks."""
-    return len(iteration_marks(trace, found=True)) > 0 and len(iteration_marks(trace)) == 0
+    return len(iteration_marks(trace, automatic_marks=True)) > 0 and len(iteration_marks(trace)) == 0
 
 
 def _device_of(path: Path, trace: Trace, device: int | None, several: SeveralDevices) -> int | None:
@@ -228,7 +228,7 @@ def _from_trace(path: Path, trace: Trace, *, whole: bool, main_only: bool, align
         # Detected iterations are better evidence than optimizer steps, which may be a small part of the
         # trace.
         if _has_automatic_marks_only(trace) and not (variants and is_main_loop(variants, trace)):
-            by_steps = _variants(trace, alignment_of_all, found=True)
+            by_steps = _variants(trace, alignment_of_all, automatic_marks=True)
             variants = by_steps if by_steps and is_main_loop(by_steps, trace) else variants
     for variant in variants:
         _check_sums(path, variant.buffers)
@@ -241,11 +241,11 @@ def _from_trace(path: Path, trace: Trace, *, whole: bool, main_only: bool, align
     return InputFile("trace", largest.buffers, trace, largest, others)
 
 
-def _variants(trace: Trace, alignment: int, *, found: bool = False) -> list[Pattern]:
+def _variants(trace: Trace, alignment: int, *, automatic_marks: bool = False) -> list[Pattern]:
     """Return the variants, most repeated first; more than one only where marks distinguish them."""
     from mempool.planning.registry import MOST_KNOWN
 
-    patterns = find_patterns(trace, anywhere=True, enveloped=(), found=found)
+    patterns = find_patterns(trace, anywhere=True, enveloped=(), automatic_marks=automatic_marks)
     patterns.sort(key=lambda pattern: -pattern.iterations * len(pattern.buffers))
     return [
         dataclasses.replace(pattern, buffers=with_alignment(pattern.buffers, alignment))

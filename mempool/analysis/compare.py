@@ -17,7 +17,7 @@ from mempool.simulate import ALLOCATORS, simulate
 from solvers.simulators.recorded import recorded
 from traces import EventType
 from traces.completeness import completeness
-from traces.refused import with_attempts
+from traces.transforms import refused_as_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -158,7 +158,7 @@ def compare(
     )
     for device in trace.devices:
         events = trace if len(trace.devices) == 1 else trace.on_device(device)
-        attempts, of_events = with_attempts(events)
+        attempts, of_events = refused_as_buffers(events)
         rows = trace.rows_on_device(device)
         for spec in _all(events) if allocators is None else allocators:
             real = spec.allocator == RECORDED

@@ -11,7 +11,7 @@ from mempool.simulate import simulate
 from solvers.simulators.pytorch_conf import recorded_settings
 from traces import EventType, TraceError
 from traces.completeness import History
-from traces.refused import with_attempts
+from traces.transforms import refused_as_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +134,7 @@ def estimate_reserved(
         found += _settings(trace, own, min(peak, now))
     refused = None
     if (trace.kind == EventType.REFUSED).any():
-        asked, _ = with_attempts(trace)
+        asked, _ = refused_as_buffers(trace)
         refused = _reserved(asked, "planned_online"), _reserved(asked, "planned")
     return ReservedEstimates(pool, plan, refused, found)
 

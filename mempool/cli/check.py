@@ -89,8 +89,8 @@ def _all_variants(trace: Trace) -> Iterator[Pattern]:
     """Yield every variant of the iterations, also within envelopes, by user marks and automatic marks."""
     from traces.iterations.pattern import find_patterns
 
-    for found in (False, True):
-        yield from find_patterns(trace, anywhere=True, found=found)
+    for automatic_marks in (False, True):
+        yield from find_patterns(trace, anywhere=True, automatic_marks=automatic_marks)
 
 
 def matching_plans(path: Path, solved: InputFile, given: InputFile) -> list[tuple[Plan, Buffers]]:
