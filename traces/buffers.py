@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from traces.buffers import Buffers
     from traces.trace import Trace
 
 
