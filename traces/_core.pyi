@@ -13,19 +13,19 @@ def tail_period(values: Annotated[NDArray[numpy.int64], dict(shape=(None,), orde
     Period and length of the longest tail that repeats at least so often; (0, 0) where there is none.
     """
 
-def iterations_begin(sequence: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+def iterations_start(sequence: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """
     The first allocation of the iterations that the sequences end with; -1 where the main one does not repeat.
     """
 
-def heaviest(sequence: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+def sequence_with_most_bytes(sequence: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """The sequence that allocates most bytes, of several the lowest."""
 
 LEAST_EVIDENCE: int = 24
 
 LEAST_REPEATS: int = 3
 
-def iterations_begin_but_rare(sequence: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+def iterations_start_without_rare_sizes(sequence: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """
     The same for what does not vary: without the sizes that come rarely, if most stays.
     """
@@ -40,7 +40,7 @@ LEAST_EVIDENCE_BUT_RARE: int = 256
 
 LEAST_REPEATS_BUT_RARE: int = 4
 
-def quietest(row: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], freed_before: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, period: int) -> int:
+def least_load_position(row: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], freed_before: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, period: int) -> int:
     """
     The place in the periods from `start` on at which least of what comes and goes is alive.
     """

@@ -24,7 +24,7 @@ def read(
 ) -> Trace:
     """Read a file of any format of `traces.formats.registry` that has events.
 
-    The buffers of a MiniMalloc CSV are converted to equivalent events (`traces.of_buffers`).
+    The buffers of a MiniMalloc CSV are converted to equivalent events (`traces.transforms`).
 
     Args:
         path: the file, recognised by content.

@@ -35,7 +35,7 @@ class EventType(enum.IntEnum):
 
 #: Name of the marks that recorders set by themselves at each optimizer step. These marks end iterations if
 #: nothing else separates iterations.
-FOUND = "optimizer step"
+AUTOMATIC_MARK = "optimizer step"
 
 #: Categories of the marks that open and close a named range of the program, such as ``record_function``
 #: writes. Ranges of one device nest; their marks do not divide iterations.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Notes:
+class Annotations:
     """The k refused requests, m marks and q ranges on a timeline's time axis; int64 columns.
 
     Attributes:
@@ -46,11 +46,13 @@ class Notes:
 
 _NAMED = ("operation", "frame", "stack")
 _NONE = np.zeros(0, np.int64)
-NO_NOTES = Notes(_NONE, _NONE, _NONE, dict.fromkeys(_NAMED, _NONE), _NONE, _NONE, _NONE, _NONE, _NONE, _NONE)
+NO_ANNOTATIONS = Annotations(
+    _NONE, _NONE, _NONE, dict.fromkeys(_NAMED, _NONE), _NONE, _NONE, _NONE, _NONE, _NONE, _NONE
+)
 
 
-def notes_of(trace: Trace, free: NDArray[np.int64] | None) -> Notes:
-    """Return the notes of the events of one device.
+def annotations_of(trace: Trace, free: NDArray[np.int64] | None) -> Annotations:
+    """Return the annotations of the events of one device.
 
     Args:
         trace: the events; their rows are the times.
@@ -60,13 +62,11 @@ def notes_of(trace: Trace, free: NDArray[np.int64] | None) -> Notes:
     category = _categories(trace)
     mark = np.flatnonzero((trace.kind == EventType.MARK) & (category == ""))
     begin, end, depth = _ranges(category, trace.operation, len(trace))
-    return Notes(
+    return Annotations(
         refused=refused,
         asked=trace.size[refused],
         free=np.full(len(refused), -1) if free is None else free,
-        named={
-            name: getattr(trace, name)[refused].astype(np.int64) for name in ("operation", "frame", "stack")
-        },
+        named={name: getattr(trace, name)[refused].astype(np.int64) for name in _NAMED},
         mark=mark,
         mark_name=trace.operation[mark].astype(np.int64),
         begin=begin,

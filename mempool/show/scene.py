@@ -112,7 +112,7 @@ def _by_device(trace: Trace) -> Iterator[tuple[str, Trace, NDArray[np.int64]]]:
 
 def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[str]) -> list[View]:
     """Return views of the recorded addresses, if any exist, and of the simulated ones."""
-    from mempool.analysis.allocator_specs import parse_choice
+    from mempool.analysis.compare import parse_allocator
     from mempool.simulate import simulate
 
     born, since = trace.kind == EventType.ALLOC, timeline.since
@@ -121,7 +121,7 @@ def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[st
         held = segments_of(recorded_segments(trace), since=since, end=len(trace))
         views.append(recorded_view("recorded", at, timeline, trace.address[born], held))
     for name in () if timeline.still else allocators:
-        choice = parse_choice(name)
+        choice = parse_allocator(name)
         done = simulate(trace, choice.allocator, **choice.settings)
         segments = segments_of(done.segments, since=since, end=len(trace))
         views.append(recorded_view(name, at, timeline, done.address[born], segments))

@@ -13,8 +13,8 @@ from solvers.simulators.native import course_of
 from solvers.simulators.pytorch import PyTorch
 from solvers.simulators.pytorch_conf import recorded_settings
 from solvers.simulators.simulate import simulation_of
-from traces.private_pools import pools_as_streams
 from traces.trace import EventType
+from traces.transforms import pools_as_streams
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

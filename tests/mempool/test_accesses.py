@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 import mempool.numpy
 from mempool import UsageError
 from mempool.demo.network import Data, Network
-from mempool.recording.access_recorder import record_arrays
 from mempool.recording.arrays import ArrayRecorder
+from mempool.recording.arrays.pool_recorder import join, record_arrays
 from mempool.recording.arrays.rows import FIELDS
-from mempool.recording.trace_merge import join
 from traces import EventType, Trace, buffers_of
 from traces.formats.parquet import read_trace
 

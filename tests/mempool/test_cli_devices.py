@@ -78,11 +78,11 @@ def test_info_shows_the_device_with_the_largest_peak_load_and_where_all_go(
         assert both[key] == alone[key]
     assert (alone["device"], both["device"], both["devices"]) == (0, 0, 2)
     assert both["allocs"] == 2 * alone["allocs"]
-    assert [device["device"] for device in both["where"]] == [0, 3]
-    assert both["where"][0]["roles"] == alone["where"][0]["roles"]
+    assert [device["device"] for device in both["per_device"]] == [0, 3]
+    assert both["per_device"][0]["roles"] == alone["per_device"][0]["roles"]
     host = said(capsys, "info", "host.trace", "--device", "-1")
     assert (host["device"], host["buffers"]) == (-1, alone["buffers"])
-    assert [device["device"] for device in host["where"]] == [-1]
+    assert [device["device"] for device in host["per_device"]] == [-1]
     assert call(["info", "two.trace"]) == 0
     assert "0; what follows is of it alone" in capsys.readouterr().out
 
@@ -90,7 +90,7 @@ def test_info_shows_the_device_with_the_largest_peak_load_and_where_all_go(
 def test_event_numbers_are_rows_of_the_file(one: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     """Events of the peak, and of the buffers held longest."""
     two = doubled(one, 3)
-    for device in said(capsys, "info", "two.trace")["where"]:
+    for device in said(capsys, "info", "two.trace")["per_device"]:
         load = np.where((two.device == device["device"]) & (two.kind == EventType.ALLOC), two.size, 0)
         frees = np.flatnonzero((two.device == device["device"]) & (two.kind == EventType.FREE))
         load[frees] = -two.size[two.births[frees]]

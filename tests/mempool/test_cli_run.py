@@ -417,7 +417,7 @@ def test_files_with_names_of_our_packages_are_no_obstacle(tmp_path: Path, name: 
 def test_our_packages_are_found_before_files_beside_the_script(tmp_path: Path) -> None:
     """Only while the pool is installed; the program's own imports are not affected."""
     write(tmp_path / "traces.py", "hidden = True")
-    under = str(Path(mempool.cli.__file__).with_name("under.py"))
+    under = str(Path(mempool.cli.__file__).with_name("run") / "child.py")
     program = f"""
         import importlib.util, sys
         # Without the finders of editable installs, which find ours first anyway.

@@ -15,7 +15,7 @@ from plain_pickles import read_plain
 
 from traces.columns import LARGEST
 from traces.errors import TraceError
-from traces.trace import COLUMNS, FOUND, NAMED, RANGE_BEGIN, RANGE_END, EventType, Trace
+from traces.trace import AUTOMATIC_MARK, COLUMNS, NAMED, RANGE_BEGIN, RANGE_END, EventType, Trace
 
 if TYPE_CHECKING:
     from _typeshed import StrPath
@@ -204,7 +204,7 @@ def _annotate(devices: list[_Device], annotations: Any) -> None:
         kind = RANGE_BEGIN if stage == "START" else RANGE_END
         marks.append(mark._replace(place=(name, "", ""), range=kind))
         if stage == "END" and name.startswith("Optimizer.step"):
-            marks.append(mark._replace(place=(FOUND, "", "")))
+            marks.append(mark._replace(place=(AUTOMATIC_MARK, "", "")))
     for at, device in enumerate(devices):
         device.marks = [mark for mark in device.marks if mark.range or at == first]
         device.marks.sort(key=lambda mark: mark.time)

@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from models import MODELS
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mempool.recording.torch.ledger import storages_in
 from mempool.recording.torch.operations import learn
-from mempool.recording.torch.storages import storages_in
 from mempool.torch.eager.eviction_policy import Governor, _enough
 from mempool.torch.eager.mode import Swapper
 from mempool.torch.eager.next_use import Uses

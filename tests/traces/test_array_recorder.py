@@ -16,7 +16,7 @@ from hypothesis import given
 
 from mempool.demo.network import Data, Network
 from mempool.recording.arrays import ArrayRecorder
-from mempool.recording.arrays.of_numpy import RecordedArray
+from mempool.recording.arrays.numpy_arrays import RecordedArray
 from traces import EventType, TraceError, buffers_of
 
 if TYPE_CHECKING:

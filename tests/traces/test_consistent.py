@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traces import EventType, Trace, TraceError
-from traces.consistency import consistent
+from traces.transforms import without_contradictions
 from traces.workload import generate
 
 EVENTS = st.lists(
@@ -25,7 +25,7 @@ def test_remaining_events_are_valid_and_removed_events_are_counted(
     kind, buffer, size = zip(*events, strict=True) if events else ((), (), ())
     trace = Trace.of(kind, buffer, size)
     skipped = Counter[str]()
-    left = consistent(trace, skipped)
+    left = without_contradictions(trace, skipped)
     left.validate()
     alive: dict[int, bool] = {}
     kept = []
@@ -52,7 +52,7 @@ def test_remaining_events_are_valid_and_removed_events_are_counted(
 
 def test_valid_trace_is_unchanged() -> None:
     trace = generate(50, 1, accesses=True)
-    assert consistent(trace, Counter()) is trace
+    assert without_contradictions(trace, Counter()) is trace
 
 
 def test_removed_events_are_counted_by_reason() -> None:
@@ -64,7 +64,7 @@ def test_removed_events_are_counted_by_reason() -> None:
     with pytest.raises(TraceError):
         trace.validate()
     skipped = Counter[str]()
-    assert len(consistent(trace, skipped)) == 2
+    assert len(without_contradictions(trace, skipped)) == 2
     assert skipped == {
         "an event of a buffer before its alloc": 1,
         "a buffer is allocated a second time": 1,

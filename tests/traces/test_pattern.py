@@ -87,7 +87,7 @@ def test_number_of_examined_iterations_is_bounded() -> None:
     for _ in range(5000):
         record.free(record.alloc(1000))
     (cut,) = find_windows(record.trace(), 512)
-    assert len(cut.bounds) <= FIRST_WINDOWS + LAST_WINDOWS < cut.seen == 4999
+    assert len(cut.bounds) <= FIRST_WINDOWS + LAST_WINDOWS < cut.count == 4999
     (pattern,) = find_patterns(record.trace())
     assert pattern.iterations_seen == 4999
     assert pattern.warm_up is not None

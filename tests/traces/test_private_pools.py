@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traces import EventType, Trace
-from traces.private_pools import pools_as_streams
+from traces.transforms import pools_as_streams
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1))

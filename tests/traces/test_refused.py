@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traces import EventType, Trace
-from traces.refused import with_attempts
+from traces.transforms import refused_as_buffers
 
 
 @given(
@@ -20,7 +20,7 @@ def test_attempts_raise_the_load_for_a_single_event_only(events: list[tuple[int,
     buffer = [at if what == EventType.ALLOC else -1 for at, what in enumerate(kind)]
     size = [bytes_ if what != EventType.MARK else 0 for what, bytes_ in events]
     trace = Trace.of(kind, buffer, size)
-    attempted, rows = with_attempts(trace)
+    attempted, rows = refused_as_buffers(trace)
     attempted.validate()
     refused = trace.kind == EventType.REFUSED
     assert not (attempted.kind == EventType.REFUSED).any()

@@ -225,7 +225,7 @@ def test_annotations_are_ranges_that_divide_no_iterations(tmp_path: Path) -> Non
     assert trace.kind.tolist() == [EventType.MARK, EventType.ALLOC, EventType.MARK, EventType.FREE]
     assert [trace.names[at] for at in trace.operation[marks]] == ["forward", "forward"]
     assert [trace.names[at] for at in trace.category[marks]] == [RANGE_BEGIN, RANGE_END]
-    assert len(iteration_marks(trace, found=True)) == 0
+    assert len(iteration_marks(trace, automatic_marks=True)) == 0
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -245,7 +245,7 @@ def test_annotated_steps_divide_iterations_once_for_all_devices(
         for device in order
     ]
     trace = read_snapshot(stored(tmp_path / "s", *devices, external_annotations=notes))
-    steps = iteration_marks(trace, found=True)
+    steps = iteration_marks(trace, automatic_marks=True)
     assert trace.time_ns[steps].tolist() == [1000, 8000]
     assert len(trace.on_device(1)) == 5  # an alloc, a range's two ends, and the steps of all devices
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traces import Buffers, EventType, Trace, workload
-from traces.iterations.detect import tail_period
+from traces.iterations.cycles import tail_period
 from traces.trace import COLUMNS
 
 

@@ -27,7 +27,7 @@ from traces.completeness import History
 from traces.errors import TraceError
 from traces.formats.json_events import trace_events
 from traces.formats.logs import Log, number, read_log, refused_size
-from traces.nesting import innermost
+from traces.intervals import innermost
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -21,7 +21,7 @@ from traces.buffers import Buffers
 from traces.columns import LARGEST, column
 from traces.errors import TraceError
 from traces.files import atomic
-from traces.of_buffers import trace_of
+from traces.transforms import trace_of_buffers
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -114,14 +114,14 @@ def read_csv_as_trace(
     skipped: Counter[str] | None = None,  # noqa: ARG001 - a buffer that cannot be is an error
     progress: Callable[[int, int], object] | None = None,  # noqa: ARG001
 ) -> Trace:
-    """Read the buffers of a MiniMalloc CSV as equivalent events (`traces.of_buffers`).
+    """Read the buffers of a MiniMalloc CSV as equivalent events (`traces.transforms`).
 
     Raises:
         TraceError, OSError: as `read_csv`; buffers that events cannot express.
     """
     buffers = read_csv(path)
     try:
-        return trace_of(buffers)
+        return trace_of_buffers(buffers)
     except TraceError as error:
         raise TraceError(error.reason, file=path) from None
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 import numpy as np
 
 from traces.columns import MAX_EVENTS, PIECE_EVENTS, column
-from traces.consistency import consistent
 from traces.errors import TraceError
 from traces.files import KIND_KEY, VERSION_KEY, atomic, expect, one_line, read_schema, string_metadata
 from traces.formats.arrow import from_numpy, from_texts, to_numpy
 from traces.trace import COLUMNS, NAMED, UNKNOWN, EventType, Trace
+from traces.transforms import without_contradictions
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -190,7 +190,7 @@ def read_trace(
             raise TraceError(f"{rows} events declared, {done} found", file=path)
         trace = Trace(**table, names=tuple(names), metadata=metadata)
         if skipped is not None:
-            trace = consistent(trace, skipped)
+            trace = without_contradictions(trace, skipped)
         trace.validate()
         return trace
 

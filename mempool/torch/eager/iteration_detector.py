@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from traces.iterations.detect import tail_period
+from traces.iterations.cycles import tail_period
 
 if TYPE_CHECKING:
     from mempool.torch.eager.recorded_iteration import Tape

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mempool.logs import log
-from mempool.recording.torch.storages import is_wrapper, storages_in
+from mempool.recording.torch.ledger import is_wrapper, storages_in
 from mempool.torch.eager.arena_admission import Arrival
 from mempool.torch.eager.bypass import Bypass
 from mempool.torch.eager.dispatcher_patches import Escapes
