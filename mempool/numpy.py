@@ -63,7 +63,7 @@ def is_installed() -> bool:
 
 
 def record_arrays(*, frames: bool = False) -> ArrayRecorder:
-    """Return a recorder of reads and writes; see `mempool.recording.access_recorder.record_arrays`.
+    """Return a recorder of reads and writes; see `mempool.recording.arrays.pool_recorder.record_arrays`.
 
     Args:
         frames: keep source lines.
@@ -74,9 +74,9 @@ def record_arrays(*, frames: bool = False) -> ArrayRecorder:
     Raises:
         UsageError: the pool writes a trace file.
     """
-    from mempool.recording import access_recorder
+    from mempool.recording.arrays import pool_recorder
 
-    return access_recorder.record_arrays(installed(), frames=frames)
+    return pool_recorder.record_arrays(installed(), frames=frames)
 
 
 class ArrayPool(Pool):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mempool.planning.plan_files import Saved
     from mempool.planning.planned_pattern import Planned
-    from mempool.recording.trace_writer import Tape
+    from mempool.recording.trace_writer import ClientTraceWriter
     from mempool.reporting.check_faults import Fault, FaultCollector
     from mempool.reporting.report import Report
 
@@ -96,7 +96,7 @@ class Pool:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._closed = False
-        self._tape: Tape | None = None
+        self._tape: ClientTraceWriter | None = None
         self._loaded: Saved | None = None
         self._planner = Planner(
             self.core,
@@ -171,10 +171,10 @@ class Pool:
 
             self._loaded = read_saved_apart(self.settings.plan)
         if self.settings.record is not None:
-            from mempool.recording.trace_writer import Tape
+            from mempool.recording.trace_writer import ClientTraceWriter
 
             whose = self.framework or self.name
-            self._tape = Tape(self.client, self.settings.record, self.device.alignment, whose)
+            self._tape = ClientTraceWriter(self.client, self.settings.record, self.device.alignment, whose)
             _recording.add(self)
 
     # --- iterations

@@ -83,9 +83,9 @@ def joined(ranges: Sequence[tuple[int, int]], most: int = MOST_RANGES) -> list[t
 
     With more ranges than that, the narrowest gaps between them are filled.
     """
-    from traces import ranges as ranges_of  # imported late, as it brings NumPy
+    from traces.intervals import union_of_ranges  # imported late, as it brings NumPy
 
-    whole = ranges_of.joined(ranges)
+    whole = union_of_ranges(ranges)
     if len(whole) <= most:
         return whole
     gaps = range(1, len(whole))

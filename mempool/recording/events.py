@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool._core import EVENT_FIELDS, TraceNames
-from traces.trace import FOUND, Trace
+from traces.trace import AUTOMATIC_MARK, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Packed = bytes | NDArray[np.uint8]
 
 RECORD = np.dtype([(name, kind) for name, kind in EVENT_FIELDS])
-#: Names of the marks in traces, in the order of the core's mark types; `traces.trace.FOUND` follows them.
+#: Names of the marks in traces, in the order of the core's mark types; `traces.trace.AUTOMATIC_MARK` follows.
 MARKS = ("step", "begin", "end")
 
 
@@ -51,7 +51,7 @@ class Recording:
     def _trace(self, columns: dict[str, NDArray[Any]]) -> Trace:
         if not self._addresses:
             del columns["address"]
-        return Trace.of(**columns, names=(*MARKS, FOUND), metadata=self._metadata)
+        return Trace.of(**columns, names=(*MARKS, AUTOMATIC_MARK), metadata=self._metadata)
 
 
 def recurring(

@@ -17,18 +17,18 @@ from mempool.recording.events import Recording
 SECONDS_BETWEEN_DRAINS = 0.1
 
 
-_tapes: weakref.WeakSet[Tape] = weakref.WeakSet()
+_writers: weakref.WeakSet[ClientTraceWriter] = weakref.WeakSet()
 
 
 def _leave_files_to_the_parent() -> None:
-    for tape in list(_tapes):
-        tape.disown()
+    for writer in list(_writers):
+        writer.disown()
 
 
 os.register_at_fork(after_in_child=_leave_files_to_the_parent)
 
 
-class Tape:
+class ClientTraceWriter:
     """Writer of a client's events into a Parquet trace; the file appears, complete, at the close."""
 
     def __init__(self, client: _core.Client, path: str, alignment: int, name: str) -> None:
@@ -49,14 +49,14 @@ class Tape:
         self._open = True
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._untold: Exception | None = None
+        self._unreported: Exception | None = None
         self._pid = os.getpid()
         try:
             self._writer.__enter__()
         except OSError as error:  # error of the temporary file, whose name the user does not know
             raise OSError(error.errno, error.strerror, path) from None
         client.set_tracing(True, folder=str(Path(path).absolute().parent))
-        _tapes.add(self)
+        _writers.add(self)
 
     def start(self) -> None:
         """Drain in a separate thread, as the planner's may be in a solve for seconds."""
@@ -70,7 +70,7 @@ class Tape:
                     self.drain()
                 except Exception as error:
                     if self._stop.is_set() or not threading.main_thread().is_alive():
-                        self._untold = error  # `close` waits for this thread, and raises
+                        self._unreported = error  # `close` waits for this thread, and raises
                         return
                     why = (isinstance(error, OSError) and error.strerror) or error or type(error).__name__
                     log.error("%s: the trace cannot be written (%s); recording has ended", self._path, why)
@@ -120,8 +120,8 @@ class Tape:
         self._stop.set()
         if self._thread is not None and self._pid == os.getpid():
             self._thread.join()
-            if self._untold is not None:
-                raise self._untold
+            if self._unreported is not None:
+                raise self._unreported
         self.drain()
         with self._lock:
             if self._open:

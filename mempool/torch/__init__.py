@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from mempool.recording.torch.pool_accesses import AccessRecording
+    from mempool.recording.torch.pool_recorder import AccessRecording
     from mempool.torch.eager import OffloadSession
     from mempool.torch.estimate import Fit
     from mempool.torch.introspection.diagnosis import Diagnosis
@@ -134,7 +134,7 @@ def record(
     Raises:
         UsageError: the pool itself writes a trace.
     """
-    from mempool.recording.torch.pool_accesses import AccessRecording
+    from mempool.recording.torch.pool_recorder import AccessRecording
 
     return AccessRecording(path, model, optimizer)
 

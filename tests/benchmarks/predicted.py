@@ -118,10 +118,10 @@ def _unseen(trace: Any, event: int) -> dict[str, int]:
     import numpy as np
 
     from traces.buffers import buffers_of
-    from traces.trace import Kind
+    from traces.trace import EventType
 
     buffers = buffers_of(trace)
-    touched = set(trace.buffer[(trace.kind == Kind.READ) | (trace.kind == Kind.WRITE)].tolist())
+    touched = set(trace.buffer[(trace.kind == EventType.READ) | (trace.kind == EventType.WRITE)].tolist())
     found: dict[str, int] = {}
     for row in buffers.start[(buffers.start <= event) & (event < buffers.end)].tolist():
         if int(trace.buffer[row]) not in touched:

@@ -108,7 +108,7 @@ PLANNING = (
     "mempool.reporting.report",
     "solvers",
     "traces.iterations.pattern",
-    "traces.ranges",
+    "traces.intervals",
     "traces.workload",
 )
 IN_TORCH = (

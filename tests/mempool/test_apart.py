@@ -17,7 +17,7 @@ from mempool.planning.plan_files import read_planned
 from mempool.planning.subprocess_call import apart
 from solvers import PlanError
 from traces import TraceError
-from traces.formats.sniff import sniff
+from traces.formats.registry import sniff
 
 ABSENT = "a module that is not there"
 

@@ -17,7 +17,7 @@ from simulations import random_trace
 
 from mempool.cli.app import call
 from mempool.simulate import ALLOCATORS
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces.formats.parquet import write_trace
 
 COMMAND = str(Path(sysconfig.get_path("scripts"), "mempool"))
@@ -143,7 +143,7 @@ def test_allocator_may_run_out_of_its_own_limit(folder: Path, capsys: pytest.Cap
 
 
 def test_names_are_shown_as_plain_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = Trace.of([Kind.ALLOC], [0], [4096], operation=[0], names=["[/bold]\ud800"])
+    trace = Trace.of([EventType.ALLOC], [0], [4096], operation=[0], names=["[/bold]\ud800"])
     file = "odd [name] x.trace"
     write_trace(trace, file)
     assert call(["compare", file, "-a", "cupy", "--limit", "512"]) == 0
@@ -153,7 +153,7 @@ def test_names_are_shown_as_plain_text(folder: Path, capsys: pytest.CaptureFixtu
 
 
 def test_trace_without_allocations_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_trace(Trace.of([Kind.MARK], [-1]), "marks.trace")
+    write_trace(Trace.of([EventType.MARK], [-1]), "marks.trace")
     assert call(["compare", "marks.trace"]) == 0
     assert capsys.readouterr().out == "marks.trace: no allocations\n"
 

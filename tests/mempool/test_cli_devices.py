@@ -10,7 +10,7 @@ from answers import said
 
 from mempool.cli.app import call
 from solvers import read_plan
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces.formats.parquet import write_trace
 from traces.trace import COLUMNS
 from traces.workload import generate
@@ -23,7 +23,7 @@ def doubled(one: Trace, second: int) -> Trace:
     """The same on two devices, event by event; the second one's buffers are half as large."""
     table = {name: np.repeat(getattr(one, name), 2) for name in COLUMNS}
     other = np.arange(2 * len(one)) % 2 == 1
-    of_buffer = table["kind"] != Kind.MARK
+    of_buffer = table["kind"] != EventType.MARK
     table["device"] = np.where(other, second, 0).astype(np.int32)
     table["buffer"] = np.where(of_buffer, 2 * table["buffer"] + other, -1)
     table["size"] = np.where(other, table["size"] // 2, table["size"])
@@ -78,11 +78,11 @@ def test_info_shows_the_device_with_the_largest_peak_load_and_where_all_go(
         assert both[key] == alone[key]
     assert (alone["device"], both["device"], both["devices"]) == (0, 0, 2)
     assert both["allocs"] == 2 * alone["allocs"]
-    assert [device["device"] for device in both["where"]] == [0, 3]
-    assert both["where"][0]["roles"] == alone["where"][0]["roles"]
+    assert [device["device"] for device in both["per_device"]] == [0, 3]
+    assert both["per_device"][0]["roles"] == alone["per_device"][0]["roles"]
     host = said(capsys, "info", "host.trace", "--device", "-1")
     assert (host["device"], host["buffers"]) == (-1, alone["buffers"])
-    assert [device["device"] for device in host["where"]] == [-1]
+    assert [device["device"] for device in host["per_device"]] == [-1]
     assert call(["info", "two.trace"]) == 0
     assert "0; what follows is of it alone" in capsys.readouterr().out
 
@@ -90,9 +90,9 @@ def test_info_shows_the_device_with_the_largest_peak_load_and_where_all_go(
 def test_event_numbers_are_rows_of_the_file(one: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     """Events of the peak, and of the buffers held longest."""
     two = doubled(one, 3)
-    for device in said(capsys, "info", "two.trace")["where"]:
-        load = np.where((two.device == device["device"]) & (two.kind == Kind.ALLOC), two.size, 0)
-        frees = np.flatnonzero((two.device == device["device"]) & (two.kind == Kind.FREE))
+    for device in said(capsys, "info", "two.trace")["per_device"]:
+        load = np.where((two.device == device["device"]) & (two.kind == EventType.ALLOC), two.size, 0)
+        frees = np.flatnonzero((two.device == device["device"]) & (two.kind == EventType.FREE))
         load[frees] = -two.size[two.births[frees]]
         assert device["peak_event"] == np.cumsum(load).argmax()
         for held in device["held_longest"]:

@@ -15,7 +15,7 @@ import pytest
 
 from mempool.cli.app import call
 from solvers import SOLVERS
-from traces import Buffers, Kind, Trace
+from traces import Buffers, EventType, Trace
 from traces.formats.minimalloc import write_csv
 from traces.formats.parquet import write_trace
 from traces.workload import generate
@@ -78,7 +78,7 @@ def test_absurd_alignment_in_a_file_is_an_error_of_the_file(
 def test_plan_unusable_on_the_host_is_refused_before_the_program_begins(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    iteration = [Kind.ALLOC, Kind.ALLOC, Kind.FREE, Kind.FREE]
+    iteration = [EventType.ALLOC, EventType.ALLOC, EventType.FREE, EventType.FREE]
     buffer = np.repeat(2 * np.arange(40), 4) + np.tile([0, 1, 0, 1], 40)
     write_trace(Trace.of(kind=iteration * 40, buffer=buffer, size=[1001, 2003, 0, 0] * 40), "odd")
     Path("program.py").write_text("print('began')")

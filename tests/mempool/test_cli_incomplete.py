@@ -88,7 +88,7 @@ def test_snapshot_without_history_reports_the_end_state_and_no_saving(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = without_history(tmp_path)
-    [device] = answered(capsys, "info", path)["where"]
+    [device] = answered(capsys, "info", path)["per_device"]
     assert (device["history"], device["remedies"], device["simulated"]) == ("absent", [], None)
     text = printed(capsys, "info", path)
     assert text.splitlines()[0].startswith(
@@ -104,7 +104,7 @@ def test_window_names_the_lost_beginning_and_makes_no_claim_about_earlier_events
 ) -> None:
     """More than 2 GiB were reserved before the window, whose load is 500 MiB."""
     path = window(tmp_path)
-    [device] = answered(capsys, "info", path)["where"]
+    [device] = answered(capsys, "info", path)["per_device"]
     assert device["history"] == "window"
     assert (device["live_before_bytes"], device["reserved_before_bytes"]) == (400 * MIB, 3000 * MIB)
     assert all(remedy["saves_bytes"] < 100 * MIB for remedy in device["remedies"])
@@ -125,7 +125,7 @@ def test_plans_need_a_history_and_name_a_lost_beginning(
 def test_ring_of_a_single_event_is_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """PyTorch keeps one event of `_record_memory_history(enabled="state")`."""
     last = [event("free_completed", 9 << 40, 4, 1)]
-    [device] = answered(capsys, "info", stored(tmp_path / "s", last, segments=kept(100 * MIB)))["where"]
+    [device] = answered(capsys, "info", stored(tmp_path / "s", last, segments=kept(100 * MIB)))["per_device"]
     assert (device["history"], device["remedies"]) == ("absent", [])
 
 
@@ -181,7 +181,7 @@ def test_refused_requests_are_counted_located_and_part_of_every_answer(
     path = died(tmp_path, frames=frames)
     answer = answered(capsys, "info", path)
     assert answer["refused"] == 2
-    assert answer["where"][0]["refused"] == {
+    assert answer["per_device"][0]["refused"] == {
         "count": 2,
         "event": 2,
         "size_bytes": 900 * MIB,
@@ -272,7 +272,7 @@ def test_ranges_are_phases_and_user_metadata_are_modules(
         events,
         external_annotations=[{"name": n, "stage": s, "time_us": t, "device": 0} for n, s, t in notes],
     )
-    [device] = answered(capsys, "info", path)["where"]
+    [device] = answered(capsys, "info", path)["per_device"]
     assert {share["phase"]: share["buffers"] for share in device["phases"]} == {"outer": 3, "inner": 1}
     assert {share["module"]: share["buffers"] for share in device["modules"]} == {"layer0": 2, "layer1": 2}
 
@@ -282,7 +282,7 @@ def test_source_lines_are_reported_where_no_operation_is_known(
 ) -> None:
     frames = [{"name": "f", "filename": "/me/model.py", "line": 42}]
     path = stored(tmp_path / "s", [event("alloc", 512, MIB, frames=frames)])
-    [device] = answered(capsys, "info", path)["where"]
+    [device] = answered(capsys, "info", path)["per_device"]
     assert device["frames"] == [{"frame": "model.py:42", "bytes": MIB, "buffers": 1}]
 
 
@@ -303,7 +303,7 @@ def test_iteration_and_whole_have_peak_loads_of_their_own(
     loads = (
         answer["peak_load_bytes"],
         answer["iteration_peak_load_bytes"],
-        answer["where"][0]["peak_load_bytes"],
+        answer["per_device"][0]["peak_load_bytes"],
     )
     assert loads == (67 * MIB, 3 * MIB, 67 * MIB)
 
@@ -312,14 +312,14 @@ def test_shared_profiler_trace_counts_the_weights(capsys: pytest.CaptureFixture[
     path = shared("profiler_weights.json")
     answer = answered(capsys, "info", path)
     assert answer["peak_load_bytes"] == 3_196_059_648  # the largest `Total Allocated` of the file
-    assert answer["where"][0]["recorded"]["peak_reserved_bytes"] == 3_217_031_168
+    assert answer["per_device"][0]["recorded"]["peak_reserved_bytes"] == 3_217_031_168
     rows = answered(capsys, "compare", path, "--limit", "2GiB")
     assert rows[0]["allocator"] == "recorded"
     assert {row["fits"] for row in rows} == {False}
 
 
 def test_shared_truncated_history_promises_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    [device] = answered(capsys, "info", shared("ring.pickle"))["where"]
+    [device] = answered(capsys, "info", shared("ring.pickle"))["per_device"]
     assert (device["history"], device["reserved_before_bytes"]) == ("window", 10_485_760_000)
     assert device["remedies"] == []
 
@@ -328,7 +328,7 @@ def test_shared_snapshots_of_a_program_name_the_same_line_on_windows_and_linux(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in ("windows.pickle", "linux.pickle", "blockframes.pickle"):
-        [device] = answered(capsys, "info", shared(name), "--frames")["where"]
+        [device] = answered(capsys, "info", shared(name), "--frames")["per_device"]
         assert [share["frame"] for share in device["frames"]] == ["model.py:42"]
 
 
@@ -345,14 +345,14 @@ def test_shared_snapshots_of_a_program_name_the_same_line_on_windows_and_linux(
 def test_shared_files_are_answered_with_their_missing_facts(
     name: str, answer: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [device] = answered(capsys, "info", shared(name))["where"]
+    [device] = answered(capsys, "info", shared(name))["per_device"]
     assert {key: device[key] for key in answer} == answer
     failed = {"rmm_fail.csv": 99_999_999_999, "oom.pickle": 943_718_400}.get(name)
     assert (device["refused"] or {}).get("size_bytes") == failed
 
 
 def test_shared_annotations_are_phases_and_modules(capsys: pytest.CaptureFixture[str]) -> None:
-    [device] = answered(capsys, "info", shared("annotated.pickle"))["where"]
+    [device] = answered(capsys, "info", shared("annotated.pickle"))["per_device"]
     assert {share["phase"]: share["buffers"] for share in device["phases"]} == {"forward": 20}
     assert sorted(share["module"] for share in device["modules"]) == [f"layer{at}.attn" for at in range(4)]
 
@@ -384,7 +384,7 @@ def test_simulations_are_reported_without_and_with_the_failed_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = died(tmp_path)
-    [device] = answered(capsys, "info", path)["where"]
+    [device] = answered(capsys, "info", path)["per_device"]
     rows = {row["allocator"]: row["peak_reserved_bytes"] for row in answered(capsys, "compare", path)}
     assert device["simulated"] == {
         "pool_bytes": 400 * MIB,
@@ -415,7 +415,7 @@ def test_failure_in_a_log_counts_whatever_its_size(
 ) -> None:
     rows = ["Thread,Time,Action,Pointer,Size,Stream", "1,1.0,allocate,0x100,64,0"]
     (tmp_path / "log.csv").write_text("\n".join([*rows, f"1,2.0,allocate failure,(nil),{size},0"]))
-    [device] = answered(capsys, "info", str(tmp_path / "log.csv"))["where"]
+    [device] = answered(capsys, "info", str(tmp_path / "log.csv"))["per_device"]
     assert device["refused"]["count"] == 1
 
 
@@ -428,6 +428,6 @@ def test_ranges_of_threads_interleave(tmp_path: Path, capsys: pytest.CaptureFixt
         events,
         external_annotations=[{"name": n, "stage": s, "time_us": t, "device": 0} for n, s, t in notes],
     )
-    [device] = answered(capsys, "info", path)["where"]
+    [device] = answered(capsys, "info", path)["per_device"]
     phases = {share["phase"]: share["buffers"] for share in device["phases"]}
     assert phases == {"a": 1, "b": 2, None: 1}

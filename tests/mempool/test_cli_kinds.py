@@ -16,15 +16,14 @@ import mempool.planning.joint_planning
 import solvers.packing.streams
 from mempool import Pool
 from mempool.cli.app import call
-from mempool.cli.check import matching
-from mempool.cli.inputs import read_work
-from mempool.cli.plan.compute import with_first
+from mempool.cli.check import matching_plans
+from mempool.offline import read_input, with_first
 from mempool.planning.joint_planning import Together, plan_together
 from mempool.planning.plan_files import Saved, read_saved, write_saved
 from solvers import PlanError, peak_load
 from solvers.packing.check import check_variants
 from solvers.packing.variants import VariantSet
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces.formats.parquet import read_trace, write_trace
 from traces.trace import COLUMNS
 
@@ -54,7 +53,7 @@ def test_pool_follows_given_joint_plans_from_the_second_iteration_on(
     """The order of variants differs from the recording."""
     recorded(tmp_path / "run.trace", THREE, work, late=late, long=long)
     answer = said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
-    assert len(answer["kinds"]) == len(THREE)
+    assert len(answer["variants"]) == len(THREE)
     with Pool(simulated(), background=False, plan=tmp_path / "run.plan") as pool:
         memory = programs.Watched(pool)
         order = at_random(THREE)
@@ -64,7 +63,7 @@ def test_pool_follows_given_joint_plans_from_the_second_iteration_on(
         assert pool.plans == 0
         assert pool.report().to_dict()["planned_arena_bytes"] == answer["arena_bytes"]
         memory.free_all()
-    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["kinds"] == len(THREE)
+    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == len(THREE)
 
 
 def test_arena_of_joint_plans_equals_the_largest_variants_arena(
@@ -72,7 +71,7 @@ def test_arena_of_joint_plans_equals_the_largest_variants_arena(
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
     answer = said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
-    each = answer["kinds"]
+    each = answer["variants"]
     assert answer["arena_bytes"] == each[0]["arena_bytes"] == max(kind["arena_bytes"] for kind in each)
     assert answer["peak_load_bytes"] == each[0]["peak_load_bytes"]
     together = list(read_saved(tmp_path / "run.plan").kinds.values())
@@ -80,9 +79,9 @@ def test_arena_of_joint_plans_equals_the_largest_variants_arena(
     assert answer["arena_bytes"] >= answer["lower_bound_bytes"]
     assert answer["arena_bytes"] < 1.25 * max(kind["peak_load_bytes"] for kind in each)
     about = said(capsys, "info", tmp_path / "run.trace")
-    assert about["iterations"] == about["kinds"][0]["iterations"]
-    assert about["iteration_peak_load_bytes"] == max(kind["peak_load_bytes"] for kind in about["kinds"])
-    assert sum(kind["iterations"] for kind in about["kinds"]) >= 58  # all but the first ones
+    assert about["iterations"] == about["variants"][0]["iterations"]
+    assert about["iteration_peak_load_bytes"] == max(kind["peak_load_bytes"] for kind in about["variants"])
+    assert sum(kind["iterations"] for kind in about["variants"]) >= 58  # all but the first ones
     assert said(capsys, "info", tmp_path / "run.plan")["arena_bytes"] == answer["arena_bytes"]
 
 
@@ -100,9 +99,9 @@ def test_many_variants_differing_in_sizes_share_a_plan(
 ) -> None:
     recorded(tmp_path / "run.trace", range(900, 2000, 50), steps=80)
     answer = said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
-    assert [kind["sizes_vary"] for kind in answer["kinds"]] == [True]
+    assert [kind["sizes_vary"] for kind in answer["variants"]] == [True]
     assert answer["iterations"] > 70
-    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["kinds"] == 1
+    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == 1
     with Pool(simulated(), background=False, plan=tmp_path / "run.plan") as pool:
         memory = programs.Watched(pool)
         iteration = with_states(memory, variants(memory, lambda number: 905 + 37 * number % 1000))  # not seen
@@ -122,7 +121,7 @@ def test_variants_are_planned_separately_by_other_solvers(
     assert len(saved.plans) == len(THREE)
     assert not saved.kinds
     assert {planned.plan.solver for planned in saved.plans} == {"best_fit"}
-    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["kinds"] == len(THREE)
+    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == len(THREE)
 
 
 def test_for_several_arenas_the_largest_is_planned_alone(
@@ -130,8 +129,10 @@ def test_for_several_arenas_the_largest_is_planned_alone(
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
     answer = said(capsys, "plan", tmp_path / "run.trace", "--capacity", "1MiB", "--capacity", "1MiB")
-    assert len(answer["kinds"]) == 1
-    largest = max(kind["peak_load_bytes"] for kind in said(capsys, "info", tmp_path / "run.trace")["kinds"])
+    assert len(answer["variants"]) == 1
+    largest = max(
+        kind["peak_load_bytes"] for kind in said(capsys, "info", tmp_path / "run.trace")["variants"]
+    )
     assert answer["peak_load_bytes"] == largest
 
 
@@ -143,7 +144,7 @@ def test_variant_beyond_the_capacity_yields_no_plan(
     answer = said(
         capsys, "plan", tmp_path / "run.trace", "--capacity", str(fitting["arena_bytes"] // 2), code=1
     )
-    assert answer["kinds"] is None
+    assert answer["variants"] is None
     assert answer["arena_bytes"] is None
 
 
@@ -221,7 +222,7 @@ def test_plan_of_a_single_variant_of_an_envelope_is_accepted(
         pool.save(tmp_path / "early.plan")
         in_steps(pool, iteration, 80, first=20)
         memory.free_all()
-    assert [one["sizes_vary"] for one in said(capsys, "info", tmp_path / "run.trace")["kinds"]] == [True]
+    assert [one["sizes_vary"] for one in said(capsys, "info", tmp_path / "run.trace")["variants"]] == [True]
     assert said(capsys, "check", tmp_path / "early.plan", tmp_path / "run.trace")["ok"]
 
 
@@ -240,8 +241,8 @@ def test_each_of_lifetime_reach_and_staying_is_looked_at(
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
     said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
-    given, solved = (read_work(tmp_path / name) for name in ("run.trace", "run.plan"))
-    assert matching(tmp_path / "run.plan", solved, given)
+    given, solved = (read_input(tmp_path / name) for name in ("run.trace", "run.plan"))
+    assert matching_plans(tmp_path / "run.plan", solved, given)
     assert given.pattern is not None
     rows, reach = given.pattern.buffers, given.pattern.reach
     first = np.arange(len(rows)) == np.flatnonzero(~rows.persistent)[0]
@@ -252,7 +253,7 @@ def test_each_of_lifetime_reach_and_staying_is_looked_at(
     ):
         changed = dataclasses.replace(given, pattern=dataclasses.replace(given.pattern, **longer))
         with pytest.raises(PlanError, match="lives longer than planned"):
-            matching(tmp_path / "run.plan", solved, changed)
+            matching_plans(tmp_path / "run.plan", solved, changed)
 
 
 def test_first_plan_carries_its_joint_plans_along(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,17 +336,17 @@ def test_zero_time_limit_still_yields_a_plan(tmp_path: Path, capsys: pytest.Capt
     recorded(tmp_path / "run.trace", THREE)
     command = ("plan", tmp_path / "run.trace", "--time-limit", "0", "-o", tmp_path / "run.plan")
     assert said(capsys, *command)["stopped_by"] == "time"
-    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["kinds"] == len(THREE)
+    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == len(THREE)
 
 
 def test_iterations_of_all_variants_begin_at_marks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
-    begins = read_work(tmp_path / "run.trace").begins
-    kinds_told = said(capsys, "info", tmp_path / "run.trace")["kinds"]
+    begins = read_input(tmp_path / "run.trace").begins
+    kinds_told = said(capsys, "info", tmp_path / "run.trace")["variants"]
     assert len(begins) == sum(kind["iterations"] for kind in kinds_told)
-    marks = np.flatnonzero(read_trace(tmp_path / "run.trace").kind == Kind.MARK)
+    marks = np.flatnonzero(read_trace(tmp_path / "run.trace").kind == EventType.MARK)
     assert set((begins - 1).tolist()) <= set(marks.tolist())
     assert (np.diff(begins) > 0).all()
 
@@ -353,9 +354,9 @@ def test_iterations_of_all_variants_begin_at_marks(
 def _freed_later(trace: Trace) -> Trace:
     """Return the trace with the first frees after each mark delayed by some allocations."""
     order = np.arange(len(trace), dtype=np.float64)
-    marks = np.flatnonzero(trace.kind == Kind.MARK)
-    allocs = np.flatnonzero(trace.kind == Kind.ALLOC)
-    for free in np.flatnonzero(trace.kind == Kind.FREE):
+    marks = np.flatnonzero(trace.kind == EventType.MARK)
+    allocs = np.flatnonzero(trace.kind == EventType.ALLOC)
+    for free in np.flatnonzero(trace.kind == EventType.FREE):
         mark = marks[np.searchsorted(marks, free) - 1]
         if trace.births[free] < mark and np.searchsorted(allocs, free) - np.searchsorted(allocs, mark) < 4:
             order[free] = allocs[np.searchsorted(allocs, free) + 5] + 0.5

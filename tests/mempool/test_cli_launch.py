@@ -91,5 +91,5 @@ def test_launch_imports_nothing_heavy_before_the_program_begins(tmp_path: Path) 
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     loaded = done.stderr.split()
-    assert "mempool.cli.launch" in loaded
+    assert "mempool.cli.run.exec" in loaded
     assert not {"typer", "click", "rich", "pydantic", "numpy"} & set(loaded)

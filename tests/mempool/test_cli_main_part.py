@@ -8,10 +8,10 @@ import pytest
 from answers import said
 
 from mempool.cli.app import call
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces.formats.parquet import write_trace
 
-A, F, _, _, M, *_ = Kind
+A, F, _, _, M, *_ = EventType
 SNAPSHOTS = Path(__file__).parents[2] / "../shared/bench/pytorch_snapshots"
 
 
@@ -59,7 +59,7 @@ def test_iterations_must_be_the_main_part_of_a_trace(
     assert shown["iterations"] == iterations
     assert said(capsys, "plan", path, "-o", path + ".plan")["iterations"] == iterations
     assert said(capsys, "check", path + ".plan", path)["ok"]
-    assert (shown["period"] is None) == (shown["where"][0]["roles"] is None) == (iterations == 1)
+    assert (shown["period"] is None) == (shown["per_device"][0]["roles"] is None) == (iterations == 1)
     assert call(["info", path]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert ("alike, are a small part; what follows is all" in text) == (iterations == 1)
@@ -80,5 +80,5 @@ def test_layer_of_a_real_network_is_not_taken_for_an_iteration(
         pytest.skip(f"{path} is not here")
     shown = said(capsys, "info", str(path))
     assert shown["period"] is None
-    assert shown["peak_load_bytes"] == shown["where"][0]["peak_load_bytes"]
-    assert shown["where"][0]["roles"] is None
+    assert shown["peak_load_bytes"] == shown["per_device"][0]["peak_load_bytes"]
+    assert shown["per_device"][0]["roles"] is None

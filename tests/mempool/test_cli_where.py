@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from mempool.cli.app import call
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces.formats.parquet import write_trace
 from traces.trace import COLUMNS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-A, F, R, W, M, RESERVE, *_ = Kind
+A, F, R, W, M, RESERVE, *_ = EventType
 KIB = 1024
 
 
@@ -57,7 +57,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
 
 def where(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
     assert call(["info", "t.trace", "--json", *options]) == 0
-    [device] = json.loads(capsys.readouterr().out)["where"]
+    [device] = json.loads(capsys.readouterr().out)["per_device"]
     said: dict[str, Any] = device
     return said
 
@@ -185,4 +185,4 @@ def test_info_of_a_plan_has_no_memory_report(trace: Trace, capsys: pytest.Captur
     assert call(["plan", "t.trace", "-o", "t.plan", "--json"]) == 0
     capsys.readouterr()
     assert call(["info", "t.plan", "--json"]) == 0
-    assert "where" not in json.loads(capsys.readouterr().out)
+    assert "per_device" not in json.loads(capsys.readouterr().out)

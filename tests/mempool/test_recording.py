@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mempool._core import EVENT_FIELDS, TraceNames
 from mempool.recording.events import RECORD, Recording
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +42,7 @@ def records(events: list[tuple[int, int, int, int]]) -> NDArray[Any]:
 
 
 def plainly(events: NDArray[Any], alive: dict[int, int], born: itertools.count[int]) -> list[tuple[int, ...]]:
-    """Kind, buffer, size, stream, thread, time, operation and address of each row."""
+    """EventType, buffer, size, stream, thread, time, operation and address of each row."""
     named = []
     for event in events:
         kind, address = int(event["kind"]), int(event["address"])
@@ -60,8 +60,13 @@ def plainly(events: NDArray[Any], alive: dict[int, int], born: itertools.count[i
     for when, n in enumerate(order):
         event, buffer = named[n]
         kind = int(event["kind"])
-        row = {ALLOC: Kind.ALLOC, FREE: Kind.FREE, HANDOVER: Kind.FREE, USE: Kind.READ}.get(kind, Kind.MARK)
-        if buffer < 0 and row != Kind.MARK:
+        row = {
+            ALLOC: EventType.ALLOC,
+            FREE: EventType.FREE,
+            HANDOVER: EventType.FREE,
+            USE: EventType.READ,
+        }.get(kind, EventType.MARK)
+        if buffer < 0 and row != EventType.MARK:
             continue
         operation = {STEP: 0, BEGIN: 1, END: 2, FOUND: 3}.get(kind, -1)
         size, address = (event["size"], event["address"]) if kind == ALLOC else (0, -1)

@@ -12,7 +12,7 @@ from pools import run, simulated
 
 from mempool import Pool, _core
 from mempool.recording.events import Recording
-from traces.trace import Kind
+from traces.trace import EventType
 
 BIG = 300_000
 SIZES = st.sampled_from([100, 2_000, 60_000, BIG])
@@ -138,11 +138,15 @@ class TestABufferThatAnotherStreamUses:
         client.use(second, 9)
         for trace in (recording.trace(tape), Recording(64).brief(packed, streams)):
             trace.validate()
-            reads = np.flatnonzero(trace.kind == Kind.READ)
+            reads = np.flatnonzero(trace.kind == EventType.READ)
             assert trace.stream[reads].tolist() == [7, 8]
             assert trace.buffer[reads].tolist() == [0, 1]
         later = recording.trace(client.take_trace())
-        assert (later.kind.tolist(), later.buffer.tolist(), later.stream.tolist()) == ([Kind.READ], [1], [9])
+        assert (later.kind.tolist(), later.buffer.tolist(), later.stream.tolist()) == (
+            [EventType.READ],
+            [1],
+            [9],
+        )
 
 
 class TestABufferThatAnotherStreamFrees:

@@ -40,7 +40,7 @@ from mempool.torch.estimate.fake.mode import InPlaceAccumulation
 from mempool.torch.estimate.largest_batch import largest
 from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.sources.call_spy import record_calls
-from traces import Kind
+from traces import EventType
 
 
 class Whole(nn.Module):
@@ -156,12 +156,12 @@ def test_peak_equals_a_walk_through_the_second_step(options: dict[str, Any]) -> 
     steps, trace = 0, fit.trace
     for row in range(len(trace)):
         buffer = int(trace.buffer[row])
-        if trace.kind[row] == Kind.ALLOC:
+        if trace.kind[row] == EventType.ALLOC:
             size = -(-int(trace.size[row]) // rounds) * rounds
             alive[buffer] = size, trace.names[trace.category[row]]
-        elif trace.kind[row] == Kind.FREE:
+        elif trace.kind[row] == EventType.FREE:
             del alive[buffer]
-        steps += trace.kind[row] == Kind.MARK and trace.names[trace.operation[row]] == "step"
+        steps += trace.kind[row] == EventType.MARK and trace.names[trace.operation[row]] == "step"
         load = sum(size for size, _ in alive.values())
         if steps == 1 and load > most[0]:
             most = load, dict(alive)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from mempool.torch.estimate import Job, fit_job
-from traces.trace import Kind
+from traces.trace import EventType
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
 
@@ -42,7 +42,7 @@ def allocated(length: int, *, mask_heads: int = 1) -> list[int]:
 
     trace = fit_job(Job(Attends, inputs, BATCH, mode="inference", capability=(8, 0))).trace
     padding = [k for k, name in enumerate(trace.names) if "pad" in name]
-    allocs = (trace.kind == Kind.ALLOC) & np.isin(trace.operation, padding)
+    allocs = (trace.kind == EventType.ALLOC) & np.isin(trace.operation, padding)
     sizes: list[int] = trace.size[allocs].tolist()
     return sizes
 

@@ -22,7 +22,7 @@ from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
 from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.device.kernels import AttentionCall, Target, backend_of
-from traces.trace import Kind
+from traces.trace import EventType
 
 HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)
 
@@ -44,16 +44,18 @@ def peak_bytes(work: Any) -> int:
     with AccessRecorder() as recorder:
         work()
     trace = recorder.trace()
-    sign = (trace.kind == Kind.ALLOC).astype(int)
+    sign = (trace.kind == EventType.ALLOC).astype(int)
     freed = {
         int(b): int(s)
         for b, s, k in zip(trace.buffer, trace.size, trace.kind, strict=True)
-        if k == Kind.ALLOC
+        if k == EventType.ALLOC
     }
     load = peak = 0
     for kind, buffer, alloc in zip(trace.kind, trace.buffer, sign, strict=True):
         load += (
-            freed[int(buffer)] * (alloc - int(kind == Kind.FREE)) if kind in (Kind.ALLOC, Kind.FREE) else 0
+            freed[int(buffer)] * (alloc - int(kind == EventType.FREE))
+            if kind in (EventType.ALLOC, EventType.FREE)
+            else 0
         )
         peak = max(peak, load)
     return peak

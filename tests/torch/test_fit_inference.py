@@ -19,7 +19,7 @@ from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.fake.copies import holds_ones, to_fake
 from mempool.torch.estimate.fake.mode import fake_mode
 from mempool.torch.estimate.sources.transformers_models import hub
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +85,7 @@ def test_cache_of_a_decoder_with_an_encoder_has_both_parts() -> None:
 
     given = job(model=lambda: transformers.T5ForConditionalGeneration(config), inputs=inputs)
     trace = fit_job(given).trace
-    cached = (trace.kind == Kind.ALLOC) & (trace.category == trace.names.index("key_value_cache"))
+    cached = (trace.kind == EventType.ALLOC) & (trace.category == trace.names.index("key_value_cache"))
     steps = 2
     assert int(trace.size[cached].sum()) == steps * 2 * 2 * WIDTH * (TOKENS + 128) * 4
 

@@ -1,27 +1,152 @@
-"""Merge of two traces: a pool's allocs and frees, and the access recorder's view of the same memory."""
+"""Recorder of PyTorch's accesses together with the allocations and frees of the pool."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from mempool import _core, torch
+from mempool.errors import UsageError
+from mempool.per_rank_files import own_file
+from mempool.recording.events import RECORD, Recording
+from mempool.recording.torch import AccessRecorder
 from mempool.recording.torch.tracing import FOUND_STEP, STEP, named_only
-from traces.trace import COLUMNS, NAMED, Kind, Trace
+from traces.formats.parquet import write_trace
+from traces.trace import COLUMNS, NAMED, EventType, Trace
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Iterable
+    from types import TracebackType
 
-    from mempool.recording.torch import AccessRecorder
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
     from mempool.recording.torch.rows import Table
+    from mempool.torch import TensorPool
 
     Ints = NDArray[np.int64]
 
-_OWN = (Kind.ALLOC, Kind.FREE)
+
+_BLOCK = np.dtype(list(_core.BLOCK_FIELDS))
 
 
-def join(pool: Trace, seen: Trace, table: Table, recorder: AccessRecorder) -> Trace:
+class AccessRecording:
+    """A recording of accesses: see `mempool.torch.record`.
+
+    Attributes:
+        trace: the recorded trace, set when the ``with`` block has ended.
+    """
+
+    trace: Trace
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        model: nn.Module | Iterable[nn.Module] | None,
+        optimizer: Optimizer | Iterable[Optimizer] | None,
+    ) -> None:
+        self._path = None if path is None else own_file(os.fspath(path))
+        self._pool = torch.installed()
+        if self._pool is not None and self._pool.settings.mode == "off":
+            self._pool = None
+        if self._pool is not None and self._pool.settings.record is not None:
+            raise UsageError("the pool writes a trace already: record accesses without record=")
+        self.recorder = AccessRecorder(_several(model), _several(optimizer), places=self._pool is not None)
+        self._tape: PoolTape | None = None
+
+    def own(self, category: str, tensors: Iterable[Tensor]) -> None:
+        """Assign tensors to a category of the program, for example "inputs"."""
+        self.recorder.own(category, tensors)
+
+    def mark(self, name: str) -> None:
+        """Set a mark, as `mempool.recording.torch.AccessRecorder.mark` does."""
+        self.recorder.mark(name)
+
+    def step(self) -> None:
+        """Mark the end of an iteration; without this call the steps of the optimizer end iterations."""
+        self.recorder.step()
+
+    def __enter__(self) -> Self:
+        if self._pool is not None:
+            folder = None if self._path is None else str(Path(self._path).absolute().parent)
+            self._tape = PoolTape(self._pool, folder)
+        try:
+            self.recorder.__enter__()
+        except BaseException:
+            if self._tape is not None:
+                self._tape.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.recorder.__exit__(kind, error, trace)
+        with _core.Bypass():
+            table = self.recorder.table()
+            seen = self.recorder.trace(table)
+            self.trace = (
+                seen if self._tape is None else merge_traces(self._tape.stop(), seen, table, self.recorder)
+            )
+            if self._path is not None:
+                write_trace(self.trace, self._path)
+
+
+def _several(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+class PoolTape:
+    """Tape of all events of a pool from now on; buffers that are alive now form the beginning."""
+
+    def __init__(self, pool: TensorPool, folder: str | None) -> None:
+        self._pool, self._began_ns = pool, time.perf_counter_ns()
+        pool.client.set_tracing(True, folder=folder or tempfile.gettempdir())
+        _, blocks, _ = _core.snapshot(pool.core)
+        self._there = np.frombuffer(blocks, _BLOCK)
+
+    def stop(self) -> Trace:
+        """Stop the tape and return the trace, with addresses.
+
+        Raises:
+            MemoryError: not all events could be stored.
+        """
+        client = self._pool.client
+        client.set_tracing(False)
+        pieces = []
+        while packed := client.take_trace():
+            pieces.append(np.frombuffer(packed, RECORD))
+        if lost := client.state()["trace_lost"]:
+            raise MemoryError(f"no room for {lost:,} events of the pool")
+        records = np.concatenate([np.empty(0, RECORD), *pieces])
+        recording = Recording(self._pool.device.alignment, addresses=True)
+        return recording.trace(np.concatenate([self._first(records), records]).view(np.uint8))
+
+    def _first(self, records: NDArray[Any]) -> NDArray[Any]:
+        """Return allocations for the initially live blocks, except blocks allocated after the tape began."""
+        live = self._there[self._there["state"] == _core.BLOCK_STATES.index("live")]
+        address, row = np.unique(records["address"], return_index=True)
+        new = address[records["kind"][row] == 0]
+        live = live[~np.isin(live["address"], new)]
+        first = np.zeros(len(live), RECORD)
+        first["address"], first["size"] = live["address"], live["requested"]
+        first["time_ns"] = self._began_ns
+        return first
+
+
+_OWN = (EventType.ALLOC, EventType.FREE)
+
+
+def merge_traces(pool: Trace, seen: Trace, table: Table, recorder: AccessRecorder) -> Trace:
     """Merge the pool's allocs and frees with the recorder's accesses, marks and names.
 
     A storage and a pool's buffer are identified if the storage lay at the buffer's address within the
@@ -43,14 +168,14 @@ def join(pool: Trace, seen: Trace, table: Table, recorder: AccessRecorder) -> Tr
     names = list(dict.fromkeys([*named, *seen.names, *pool.names, "temporaries"]))
     number = {name: at for at, name in enumerate(names)}
     seen, pool = _renamed(seen, names, number), _renamed(pool, names, number)
-    alloc = np.flatnonzero(pool.kind == Kind.ALLOC)
+    alloc = np.flatnonzero(pool.kind == EventType.ALLOC)
     time = np.maximum.accumulate(pool.time_ns) if len(pool) else pool.time_ns
     until = _ends(pool)
     match = _matches(pool, alloc, time, until, table)  # row of the alloc, by the recorder's buffer
     columns = {name: getattr(pool, name).copy() for name in COLUMNS}
-    _tell(columns, alloc, table, recorder, number, seen, match)
-    if (seen.operation[seen.kind == Kind.MARK] == number.get(STEP, -1)).any():
-        keep = pool.kind != Kind.MARK
+    _copy_attributes(columns, alloc, table, recorder, number, seen, match)
+    if (seen.operation[seen.kind == EventType.MARK] == number.get(STEP, -1)).any():
+        keep = pool.kind != EventType.MARK
     else:
         keep = np.ones(len(pool), np.bool_)
     own, at = _placed(seen, match, time, until, pool)
@@ -82,7 +207,7 @@ def _renamed(trace: Trace, names: list[str], number: dict[str, int]) -> Trace:
 def _ends(pool: Trace) -> Ints:
     """Return the row of the free of each event's buffer; the trace's length without a free."""
     end = np.full(int(pool.buffer.max(initial=-1)) + 2, len(pool))
-    freed = np.flatnonzero(pool.kind == Kind.FREE)
+    freed = np.flatnonzero(pool.kind == EventType.FREE)
     end[pool.buffer[freed]] = freed
     return end[pool.buffer]
 
@@ -108,7 +233,7 @@ def _matches(pool: Trace, alloc: Ints, time: Ints, until: Ints, table: Table) ->
     return np.where(fits & (table.size > 0), row, -1)
 
 
-def _tell(
+def _copy_attributes(
     columns: dict[str, NDArray[np.int64]],
     alloc: Ints,
     table: Table,
@@ -128,7 +253,7 @@ def _tell(
         columns["operation"][rows] = np.array([*operations, -1])[spans.name[span]]
         columns["module"][rows] = np.array([*modules, -1])[spans.module[span]]
     columns["category"][alloc] = number["temporaries"]
-    known = np.flatnonzero(seen.kind == Kind.ALLOC)
+    known = np.flatnonzero(seen.kind == EventType.ALLOC)
     known = known[match[seen.buffer[known]] >= 0]
     rows = match[seen.buffer[known]]
     for name in ("operation", "module", "category"):
@@ -143,7 +268,7 @@ def _placed(
     seen: Trace, match: Ints, time: Ints, until: Ints, pool: Trace
 ) -> tuple[dict[str, NDArray[np.int64]], Ints]:
     """Return the recorder's accesses and marks, and for each the pool row that follows."""
-    mark = seen.kind == Kind.MARK
+    mark = seen.kind == EventType.MARK
     row = np.where(mark, -1, match[seen.buffer] if len(match) else -1)
     keep = np.flatnonzero(mark | ((row >= 0) & ~np.isin(seen.kind, _OWN)))
     mark, row = mark[keep], row[keep]

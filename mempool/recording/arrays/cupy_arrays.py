@@ -6,8 +6,8 @@ from typing import Any
 
 import cupy
 
-from mempool.recording.arrays import current
-from mempool.recording.arrays.of_numpy import escape, method, raw
+from mempool.recording.arrays import active_recorder
+from mempool.recording.arrays.numpy_arrays import escape, method, raw
 from mempool.recording.arrays.operands import enlist, name_of
 from mempool.recording.arrays.rules import Rule, rule_of
 
@@ -24,11 +24,11 @@ class RecordedArray(cupy.ndarray):  # type: ignore[misc, unused-ignore]
     def __cupy_override_elementwise_kernel__(self, kernel: Any, *args: Any, **kwargs: Any) -> Any:
         # The arguments behind the inputs are written.
         outputs = Rule(writes=tuple((at, "") for at in range(kernel.nin, len(args))))
-        return current.operate(name_of(kernel).removeprefix("cupy_"), kernel, args, kwargs, outputs)
+        return active_recorder.operate(name_of(kernel).removeprefix("cupy_"), kernel, args, kwargs, outputs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         name = name_of(func)
-        return current.operate(name, func, args, kwargs, rule_of(name))
+        return active_recorder.operate(name, func, args, kwargs, rule_of(name))
 
     def view(self, *args: Any, **kwargs: Any) -> Any:
         """Return a view as CuPy does; a view of another class is not watched."""

@@ -1,4 +1,4 @@
-// Event types of a trace: traces.trace.Kind.
+// Event types of a trace: traces.trace.EventType.
 #pragma once
 
 #include <cstdint>

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mempool.recording.arrays import current
-from mempool.recording.arrays.memory import root_of
+from mempool.recording.arrays import active_recorder
 from mempool.recording.arrays.operands import arrays_in, enlist, name_of
+from mempool.recording.arrays.rows import root_of
 from mempool.recording.arrays.rules import METHODS, PLAIN, rule_of
 
 if TYPE_CHECKING:
@@ -28,15 +28,15 @@ class RecordedArray(np.ndarray[Any, Any]):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         call = ufunc if method == "__call__" else getattr(ufunc, method)
         name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-        return current.operate(name, call, inputs, kwargs, rule_of(method))
+        return active_recorder.operate(name, call, inputs, kwargs, rule_of(method))
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         name = name_of(func)
-        return current.operate(name, func, args, kwargs, rule_of(name))
+        return active_recorder.operate(name, func, args, kwargs, rule_of(name))
 
     def __getitem__(self, key: Any) -> Any:
         result = np.ndarray.__getitem__(self, key)
-        recorder = current.recorder
+        recorder = active_recorder.recorder
         if recorder is not None and not (type(result) is RecordedArray and root_of(result) is root_of(self)):
             recorder.note("__getitem__", [self, *arrays_in(key)], result)
         return result
@@ -46,7 +46,7 @@ class RecordedArray(np.ndarray[Any, Any]):
         given: tuple[Any, ...] = (self, key, value)
         if self.dtype.hasobject:  # which stores the given object itself
             call, given = (lambda array, at: np.ndarray.__setitem__(array, at, value)), (self, key)
-        current.operate("__setitem__", call, given, {}, METHODS["__setitem__"])
+        active_recorder.operate("__setitem__", call, given, {}, METHODS["__setitem__"])
 
     def view(self, *args: Any, **kwargs: Any) -> Any:
         """Return a view as NumPy does; a view of another class is not watched."""
@@ -72,8 +72,8 @@ _NOT_RECORDED = ("setflags", "view")
 
 def escape(array: Any) -> None:
     """Report to the recorder that the raw memory of an array is exposed."""
-    if current.recorder is not None:
-        current.recorder.escape(array)
+    if active_recorder.recorder is not None:
+        active_recorder.recorder.escape(array)
 
 
 def watch_masked(array: Any, watch: Callable[[Any], Any]) -> Any:
@@ -89,7 +89,7 @@ def method(plain: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return current.operate(name, plain, (self, *args), kwargs, rule)
+        return active_recorder.operate(name, plain, (self, *args), kwargs, rule)
 
     return recorded
 
@@ -109,7 +109,7 @@ def _setter(library: type, name: str) -> Callable[[Any, Any], None]:
     plain: Any = getattr(library, name)
 
     def put(self: Any, value: Any) -> None:
-        current.operate(name, plain.__set__, (self, value), {}, METHODS["__setitem__"])
+        active_recorder.operate(name, plain.__set__, (self, value), {}, METHODS["__setitem__"])
 
     return put
 

@@ -1,4 +1,4 @@
-"""Search for the innermost of nested intervals, such as calls, around a time."""
+"""Half-open intervals of addresses or times: their union, and the innermost of nested ones around a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
+
+
+def union_of_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the union as ranges that neither overlap nor touch, in order."""
+    whole: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if whole and begin <= whole[-1][1]:
+            whole[-1] = whole[-1][0], max(whole[-1][1], end)
+        else:
+            whole.append((begin, end))
+    return whole
 
 
 def innermost(
