@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from answers import said
+from answers import answer as said
 
 from mempool.cli.app import call
 from solvers import read_plan

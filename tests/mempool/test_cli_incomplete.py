@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from answers import answer, printed
 from snapshots import event, segment, snapshot
 
 from mempool.cli.app import call
@@ -19,16 +20,8 @@ MIB = 1 << 20
 CASES = Path(__file__).parents[2] / "../shared/cases"
 
 
-def answered(capsys: pytest.CaptureFixture[str], *command: str) -> Any:
-    capsys.readouterr()
-    assert call([*command, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *command: str) -> str:
-    capsys.readouterr()
-    assert call(list(command)) == 0
-    return capsys.readouterr().out
 
 
 def stored(path: Path, *devices: Sequence[Any], **more: Any) -> str:
@@ -88,7 +81,7 @@ def test_snapshot_without_history_reports_the_end_state_and_no_saving(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = without_history(tmp_path)
-    [device] = answered(capsys, "info", path)["per_device"]
+    [device] = answer(capsys, "info", path)["per_device"]
     assert (device["history"], device["remedies"], device["simulated"]) == ("absent", [], None)
     text = printed(capsys, "info", path)
     assert text.splitlines()[0].startswith(
@@ -104,7 +97,7 @@ def test_window_names_the_lost_beginning_and_makes_no_claim_about_earlier_events
 ) -> None:
     """More than 2 GiB were reserved before the window, whose load is 500 MiB."""
     path = window(tmp_path)
-    [device] = answered(capsys, "info", path)["per_device"]
+    [device] = answer(capsys, "info", path)["per_device"]
     assert device["history"] == "window"
     assert (device["live_before_bytes"], device["reserved_before_bytes"]) == (400 * MIB, 3000 * MIB)
     assert all(remedy["saves_bytes"] < 100 * MIB for remedy in device["remedies"])
@@ -125,7 +118,7 @@ def test_plans_need_a_history_and_name_a_lost_beginning(
 def test_ring_of_a_single_event_is_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """PyTorch keeps one event of `_record_memory_history(enabled="state")`."""
     last = [event("free_completed", 9 << 40, 4, 1)]
-    [device] = answered(capsys, "info", stored(tmp_path / "s", last, segments=kept(100 * MIB)))["per_device"]
+    [device] = answer(capsys, "info", stored(tmp_path / "s", last, segments=kept(100 * MIB)))["per_device"]
     assert (device["history"], device["remedies"]) == ("absent", [])
 
 
@@ -165,13 +158,13 @@ def test_limit_above_an_incomplete_recording_is_not_called_sufficient(
 ) -> None:
     """A limit exceeded by the recorded part is exceeded all the same."""
     path = made(tmp_path)
-    rows = answered(capsys, "compare", path, "--limit", "80GiB")
+    rows = answer(capsys, "compare", path, "--limit", "80GiB")
     assert {row["fits"] for row in rows} == {None}
     assert all(row["caveats"] for row in rows)
     table = printed(capsys, "compare", path, "--limit", "80GiB", "-a", "pytorch")
     assert word in table
     assert " yes " not in table
-    assert {row["fits"] for row in answered(capsys, "compare", path, "--limit", "50MiB")} == {False}
+    assert {row["fits"] for row in answer(capsys, "compare", path, "--limit", "50MiB")} == {False}
 
 
 def test_refused_requests_are_counted_located_and_part_of_every_answer(
@@ -179,7 +172,7 @@ def test_refused_requests_are_counted_located_and_part_of_every_answer(
 ) -> None:
     frames = [{"name": "forward", "filename": "/me/train.py", "line": 12}]
     path = died(tmp_path, frames=frames)
-    answer = answered(capsys, "info", path)
+    shown = answer(capsys, "info", path)
     assert answer["refused"] == 2
     assert answer["per_device"][0]["refused"] == {
         "count": 2,
@@ -192,7 +185,7 @@ def test_refused_requests_are_counted_located_and_part_of_every_answer(
     }
     first = printed(capsys, "info", path).splitlines()[0]
     assert first.endswith("the largest for 900 MiB at train.py:12, with 400 MiB live, 7 B free on the device")
-    rows = {row["allocator"]: row for row in answered(capsys, "compare", path, "--limit", "1299MiB")}
+    rows = {row["allocator"]: row for row in answer(capsys, "compare", path, "--limit", "1299MiB")}
     assert {row["fits"] for row in rows.values()} == {False}
     assert rows["recorded"]["failed_at"]["recorded"] is True
     assert rows["planned"]["failed_at"]["frame"] == "train.py:12"
@@ -201,7 +194,7 @@ def test_refused_requests_are_counted_located_and_part_of_every_answer(
         1300 * MIB,
     )
     enough = {
-        row["allocator"]: row["fits"] for row in answered(capsys, "compare", path, "--limit", "1300MiB")
+        row["allocator"]: row["fits"] for row in answer(capsys, "compare", path, "--limit", "1300MiB")
     }
     assert (enough["recorded"], enough["planned"]) == (False, True)
 
@@ -229,7 +222,7 @@ def test_rounding_of_the_recorded_allocator_is_unknown(
 ) -> None:
     """A snapshot's events tell the bytes asked for, and no others."""
     path = window(tmp_path)
-    rows = {row["allocator"]: row for row in answered(capsys, "compare", path)}
+    rows = {row["allocator"]: row for row in answer(capsys, "compare", path)}
     parts = ("internal_fragmentation", "external_fragmentation")
     assert [rows["recorded"][part] for part in parts] == [None, None]
     assert all(rows["pytorch"][part] is not None for part in parts)
@@ -255,7 +248,7 @@ def test_private_pools_are_simulated_separately_and_reported(
             events.append(event(what, at << 40, 300 * MIB, 3 * at + k, pool_id=pool))
     held = [segment((at << 40, 300 * MIB, 0, "inactive")) | {"segment_pool_id": (0, at)} for at in range(2)]
     path = stored(tmp_path / "s", events, segments=held)
-    rows = {row["allocator"]: row for row in answered(capsys, "compare", path)}
+    rows = {row["allocator"]: row for row in answer(capsys, "compare", path)}
     for name in ("recorded", "pytorch", "planned", "planned_online"):
         assert rows[name]["peak_reserved_bytes"] == 600 * MIB
     assert "1 private pool of captured graphs" in printed(capsys, "info", path).splitlines()[0]
@@ -272,7 +265,7 @@ def test_ranges_are_phases_and_user_metadata_are_modules(
         events,
         external_annotations=[{"name": n, "stage": s, "time_us": t, "device": 0} for n, s, t in notes],
     )
-    [device] = answered(capsys, "info", path)["per_device"]
+    [device] = answer(capsys, "info", path)["per_device"]
     assert {share["phase"]: share["buffers"] for share in device["phases"]} == {"outer": 3, "inner": 1}
     assert {share["module"]: share["buffers"] for share in device["modules"]} == {"layer0": 2, "layer1": 2}
 
@@ -282,7 +275,7 @@ def test_source_lines_are_reported_where_no_operation_is_known(
 ) -> None:
     frames = [{"name": "f", "filename": "/me/model.py", "line": 42}]
     path = stored(tmp_path / "s", [event("alloc", 512, MIB, frames=frames)])
-    [device] = answered(capsys, "info", path)["per_device"]
+    [device] = answer(capsys, "info", path)["per_device"]
     assert device["frames"] == [{"frame": "model.py:42", "bytes": MIB, "buffers": 1}]
 
 
@@ -298,7 +291,7 @@ def test_iteration_and_whole_have_peak_loads_of_their_own(
             address = 0x200000000 if size == MIB else 0x300000000
             rows.append(f"1,{2 + at}.{k},{what},{address:#x},{size},0")
     (tmp_path / "log.csv").write_text("\n".join(rows))
-    answer = answered(capsys, "info", str(tmp_path / "log.csv"))
+    shown = answer(capsys, "info", str(tmp_path / "log.csv"))
     assert answer["iterations"] >= 20
     loads = (
         answer["peak_load_bytes"],
@@ -310,16 +303,16 @@ def test_iteration_and_whole_have_peak_loads_of_their_own(
 
 def test_shared_profiler_trace_counts_the_weights(capsys: pytest.CaptureFixture[str]) -> None:
     path = shared("profiler_weights.json")
-    answer = answered(capsys, "info", path)
+    shown = answer(capsys, "info", path)
     assert answer["peak_load_bytes"] == 3_196_059_648  # the largest `Total Allocated` of the file
     assert answer["per_device"][0]["recorded"]["peak_reserved_bytes"] == 3_217_031_168
-    rows = answered(capsys, "compare", path, "--limit", "2GiB")
+    rows = answer(capsys, "compare", path, "--limit", "2GiB")
     assert rows[0]["allocator"] == "recorded"
     assert {row["fits"] for row in rows} == {False}
 
 
 def test_shared_truncated_history_promises_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    [device] = answered(capsys, "info", shared("ring.pickle"))["per_device"]
+    [device] = answer(capsys, "info", shared("ring.pickle"))["per_device"]
     assert (device["history"], device["reserved_before_bytes"]) == ("window", 10_485_760_000)
     assert device["remedies"] == []
 
@@ -328,7 +321,7 @@ def test_shared_snapshots_of_a_program_name_the_same_line_on_windows_and_linux(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in ("windows.pickle", "linux.pickle", "blockframes.pickle"):
-        [device] = answered(capsys, "info", shared(name), "--frames")["per_device"]
+        [device] = answer(capsys, "info", shared(name), "--frames")["per_device"]
         assert [share["frame"] for share in device["frames"]] == ["model.py:42"]
 
 
@@ -345,20 +338,20 @@ def test_shared_snapshots_of_a_program_name_the_same_line_on_windows_and_linux(
 def test_shared_files_are_answered_with_their_missing_facts(
     name: str, answer: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [device] = answered(capsys, "info", shared(name))["per_device"]
+    [device] = answer(capsys, "info", shared(name))["per_device"]
     assert {key: device[key] for key in answer} == answer
     failed = {"rmm_fail.csv": 99_999_999_999, "oom.pickle": 943_718_400}.get(name)
     assert (device["refused"] or {}).get("size_bytes") == failed
 
 
 def test_shared_annotations_are_phases_and_modules(capsys: pytest.CaptureFixture[str]) -> None:
-    [device] = answered(capsys, "info", shared("annotated.pickle"))["per_device"]
+    [device] = answer(capsys, "info", shared("annotated.pickle"))["per_device"]
     assert {share["phase"]: share["buffers"] for share in device["phases"]} == {"forward": 20}
     assert sorted(share["module"] for share in device["modules"]) == [f"layer{at}.attn" for at in range(4)]
 
 
 def test_shared_private_pools_need_the_recorded_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = {row["allocator"]: row for row in answered(capsys, "compare", shared("pools.pickle"))}
+    rows = {row["allocator"]: row for row in answer(capsys, "compare", shared("pools.pickle"))}
     assert {rows[name]["peak_reserved_bytes"] for name in ("recorded", "pytorch", "planned")} == {600 * MIB}
 
 
@@ -372,7 +365,7 @@ def test_recorded_allocator_covers_devices_with_reserved_bytes_only(
         args |= {"Device Type": kind, "Device Id": index}
         events.append({"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": at + 1, "args": args})
     (tmp_path / "t.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    rows = answered(capsys, "compare", str(tmp_path / "t.json"), "-a", "recorded", "-a", "planned")
+    rows = answer(capsys, "compare", str(tmp_path / "t.json"), "-a", "recorded", "-a", "planned")
     assert [(row["device"], row["allocator"]) for row in rows] == [
         (-1, "planned"),
         (0, "recorded"),
@@ -384,8 +377,8 @@ def test_simulations_are_reported_without_and_with_the_failed_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = died(tmp_path)
-    [device] = answered(capsys, "info", path)["per_device"]
-    rows = {row["allocator"]: row["peak_reserved_bytes"] for row in answered(capsys, "compare", path)}
+    [device] = answer(capsys, "info", path)["per_device"]
+    rows = {row["allocator"]: row["peak_reserved_bytes"] for row in answer(capsys, "compare", path)}
     assert device["simulated"] == {
         "pool_bytes": 400 * MIB,
         "plan_bytes": 400 * MIB,
@@ -404,7 +397,7 @@ def test_failure_counts_whatever_its_size(
     events = [event("segment_alloc", 0, 64 * MIB, 1), event("alloc", 0, 64 * MIB, 2)]
     refused = {"action": "oom", "size": size, "stream": 3, "time_us": 3, "frames": [], "device_free": 7}
     path = stored(tmp_path / "s", [*events, refused])
-    row = answered(capsys, "compare", path, "--limit", "1GiB", "-a", "recorded", *lenient)[0]
+    row = answer(capsys, "compare", path, "--limit", "1GiB", "-a", "recorded", *lenient)[0]
     assert row["fits"] is False
     assert "out of memory: 1 request failed" in printed(capsys, "info", path, *lenient).splitlines()[0]
 
@@ -415,7 +408,7 @@ def test_failure_in_a_log_counts_whatever_its_size(
 ) -> None:
     rows = ["Thread,Time,Action,Pointer,Size,Stream", "1,1.0,allocate,0x100,64,0"]
     (tmp_path / "log.csv").write_text("\n".join([*rows, f"1,2.0,allocate failure,(nil),{size},0"]))
-    [device] = answered(capsys, "info", str(tmp_path / "log.csv"))["per_device"]
+    [device] = answer(capsys, "info", str(tmp_path / "log.csv"))["per_device"]
     assert device["refused"]["count"] == 1
 
 
@@ -428,6 +421,6 @@ def test_ranges_of_threads_interleave(tmp_path: Path, capsys: pytest.CaptureFixt
         events,
         external_annotations=[{"name": n, "stage": s, "time_us": t, "device": 0} for n, s, t in notes],
     )
-    [device] = answered(capsys, "info", path)["per_device"]
+    [device] = answer(capsys, "info", path)["per_device"]
     phases = {share["phase"]: share["buffers"] for share in device["phases"]}
     assert phases == {"a": 1, "b": 2, None: 1}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import programs
 import pytest
-from answers import said
+from answers import answer as said
 from pools import simulated
 from programs_with_variants import at_random, in_steps, kinds, marking_last, misses, with_states
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from answers import said
+from answers import answer as said
 
 from mempool.cli.app import call
 from traces import EventType, Trace

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from answers import answer
 from swap_traces import MIB, training
 
 from mempool.cli.app import call
@@ -49,8 +50,7 @@ def test_page_opens_with_the_swaps(folder: Path, more: list[str], capsys: pytest
     """However the step was cut and timed, the page finds the step again."""
     assert call(["swap", "run.trace", "--limit", "33MiB", *more, "-o", "moves.json", "--json"]) == 0
     capsys.readouterr()
-    assert call(["show", "run.trace", "--swap", "moves.json", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = answer(capsys, "show", "run.trace", "--swap", "moves.json")
     assert said["timelines"][:2] == ["device, with swaps", "host, copies"]
     assert [one["of"] for one in said["views"]][:2] == said["timelines"][:2]
     assert (folder / "run.html").stat().st_size > 100_000
@@ -73,8 +73,7 @@ def test_planned_device_of_several_is_drawn(folder: Path, capsys: pytest.Capture
     plan = ["swap", "two.trace", "--device", "1", "--limit", "33MiB", "-o", "moves.json", "--json"]
     assert call(plan) == 0
     capsys.readouterr()
-    assert call(["show", "two.trace", "--swap", "moves.json", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["timelines"][0] == "device, with swaps"
+    assert answer(capsys, "show", "two.trace", "--swap", "moves.json")["timelines"][0] == "device, with swaps"
 
 
 def _set(*path: str | int) -> Callable[[Any, Any], None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from answers import answer, printed
 
 from mempool.cli.app import call
 from traces import EventType, Trace
@@ -47,6 +48,11 @@ def training(iterations: int = 6) -> Trace:
     )  # fmt: skip
 
 
+def per_device(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    [device] = answer(capsys, "info", "t.trace", *options)["per_device"]
+    return dict(device)
+
+
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     monkeypatch.chdir(tmp_path)
@@ -55,15 +61,10 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     return made
 
 
-def where(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
-    assert call(["info", "t.trace", "--json", *options]) == 0
-    [device] = json.loads(capsys.readouterr().out)["per_device"]
-    said: dict[str, Any] = device
-    return said
 
 
 def test_peak_is_reported_by_role_and_by_operation(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
-    said = where(capsys)
+    said = per_device(capsys)
     peak = int(trace.load().max())
     assert said["peak_load_bytes"] == peak == 348 * KIB
     roles = {"persistent": 40 * KIB, "wrap_around": 8 * KIB, "passing": 300 * KIB, "to_the_end": 0}
@@ -82,20 +83,18 @@ def test_requested_bytes_do_not_count_recorded_segments(
     trace: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Segments of the recorded allocator are no requests."""
-    assert call(["info", "t.trace", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["requested_bytes"] == (40 + 6 * (100 + 200 + 8)) * KIB
+    assert answer(capsys, "info", "t.trace")["requested_bytes"] == (40 + 6 * (100 + 200 + 8)) * KIB
 
 
 def test_roles_are_reported_only_with_iterations(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
-    said = where(capsys, "--whole")
+    said = per_device(capsys, "--whole")
     assert said["roles"] is None
     assert "role" not in said["held_longest"][0]
-    assert call(["info", "t.trace", "--whole"]) == 0
-    assert "passing" not in capsys.readouterr().out
+    assert "passing" not in printed(capsys, "info", "t.trace", "--whole")
 
 
 def test_reserved_bytes_and_remedies_are_reported(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
-    said = where(capsys)
+    said = per_device(capsys)
     assert said["recorded"]["peak_reserved_bytes"] == 512 * KIB
     assert said["recorded"]["driver_calls"] == 1
     saves = {remedy["name"]: remedy["saves_bytes"] for remedy in said["remedies"]}
@@ -108,24 +107,22 @@ def test_idle_memory_is_reported_where_accesses_were_recorded(
     trace: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Late: the parameter, an output and a buffer only written; idle: for at least an iteration."""
-    said = where(capsys)
+    said = per_device(capsys)
     assert said["idle_bytes"] == (40 + 8 + 100 + 200) * KIB  # an iteration is eight events long
     assert said["late_bytes"] == (40 + 8 + 100) * KIB
     assert call(["info", "t.trace"]) == 0
     assert "148 KiB last used before" in " ".join(capsys.readouterr().out.split())
-    assert where(capsys, "--whole")["idle_bytes"] == (40 + 8) * KIB  # a tenth of all is five events
+    assert per_device(capsys, "--whole")["idle_bytes"] == (40 + 8) * KIB  # a tenth of all is five events
     silent = trace.kind != R
     silent &= trace.kind != W
     told = {name: getattr(trace, name)[silent] for name in COLUMNS}
     write_trace(dataclasses.replace(trace, **told), "t.trace")
-    assert (said := where(capsys))["idle_bytes"] is None is said["late_bytes"]
-    assert call(["info", "t.trace"]) == 0
-    assert "idle" not in capsys.readouterr().out
+    assert (said := per_device(capsys))["idle_bytes"] is None is said["late_bytes"]
+    assert "idle" not in printed(capsys, "info", "t.trace")
 
 
 def test_memory_report_is_printed_as_text(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["info", "t.trace"]) == 0
-    text = capsys.readouterr().out
+    text = printed(capsys, "info", "t.trace")
     for part in (
         "where memory goes on device 0",
         "at the peak by operation",
@@ -155,7 +152,7 @@ def test_recorded_categories_modules_and_phases_are_reported(
     ).T
     made = Trace.of(kind, buffer, size, operation=operation, module=module, category=category, names=names)
     write_trace(made, "t.trace")
-    said = where(capsys)
+    said = per_device(capsys)
     assert (said["peak_phase"], said["peak_module"]) == ("backward", "Net.head")
     told = {
         name: {share[name]: share["bytes"] // KIB for share in said[plural]}
@@ -166,8 +163,7 @@ def test_recorded_categories_modules_and_phases_are_reported(
         "phase": {None: 100, "forward": 60, "backward": 30},
         "module": {"Net": 100, "Net.head": 90},
     }
-    assert call(["info", "t.trace"]) == 0
-    text = capsys.readouterr().out
+    text = printed(capsys, "info", "t.trace")
     assert "backward of Net.head" in text
     for part in ("by category", "by phase", "by module"):
         assert f"at the peak {part}" in text
@@ -176,7 +172,7 @@ def test_recorded_categories_modules_and_phases_are_reported(
 def test_unrecorded_categories_and_phases_are_not_reported(
     trace: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = where(capsys)
+    said = per_device(capsys)
     assert said["peak_phase"] is None is said["peak_module"]
     assert not {"categories", "phases", "modules"} & said.keys()
 
