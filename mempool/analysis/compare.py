@@ -12,8 +12,8 @@ import numpy as np
 
 from mempool.analysis.caveats import place_of
 from mempool.errors import UsageError
-from mempool.settings import parse_bytes
 from mempool.simulate import ALLOCATORS, simulate
+from mempool.units import parse_bytes
 from solvers.simulators.recorded import recorded
 from traces import EventType
 from traces.completeness import completeness

@@ -21,7 +21,7 @@ from mempool.cli.variants import (
     print_variants,
     variant_answer,
 )
-from mempool.reporting.report import binary
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from mempool.offline import InputFile, OfflinePlanner, PlannedInput
@@ -118,7 +118,8 @@ def plan(
     """
     from mempool.cli.inputs import read_file, require_history
     from mempool.offline import OfflinePlanner
-    from mempool.settings import parse_bytes, wait_price
+    from mempool.settings import wait_price
+    from mempool.units import parse_bytes
 
     sizes = tuple(parsed("--capacity", parse_bytes, text) or 0 for text in capacity or ())
     times, target_bytes = parsed("--target", _parse_target, target) or (None, None)
@@ -252,7 +253,7 @@ def arena_usage(plan: Plan, buffers: Buffers) -> list[dict[str, int]] | None:
 
 def _parse_target(text: str) -> tuple[Fraction | None, int | None]:
     """Return the target as a multiple of the lower bound or in bytes; the multiple is exact, for "0.1%"."""
-    from mempool.settings import parse_bytes
+    from mempool.units import parse_bytes
 
     if percentage := re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*%\s*", text):
         return 1 + Fraction(percentage[1]) / 100, None

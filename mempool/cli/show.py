@@ -11,7 +11,7 @@ import typer
 from mempool.cli.options import Frames, Json, Lenient, allocators, parsed
 from mempool.cli.output import ExitCode, Stop, facts, print_caveats, print_json, progress
 from mempool.cli.output_files import overwritten_file, write_obstacle
-from mempool.reporting.report import binary
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from mempool.offline import InputFile

@@ -70,7 +70,7 @@ def compare(
     """
     from mempool.analysis.compare import FailedComparison, parse_allocator
     from mempool.cli.inputs import print_skipped
-    from mempool.settings import parse_memory
+    from mempool.units import parse_memory
 
     named = [parsed("--allocator", parse_allocator, text) for text in allocator or ()]
     specs = [spec for spec in named if spec is not None] or None

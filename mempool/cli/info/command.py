@@ -12,7 +12,7 @@ from mempool.cli.info import memory_use
 from mempool.cli.options import Device, Frames, Json, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import console, facts, percent, print_caveats, print_json, table
 from mempool.cli.variants import describe_iterations, describe_rejected, print_variants, variant_answer
-from mempool.reporting.report import binary, source_line
+from mempool.units import binary, source_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

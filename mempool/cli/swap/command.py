@@ -82,7 +82,7 @@ def swap(
     """
     from mempool.cli.swap.compute import Limit, SwapSchedules, parse_limit
     from mempool.cli.swap.render import print_schedules
-    from mempool.settings import parse_bytes, parse_memory
+    from mempool.units import parse_bytes, parse_memory
 
     chosen_link = parsed("--link", _parse_link, link)
     rate = parsed("--bandwidth", parse_memory, bandwidth)
