@@ -7,13 +7,11 @@ import json
 import os
 import signal
 import subprocess
-import sysconfig
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from answers import answer, error, printed
+from answers import answer, printed
 from commands import COMMAND
 from simulations import random_trace
 
@@ -21,7 +19,6 @@ from mempool.cli.app import call
 from mempool.simulate import ALLOCATORS
 from traces import EventType, Trace
 from traces.formats.parquet import write_trace
-
 
 TWO = ["-a", "first_fit", "-a", "best_fit:growth_bytes=4MiB"]
 
@@ -34,8 +31,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / f"run{rank}").mkdir()
         write_trace(random_trace(rank, 300 + 200 * rank), f"run{rank}/rank.trace")
     return tmp_path
-
-
 
 
 def test_every_allocator_has_a_row_with_complete_json_fields(
@@ -92,8 +87,6 @@ def test_bad_file_is_reported_and_the_other_files_are_compared(
     assert errors[1] == "mempool: gone.trace: No such file or directory"
 
 
-
-
 def test_error_of_an_allocator_does_not_disturb_the_others(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,9 +96,8 @@ def test_error_of_an_allocator_does_not_disturb_the_others(
     assert bfc.keys() == cupy.keys()
     assert (bfc["peak_reserved_bytes"], cupy["error"]) == (None, None)
     assert output.err == f"mempool: run0/rank.trace: bfc:allow_growth=False: {bfc['error']}\n"
-    limited = ["-a", "bfc:allow_growth=false", "--limit", "600KiB", "--json"]
-    assert call(["compare", "run0/rank.trace", *limited]) == 0
-    [row] = said(capsys)
+    limited = ["-a", "bfc:allow_growth=false", "--limit", "600KiB"]
+    [row] = answer(capsys, "compare", "run0/rank.trace", *limited)
     assert row["fits"] is False
     assert 0 < row["peak_reserved_bytes"] <= 600 << 10
 
@@ -113,8 +105,8 @@ def test_error_of_an_allocator_does_not_disturb_the_others(
 def test_allocator_may_run_out_of_its_own_limit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "compare", "run0/rank.trace", "-a", "cnmem:grows=false", "-a", "cupy")
     assert "cnmem:grows=False runs out of what its settings allow at event " in text
-    assert call(["compare", "run0/rank.trace", "-a", "cnmem:grows=false", "-a", "cupy", "--json"]) == 0
-    assert [row["fits"] for row in said(capsys)] == [False, None]
+    rows = answer(capsys, "compare", "run0/rank.trace", "-a", "cnmem:grows=false", "-a", "cupy")
+    assert [row["fits"] for row in rows] == [False, None]
 
 
 def test_names_are_shown_as_plain_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,8 +172,7 @@ def test_dask_cluster_gives_the_same_answer(folder: Path, capsys: pytest.Capture
     files = [str(folder / f"run{rank}" / "rank.trace") for rank in range(2)] + ["gone.trace"]
     here = answer(capsys, "compare", *files, *TWO, code=3)
     with distributed.LocalCluster(1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
-        assert call(["compare", *files, *TWO, "--json", "--dask", cluster.scheduler_address]) == 3
-    there = said(capsys)
+        there = answer(capsys, "compare", *files, *TWO, "--dask", cluster.scheduler_address, code=3)
     for row in (*here, *there):
         row["seconds"] = 0
     assert there == here

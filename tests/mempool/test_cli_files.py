@@ -11,7 +11,6 @@ import pty
 import re
 import signal
 import subprocess
-import sysconfig
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from answers import answer
-
 from commands import COMMAND
+
 from mempool.cli.app import call
 from mempool.units import binary
 from solvers import SOLVERS, check, peak_load, read_plan
@@ -58,8 +57,6 @@ def hard() -> Buffers:
     rng = np.random.default_rng(5)
     start = rng.integers(0, 60, 120)
     return Buffers.of(start, start + rng.integers(1, 30, 120), rng.integers(1, 50, 120))
-
-
 
 
 def test_trace_is_planned_checked_and_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,6 @@ MIB = 1 << 20
 CASES = Path(__file__).parents[2] / "../shared/cases"
 
 
-
-
-
-
 def stored(path: Path, *devices: Sequence[Any], **more: Any) -> str:
     path.write_bytes(pickle.dumps(snapshot(*map(list, devices), **more), 4))
     return str(path)
@@ -173,8 +169,8 @@ def test_refused_requests_are_counted_located_and_part_of_every_answer(
     frames = [{"name": "forward", "filename": "/me/train.py", "line": 12}]
     path = died(tmp_path, frames=frames)
     shown = answer(capsys, "info", path)
-    assert answer["refused"] == 2
-    assert answer["per_device"][0]["refused"] == {
+    assert shown["refused"] == 2
+    assert shown["per_device"][0]["refused"] == {
         "count": 2,
         "event": 2,
         "size_bytes": 900 * MIB,
@@ -193,9 +189,7 @@ def test_refused_requests_are_counted_located_and_part_of_every_answer(
         400 * MIB,
         1300 * MIB,
     )
-    enough = {
-        row["allocator"]: row["fits"] for row in answer(capsys, "compare", path, "--limit", "1300MiB")
-    }
+    enough = {row["allocator"]: row["fits"] for row in answer(capsys, "compare", path, "--limit", "1300MiB")}
     assert (enough["recorded"], enough["planned"]) == (False, True)
 
 
@@ -292,11 +286,11 @@ def test_iteration_and_whole_have_peak_loads_of_their_own(
             rows.append(f"1,{2 + at}.{k},{what},{address:#x},{size},0")
     (tmp_path / "log.csv").write_text("\n".join(rows))
     shown = answer(capsys, "info", str(tmp_path / "log.csv"))
-    assert answer["iterations"] >= 20
+    assert shown["iterations"] >= 20
     loads = (
-        answer["peak_load_bytes"],
-        answer["iteration_peak_load_bytes"],
-        answer["per_device"][0]["peak_load_bytes"],
+        shown["peak_load_bytes"],
+        shown["iteration_peak_load_bytes"],
+        shown["per_device"][0]["peak_load_bytes"],
     )
     assert loads == (67 * MIB, 3 * MIB, 67 * MIB)
 
@@ -304,8 +298,8 @@ def test_iteration_and_whole_have_peak_loads_of_their_own(
 def test_shared_profiler_trace_counts_the_weights(capsys: pytest.CaptureFixture[str]) -> None:
     path = shared("profiler_weights.json")
     shown = answer(capsys, "info", path)
-    assert answer["peak_load_bytes"] == 3_196_059_648  # the largest `Total Allocated` of the file
-    assert answer["per_device"][0]["recorded"]["peak_reserved_bytes"] == 3_217_031_168
+    assert shown["peak_load_bytes"] == 3_196_059_648  # the largest `Total Allocated` of the file
+    assert shown["per_device"][0]["recorded"]["peak_reserved_bytes"] == 3_217_031_168
     rows = answer(capsys, "compare", path, "--limit", "2GiB")
     assert rows[0]["allocator"] == "recorded"
     assert {row["fits"] for row in rows} == {False}
@@ -326,7 +320,7 @@ def test_shared_snapshots_of_a_program_name_the_same_line_on_windows_and_linux(
 
 
 @pytest.mark.parametrize(
-    ("name", "answer"),
+    ("name", "facts"),
     [
         ("nohistory.pickle", {"history": "absent", "remedies": []}),
         ("list.pickle", {"history": "absent", "remedies": []}),
@@ -336,10 +330,10 @@ def test_shared_snapshots_of_a_program_name_the_same_line_on_windows_and_linux(
     ],
 )
 def test_shared_files_are_answered_with_their_missing_facts(
-    name: str, answer: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    name: str, facts: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     [device] = answer(capsys, "info", shared(name))["per_device"]
-    assert {key: device[key] for key in answer} == answer
+    assert {key: device[key] for key in facts} == facts
     failed = {"rmm_fail.csv": 99_999_999_999, "oom.pickle": 943_718_400}.get(name)
     assert (device["refused"] or {}).get("size_bytes") == failed
 

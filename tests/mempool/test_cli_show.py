@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from answers import answer
@@ -17,9 +15,6 @@ from snapshots import event, segment, stored
 from mempool.cli.app import call
 from traces.formats.parquet import write_trace
 from traces.workload import generate
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SNAPSHOTS = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
 drawn = pytest.mark.skipif(importlib.util.find_spec("bokeh") is None, reason="bokeh is not installed")
@@ -34,8 +29,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert call(["plan", "t.trace", "-o", "t.plan", "--json"]) == 0
     assert call(["plan", "t.trace", "--whole", "-o", "whole.plan", "--json"]) == 0
     return tmp_path
-
-
 
 
 def content(page: str) -> Packed:
@@ -168,8 +161,6 @@ def test_missing_bokeh_is_a_single_line_with_the_install_command(
     assert not (folder / "four.html").exists()
 
 
-
-
 @drawn
 @pytest.mark.skipif(not SNAPSHOTS.is_dir(), reason="the shared snapshots are not there")
 def test_real_snapshot_has_its_segments(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +171,3 @@ def test_real_snapshot_has_its_segments(folder: Path, capsys: pytest.CaptureFixt
     (view,) = back.said["views"]
     assert len(back.column(view["segments"]["size"])) == 9
     assert view["top"] < 2 * sum(back.column(view["segments"]["size"]))
-
-
-
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from answers import answer, printed
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 def path(tmp_path: Path) -> str:
     write_trace(training(), tmp_path / "run.trace")
     return str(tmp_path / "run.trace")
-
-
 
 
 def test_each_limit_has_its_row(path: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,10 +91,6 @@ def test_below_the_working_set_the_answer_is_no(path: str, capsys: pytest.Captur
     assert len(error.splitlines()) == 1
 
 
-
-
-
-
 def test_measured_link_is_reported_and_used(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["swap", path, "--limit", "40MiB", "--link", "Measured"]) == 0
     out, error = capsys.readouterr()
@@ -118,8 +112,6 @@ def test_link_measurement_without_a_gpu_imports_no_framework(path: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-
-
 def test_host_limit_is_kept_and_reported(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A lower limit that needs more host memory can no longer be held.
 
@@ -136,7 +128,9 @@ def test_host_limit_is_kept_and_reported(path: str, capsys: pytest.CaptureFixtur
     out, error = capsys.readouterr()
     assert "cannot be held" in out
     assert "can be held" in error
-    assert "with so few bytes on the host, not below 33 MiB" in printed(capsys, "swap", path, "--host", "16MiB")
+    assert "with so few bytes on the host, not below 33 MiB" in printed(
+        capsys, "swap", path, "--host", "16MiB"
+    )
     assert "so few bytes" not in printed(capsys, "swap", path)
 
 

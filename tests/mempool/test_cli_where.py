@@ -61,8 +61,6 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     return made
 
 
-
-
 def test_peak_is_reported_by_role_and_by_operation(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     said = per_device(capsys)
     peak = int(trace.load().max())
