@@ -163,9 +163,9 @@ def _hits(now: dict[str, int], before: dict[str, int]) -> float | None:
 
 
 def _floor(step: Any) -> int:
-    from solvers.swap import Link, SwapPlanner
+    from solvers.swap import Link, OffloadPlanner
 
-    return SwapPlanner(step, Link.of_rate(4e9)).lowest()
+    return OffloadPlanner(step, Link.of_rate(4e9)).lowest_limit()
 
 
 def apart(name: str, limit: int | None, steps: int, *, background: bool) -> dict[str, Any]:

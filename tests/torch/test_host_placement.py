@@ -17,17 +17,17 @@ from mempool.torch.eager.schedule_actions import FETCH, program_of
 from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.offload.host_memory import FreeList, pages
 from mempool.torch.offload.host_placement import host_copies
-from solvers.swap import SwapPlanner
+from solvers.swap import OffloadPlanner
 
 if TYPE_CHECKING:
-    from solvers.swap import Step, Swap
+    from solvers.swap import PlannedSchedule, Step
 
 TURNS = 4
 MIB = 1 << 20
 CPU = torch.device("cpu")
 
 
-def followed(step: Step, swap: Swap) -> None:
+def followed(step: Step, swap: PlannedSchedule) -> None:
     """Do what a program says, turn by turn, with an arena of as many bytes as were planned."""
     copies = host_copies(step, swap.schedule)
     program = program_of(Tape(functions=[None] * len(step)), Recorded(step, [], {}), swap, copies)
@@ -54,7 +54,7 @@ def followed(step: Step, swap: Swap) -> None:
 @given(st.data())
 def test_each_copy_finds_its_place_free_and_is_there_until_it_is_read(data: st.DataObject) -> None:
     step = data.draw(steps(circles=True).filter(lambda step: step.circular))
-    planner = SwapPlanner(step, data.draw(links()), least_bytes=0, tries=1)
+    planner = OffloadPlanner(step, data.draw(links()), least_bytes=0, tries=1)
     low = planner.floor()[0]
     followed(step, planner.hold(low + (step.peak_bytes - low) * data.draw(st.integers(0, 3)) // 4))
 

@@ -16,10 +16,10 @@ from mempool.torch.eager.reserved_memory import arena_bytes
 from mempool.torch.eager.schedule_actions import Program
 from mempool.torch.eager.schedule_planner import Planning
 from mempool.torch.offload.host_placement import host_copies
-from solvers.swap import Link, SwapPlanner
+from solvers.swap import Link, OffloadPlanner
 
 if TYPE_CHECKING:
-    from solvers.swap import Step, Swap
+    from solvers.swap import PlannedSchedule, Step
 
 LAYERS, SHARE, ALIGNMENT = 24, 0.6, 512
 #: Steps that can be placed without more moves, but not as they are planned first.
@@ -40,14 +40,14 @@ def training(seed: int) -> Step:
     return step_from([1e-3] * k, buffers, circular=True)
 
 
-def planned(step: Step) -> tuple[Planning, int, Swap]:
+def planned(step: Step) -> tuple[Planning, int, PlannedSchedule]:
     """Who plans, the limit, and the moves."""
     engine: Any = SimpleNamespace(link=lambda: LINK, waited=float)
     planning, limit = Planning(engine, None, ALIGNMENT), int(SHARE * step.peak_bytes)
-    return planning, limit, planning._fitting(SwapPlanner(step, LINK), step, limit)
+    return planning, limit, planning._fitting(OffloadPlanner(step, LINK), step, limit)
 
 
-def program_for(step: Step, swap: Swap) -> Program:
+def program_for(step: Step, swap: PlannedSchedule) -> Program:
     tape = Tape(functions=[None] * len(step))
     return Program(tape, Recorded(step, [], {}), swap, host_copies(step, swap.schedule))
 
@@ -58,9 +58,9 @@ def test_what_is_easier_to_place_is_preferred_to_more_moves(seed: int) -> None:
     step = training(seed)
     _, limit, swap = planned(step)
     assert arena_bytes(step, swap.schedule, ALIGNMENT) <= limit
-    assert arena_bytes(step, SwapPlanner(step, LINK).nearest(limit).schedule, ALIGNMENT) > limit
+    assert arena_bytes(step, OffloadPlanner(step, LINK).nearest(limit).schedule, ALIGNMENT) > limit
     assert swap.limit_bytes == limit  # not planned for less
-    assert swap.stall_seconds <= SwapPlanner(step, LINK).nearest(limit).stall_seconds * (1 + 1e-9)
+    assert swap.stall_seconds <= OffloadPlanner(step, LINK).nearest(limit).stall_seconds * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

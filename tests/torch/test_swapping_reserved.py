@@ -15,7 +15,7 @@ from models import CNN, MODELS
 
 import mempool.torch
 from mempool.reporting.outcomes import missed
-from solvers.swap import Link, SwapPlanner
+from solvers.swap import Link, OffloadPlanner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,7 +112,7 @@ def test_what_is_reserved_stays_within_the_limit_and_all_hits(name: str, share: 
 @pytest.mark.parametrize("name", NAMES)
 def test_so_it_does_near_the_floor(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Where the moves leave no room for an arena with its gaps, that is told."""
-    least = SwapPlanner(whole(name).step, Link.of_rate(4e9)).lowest()
+    least = OffloadPlanner(whole(name).step, Link.of_rate(4e9)).lowest_limit()
     with caplog.at_level(logging.WARNING):
         said = check(name, int(1.1 * least))
     assert said.hit_rate() >= 0.95 or "cannot be had within the limit" in caplog.text

@@ -21,7 +21,7 @@ from mempool import Pool, UsageError
 from mempool.torch.eager.mode import Swapper
 from mempool.torch.eager.reserved_memory import Settling, arena_bytes
 from mempool.torch.offload.host_engine import HostEngine
-from solvers.swap import Link, SwapPlanner
+from solvers.swap import Link, OffloadPlanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -419,7 +419,7 @@ def test_moves_leave_so_little_that_the_arena_with_its_gaps_is_within_the_limit(
     engine.close()
     assert plan is not None
     step, planning = plan.recorded.step, swapper.iterations._planning
-    planner = SwapPlanner(step, Link.of_rate(4e9))
+    planner = OffloadPlanner(step, Link.of_rate(4e9))
     tried = 0
     for part in range(95, 50, -3):
         limit = step.peak_bytes * part // 100

@@ -13,7 +13,7 @@ from mempool.cli.output_files import overwritten_file, write_obstacle
 
 if TYPE_CHECKING:
     from solvers.swap import Link, Step
-    from solvers.swap.moves import Cut
+    from solvers.swap.schedule_file import StepSelection
     from traces import Trace
 
 
@@ -96,9 +96,9 @@ def swap(
         raise typer.BadParameter("the moves would overwrite the trace")
     if output is not None and (reason := write_obstacle(output)):
         raise Stop(ExitCode.FILE, f"{output}: {reason}")
-    step, cut = _step(trace, rate, whole=whole, lenient=lenient, device=device)
+    step, selection = _step(trace, rate, whole=whole, lenient=lenient, device=device)
     with progress("planning") as report:
-        schedules = SwapSchedules(step, cut, chosen_link, least_bytes=smallest, host_limit=most_host)
+        schedules = SwapSchedules(step, selection, chosen_link, least_bytes=smallest, host_limit=most_host)
         swaps = schedules.curve(report) if limit is None else schedules.for_limits(limits, report)
         report("placing what stays")
         answer = schedules.answer(swaps, most if not json and output is None else None)
@@ -130,10 +130,10 @@ def _parse_link(text: str) -> Link:
 
 def _step(
     path: Path, bandwidth: int | None, *, whole: bool, lenient: bool, device: int | None
-) -> tuple[Step, Cut]:
+) -> tuple[Step, StepSelection]:
     from mempool.cli.inputs import read_file, require_history
     from solvers import PlanError
-    from solvers.swap.moves import Cut
+    from solvers.swap.schedule_file import StepSelection
     from solvers.swap.step_of_trace import iteration_of
 
     given = read_file(path, whole=True, lenient=lenient, device=device, several_devices="refuse")
@@ -143,9 +143,9 @@ def _step(
     if not bandwidth and "rates" in given.trace.metadata:
         error_line(f"times are those of {given.trace.metadata['rates'][:200]}")
     window = None if whole else iteration_of(given.trace) or _last_iteration(given.trace)
-    cut = Cut(window, None if not bandwidth else float(bandwidth), given.device)
+    selection = StepSelection(window, None if not bandwidth else float(bandwidth), given.device)
     try:
-        return cut.step(given.trace), cut
+        return selection.step(given.trace), selection
     except PlanError as error:
         raise Stop(ExitCode.FILE, f"{path}: {error}") from None
 

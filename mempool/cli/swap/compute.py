@@ -10,15 +10,15 @@ from mempool.cli.output import percent
 from mempool.errors import UsageError
 from mempool.units import binary, parse_memory
 from solvers import PlanError, Stop, solve
-from solvers.swap import LinkBound, SwapPlanner, packed
-from solvers.swap.moves import moves_of, resting_of, said_of
+from solvers.swap import LinkBound, OffloadPlanner, reduce_fragmentation
 from solvers.swap.placement import device_buffers, place
+from solvers.swap.schedule_file import move_rows, resting_rows, step_and_link_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from solvers.swap import Link, Step, Swap
-    from solvers.swap.moves import Cut
+    from solvers.swap import Link, PlannedSchedule, Step
+    from solvers.swap.schedule_file import StepSelection
 
 #: Keys of a limit's row, None where the limit is infeasible.
 _ROW = (
@@ -75,14 +75,20 @@ class SwapSchedules:
     """
 
     def __init__(
-        self, step: Step, cut: Cut, link: Link, *, least_bytes: int | None, host_limit: int | None
+        self,
+        step: Step,
+        selection: StepSelection,
+        link: Link,
+        *,
+        least_bytes: int | None,
+        host_limit: int | None,
     ) -> None:
-        self.step, self.cut, self.link = step, cut, link
-        self.planner = SwapPlanner(step, link, least_bytes=least_bytes, host_limit=host_limit)
+        self.step, self.selection, self.link = step, selection, link
+        self.planner = OffloadPlanner(step, link, least_bytes=least_bytes, host_limit=host_limit)
         self._bound = LinkBound(step, link)
         self.reason = ""
 
-    def curve(self, report: Callable[[str], object]) -> list[Swap | int]:
+    def curve(self, report: Callable[[str], object]) -> list[PlannedSchedule | int]:
         """Return schedules for limits from the least peak without a stall down to the floor.
 
         The peak load without any move is one of the limits.
@@ -95,29 +101,31 @@ class SwapSchedules:
         self.reason = ""  # the user did not ask for these limits
         return [held[limit] for limit in sorted(held, reverse=True)]
 
-    def for_limits(self, limits: Sequence[Limit], report: Callable[[str], object]) -> list[Swap | int]:
+    def for_limits(
+        self, limits: Sequence[Limit], report: Callable[[str], object]
+    ) -> list[PlannedSchedule | int]:
         """Return the schedule of each limit, or the limit where no schedule holds the limit."""
         held = self._held([limit.size for limit in limits if limit.size is not None], report)
-        result: list[Swap | int] = []
+        result: list[PlannedSchedule | int] = []
         for limit in limits:
             if limit.size is not None:
                 result.append(held.get(limit.size, limit.size))
             elif limit.slower:
                 report(f"planning for a step {percent(limit.slower)} slower")
-                result.append(self.planner.within(limit.slower))
+                result.append(self.planner.within_slowdown(limit.slower))
             else:
                 report("planning for a step without a stall")
                 result.append(self.planner.without_stall())
         return result
 
-    def _held(self, sizes: Sequence[int], report: Callable[[str], object]) -> dict[int, Swap]:
+    def _held(self, sizes: Sequence[int], report: Callable[[str], object]) -> dict[int, PlannedSchedule]:
         """Return the schedules of the feasible limits; ``reason`` says why another limit is infeasible."""
         remaining = sorted(set(sizes))
         while remaining:
             try:
-                self.planner.check(remaining[0])
+                self.planner.check_limit(remaining[0])
                 schedules = self.planner.curve(
-                    remaining, told=lambda size: report(f"planning for {binary(size)}")
+                    remaining, on_limit=lambda size: report(f"planning for {binary(size)}")
                 )
             except PlanError as error:
                 report(f"{binary(remaining[0])} cannot be held: looking for what can")
@@ -128,7 +136,7 @@ class SwapSchedules:
                 return dict(zip(remaining, schedules, strict=True))
         return {}
 
-    def answer(self, swaps: list[Swap | int], most_moves: int | None) -> dict[str, Any]:
+    def answer(self, swaps: list[PlannedSchedule | int], most_moves: int | None) -> dict[str, Any]:
         """Return the keys of ``mempool swap --json``."""
         floor, op = self.planner.floor()
         step, last = self.step, self._with_fewer_gaps(swaps[-1]) if swaps else 0
@@ -143,31 +151,31 @@ class SwapSchedules:
             "floor_operation": step.name(op),
             "free_bound_bytes": self._bound.peak_bytes(),
             "limits": [self._row(swap) for swap in swaps],
-            "moves": [] if isinstance(last, int) else moves_of(step, last.schedule, most_moves),
-            "resting": [] if isinstance(last, int) else resting_of(step, last.schedule),
+            "moves": [] if isinstance(last, int) else move_rows(step, last.schedule, most_moves),
+            "resting": [] if isinstance(last, int) else resting_rows(step, last.schedule),
             **self._arenas(last),
             "reason": self.reason or None,
-            **said_of(self.cut, self.link),
+            **step_and_link_keys(self.selection, self.link),
         }
 
-    def _with_fewer_gaps(self, swap: Swap | int) -> Swap | int:
+    def _with_fewer_gaps(self, swap: PlannedSchedule | int) -> PlannedSchedule | int:
         """Return a schedule that stalls no longer and leaves fewer gaps."""
         if isinstance(swap, int) or swap.peak_bytes == self.step.peak_bytes:
             return swap
-        return packed(
+        return reduce_fragmentation(
             self.planner,
             swap,
             lambda schedule: solve(device_buffers(self.step, schedule)[0], stop=_COMPARED).arena_bytes,
         )
 
-    def _arenas(self, swap: Swap | int) -> dict[str, int | None]:
+    def _arenas(self, swap: PlannedSchedule | int) -> dict[str, int | None]:
         """Return the arena sizes of device and host, from address plans made after the schedule."""
         if isinstance(swap, int):
             return dict.fromkeys(("arena_bytes", "host_arena_bytes"))
         device, host = place(self.step, swap.schedule, stop=_STOP)
         return {"arena_bytes": device.plan.arena_bytes, "host_arena_bytes": host.plan.arena_bytes}
 
-    def _row(self, swap: Swap | int) -> dict[str, Any]:
+    def _row(self, swap: PlannedSchedule | int) -> dict[str, Any]:
         if isinstance(swap, int):
             return {"limit_bytes": swap, **dict.fromkeys(_ROW)}
         replayed = swap.replayed
@@ -180,6 +188,6 @@ class SwapSchedules:
             replayed.moved_bytes,
             replayed.host_bytes,
             len(swap.schedule),
-            swap.how,
+            swap.method,
         )
         return {"limit_bytes": swap.limit_bytes, **dict(zip(_ROW, values, strict=True))}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def print_schedules(schedules: SwapSchedules, answer: dict[str, Any], written: Path | None) -> None:
     """Print the result; ``written`` is the file of the moves."""
-    step, lowest = schedules.step, schedules.planner.lowest()
+    step, lowest = schedules.step, schedules.planner.lowest_limit()
     turn = "an iteration, over and over" if step.circular else "one step"
     facts(
         "swap",

@@ -12,7 +12,7 @@ from mempool.torch.eager.next_use import Uses
 if TYPE_CHECKING:
     from mempool.torch.eager.recorded_iteration import Recorded, Tape
     from mempool.torch.offload.host_placement import HostCopies
-    from solvers.swap import Swap
+    from solvers.swap import PlannedSchedule
 
 #: Actions before an operation, in this order: free memory, then allocate memory and fill it.
 RELEASE, FETCH = range(2)
@@ -47,7 +47,7 @@ class Program:
 
     tape: Tape
     recorded: Recorded
-    swap: Swap
+    swap: PlannedSchedule
     copies: HostCopies
     before: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     after: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -101,7 +101,9 @@ class Program:
         return Uses(self.recorded.step)
 
 
-def program_of(tape: Tape, recorded: Recorded, swap: Swap, copies: HostCopies, changes: int = 0) -> Program:
+def program_of(
+    tape: Tape, recorded: Recorded, swap: PlannedSchedule, copies: HostCopies, changes: int = 0
+) -> Program:
     """Convert a schedule and the copies on the host to a program that was changed `changes` times."""
     k, moves = len(tape), swap.schedule
     made = Program(tape, recorded, swap, copies, rooms=recorded.step.size.tolist(), changes=changes)

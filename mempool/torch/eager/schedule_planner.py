@@ -15,14 +15,14 @@ from mempool.torch.eager.schedule_actions import Program, program_of
 from mempool.torch.offload.host_placement import host_copies
 from mempool.units import sized
 from solvers.errors import PlanError
-from solvers.swap import SwapPlanner, fetched_earlier, packed, replay
+from solvers.swap import OffloadPlanner, advance_reloads, reduce_fragmentation, replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mempool.torch.eager.recorded_iteration import Recorded
     from mempool.torch.offload.engine import Engine
-    from solvers.swap import Schedule, Step, Swap
+    from solvers.swap import PlannedSchedule, Schedule, Step
 
 #: Waits below this share of an iteration's duration are ignored.
 _WORTH = 1 / 1000
@@ -108,14 +108,14 @@ class Planning:
                 exc_info=not isinstance(error, PlanError),
             )
 
-    def _planner(self, step: Step, tries: int | None = None) -> SwapPlanner:
-        return SwapPlanner(step, self._engine.link(), host_limit=self._host_bytes, tries=tries)
+    def _planner(self, step: Step, tries: int | None = None) -> OffloadPlanner:
+        return OffloadPlanner(step, self._engine.link(), host_limit=self._host_bytes, tries=tries)
 
     def arena(self, plan: Program) -> int:
         """Return the arena size for all buffers that a program leaves on the device, in bytes."""
         return self._arena(plan.recorded.step, plan.swap.schedule)
 
-    def _fitting(self, planner: SwapPlanner, step: Step, limit: int) -> Swap:
+    def _fitting(self, planner: OffloadPlanner, step: Step, limit: int) -> PlannedSchedule:
         """Find moves whose arena is within the limit, gaps between buffers included.
 
         Schedules with an equal stall that pack better are preferred to additional moves. Whether a slightly
@@ -126,15 +126,15 @@ class Planning:
         def arena(schedule: Schedule) -> int:
             return self._arena(step, schedule)
 
-        def packed_within(planner: SwapPlanner, target: int) -> Swap:
+        def packed_within(planner: OffloadPlanner, target: int) -> PlannedSchedule:
             swap = planner.nearest(target)
             enough = max(limit, swap.limit_bytes)
-            return packed(planner, swap, arena, variations=_VARIATIONS, enough=enough)
+            return reduce_fragmentation(planner, swap, arena, variations=_VARIATIONS, enough=enough)
 
         best = tried = packed_within(planner, limit)
         if best.limit_bytes > limit:
             return best
-        least = max(planner.lowest(), limit - limit // _MOST_PART)
+        least = max(planner.lowest_limit(), limit - limit // _MOST_PART)
         quick, target = self._planner(step, tries=0), limit
         for left in range(_MOST_ROUNDS, 0, -1):
             if arena(best.schedule) <= limit or target <= least:
@@ -165,7 +165,7 @@ class Planning:
         self._warned = True
         why = f"no plan that we find holds less than {sized(least)}"
         try:
-            self._planner(plan.recorded.step).check(limit)
+            self._planner(plan.recorded.step).check_limit(limit)
         except PlanError as error:
             why = str(error)
         log.warning(
@@ -199,7 +199,7 @@ class Planning:
             return None
         most = max(limit, self._arena(step, swap.schedule))
         for part in _PARTS:
-            schedule = fetched_earlier(step, swap.schedule, part * waited, max(limit, swap.peak_bytes))
+            schedule = advance_reloads(step, swap.schedule, part * waited, max(limit, swap.peak_bytes))
             if (schedule.fetch == swap.schedule.fetch).all():
                 return None
             if self._arena(step, schedule) <= most:

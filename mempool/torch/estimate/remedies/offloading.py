@@ -10,12 +10,12 @@ from mempool.torch.estimate.attribution import rounded
 from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.result import ROUNDED_TO, Fit, Help, Swapped, Swapping, size
 from solvers import Stop, solve
-from solvers.swap import LinkBound, SwapPlanner, parse_link, step_of
+from solvers.swap import LinkBound, OffloadPlanner, parse_link, step_of
 from solvers.swap.placement import device_buffers
 
 if TYPE_CHECKING:
     from mempool.torch.estimate.job import Job
-    from solvers.swap import Link, Step, Swap
+    from solvers.swap import Link, PlannedSchedule, Step
 
 #: Share by which a step may take longer if no memory limit is given.
 SLOWER = 0.1
@@ -77,7 +77,7 @@ class _Found:
 
     def __init__(self, step: Step, link: Link, margin: int) -> None:
         self.step, self.margin = step, margin
-        self.planner = SwapPlanner(step, link, tries=_TRIES)
+        self.planner = OffloadPlanner(step, link, tries=_TRIES)
         self._bound = LinkBound(step, link)
 
     def at(self, limit: int) -> Swapped:
@@ -112,10 +112,10 @@ class _Found:
                 low = (low + high) // 2
         return self.told(best)
 
-    def _arena(self, swap: Swap) -> int:
+    def _arena(self, swap: PlannedSchedule) -> int:
         return solve(device_buffers(self.step, swap.schedule)[0], stop=_STOP).arena_bytes
 
-    def told(self, swap: Swap, arena: int | None = None) -> Swapped:
+    def told(self, swap: PlannedSchedule, arena: int | None = None) -> Swapped:
         """Return the figures of a schedule to report."""
         did, duration = swap.replayed, max(self.step.duration, 1e-12)
         return Swapped(

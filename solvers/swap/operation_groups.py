@@ -1,4 +1,4 @@
-"""Grouping of the operations of a long step, for a planner: a plan of the groups also holds on the step."""
+"""Groups of operations of a long step: a plan of the groups also holds on the step."""
 
 from __future__ import annotations
 
@@ -17,13 +17,9 @@ if TYPE_CHECKING:
     from solvers.swap.link import Link
     from solvers.swap.step import Step
 
-#: Steps of at most so many operations stay ungrouped; others get about so many groups, and those that begin
-#: or end with an absence.
-FEW = 2048
-
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class OperationGroups:
     """Operations in groups; a group's load is the largest of its operations, its time their sum.
 
     Attributes:
@@ -38,14 +34,14 @@ class Grid:
     load: NDArray[np.int64]
     absences: Absences
 
-    def planner(self, step: Step, link: Link) -> _core.SwapPlanner:
-        """Return a native planner on the grid.
+    def native_planner(self, step: Step, link: Link) -> _core.OffloadPlanner:
+        """Return a native planner of the groups.
 
         Only copies of buffers that nothing ever writes are treated as already on the host.
         """
         a = self.absences
         kept = a.source == np.arange(len(a))
-        return _core.SwapPlanner(
+        return _core.OffloadPlanner(
             np.ascontiguousarray(self.seconds),
             np.ascontiguousarray(self.load),
             a.last,
@@ -73,25 +69,28 @@ class Grid:
         return result
 
 
-def grid_of(step: Step, absences: Absences, *, few: int = FEW) -> Grid:
-    """Group operations; groups end where the operation before or after an absence begins or ends."""
+def group_operations(step: Step, absences: Absences, *, most_ungrouped: int) -> OperationGroups:
+    """Group the operations of a step with more than ``most_ungrouped``.
+
+    Groups end where the operation before or after an absence begins or ends.
+    """
     k = len(step)
-    if k <= few:
+    if k <= most_ungrouped:
         first = np.arange(k, dtype=np.int64)
     else:
-        even = np.linspace(0.0, step.duration, few, endpoint=False)
-        marks: list[Any] = [
+        even = np.linspace(0.0, step.duration, most_ungrouped, endpoint=False)
+        borders: list[Any] = [
             np.minimum(np.searchsorted(step.begins, even), k - 1),
             absences.last,
             (absences.last + 1) % k,
             absences.use % k,
             [0],
         ]
-        first = np.unique(np.concatenate(marks)).astype(np.int64)
+        first = np.unique(np.concatenate(borders)).astype(np.int64)
     ends = np.append(first[1:], k)
     last = np.searchsorted(first, absences.last)
     turn, use = np.divmod(absences.use, k)
-    return Grid(
+    return OperationGroups(
         first,
         step.begins[ends] - step.begins[first],
         np.maximum.reduceat(step.load, first) if k else step.load,

@@ -8,7 +8,7 @@ a buffer is away as a whole or not at all. With the seconds waited before and af
 program bounds the stall. On a circle, the wait in the part of the turn before p counts for copies out that
 begin there and for copies back that end there in the turn after, and is waited once.
 
-For stalls, the larger of this bound and the bound of `solvers.swap.fluid` is taken.
+For stalls, the larger of this bound and the bound of `solvers.swap.fluid_bound` is taken.
 """
 
 from __future__ import annotations
@@ -18,30 +18,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from solvers.swap.absences import absences_of, seconds_of
-from solvers.swap.fluid import STRETCHES, least_stall_of_parts
-from solvers.swap.scores import spanning
+from solvers.swap.absences import absences_of, elapsed_seconds, spanning
+from solvers.swap.fluid_bound import INTERVALS, fluid_stall_bound
+from solvers.swap.tunables import DEFAULTS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from solvers.swap.link import Link
     from solvers.swap.step import Step
+    from solvers.swap.tunables import OffloadTunables
 
-#: Number of operations whose program is solved: those with the largest bounds by each direction alone.
-_OPERATIONS = 12
-#: Programs of whole buffers: number of operations, most integer buffers in each, and most absences that span
-#: such an operation (with more, the program is not solved).
-_WHOLE, _MOST_WHOLE, _MOST_AROUND = 3, 256, 1024
-_SEARCH = "limits/nodes = 200\nlimits/gap = 0.005"
-#: Tolerance of that solver, with a margin.
-_LOOSE = 1e-5
-#: Most absences in one program; the smallest ones beyond this number count as away at no cost.
-_MOST = 2048
+#: SCIP's limits on a program of whole buffers; at the node limit the best bound so far is valid.
+_SCIP_LIMITS = "limits/nodes = 200\nlimits/gap = 0.005"
+#: Relative tolerance of that solver, with a margin.
+_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
-class _Around:
+class _Spanning:
     """Absences that span one operation: seconds to leave and to return, and seconds of the copies.
 
     ``before_turns`` and ``after_turns``: how often the wait in the other part of the turn counts, too.
@@ -63,12 +58,14 @@ class LinkBound:
     Args:
         step: the step.
         link: the copy times.
-        stretches: see `least_stall_of_parts`: four times as many raise the bound of the stall by up to 4 % of
+        intervals: see `fluid_stall_bound`: four times as many raise the bound of the stall by up to 4 % of
             the step if memory is short for long, and take twenty times as long.
     """
 
-    def __init__(self, step: Step, link: Link, *, stretches: int = STRETCHES) -> None:
-        self._stretches = stretches
+    def __init__(
+        self, step: Step, link: Link, *, intervals: int = INTERVALS, tunables: OffloadTunables = DEFAULTS
+    ) -> None:
+        self._intervals, self._tunables = intervals, tunables
         step = step.without(step.untouched)  # untouched buffers can be away at no cost
         self._step, self._link = step, link
         self._absences = absences_of(step)
@@ -77,7 +74,7 @@ class LinkBound:
     def peak_bytes(self) -> int:
         """Return a lower bound in bytes on the peak of any schedule without waiting."""
         loads = self._step.load
-        left = {op: int(loads[op]) - self._most_away(op) for op in self._worst()}
+        left = {op: int(loads[op]) - self._most_away(op) for op in self._hardest_operations()}
         whole = [int(loads[op]) - self._most_away(op, whole=True) for op in self._largest(left)]
         return max((*left.values(), *whole), default=0)
 
@@ -92,20 +89,26 @@ class LinkBound:
         return bound if bound < float("inf") else 0.0
 
     def _bound(self, limit: int) -> float:
-        worst = [op for op in self._worst() if self._step.load[op] > limit]
-        needed = {op: int(self._step.load[op]) - limit for op in worst}
+        hardest = [op for op in self._hardest_operations() if self._step.load[op] > limit]
+        needed = {op: int(self._step.load[op]) - limit for op in hardest}
         waits = {op: self._least_wait(op, bytes_of) for op, bytes_of in needed.items()}
-        one = max(waits.values(), default=0.0)
-        if not worst or one == float("inf"):
-            return one
-        one = max([one, *(self._least_wait(op, needed[op], whole=True) for op in self._largest(waits))])
-        worst = [max(waits, key=lambda op: waits[op])]
-        parts = least_stall_of_parts(
-            self._step, self._link, self._absences, limit, stretches=self._stretches, alone=worst
+        single = max(waits.values(), default=0.0)
+        if not hardest or single == float("inf"):
+            return single
+        single = max([single, *(self._least_wait(op, needed[op], whole=True) for op in self._largest(waits))])
+        hardest = [max(waits, key=lambda op: waits[op])]
+        parts = fluid_stall_bound(
+            self._step,
+            self._link,
+            self._absences,
+            limit,
+            intervals=self._intervals,
+            isolated=hardest,
+            tunables=self._tunables,
         )
-        return max(one, parts)
+        return max(single, parts)
 
-    def _worst(self) -> list[int]:
+    def _hardest_operations(self) -> list[int]:
         """Return the operations of largest remaining load by the bound of each direction alone."""
         step = self._step
         candidates = np.flatnonzero(step.load > step.peak_bytes // 8)
@@ -113,7 +116,7 @@ class LinkBound:
             parts = np.array_split(candidates, 512)
             candidates = np.array([part[step.load[part].argmax()] for part in parts])
         left = np.array([int(step.load[op]) - self._one_way(op) for op in candidates.tolist()], np.int64)
-        order = np.argsort(-left, kind="stable")[:_OPERATIONS]
+        order = np.argsort(-left, kind="stable")[: self._tunables.bound_operations]
         return [int(op) for op in candidates[order]]
 
     def _copies(self) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]:
@@ -129,23 +132,24 @@ class LinkBound:
         for row in np.flatnonzero(~free).tolist():
             here = row
             while (source := int(a.source[here])) >= 0:
-                since[row] += float(seconds_of(self._step, a.last[[source]], a.last[[here]])[0])
+                since[row] += float(elapsed_seconds(self._step, a.last[[source]], a.last[[here]])[0])
                 since[row] += self._step.duration if a.last[source] > a.last[here] else 0.0
                 wraps[row] += a.last[source] > a.last[here]
                 here = source
         return since, wraps, free
 
-    def _around(self, op: int) -> _Around:
+    def _spanning(self, op: int) -> _Spanning:
         step, a, k = self._step, self._absences, len(self._step)
         rows = np.flatnonzero(spanning(step, a, op))
         large = rows[np.argsort(-a.size[rows], kind="stable")]
-        small, rows = large[_MOST:], large[:_MOST]
+        most = self._tunables.bound_absences
+        small, rows = large[most:], large[:most]
         at = np.where(op > a.last[rows], op, op + k)
         size = a.size[rows]
-        return _Around(
+        return _Spanning(
             size,
-            seconds_of(step, a.last[rows] + 1, at) + self._since[rows],
-            seconds_of(step, at + 1, a.use[rows]),
+            elapsed_seconds(step, a.last[rows] + 1, at) + self._since[rows],
+            elapsed_seconds(step, at + 1, a.use[rows]),
             np.where(self._free[rows], 0.0, self._link.out(size)),
             self._link.back(size),
             (at >= k) + self._wraps[rows],
@@ -155,7 +159,7 @@ class LinkBound:
 
     def _one_way(self, op: int) -> int:
         """Return the bytes that can be away by the direction that allows less, ignoring the other."""
-        a = self._around(op)
+        a = self._spanning(op)
         shares = [int(a.size.sum())]
         for room, seconds, per_byte in (
             (a.before, a.out, self._link.out_per_byte),
@@ -169,48 +173,55 @@ class LinkBound:
             shares.append(free + int(fits / per_byte) + 1 if per_byte else shares[0])
         return min(shares) + a.small_bytes
 
-    def _largest(self, told: dict[int, Any]) -> list[int]:
-        """Return the operations of largest value in ``told``, to solve the program of whole buffers for."""
-        few = [op for op in told if spanning(self._step, self._absences, op).sum() <= _MOST_AROUND]
-        return sorted(few, key=lambda op: -told[op])[:_WHOLE]
+    def _largest(self, values: dict[int, Any]) -> list[int]:
+        """Return the operations of largest value, to solve the program of whole buffers for."""
+        few = [
+            op
+            for op in values
+            if spanning(self._step, self._absences, op).sum() <= self._tunables.whole_absences
+        ]
+        return sorted(few, key=lambda op: -values[op])[: self._tunables.whole_operations]
 
     def _most_away(self, op: int, *, whole: bool = False) -> int:
-        a = self._around(op)
-        return int(np.ceil(_Program(a, whole=whole).most_bytes())) + a.small_bytes
+        a = self._spanning(op)
+        return int(np.ceil(self._program(a, whole=whole).most_bytes())) + a.small_bytes
 
     def _least_wait(self, op: int, needed: int, *, whole: bool = False) -> float:
-        a = self._around(op)
-        return _Program(a, whole=whole).least_wait(needed - a.small_bytes)
+        a = self._spanning(op)
+        return self._program(a, whole=whole).least_wait(needed - a.small_bytes)
+
+    def _program(self, spanning: _Spanning, *, whole: bool) -> _Program:
+        return _Program(spanning, whole_buffers=self._tunables.whole_buffers if whole else 0)
 
 
 class _Program:
     """Linear program with a chain of sums for each direction.
 
-    With ``whole``, each of the largest buffers is away entirely or not at all; if the search reaches the node
+    Each of the largest ``whole_buffers`` is away entirely or not at all; if the search reaches the node
     limit before a proof, the solver's best bound is valid all the same.
     """
 
-    def __init__(self, around: _Around, *, whole: bool = False) -> None:
+    def __init__(self, spanning: _Spanning, *, whole_buffers: int) -> None:
         from ortools.linear_solver import pywraplp
 
-        self._whole = whole
-        self._solver: Any = pywraplp.Solver.CreateSolver("SCIP" if whole else "GLOP")
-        self._unit = max(float(around.size.max(initial=1)), 1.0)
-        self._all_bytes = float(around.size.sum())
-        self._away = [self._solver.NumVar(0.0, 1.0, "") for _ in around.size]
-        if whole:
-            self._solver.SetSolverSpecificParametersAsString(_SEARCH)
-            for row in np.argsort(-around.size, kind="stable")[:_MOST_WHOLE].tolist():
+        self._whole = whole_buffers > 0
+        self._solver: Any = pywraplp.Solver.CreateSolver("SCIP" if self._whole else "GLOP")
+        self._unit = max(float(spanning.size.max(initial=1)), 1.0)
+        self._all_bytes = float(spanning.size.sum())
+        self._away = [self._solver.NumVar(0.0, 1.0, "") for _ in spanning.size]
+        if self._whole:
+            self._solver.SetSolverSpecificParametersAsString(_SCIP_LIMITS)
+            for row in np.argsort(-spanning.size, kind="stable")[:whole_buffers].tolist():
                 self._away[row].SetInteger(True)  # noqa: FBT003 - positional in OR-Tools
         self._waits = [self._solver.NumVar(0.0, 0.0, "") for _ in range(2)]
         # Seconds that become 1: the solver errs where coefficients are large, as of copies beside tiny rooms.
-        columns = (around.before, around.after, around.out, around.back)
+        columns = (spanning.before, spanning.after, spanning.out, spanning.back)
         self._scale = max(*(float(seconds.max(initial=0)) for seconds in columns), 1e-9)
         here, there = self._waits
-        self._chain(around.before, around.out, here, there, around.before_turns)
-        self._chain(around.after, around.back, there, here, around.after_turns)
+        self._chain(spanning.before, spanning.out, here, there, spanning.before_turns)
+        self._chain(spanning.after, spanning.back, there, here, spanning.after_turns)
         self._bytes = self._solver.Sum(
-            [float(size) / self._unit * x for size, x in zip(around.size, self._away, strict=True)]
+            [float(size) / self._unit * x for size, x in zip(spanning.size, self._away, strict=True)]
         )
 
     def _chain(
@@ -247,7 +258,7 @@ class _Program:
             return self._all_bytes  # all bytes is a valid bound
         if self._whole:
             return min(
-                float(self._solver.Objective().BestBound()) * (1 + _LOOSE) * self._unit, self._all_bytes
+                float(self._solver.Objective().BestBound()) * (1 + _TOLERANCE) * self._unit, self._all_bytes
             )
         return float(self._solver.Objective().Value()) * self._unit * (1 + 1e-9)
 
@@ -260,7 +271,8 @@ class _Program:
             return float("inf") if solved is False else 0.0
         if self._whole:
             return max(
-                (float(self._solver.Objective().BestBound()) * (1 - _LOOSE) - _LOOSE) * self._scale, 0.0
+                (float(self._solver.Objective().BestBound()) * (1 - _TOLERANCE) - _TOLERANCE) * self._scale,
+                0.0,
             )
         return max(float(self._solver.Objective().Value()) * self._scale * (1 - 1e-9) - 1e-12, 0.0)
 

@@ -6,13 +6,13 @@
 #include <tuple>
 
 #include "arrays.hpp"
-#include "swap/swap_search.hpp"
-#include "swap/swapping.hpp"
+#include "offload/schedule_search.hpp"
+#include "offload/offload_planner.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
-using swapping::Absences;
-using swapping::Planner;
+using offload::Absences;
+using offload::Planner;
 
 namespace {
 
@@ -41,9 +41,9 @@ std::vector<int32_t> checked(const Planner& planner, const In<int32_t>& order) {
   return result;
 }
 
-using Result = std::tuple<Out<int32_t>, Out<int64_t>, Out<int64_t>, double, int64_t>;
+using Columns = std::tuple<Out<int32_t>, Out<int64_t>, Out<int64_t>, double, int64_t>;
 
-Result result_of(const std::vector<uint8_t>& chosen, const swapping::Windows& away, double stall, int64_t peak) {
+Columns columns_of(const std::vector<uint8_t>& chosen, const offload::Windows& away, double stall, int64_t peak) {
   std::vector<int32_t> rows;
   std::vector<int64_t> release, fetch;
   for (size_t c = 0; c < chosen.size() && std::isfinite(stall); ++c) {
@@ -61,7 +61,7 @@ Improved improve(const Planner& self, const In<int64_t>& out, const In<int64_t>&
                  int64_t limit, double work, uint64_t seed) {
   const size_t n = static_cast<size_t>(self.count());
   need(out.shape(0) == n && release.shape(0) == n && fetch.shape(0) == n, "columns of different lengths");
-  std::vector<swapping::Move> moves(n);
+  std::vector<offload::Move> moves(n);
   const auto& a = self.absences();
   for (size_t c = 0; c < n; ++c) {
     moves[c] = {out.data()[c], release.data()[c], fetch.data()[c]};
@@ -71,7 +71,7 @@ Improved improve(const Planner& self, const In<int64_t>& out, const In<int64_t>&
   double stall = 0;
   if (n) {
     nb::gil_scoped_release unlocked;
-    swapping::Search search(self, limit, seed);
+    offload::ScheduleSearch search(self, limit, seed);
     moves = search.improve(moves, work);
     stall = search.stall();
   }
@@ -84,40 +84,40 @@ Improved improve(const Planner& self, const In<int64_t>& out, const In<int64_t>&
 
 }  // namespace
 
-void bind_swapping(nb::module_& m) {
-  nb::class_<Planner>(m, "SwapPlanner", "Plans swaps of the absences of a step; see solvers.swap.")
+void bind_offload(nb::module_& m) {
+  nb::class_<Planner>(m, "OffloadPlanner", "Native planner of the offloads and reloads of a step; see solvers.swap.")
       .def("__init__", &make, "seconds"_a, "load"_a, "last"_a, "use"_a, "size"_a, "out"_a, "back"_a, "source"_a,
            "circular"_a, "duplex"_a)
       .def("plan",
-           [](Planner& self, const In<int32_t>& order, int64_t limit, int rounds, double favour) {
+           [](Planner& self, const In<int32_t>& order, int64_t limit, int rounds, double reload_weight) {
              const auto first = checked(self, order);
-             swapping::Found found;
+             offload::Result result;
              {
                nb::gil_scoped_release release;
-               self.favour(favour);
-               found = self.plan(first, limit, rounds);
+               self.set_reload_weight(reload_weight);
+               result = self.plan(first, limit, rounds);
              }
-             return result_of(found.chosen, found.away, found.stall, found.peak);
+             return columns_of(result.chosen, result.away, result.stall, result.peak);
            },
-           "order"_a, "limit"_a, "rounds"_a, "favour"_a = 1.0,
+           "order"_a, "limit"_a, "rounds"_a, "reload_weight"_a = 1.0,
            "Absences, their release and fetch, the stall and the peak; a stall of inf where the limit cannot be held.")
       .def("improve", &improve, "out"_a, "release"_a, "fetch"_a, "limit"_a, "work"_a,
            "seed"_a,
            "Out, release and fetch of each absence after so much work, none where release >= fetch.")
-      .def("without_waiting",
+      .def("select_without_stall",
            [](Planner& self, const In<int32_t>& order, int64_t limit) {
              const auto first = checked(self, order);
              std::vector<uint8_t> chosen;
-             swapping::Windows away;
+             offload::Windows away;
              int64_t peak = 0;
              {
                nb::gil_scoped_release release;
-               chosen = self.without_waiting(first, limit);
+               chosen = self.select_without_stall(first, limit);
                away = self.windows(chosen);
                self.prune(first, limit, chosen, away);
                for (const int64_t load : self.loads(chosen, away)) peak = std::max(peak, load);
              }
-             return result_of(chosen, away, 0.0, peak);
+             return columns_of(chosen, away, 0.0, peak);
            },
            "order"_a, "limit"_a, "The same without any stall; the peak may be over the limit.");
 }

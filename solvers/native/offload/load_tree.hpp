@@ -9,15 +9,15 @@
 #include <cstdint>
 #include <vector>
 
-namespace swapping {
+namespace offload {
 
-class Load {
+class LoadTree {
  public:
-  explicit Load(const std::vector<int64_t>& load) : k_(static_cast<int64_t>(load.size())) {
+  explicit LoadTree(const std::vector<int64_t>& load) : k_(static_cast<int64_t>(load.size())) {
     while (leaves_ < k_) leaves_ *= 2;
-    most_.assign(2 * leaves_, kNone), more_.assign(2 * leaves_, 0);
-    std::copy(load.begin(), load.end(), most_.begin() + leaves_);
-    for (int64_t node = leaves_ - 1; node > 0; --node) most_[node] = std::max(most_[2 * node], most_[2 * node + 1]);
+    maximum_.assign(2 * leaves_, kNone), added_.assign(2 * leaves_, 0);
+    std::copy(load.begin(), load.end(), maximum_.begin() + leaves_);
+    for (int64_t node = leaves_ - 1; node > 0; --node) maximum_[node] = std::max(maximum_[2 * node], maximum_[2 * node + 1]);
   }
 
   void add(int64_t from, int64_t to, int64_t bytes) {
@@ -50,41 +50,41 @@ class Load {
  private:
   static constexpr int64_t kNone = INT64_MIN / 2;
 
-  template <class Do>
-  void parts(int64_t from, int64_t to, Do what) const {
+  template <class Visit>
+  void parts(int64_t from, int64_t to, Visit visit) const {
     if (from >= to) return;
     if (from >= k_) from -= k_, to -= k_;
-    what(from, std::min(to, k_));
-    if (to > k_) what(0, to - k_);
+    visit(from, std::min(to, k_));
+    if (to > k_) visit(0, to - k_);
   }
 
   void add(int64_t node, int64_t low, int64_t high, int64_t from, int64_t to, int64_t bytes) {
     if (from <= low && high <= to) {
-      most_[node] += bytes, more_[node] += bytes;
+      maximum_[node] += bytes, added_[node] += bytes;
       return;
     }
     const int64_t middle = (low + high) / 2;
     if (from < middle) add(2 * node, low, middle, from, to, bytes);
     if (to > middle) add(2 * node + 1, middle, high, from, to, bytes);
-    most_[node] = std::max(most_[2 * node], most_[2 * node + 1]) + more_[node];
+    maximum_[node] = std::max(maximum_[2 * node], maximum_[2 * node + 1]) + added_[node];
   }
 
   int64_t first(int64_t node, int64_t low, int64_t high, int64_t from, int64_t to, int64_t level) const {
-    if (most_[node] <= level || to <= low || high <= from) return -1;
+    if (maximum_[node] <= level || to <= low || high <= from) return -1;
     if (high - low == 1) return low;
-    const int64_t middle = (low + high) / 2, left = first(2 * node, low, middle, from, to, level - more_[node]);
-    return left >= 0 ? left : first(2 * node + 1, middle, high, from, to, level - more_[node]);
+    const int64_t middle = (low + high) / 2, left = first(2 * node, low, middle, from, to, level - added_[node]);
+    return left >= 0 ? left : first(2 * node + 1, middle, high, from, to, level - added_[node]);
   }
 
   int64_t last(int64_t node, int64_t low, int64_t high, int64_t from, int64_t to, int64_t level) const {
-    if (most_[node] <= level || to <= low || high <= from) return -1;
+    if (maximum_[node] <= level || to <= low || high <= from) return -1;
     if (high - low == 1) return low;
-    const int64_t middle = (low + high) / 2, right = last(2 * node + 1, middle, high, from, to, level - more_[node]);
-    return right >= 0 ? right : last(2 * node, low, middle, from, to, level - more_[node]);
+    const int64_t middle = (low + high) / 2, right = last(2 * node + 1, middle, high, from, to, level - added_[node]);
+    return right >= 0 ? right : last(2 * node, low, middle, from, to, level - added_[node]);
   }
 
   int64_t k_, leaves_ = 1;
-  std::vector<int64_t> most_, more_;  // per node: the maximum, and the bytes added to all its operations
+  std::vector<int64_t> maximum_, added_;  // per node: the maximum, and the bytes added to all its operations
 };
 
-}  // namespace swapping
+}  // namespace offload

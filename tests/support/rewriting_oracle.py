@@ -6,11 +6,11 @@ import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
+from offload_oracle import least_stall
 
 from solvers.errors import PlanError
 from solvers.rewriting.rewriting import Rewriting
 from solvers.rewriting.step_conversion import candidates, planned
-from solvers.swap.oracle import least_stall
 
 if TYPE_CHECKING:
     from solvers.rewriting.graph import Graph

@@ -10,9 +10,9 @@
 #include <limits>
 #include <vector>
 
-#include "swap/swapping.hpp"
+#include "offload/offload_planner.hpp"
 
-namespace swapping {
+namespace offload {
 
 // Release and fetch of one absence; the absence is not used if release >= fetch.
 struct Move {
@@ -21,9 +21,9 @@ struct Move {
   bool taken() const { return release < fetch; }
 };
 
-class Search {
+class ScheduleSearch {
  public:
-  Search(const Planner& planner, int64_t limit, uint64_t seed)
+  ScheduleSearch(const Planner& planner, int64_t limit, uint64_t seed)
       : p_(planner), a_(planner.absences()), k_(planner.operations()), limit_(limit), late_(seed & 2 ? 1024 : 64), state_(seed) {
     begins_.assign(1, 0.0);
     for (const double s : p_.seconds()) begins_.push_back(begins_.back() + s);
@@ -46,12 +46,12 @@ class Search {
       if (moves_[c].taken()) p_.each(moves_[c].release, moves_[c].fetch, [&](int64_t op) { load_[op] -= a_.size[c]; });
     }
     double now = cost();
-    causes_ = seen_;
+    causes_ = waits_;
     std::vector<Move> best = moves_;
     double least = now;
     std::vector<double> late(late_, now);
     const double each = static_cast<double>(k_ + 6 * a_.count()) * turns_;
-    const auto turns = std::min(kMost, static_cast<int64_t>(work / each));
+    const auto turns = std::min(kMostChanges, static_cast<int64_t>(work / each));
     for (int64_t turn = 0; turn < turns && stall_ > 0; ++turn) {
       undo_.clear();
       for (change(); !below(3);) change();
@@ -64,7 +64,7 @@ class Search {
       double& before = late[turn % late_];
       if (then <= now || then <= before) {
         now = then;
-        causes_.swap(seen_);
+        causes_.swap(waits_);
         if (now <= least) least = now, best = moves_;
       } else {
         revert();
@@ -78,7 +78,7 @@ class Search {
 
  private:
 
-  static constexpr int64_t kMost = 20000;
+  static constexpr int64_t kMostChanges = 20000;
 
   struct Cause {
     int64_t op;
@@ -255,7 +255,7 @@ class Search {
     const double pace = std::max(plain, duplex ? std::max(outs, ins) : outs + ins);
     double out_free = 0, in_free = 0, begin = 0, duration = plain;
     for (int turn = 0; turn < (p_.circular() ? 24 : 1); ++turn) {
-      seen_.clear();
+      waits_.clear();
       const double end = replay(turn, begin, out_free, duplex ? in_free : out_free);
       const double before = duration;
       duration = end - begin, begin = end;
@@ -274,7 +274,7 @@ class Search {
         const double now = begins_[op] + late;
         if (done <= now) return;
         late += done - now;
-        seen_.push_back({op, c, back});
+        waits_.push_back({op, c, back});
       };
       for (int c = release_at_[op]; c >= 0; c = release_next_[c]) {
         const int64_t moved = turn - moves_[c].release / k_;
@@ -314,11 +314,11 @@ class Search {
   std::vector<int32_t> release_at_, fetch_at_, use_at_, out_at_, release_next_, fetch_next_, use_next_, out_next_;
   std::vector<Move> moves_;
   std::vector<Undo> undo_;
-  std::vector<Cause> causes_, seen_;
+  std::vector<Cause> causes_, waits_;
   double stall_ = 0;
   int turns_ = 1;
   int64_t late_;
   uint64_t state_;
 };
 
-}  // namespace swapping
+}  // namespace offload

@@ -1,4 +1,4 @@
-"""Schedules as JSON: the identity of their step and trace, and one row per move."""
+"""Schedule files: a schedule as JSON, with the identity of its step, and one row for each move."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from solvers.swap.step import Step
     from traces.trace import Trace
 
-#: Largest size in bytes of a file of moves, and largest number in such a file.
+#: Largest size in bytes of a schedule file, and largest number in such a file.
 _MOST_CHARACTERS, _MOST_NUMBER = 256 << 20, 2**62
 _OPERATIONS = ("last", "out", "release", "fetch", "use")
 
 
 @dataclass(frozen=True)
-class Cut:
+class StepSelection:
     """Selection of a step in a trace.
 
     Attributes:
@@ -50,20 +50,20 @@ class Cut:
 
 
 @dataclass(frozen=True, eq=False)
-class Moves:
-    """Contents of a file of moves. `schedule` compares them with a step; reading checks types alone.
+class StoredSchedule:
+    """Contents of a schedule file. `schedule` compares them with a step; reading checks types alone.
 
     Attributes:
-        cut: the step of the moves.
+        selection: the step of the moves.
         link: the link that the moves were planned for.
         limit_bytes: the limit that the moves were planned for.
         operations: number of operations in the step.
         peak_bytes: peak load of the step.
-        rows: the moves, as `moves_of` made them.
-        resting: buffers that stay on the host all the time, as `resting_of` made them.
+        rows: the moves, as `move_rows` made them.
+        resting: buffers that stay on the host all the time, as `resting_rows` made them.
     """
 
-    cut: Cut
+    selection: StepSelection
     link: Link
     limit_bytes: int
     operations: int
@@ -82,9 +82,9 @@ class Moves:
                 f"moves of a step of {self.operations} operations and {self.peak_bytes} bytes at its peak, "
                 f"not of this one of {len(step)} and {step.peak_bytes}"
             )
-        both = [*self.rows, *self.resting]
-        buffer = np.array([row["row"] for row in both], np.int64)
-        ids = np.array([row["buffer"] for row in both], np.int64)
+        rows = [*self.rows, *self.resting]
+        buffer = np.array([row["row"] for row in rows], np.int64)
+        ids = np.array([row["buffer"] for row in rows], np.int64)
         if (buffer >= len(step.size)).any() or (step.ids[buffer] != ids).any():
             raise PlanError("moves of buffers that the step does not have")
         buffer, resting = np.split(buffer, [len(self.rows)])
@@ -95,7 +95,7 @@ class Moves:
         return Schedule(buffer, **columns, copied=copied, resting=resting)
 
 
-def moves_of(step: Step, schedule: Schedule, most: int | None = None) -> list[dict[str, Any]]:
+def move_rows(step: Step, schedule: Schedule, most: int | None = None) -> list[dict[str, Any]]:
     """Return the moves of a schedule as rows, the largest first; all if ``most`` is None."""
     s = schedule
     rows = sorted(range(len(s)), key=lambda row: (-int(step.size[s.buffer[row]]), int(s.last[row])))
@@ -113,18 +113,18 @@ def moves_of(step: Step, schedule: Schedule, most: int | None = None) -> list[di
     ]
 
 
-def resting_of(step: Step, schedule: Schedule) -> list[dict[str, Any]]:
+def resting_rows(step: Step, schedule: Schedule) -> list[dict[str, Any]]:
     """Return the buffers that stay on the host all the time as rows, the largest first."""
     rows = sorted(schedule.resting.tolist(), key=lambda row: (-int(step.size[row]), row))
     return [{"buffer": int(step.ids[row]), "row": row, "size_bytes": int(step.size[row])} for row in rows]
 
 
-def said_of(cut: Cut, link: Link) -> dict[str, Any]:
-    """Return the keys of a file of moves that identify step and link, ready for JSON."""
-    return {"step": asdict(cut), "link": asdict(link)}
+def step_and_link_keys(selection: StepSelection, link: Link) -> dict[str, Any]:
+    """Return the keys of a schedule file that identify step and link, ready for JSON."""
+    return {"step": asdict(selection), "link": asdict(link)}
 
 
-def read_moves(path: Path) -> Moves:
+def read_schedule(path: Path) -> StoredSchedule:
     """Read a file that ``mempool swap -o`` wrote.
 
     Raises:
@@ -134,14 +134,14 @@ def read_moves(path: Path) -> Moves:
     if path.is_file() and path.stat().st_size > _MOST_CHARACTERS:
         raise PlanError(f"{path}: no moves of a schedule: of more than {_MOST_CHARACTERS} bytes")
     try:
-        return _moves(json.loads(path.read_bytes()))
+        return _stored(json.loads(path.read_bytes()))
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise PlanError(f"{path}: no moves of a schedule: {why}") from None
 
 
-def _moves(said: Any) -> Moves:
-    step, rows, resting = said["step"], said["moves"], said.get("resting", [])
+def _stored(content: Any) -> StoredSchedule:
+    step, rows, resting = content["step"], content["moves"], content.get("resting", [])
     if not isinstance(rows, list) or not isinstance(resting, list):
         raise TypeError("moves are a list")
     for row in resting:
@@ -149,37 +149,37 @@ def _moves(said: Any) -> Moves:
     for row in rows:
         for name in ("buffer", "row", *(f"{name}_operation" for name in _OPERATIONS)):
             _whole(row[name])
-        _kind(row["copied"], bool)
+        _typed(row["copied"], bool)
     window = step["window"]
     if window is not None:
         first, end = window
         window = _whole(first), _whole(end)
     bandwidth, device = step["bandwidth"], step["device"]
-    numbers = {k: float(_kind(v, (int, float))) for k, v in said["link"].items() if k != "duplex"}
-    return Moves(
-        Cut(
+    numbers = {k: float(_typed(v, (int, float))) for k, v in content["link"].items() if k != "duplex"}
+    return StoredSchedule(
+        StepSelection(
             window,
-            None if bandwidth is None else float(_kind(bandwidth, (int, float))),
+            None if bandwidth is None else float(_typed(bandwidth, (int, float))),
             None if device is None else _whole(device, least=-1),
         ),
-        Link(**numbers, duplex=_kind(said["link"]["duplex"], bool)),
-        _whole(said["limits"][-1]["limit_bytes"]),
-        _whole(said["operations"]),
-        _whole(said["peak_load_bytes"]),
+        Link(**numbers, duplex=_typed(content["link"]["duplex"], bool)),
+        _whole(content["limits"][-1]["limit_bytes"]),
+        _whole(content["operations"]),
+        _whole(content["peak_load_bytes"]),
         rows,
         resting,
     )
 
 
-def _kind(value: Any, kind: type | tuple[type, ...]) -> Any:
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+def _typed(value: Any, types: type | tuple[type, ...]) -> Any:
+    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
         raise TypeError(f"{str(value)[:40]!r} where another kind of value belongs")
     return value
 
 
 def _whole(value: Any, least: int = 0) -> int:
     """Return a whole number that fits a column."""
-    number: int = _kind(value, int)
+    number: int = _typed(value, int)
     if not least <= number < _MOST_NUMBER:
         raise ValueError(f"{str(number)[:40]} where a number from {least} to 2**62 belongs")
     return number

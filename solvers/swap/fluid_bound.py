@@ -1,8 +1,8 @@
 """Bound over the whole step: a linear program in which parts of buffers move at any time.
 
-The step is cut into stretches of about the same time. In each stretch, the copies of one direction take no
-longer than the operations and the waits of this stretch. A copy may be split into parts, made at any time in
-the stretches between ``last`` and ``use``. At the operation of largest load of each stretch, at least the
+The step is cut into intervals of about the same time. In each interval, the copies of one direction take no
+longer than the operations and the waits of this interval. A copy may be split into parts, made at any time in
+the intervals between ``last`` and ``use``. At the operation of largest load of each interval, at least the
 load over the limit must be away. Every schedule is a solution of this program, so no schedule waits less than
 the optimum. Unlike the bounds of single operations, this bound accounts for memory that is short over a long
 time, so that offloaded bytes must cross the link at the pace of the step.
@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from solvers.swap.tunables import DEFAULTS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -29,22 +31,22 @@ if TYPE_CHECKING:
     from solvers.swap.absences import Absences
     from solvers.swap.link import Link
     from solvers.swap.step import Step
+    from solvers.swap.tunables import OffloadTunables
 
-#: Number of absences that are counted, the largest first: `_EACH` for each stretch, and at least `_FEW`.
-_FEW, _EACH = 600, 15
-#: Default number of stretches into which the time of the step is cut.
-STRETCHES = 24
+#: Default number of intervals into which the time of the step is cut.
+INTERVALS = 24
 
 
-def least_stall_of_parts(
+def fluid_stall_bound(
     step: Step,
     link: Link,
     absences: Absences,
     limit: int,
     *,
-    stretches: int = STRETCHES,
-    alone: Sequence[int] = (),
+    intervals: int = INTERVALS,
+    isolated: Sequence[int] = (),
     counted: NDArray[np.int64] | None = None,
+    tunables: OffloadTunables = DEFAULTS,
 ) -> float:
     """Return a bound on the least stall of the schedules that hold the limit, in seconds; inf if none can.
 
@@ -53,16 +55,19 @@ def least_stall_of_parts(
         link: the copy times.
         absences: all of the step.
         limit: bytes.
-        stretches: number of stretches; more of them usually raise the bound and take longer.
-        alone: operations that form a stretch of their own, so that nothing leaves or returns beside them.
+        intervals: number of intervals; more of them usually raise the bound and take longer.
+        isolated: operations that form an interval of their own, so that nothing leaves or returns next to
+            them.
         counted: rows of the absences whose copies take time; the others are away at no cost. By default the
-            largest absences, more of them for more stretches. Counting more absences never lowers the bound.
+            largest absences, more of them for more intervals. Counting more absences never lowers the bound.
+        tunables: the number of absences that are counted by default.
     """
     if counted is None:
         large = np.argsort(-absences.size, kind="stable")
-        counted = np.sort(large[: max(_FEW, _EACH * stretches)])
+        most = max(tunables.fluid_absences, tunables.fluid_absences_each * intervals)
+        counted = np.sort(large[:most])
     try:
-        return _Fluid(step, link, absences, limit, stretches, alone, counted).solve()
+        return _Fluid(step, link, absences, limit, intervals, isolated, counted).solve()
     except ImportError:  # OR-Tools is not installed: 0 is a valid bound
         return 0.0
 
@@ -74,17 +79,17 @@ class _Fluid:
         link: Link,
         absences: Absences,
         limit: int,
-        stretches: int,
-        alone: Sequence[int],
+        intervals: int,
+        isolated: Sequence[int],
         counted: NDArray[np.int64],
     ) -> None:
         from ortools.linear_solver import pywraplp
 
         self._solver: Any = pywraplp.Solver.CreateSolver("GLOP")
         self._step, self._a, self._rows = step, absences, counted
-        even = np.linspace(0.0, step.duration, stretches, endpoint=False)
+        even = np.linspace(0.0, step.duration, intervals, endpoint=False)
         cuts = np.minimum(np.searchsorted(step.begins, even), len(step) - 1)
-        begins = np.concatenate([[0], cuts, alone, np.add(alone, 1)]).astype(np.int64)
+        begins = np.concatenate([[0], cuts, isolated, np.add(isolated, 1)]).astype(np.int64)
         self._first = np.unique(begins[begins < len(step)])
         ends = np.append(self._first[1:], len(step))
         # Use the step's own load, not the load without the uncounted absences: see the module's docstring.
@@ -103,11 +108,12 @@ class _Fluid:
         self._chains()
 
     def _engines(self, seconds: NDArray[np.float64], link: Link) -> None:
-        """Add the constraint that the copies of each direction fit into each stretch and the waits there."""
+        """Add the constraint that the copies of each direction fit into each interval and the waits there."""
         solver = self._solver
         self._waits = [solver.NumVar(0.0, solver.infinity(), "") for _ in seconds]
         self._outs, self._ins = (
-            [solver.Constraint(-solver.infinity(), float(one) / self._scale) for one in seconds] for _ in "oi"
+            [solver.Constraint(-solver.infinity(), float(length) / self._scale) for length in seconds]
+            for _ in range(2)
         )
         if not link.duplex:
             self._ins = self._outs
@@ -116,7 +122,7 @@ class _Fluid:
                 fits.SetCoefficient(wait, -1.0)
 
     def _group(self, op: int) -> int:
-        """Return the stretch of an operation; both count on into the next turn."""
+        """Return the interval of an operation; both count on into the next turn."""
         turn, within = divmod(op, len(self._step))
         return int(np.searchsorted(self._first, within, side="right")) - 1 + turn * len(self._first)
 
@@ -138,7 +144,7 @@ class _Fluid:
                 self._absence(row, copied[self._group(first + since) - self._group(first) :])
 
     def _copied(self, root: int, members: list[tuple[int, int]]) -> list[Any]:
-        """Return the part of the buffer that the host holds by the end of each stretch from ``last`` on."""
+        """Return the part of the buffer that the host holds by the end of each interval from ``last`` on."""
         solver, a = self._solver, self._a
         first = self._group(int(a.last[root]))
         spans = [since + int(a.use[row] - a.last[row]) for row, since in members]
@@ -166,7 +172,7 @@ class _Fluid:
             ends.SetCoefficient(leaves, 1.0)
             ends.SetCoefficient(returns, -1.0)
             self._add(self._ins[within], returns, float(self._back[row]))
-            # A part is away from the stretch in which it leaves to the stretch in which it returns, both
+            # A part is away from the interval in which it leaves to the interval in which it returns, both
             # included.
             stays = solver.Constraint(-infinity, 0.0)
             for variable, sign in ((away, 1.0), (leaves, -1.0), *before):

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "swap/swap_load.hpp"
+#include "offload/load_tree.hpp"
 
-namespace swapping {
+namespace offload {
 
 // Seconds added to each copy, so that a plan without stalls has no stalls under other roundings either.
 constexpr double kSlack = 1e-9;
@@ -33,7 +33,7 @@ struct Windows {
   std::vector<int64_t> release, fetch;  // away in [release, fetch); empty if release >= fetch
 };
 
-struct Found {
+struct Result {
   std::vector<uint8_t> chosen;
   Windows away;
   double stall = std::numeric_limits<double>::infinity();
@@ -46,7 +46,7 @@ class Planner {
   Planner(std::vector<double> seconds, std::vector<int64_t> load, Absences absences, bool circular, bool duplex)
       : a_(std::move(absences)), seconds_(std::move(seconds)), load_(std::move(load)), circular_(circular),
         duplex_(duplex), k_(static_cast<int64_t>(seconds_.size())),
-        large_(static_cast<double>(k_ + 8 * a_.count()) * a_.count() > kWork) {
+        large_(static_cast<double>(k_ + 8 * a_.count()) * a_.count() > kSmallWork) {
     by_last_ = sorted([&](int c) { return a_.last[c]; });
     by_use_ = sorted([&](int c) { return a_.use[c] % k_; });
     dilate({}, 0);
@@ -95,12 +95,12 @@ class Planner {
 
   // Chooses absences in the given order, each if it reduces the bytes over the limit without stalls; several
   // at once for a large step.
-  std::vector<uint8_t> without_waiting(const std::vector<int32_t>& order, int64_t limit) {
-    Taking t{limit, std::vector<uint8_t>(a_.count(), 0), {}, 0};
+  std::vector<uint8_t> select_without_stall(const std::vector<int32_t>& order, int64_t limit) {
+    Selection t{limit, std::vector<uint8_t>(a_.count(), 0), {}, 0};
     t.now = loads(t.chosen, windows(t.chosen));
     t.over = excess(t.now, limit);
     const auto n = static_cast<int64_t>(order.size());
-    t.left = std::max(kLeastLooks, static_cast<int64_t>(kWork / static_cast<double>(k_ + 8 * a_.count())));
+    t.left = std::max(kLeastEvaluations, static_cast<int64_t>(kSmallWork / static_cast<double>(k_ + 8 * a_.count())));
     const int64_t each = large_ ? 2 * n / t.left + 1 : 1;
     for (int64_t first = 0; first < n && t.over > 0; first += each) {
       take(std::vector<int32_t>(order.begin() + first, order.begin() + std::min(first + each, n)), t);
@@ -111,7 +111,7 @@ class Planner {
   // Chooses more absences in the given order until the load would be within the limit if copies took no time.
   // Returns false if no choice suffices.
   bool cover(const std::vector<int32_t>& order, int64_t limit, std::vector<uint8_t>& chosen) const {
-    Load now(loads(chosen, at_once()));
+    LoadTree now(loads(chosen, instant_windows()));
     for (const int32_t c : order) {
       if (chosen[c] || !covers(c, now, limit)) continue;
       chosen[c] = 1;
@@ -122,7 +122,7 @@ class Planner {
 
   // Removes absences that are not needed, the last of the order first.
   void prune(const std::vector<int32_t>& order, int64_t limit, std::vector<uint8_t>& chosen, const Windows& w) const {
-    Load now(loads(chosen, w));
+    LoadTree now(loads(chosen, w));
     for (auto it = order.rbegin(); it != order.rend(); ++it) {
       const int32_t c = *it;
       if (!chosen[c] || now.first_over(w.release[c], w.fetch[c], limit - a_.size[c]) < w.fetch[c]) continue;
@@ -134,7 +134,7 @@ class Planner {
   // Uses spare memory: delays the waits for copies out, the last copies of the queue first, and starts copies
   // back earlier, the first uses first, none before a copy that is used earlier.
   void relax(int64_t limit, const std::vector<uint8_t>& chosen, Windows& w) const {
-    Load now(loads(chosen, w));
+    LoadTree now(loads(chosen, w));
     for (auto it = by_last_.rbegin(); it != by_last_.rend(); ++it) {
       const int32_t c = *it;
       if (!chosen[c] || w.release[c] + 1 >= w.fetch[c]) continue;
@@ -156,19 +156,19 @@ class Planner {
   // copies back.
   void hold(int64_t limit, const std::vector<uint8_t>& chosen, Windows& w) {
     auto now = loads(chosen, w);
-    Near near(*this, chosen, w);
+    CheapestMoves cheapest(*this, chosen, w);
     for (int64_t op = 0; op < k_; ++op) {
-      near.at(op);
+      cheapest.at(op);
       double later = 0;  // seconds that the operation waits already
       double queued = 0;  // seconds of copies back that were postponed to the next operation
       while (now[op] > limit) {
         int best = -1;
         double least = std::numeric_limits<double>::infinity();
-        near.each([&](int c) {
+        cheapest.each([&](int c) {
           const int64_t x = within(c, op);
           double cost = 0;
           if (w.release[c] > x) cost += std::max(out_end_[c] - time(x) - later, 0.0);
-          if (w.fetch[c] <= x) cost += favour_ * std::max(time(x + 1) + later + queued + a_.in[c] - time(a_.use[c]), 0.0);
+          if (w.fetch[c] <= x) cost += reload_weight_ * std::max(time(x + 1) + later + queued + a_.in[c] - time(a_.use[c]), 0.0);
           if (cost > least) return false;  // the following absences cost no less
           if (cost < least || a_.size[c] > a_.size[best] || (a_.size[c] == a_.size[best] && c < best)) best = c, least = cost;
           return true;
@@ -188,13 +188,13 @@ class Planner {
         if (away) each(w.fetch[best], to, leaves);
         w.release[best] = from;
         w.fetch[best] = to;
-        near.changed(best);
+        cheapest.changed(best);
       }
     }
   }
 
   // Sets the cost of a wait for a copy back relative to a copy out.
-  void favour(double outs) { favour_ = outs; }
+  void set_reload_weight(double weight) { reload_weight_ = weight; }
 
   // Returns the seconds that operations wait for copies, in steady state on a circle; `waits` receives the
   // wait of each operation.
@@ -202,7 +202,7 @@ class Planner {
 
   // Returns the best of a few rounds for this order: operations that wait in one round count as longer in the
   // next.
-  Found plan(const std::vector<int32_t>& order, int64_t limit, int rounds);
+  Result plan(const std::vector<int32_t>& order, int64_t limit, int rounds);
 
   int count() const { return a_.count(); }
   int64_t operations() const { return k_; }
@@ -213,9 +213,9 @@ class Planner {
   bool circular() const { return circular_; }
   bool duplex() const { return duplex_; }
 
-  template <class Do>
-  void each(int64_t from, int64_t to, Do what) const {
-    for (int64_t op = from; op < to; ++op) what(op < k_ ? op : op - k_);
+  template <class Visit>
+  void each(int64_t from, int64_t to, Visit visit) const {
+    for (int64_t op = from; op < to; ++op) visit(op < k_ ? op : op - k_);
   }
 
  private:
@@ -263,12 +263,12 @@ class Planner {
   // access.
   int64_t within(int c, int64_t op) const { return op > a_.last[c] ? op : op + k_; }
 
-  bool covers(int c, const Load& now, int64_t limit) const {
+  bool covers(int c, const LoadTree& now, int64_t limit) const {
     return now.first_over(a_.last[c] + 1, a_.use[c], limit) < a_.use[c];
   }
 
   // Absences chosen so far without stalls.
-  struct Taking {
+  struct Selection {
     int64_t limit;
     std::vector<uint8_t> chosen;
     std::vector<int64_t> now;
@@ -277,10 +277,10 @@ class Planner {
   };
 
   // Chooses these absences if they reduce the bytes over the limit; otherwise tries each half of them.
-  void take(std::vector<int32_t> rows, Taking& t) {
+  void take(std::vector<int32_t> rows, Selection& t) {
     double out = t.out, in = t.in;
     const bool many = rows.size() > 16;
-    const Load now(many ? t.now : std::vector<int64_t>());
+    const LoadTree now(many ? t.now : std::vector<int64_t>());
     const auto useful = [&](int32_t c) {
       if (t.chosen[c]) return false;
       if (many) return covers(c, now, t.limit);
@@ -316,71 +316,70 @@ class Planner {
 
   // The chosen absences whose buffers are on the device at an operation but could be away, by increasing cost
   // of their copies.
-  class Near {
+  class CheapestMoves {
    public:
-    Near(const Planner& planner, const std::vector<uint8_t>& chosen, const Windows& w)
-        : p_(planner), w_(w), moments_(planner.k_), key_(planner.a_.count()), in_(planner.a_.count(), 0),
-          most_(planner.large_ ? 64 : planner.a_.count()) {
+    CheapestMoves(const Planner& planner, const std::vector<uint8_t>& chosen, const Windows& w)
+        : p_(planner), w_(w), update_at_(planner.k_), key_(planner.a_.count()), queue_of_(planner.a_.count(), 0),
+          most_visited_(planner.large_ ? 64 : planner.a_.count()) {
       for (int c = 0; c < p_.a_.count(); ++c) {
         if (!chosen[c]) continue;
         for (const int64_t op : {int64_t{0}, p_.a_.last[c] + 1, w.release[c], w.fetch[c], p_.a_.use[c]})
-          if (op < p_.k_ || p_.circular_) moments_[op % p_.k_].push_back(c);
+          if (op < p_.k_ || p_.circular_) update_at_[op % p_.k_].push_back(c);
       }
     }
 
     void at(int64_t op) {
       op_ = op;
-      for (const int32_t c : moments_[op]) look(c);
+      for (const int32_t c : update_at_[op]) update(c);
     }
 
     void changed(int c) {
-      look(c);
+      update(c);
       const int64_t to = w_.fetch[c] % p_.k_;
-      if (to > op_ && w_.fetch[c] < p_.a_.use[c]) moments_[to].push_back(c);
+      if (to > op_ && w_.fetch[c] < p_.a_.use[c]) update_at_[to].push_back(c);
     }
 
-    // Calls what(absence) on the leaving and then on the returned buffers, as long as `what` returns true.
-    template <class Do>
-    void each(Do what) const {
-      for (const auto* some : {&leaving_, &back_}) {
-        int left = most_;
-        for (auto it = some->begin(); it != some->end() && left > 0 && what(it->second); ++it) --left;
+    // Calls visit(absence) on the leaving and then on the returned buffers, as long as `visit` returns true.
+    template <class Visit>
+    void each(Visit visit) const {
+      for (const auto* some : {&leaving_, &returned_}) {
+        int left = most_visited_;
+        for (auto it = some->begin(); it != some->end() && left > 0 && visit(it->second); ++it) --left;
       }
     }
 
    private:
-
-    void look(int c) {
-      if (in_[c]) (in_[c] == 1 ? leaving_ : back_).erase({key_[c], c});
-      in_[c] = 0;
+    void update(int c) {
+      if (queue_of_[c]) (queue_of_[c] == 1 ? leaving_ : returned_).erase({key_[c], c});
+      queue_of_[c] = 0;
       const int64_t x = p_.within(c, op_);
       if (x >= p_.a_.use[c] || (!p_.circular_ && x >= p_.k_) || (w_.release[c] <= x && x < w_.fetch[c])) return;
       const double turn = x >= p_.k_ ? p_.begins_[p_.k_] : 0;
-      in_[c] = w_.release[c] > x ? 1 : 2;
-      key_[c] = in_[c] == 1 ? p_.out_end_[c] - turn : p_.a_.in[c] + turn - p_.time(p_.a_.use[c]);
-      (in_[c] == 1 ? leaving_ : back_).insert({key_[c], c});
+      queue_of_[c] = w_.release[c] > x ? 1 : 2;
+      key_[c] = queue_of_[c] == 1 ? p_.out_end_[c] - turn : p_.a_.in[c] + turn - p_.time(p_.a_.use[c]);
+      (queue_of_[c] == 1 ? leaving_ : returned_).insert({key_[c], c});
     }
 
     const Planner& p_;
     const Windows& w_;
-    std::vector<std::vector<int32_t>> moments_;
+    std::vector<std::vector<int32_t>> update_at_;
     std::vector<double> key_;
-    std::vector<uint8_t> in_;
-    std::set<std::pair<double, int>> leaving_, back_;
+    std::vector<uint8_t> queue_of_;
+    std::set<std::pair<double, int>> leaving_, returned_;
     int64_t op_ = 0;
-    int most_;
+    int most_visited_;
   };
 
-  static constexpr int64_t kLeastLooks = 64;
-  static constexpr double kWork = 12e6;
+  static constexpr int64_t kLeastEvaluations = 64;
+  static constexpr double kSmallWork = 12e6;
 
-  Windows at_once() const {
+  Windows instant_windows() const {
     Windows w{a_.last, a_.use};
     for (auto& op : w.release) ++op;
     return w;
   }
 
-  bool free_of_charge(int c, const std::vector<uint8_t>& chosen) const {
+  bool reuses_copy(int c, const std::vector<uint8_t>& chosen) const {
     return a_.source[c] >= 0 && chosen[a_.source[c]];
   }
 
@@ -393,7 +392,7 @@ class Planner {
         if (!chosen[c]) continue;
         const double ready = begins_[a_.last[c]] + seconds_[a_.last[c]];
         double end = ready;
-        if (!free_of_charge(c, chosen)) {
+        if (!reuses_copy(c, chosen)) {
           const double start = std::max(free, ready);
           end = free = start + a_.out[c] + kSlack;
           if (pass && !duplex_) busy_.push_back({start, end});
@@ -438,7 +437,7 @@ class Planner {
   bool circular_, duplex_;
   int64_t k_;
   bool large_;  // too many operations and absences to examine one by one
-  double favour_ = 1;
+  double reload_weight_ = 1;
   std::vector<int32_t> by_last_, by_use_;
   std::vector<std::pair<double, double>> busy_;
 };
@@ -446,7 +445,7 @@ class Planner {
 inline double Planner::stall(const std::vector<uint8_t>& chosen, const Windows& w, std::vector<double>& waits) const {
   struct Event {
     int64_t op;
-    int what, c;  // 0 release, 1 fetch, 2 use, 3 out
+    int action, c;  // 0 release, 1 fetch, 2 use, 3 out
     int64_t turns;
   };
   std::vector<Event> events;
@@ -455,15 +454,15 @@ inline double Planner::stall(const std::vector<uint8_t>& chosen, const Windows& 
   for (int c = 0; c < a_.count(); ++c) {
     if (!chosen[c] || w.release[c] >= w.fetch[c]) continue;
     const int64_t at[] = {w.release[c], w.fetch[c], a_.use[c], a_.last[c]};
-    for (int what = 0; what < 4; ++what) events.push_back({at[what] % k_, what, c, at[what] / k_});
-    if (!free_of_charge(c, chosen)) all_out += a_.out[c];
+    for (int action = 0; action < 4; ++action) events.push_back({at[action] % k_, action, c, at[action] / k_});
+    if (!reuses_copy(c, chosen)) all_out += a_.out[c];
     all_in += a_.in[c];
   }
   std::sort(events.begin(), events.end(), [&](const Event& x, const Event& y) {
     if (x.op != y.op) return x.op < y.op;
-    if (x.what != y.what) return x.what < y.what;
-    if (x.what == 1 && a_.use[x.c] != a_.use[y.c]) return a_.use[x.c] < a_.use[y.c];
-    if (x.what == 3 && w.release[x.c] != w.release[y.c]) return w.release[x.c] < w.release[y.c];
+    if (x.action != y.action) return x.action < y.action;
+    if (x.action == 1 && a_.use[x.c] != a_.use[y.c]) return a_.use[x.c] < a_.use[y.c];
+    if (x.action == 3 && w.release[x.c] != w.release[y.c]) return w.release[x.c] < w.release[y.c];
     return x.c < y.c;
   });
   std::vector<double> plain_begins(1, 0.0);
@@ -477,15 +476,15 @@ inline double Planner::stall(const std::vector<uint8_t>& chosen, const Windows& 
     waits.assign(k_, 0.0);
     double late = begin;
     for (const Event& e : events) {
-      const double now = plain_begins[e.what == 3 ? e.op + 1 : e.op] + late;
+      const double now = plain_begins[e.action == 3 ? e.op + 1 : e.op] + late;
       const int64_t moved = turn - e.turns;
       if (moved < 0) continue;
       double& in_free_of = duplex_ ? in_free : out_free;
       double done = 0;
-      switch (e.what) {
+      switch (e.action) {
         case 3:
           out_done[moved & 1][e.c] =
-              free_of_charge(e.c, chosen) ? now : out_free = std::max(out_free, now) + a_.out[e.c];
+              reuses_copy(e.c, chosen) ? now : out_free = std::max(out_free, now) + a_.out[e.c];
           continue;
         case 1:
           in_done[moved & 1][e.c] = in_free_of = std::max(in_free_of, now) + a_.in[e.c];
@@ -505,26 +504,26 @@ inline double Planner::stall(const std::vector<uint8_t>& chosen, const Windows& 
   return sum == 0 && duration <= plain * (1 + 1e-12) ? 0.0 : std::max(duration - plain, 0.0);
 }
 
-inline Found Planner::plan(const std::vector<int32_t>& order, int64_t limit, int rounds) {
-  Found best;
+inline Result Planner::plan(const std::vector<int32_t>& order, int64_t limit, int rounds) {
+  Result best;
   std::vector<double> waits;
   const auto attempt = [&](double share) {
     dilate(waits, share);
-    Found found;
-    found.chosen = without_waiting(order, limit);
-    if (excess(loads(found.chosen, windows(found.chosen)), limit) > 0 && !cover(order, limit, found.chosen))
-      return found;
-    found.away = windows(found.chosen);
-    hold(limit, found.chosen, found.away);
-    prune(order, limit, found.chosen, found.away);
-    relax(limit, found.chosen, found.away);
-    found.stall = stall(found.chosen, found.away, found.waits);
-    const auto now = loads(found.chosen, found.away);
-    found.peak = now.empty() ? 0 : *std::max_element(now.begin(), now.end());
-    if (found.stall < best.stall) best = found;
-    return found;
+    Result result;
+    result.chosen = select_without_stall(order, limit);
+    if (excess(loads(result.chosen, windows(result.chosen)), limit) > 0 && !cover(order, limit, result.chosen))
+      return result;
+    result.away = windows(result.chosen);
+    hold(limit, result.chosen, result.away);
+    prune(order, limit, result.chosen, result.away);
+    relax(limit, result.chosen, result.away);
+    result.stall = stall(result.chosen, result.away, result.waits);
+    const auto now = loads(result.chosen, result.away);
+    result.peak = now.empty() ? 0 : *std::max_element(now.begin(), now.end());
+    if (result.stall < best.stall) best = result;
+    return result;
   };
-  Found last = attempt(0);
+  Result last = attempt(0);
   for (int round = 1; round < rounds && best.stall > 0 && std::isfinite(last.stall); ++round) {
     waits = last.waits;
     last = attempt(1);
@@ -544,4 +543,4 @@ inline Found Planner::plan(const std::vector<int32_t>& order, int64_t limit, int
   return best;
 }
 
-}  // namespace swapping
+}  // namespace offload
