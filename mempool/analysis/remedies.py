@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mempool.analysis.peak import LEAST_ABSENCE
 from mempool.simulate import simulate
 from mempool.units import binary
-from solvers.simulators.pytorch_conf import recorded_settings
+from solvers.simulators.pytorch import recorded_settings
 from traces import EventType, TraceError
 from traces.completeness import History
 from traces.transforms import refused_as_buffers
