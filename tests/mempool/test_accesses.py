@@ -19,7 +19,7 @@ import mempool.numpy
 from mempool import UsageError
 from mempool.demo.network import Data, Network
 from mempool.recording.arrays import ArrayRecorder
-from mempool.recording.arrays.pool_recorder import join, record_arrays
+from mempool.recording.arrays.pool_recorder import merge_traces, record_arrays
 from mempool.recording.arrays.rows import FIELDS
 from traces import EventType, Trace, buffers_of
 from traces.formats.parquet import read_trace
@@ -198,7 +198,7 @@ def test_watched_array_is_not_resized_in_place(pool: ArrayPool) -> None:
 def test_alloc_at_a_reused_address_precedes_the_free_in_the_joined_trace() -> None:
     """For the program both buffers were alive, whatever the clock says."""
     pool = Trace.of([0, 0, 1, 1], [0, 1, 0, 1], [8, 8, 0, 0], time_ns=[1, 5, 4, 9], address=[64, 64, -1, -1])
-    table = join([(0, pool)], Truth([]).seen(), []).table
+    table = merge_traces([(0, pool)], Truth([]).seen(), []).table
     assert table["kind"].tolist() == [EventType.ALLOC, EventType.ALLOC, EventType.FREE, EventType.FREE]
 
 
@@ -206,7 +206,7 @@ def test_access_follows_its_alloc_despite_thread_timing() -> None:
     """When two threads meet an array, the later thread may report the alloc."""
     rows = [(EventType.ALLOC, 0, 8, 7, 7, 0, 64, 0, 0, -1), (EventType.READ, 0, 0, 6, 6, 0, -1, 0, 1, -1)]
     seen = dict(zip(FIELDS, np.array(rows, np.int64).T, strict=True)) | {"category": np.array([-1, -1])}
-    table = join([(0, Trace.of([], []))], seen, []).table
+    table = merge_traces([(0, Trace.of([], []))], seen, []).table
     assert table["kind"].tolist() == [EventType.ALLOC, EventType.READ]
 
 
@@ -313,7 +313,7 @@ class Truth:
 def test_join_restores_the_true_order_of_events(choices: list[int]) -> None:
     """A known history with reused addresses, split into the views of a pool and a recorder."""
     truth = Truth(choices)
-    table = join([(0, truth.of_pool())], truth.seen(), []).table
+    table = merge_traces([(0, truth.of_pool())], truth.seen(), []).table
     columns = {name: values for name, values in table.items() if name not in ("began", "address")}
     joined = Trace.of(**columns)
     joined.validate()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from answers import said
+from answers import answer
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -247,7 +247,7 @@ def planned_from(
     file = str(tmp_path / "run.trace")
     with mempool.torch.install(device="cpu", background=False, record=file, **options):
         program()
-    return said(capsys, "plan", file)
+    return answer(capsys, "plan", file)
 
 
 @pytest.mark.parametrize("then", ["inference", "another optimizer"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import programs
 import pytest
-from answers import said
+from answers import answer
 from pools import simulated
 from programs_with_variants import at_random, in_steps, marking_last, misses, variants, with_states
 
@@ -52,8 +52,8 @@ def test_pool_follows_given_joint_plans_from_the_second_iteration_on(
 ) -> None:
     """The order of variants differs from the recording."""
     recorded(tmp_path / "run.trace", THREE, work, late=late, long=long)
-    answer = said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
-    assert len(answer["variants"]) == len(THREE)
+    result = answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    assert len(result["variants"]) == len(THREE)
     with Pool(simulated(), background=False, plan=tmp_path / "run.plan") as pool:
         memory = programs.Watched(pool)
         order = at_random(THREE)
@@ -61,28 +61,28 @@ def test_pool_follows_given_joint_plans_from_the_second_iteration_on(
         work(pool, iteration, 1)
         assert misses(pool, lambda: work(pool, iteration, 200, first=1)) == 0
         assert pool.plans == 0
-        assert pool.report().to_dict()["planned_arena_bytes"] == answer["arena_bytes"]
+        assert pool.report().to_dict()["planned_arena_bytes"] == result["arena_bytes"]
         memory.free_all()
-    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == len(THREE)
+    assert answer(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == len(THREE)
 
 
 def test_arena_of_joint_plans_equals_the_largest_variants_arena(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
-    answer = said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
-    each = answer["variants"]
-    assert answer["arena_bytes"] == each[0]["arena_bytes"] == max(kind["arena_bytes"] for kind in each)
-    assert answer["peak_load_bytes"] == each[0]["peak_load_bytes"]
+    result = answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    each = result["variants"]
+    assert result["arena_bytes"] == each[0]["arena_bytes"] == max(kind["arena_bytes"] for kind in each)
+    assert result["peak_load_bytes"] == each[0]["peak_load_bytes"]
     together = list(read_saved(tmp_path / "run.plan").kinds.values())
-    assert answer["lower_bound_bytes"] >= peak_load(VariantSet(together).buffers) >= answer["peak_load_bytes"]
-    assert answer["arena_bytes"] >= answer["lower_bound_bytes"]
-    assert answer["arena_bytes"] < 1.25 * max(kind["peak_load_bytes"] for kind in each)
-    about = said(capsys, "info", tmp_path / "run.trace")
+    assert result["lower_bound_bytes"] >= peak_load(VariantSet(together).buffers) >= result["peak_load_bytes"]
+    assert result["arena_bytes"] >= result["lower_bound_bytes"]
+    assert result["arena_bytes"] < 1.25 * max(kind["peak_load_bytes"] for kind in each)
+    about = answer(capsys, "info", tmp_path / "run.trace")
     assert about["iterations"] == about["variants"][0]["iterations"]
     assert about["iteration_peak_load_bytes"] == max(kind["peak_load_bytes"] for kind in about["variants"])
     assert sum(kind["iterations"] for kind in about["variants"]) >= 58  # all but the first ones
-    assert said(capsys, "info", tmp_path / "run.plan")["arena_bytes"] == answer["arena_bytes"]
+    assert answer(capsys, "info", tmp_path / "run.plan")["arena_bytes"] == result["arena_bytes"]
 
 
 def test_tables_list_the_variants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,10 +98,10 @@ def test_many_variants_differing_in_sizes_share_a_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded(tmp_path / "run.trace", range(900, 2000, 50), steps=80)
-    answer = said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
-    assert [kind["sizes_vary"] for kind in answer["variants"]] == [True]
-    assert answer["iterations"] > 70
-    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == 1
+    result = answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    assert [kind["sizes_vary"] for kind in result["variants"]] == [True]
+    assert result["iterations"] > 70
+    assert answer(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == 1
     with Pool(simulated(), background=False, plan=tmp_path / "run.plan") as pool:
         memory = programs.Watched(pool)
         iteration = with_states(memory, variants(memory, lambda number: 905 + 37 * number % 1000))  # not seen
@@ -116,36 +116,36 @@ def test_variants_are_planned_separately_by_other_solvers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
-    said(capsys, "plan", tmp_path / "run.trace", "--solver", "best_fit", "-o", tmp_path / "run.plan")
+    answer(capsys, "plan", tmp_path / "run.trace", "--solver", "best_fit", "-o", tmp_path / "run.plan")
     saved = read_saved(tmp_path / "run.plan")
     assert len(saved.plans) == len(THREE)
     assert not saved.kinds
     assert {planned.plan.solver for planned in saved.plans} == {"best_fit"}
-    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == len(THREE)
+    assert answer(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == len(THREE)
 
 
 def test_for_several_arenas_the_largest_is_planned_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
-    answer = said(capsys, "plan", tmp_path / "run.trace", "--capacity", "1MiB", "--capacity", "1MiB")
-    assert len(answer["variants"]) == 1
+    result = answer(capsys, "plan", tmp_path / "run.trace", "--capacity", "1MiB", "--capacity", "1MiB")
+    assert len(result["variants"]) == 1
     largest = max(
-        kind["peak_load_bytes"] for kind in said(capsys, "info", tmp_path / "run.trace")["variants"]
+        kind["peak_load_bytes"] for kind in answer(capsys, "info", tmp_path / "run.trace")["variants"]
     )
-    assert answer["peak_load_bytes"] == largest
+    assert result["peak_load_bytes"] == largest
 
 
 def test_variant_beyond_the_capacity_yields_no_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
-    fitting = said(capsys, "plan", tmp_path / "run.trace")
-    answer = said(
+    fitting = answer(capsys, "plan", tmp_path / "run.trace")
+    result = answer(
         capsys, "plan", tmp_path / "run.trace", "--capacity", str(fitting["arena_bytes"] // 2), code=1
     )
-    assert answer["variants"] is None
-    assert answer["arena_bytes"] is None
+    assert result["variants"] is None
+    assert result["arena_bytes"] is None
 
 
 def damaged(path: Path, change: Callable[[list[Any]], None], *, together: bool) -> None:
@@ -173,7 +173,7 @@ def test_invalid_plan_of_any_variant_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, together: bool
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
-    said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
     assert read_saved(tmp_path / "run.plan").kinds
     damaged(tmp_path / "run.plan", moved(number), together=together)
     assert call(["check", str(tmp_path / "run.plan"), str(tmp_path / "run.trace")]) != 0
@@ -186,13 +186,13 @@ def test_plan_of_another_trace_is_refused(
 ) -> None:
     """The other trace has the same sizes with longer-lived gradients, or a new variant."""
     recorded(tmp_path / "run.trace", THREE, late=False)
-    said(capsys, "plan", tmp_path / "run.trace", "--solver", solver, "-o", tmp_path / "run.plan")
+    answer(capsys, "plan", tmp_path / "run.trace", "--solver", solver, "-o", tmp_path / "run.plan")
     if other == "kept for longer":
         write_trace(_freed_later(read_trace(tmp_path / "run.trace")), tmp_path / "other.trace")
     else:
         recorded(tmp_path / "other.trace", (*THREE[:2], 2100))
-    answer = said(capsys, "check", tmp_path / "run.plan", tmp_path / "other.trace", code=1)
-    assert "another trace" in answer["reason"]
+    result = answer(capsys, "check", tmp_path / "run.plan", tmp_path / "other.trace", code=1)
+    assert "another trace" in result["reason"]
 
 
 @pytest.mark.parametrize("solver", ["auto", "best_fit"])
@@ -200,12 +200,12 @@ def test_check_uses_the_alignment_of_the_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], solver: str
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
-    said(capsys, "plan", tmp_path / "run.trace", "--solver", solver, "-o", tmp_path / "run.plan")
+    answer(capsys, "plan", tmp_path / "run.trace", "--solver", solver, "-o", tmp_path / "run.plan")
     trace = read_trace(tmp_path / "run.trace")
     strict = dataclasses.replace(trace, metadata={**trace.metadata, "alignment": "4096"})
     write_trace(strict, tmp_path / "strict.trace")
-    answer = said(capsys, "check", tmp_path / "run.plan", tmp_path / "strict.trace", code=1)
-    assert "not aligned" in answer["reason"]
+    result = answer(capsys, "check", tmp_path / "run.plan", tmp_path / "strict.trace", code=1)
+    assert "not aligned" in result["reason"]
 
 
 def test_plan_of_a_single_variant_of_an_envelope_is_accepted(
@@ -222,8 +222,8 @@ def test_plan_of_a_single_variant_of_an_envelope_is_accepted(
         pool.save(tmp_path / "early.plan")
         in_steps(pool, iteration, 80, first=20)
         memory.free_all()
-    assert [one["sizes_vary"] for one in said(capsys, "info", tmp_path / "run.trace")["variants"]] == [True]
-    assert said(capsys, "check", tmp_path / "early.plan", tmp_path / "run.trace")["ok"]
+    assert [one["sizes_vary"] for one in answer(capsys, "info", tmp_path / "run.trace")["variants"]] == [True]
+    assert answer(capsys, "check", tmp_path / "early.plan", tmp_path / "run.trace")["ok"]
 
 
 def test_planning_many_variants_takes_no_longer_than_the_largest(
@@ -231,8 +231,8 @@ def test_planning_many_variants_takes_no_longer_than_the_largest(
 ) -> None:
     """The other variants need no better plan than the largest."""
     recorded(tmp_path / "run.trace", THREE)
-    alone = said(capsys, "plan", tmp_path / "run.trace", "--capacity", "1MiB", "--capacity", "1MiB")
-    together = said(capsys, "plan", tmp_path / "run.trace", "--solver", "search")
+    alone = answer(capsys, "plan", tmp_path / "run.trace", "--capacity", "1MiB", "--capacity", "1MiB")
+    together = answer(capsys, "plan", tmp_path / "run.trace", "--solver", "search")
     assert together["nodes"] < 1000 + 2 * max(alone["nodes"], 20_000_000)
 
 
@@ -240,7 +240,7 @@ def test_each_of_lifetime_reach_and_staying_is_looked_at(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
-    said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
     given, solved = (read_input(tmp_path / name) for name in ("run.trace", "run.plan"))
     assert matching_plans(tmp_path / "run.plan", solved, given)
     assert given.pattern is not None
@@ -258,7 +258,7 @@ def test_each_of_lifetime_reach_and_staying_is_looked_at(
 
 def test_first_plan_carries_its_joint_plans_along(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded(tmp_path / "run.trace", THREE)
-    said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
     saved = read_saved(tmp_path / "run.plan")
     other = with_first(saved, saved.plans[2])
     assert [planned.key for planned in other.plans] == [saved.plans[n].key for n in (2, 0, 1)]
@@ -289,7 +289,7 @@ def test_time_limit_is_shared_by_variants_and_an_interrupt_ends_all(
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
     command = ("plan", tmp_path / "run.trace", "--time-limit", "40", "-o", tmp_path / "run.plan")
-    assert said(capsys, *command, code=130)["stopped_by"] == "interrupt"
+    assert answer(capsys, *command, code=130)["stopped_by"] == "interrupt"
     assert [stop.seconds for stop in solves] == [10, 10, 10]  # and ten for all together
     assert [stop.nodes for stop in solves] == [None, None, 0]
     assert solves[0].target_bytes is None
@@ -304,7 +304,7 @@ def test_variants_are_planned_separately_where_joint_plans_need_more(
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
     monkeypatch.setattr(Together, "are_worth_it", lambda *_: False)
-    said(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
     assert not read_saved(tmp_path / "run.plan").kinds
 
 
@@ -314,7 +314,7 @@ def test_capacity_holds_for_all_joint_plans(
 ) -> None:
     """Variants that fit only separately are planned separately."""
     recorded(tmp_path / "run.trace", THREE, late=True)
-    joint = said(capsys, "plan", tmp_path / "run.trace")
+    joint = answer(capsys, "plan", tmp_path / "run.trace")
     if capacity == "less than together":
         together = plan_together
 
@@ -327,16 +327,16 @@ def test_capacity_holds_for_all_joint_plans(
 
         monkeypatch.setattr(mempool.planning.joint_planning, "plan_together", larger)
     command = ["plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan"]
-    answer = said(capsys, *command, "--capacity", str(joint["arena_bytes"]))
-    assert answer["arena_bytes"] <= joint["arena_bytes"]
+    result = answer(capsys, *command, "--capacity", str(joint["arena_bytes"]))
+    assert result["arena_bytes"] <= joint["arena_bytes"]
     assert bool(read_saved(tmp_path / "run.plan").kinds) == (capacity == "largest")
 
 
 def test_zero_time_limit_still_yields_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded(tmp_path / "run.trace", THREE)
     command = ("plan", tmp_path / "run.trace", "--time-limit", "0", "-o", tmp_path / "run.plan")
-    assert said(capsys, *command)["stopped_by"] == "time"
-    assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == len(THREE)
+    assert answer(capsys, *command)["stopped_by"] == "time"
+    assert answer(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == len(THREE)
 
 
 def test_iterations_of_all_variants_begin_at_marks(
@@ -344,7 +344,7 @@ def test_iterations_of_all_variants_begin_at_marks(
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
     begins = read_input(tmp_path / "run.trace").begins
-    kinds_told = said(capsys, "info", tmp_path / "run.trace")["variants"]
+    kinds_told = answer(capsys, "info", tmp_path / "run.trace")["variants"]
     assert len(begins) == sum(kind["iterations"] for kind in kinds_told)
     marks = np.flatnonzero(read_trace(tmp_path / "run.trace").kind == EventType.MARK)
     assert set((begins - 1).tolist()) <= set(marks.tolist())

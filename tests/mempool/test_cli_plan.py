@@ -11,13 +11,14 @@ import pty
 import re
 import signal
 import subprocess
-import sysconfig
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from answers import answer
+from commands import COMMAND
 
 from mempool.cli.app import call
 from mempool.units import binary
@@ -32,7 +33,6 @@ from traces.workload import generate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COMMAND = str(Path(sysconfig.get_path("scripts"), "mempool"))
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 BENCH = Path(__file__).parents[2] / "../shared/bench/minimalloc"
 INPUTS = sorted(BENCH.glob("*.csv"))
@@ -59,25 +59,17 @@ def hard() -> Buffers:
     return Buffers.of(start, start + rng.integers(1, 30, 120), rng.integers(1, 50, 120))
 
 
-def said(capsys: pytest.CaptureFixture[str], *command: str) -> tuple[int, dict[str, Any]]:
-    """Return the exit code and the one object on stdout."""
-    capsys.readouterr()
-    code = call(command)
-    return code, json.loads(capsys.readouterr().out)
-
-
 def test_trace_is_planned_checked_and_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The plan of the steady iteration passes the independent check and agrees with the file."""
-    code, planned = said(capsys, "plan", "t.trace", "-o", "p.plan", "--json")
-    assert code == 0
+    planned = answer(capsys, "plan", "t.trace", "-o", "p.plan")
     assert {"status", "arena_bytes", "lower_bound_bytes", "solver", "seconds"} <= planned.keys()
     assert planned["iterations"] > 1
     plan, buffers, *_ = read_plan("p.plan")
     check(plan, buffers)
     assert planned["peak_load_bytes"] == peak_load(buffers) <= planned["arena_bytes"] == plan.arena_bytes
     assert planned["period"] == buffers.period
-    assert said(capsys, "check", "p.plan", "t.trace", "--json")[1]["ok"] is True
-    shown = said(capsys, "info", "p.plan", "--json")[1]
+    assert answer(capsys, "check", "p.plan", "t.trace")["ok"] is True
+    shown = answer(capsys, "info", "p.plan")
     assert shown["arena_bytes"] == planned["arena_bytes"]
     assert 0 <= shown["fragmentation"] < 1
 
@@ -85,9 +77,9 @@ def test_trace_is_planned_checked_and_shown(folder: Path, capsys: pytest.Capture
 def test_whole_trace_is_planned_on_a_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--whole plans every buffer of the file, into Parquet or CSV, and both pass the check."""
     for name in ("w.plan", "w.csv"):
-        code, planned = said(capsys, "plan", "t.trace", "--whole", "-o", name, "--json")
-        assert (code, planned["period"], planned["iterations"]) == (0, None, 1)
-        assert said(capsys, "check", name, "t.trace", "--json")[0] == 0
+        planned = answer(capsys, "plan", "t.trace", "--whole", "-o", name)
+        assert (planned["period"], planned["iterations"]) == (None, 1)
+        assert answer(capsys, "check", name, "t.trace")["ok"]
 
 
 def test_csv_plan_matches_rows_in_any_order(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,26 +123,25 @@ def test_same_seed_and_nodes_give_the_same_plan(folder: Path, capsys: pytest.Cap
 
 def test_too_small_a_capacity_is_a_negative_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Infeasible: exit code 1, no file, and the object says why."""
-    code, planned = said(capsys, "plan", "b.csv", "-o", "s.csv", "--capacity", "1", "--json")
-    assert (code, planned["status"], planned["arena_bytes"]) == (1, "infeasible", None)
+    planned = answer(capsys, "plan", "b.csv", "-o", "s.csv", "--capacity", "1", code=1)
+    assert (planned["status"], planned["arena_bytes"]) == ("infeasible", None)
     assert planned["reason"]
     assert not Path("s.csv").exists()
 
 
 def test_several_capacities_plan_several_arenas(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The object lists the contents of each arena; `check` and `info` read the plan file."""
-    whole = said(capsys, "plan", "t.trace", "--json")[1]
+    whole = answer(capsys, "plan", "t.trace")
     assert whole["arenas"] is None
     large, small = whole["arena_bytes"], 64 << 10
     command = ["plan", "t.trace", "-o", "t.plan", "--capacity", str(small), "--capacity", str(large)]
-    code, planned = said(capsys, *command, "--json")
-    assert code == 0
+    planned = answer(capsys, *command)
     assert [one["capacity_bytes"] for one in planned["arenas"]] == [small, large]
     assert sum(one["used_bytes"] for one in planned["arenas"]) == planned["arena_bytes"]
     assert all(one["used_bytes"] <= one["capacity_bytes"] for one in planned["arenas"])
     assert sum(one["buffers"] for one in planned["arenas"]) == planned["buffers"]
-    assert said(capsys, "check", "t.plan", "t.trace", "--json")[1]["ok"]
-    assert said(capsys, "info", "t.plan", "--json")[1]["arenas"] == planned["arenas"]
+    assert answer(capsys, "check", "t.plan", "t.trace")["ok"]
+    assert answer(capsys, "info", "t.plan")["arenas"] == planned["arenas"]
     assert call(command) == 0
     assert re.search(r"arena 1 .* of .*, \d+ buffers", capsys.readouterr().out)
 
@@ -158,17 +149,17 @@ def test_several_capacities_plan_several_arenas(folder: Path, capsys: pytest.Cap
 def test_target_ends_the_search(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Targets are in bytes or above the lower bound: the first arena small enough is the answer."""
     write_csv(hard(), "hard.csv")
-    first, best = (said(capsys, "plan", "hard.csv", "--nodes", n, "--json")[1] for n in ("0", "30000000"))
+    first, best = (answer(capsys, "plan", "hard.csv", "--nodes", n) for n in ("0", "30000000"))
     assert best["arena_bytes"] < first["arena_bytes"]
     for target in (str(first["arena_bytes"] - 1), f"{100 * (first['ratio'] - 1) - 0.01:.2f} %"):
-        code, planned = said(capsys, "plan", "hard.csv", "--target", target, "--json")
-        assert (code, planned["status"], planned["stopped_by"]) == (0, "feasible", "target")
+        planned = answer(capsys, "plan", "hard.csv", "--target", target)
+        assert (planned["status"], planned["stopped_by"]) == ("feasible", "target")
         assert best["arena_bytes"] < planned["arena_bytes"] < first["arena_bytes"]
     for target in ("0", "0%"):  # the bound ends it first, or the nodes
-        planned = said(capsys, "plan", "hard.csv", "--target", target, "--nodes", "30000000", "--json")[1]
+        planned = answer(capsys, "plan", "hard.csv", "--target", target, "--nodes", "30000000")
         assert planned["arena_bytes"] == best["arena_bytes"]
     for target in ("9" * 9 + "%", "9e12TiB"):
-        planned = said(capsys, "plan", "hard.csv", "--target", target, "--json")[1]
+        planned = answer(capsys, "plan", "hard.csv", "--target", target)
         assert planned["stopped_by"] == "target"
 
 
@@ -178,8 +169,7 @@ def test_published_instances_are_planned_and_checked(
 ) -> None:
     """Every MiniMalloc instance gets a plan that passes the check, at a ratio of at least 1."""
     solved = str(tmp_path / "s.csv")
-    code, planned = said(capsys, "plan", str(path), "-o", solved, "--nodes", "1000000", "--json")
-    assert code == 0
+    planned = answer(capsys, "plan", str(path), "-o", solved, "--nodes", "1000000")
     assert planned["ratio"] >= 1
     assert call(["check", solved, str(path)]) == 0
 
@@ -203,8 +193,8 @@ def test_search_shows_its_progress_on_a_terminal_only(
     monkeypatch.setattr("sys.stderr", stderr)
     for name, value in {"COLUMNS": "80", "TERM": "xterm", "FORCE_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
-    command = ("plan", "hard.csv", "--solver", "greedy", "--nodes", "30000000", "--json")
-    planned = said(capsys, *command)[1]
+    command = ("plan", "hard.csv", "--solver", "greedy", "--nodes", "30000000")
+    planned = answer(capsys, *command)
     shown = stderr.getvalue()
     if not stderr.isatty():
         assert shown == ""
@@ -265,16 +255,16 @@ def test_little_or_nothing_is_planned_and_checked(
 ) -> None:
     text, arena = FEW[content]
     Path("few.csv").write_text(text)
-    code, planned = said(capsys, "plan", "few.csv", "-o", "few.plan", "--solver", solver, "--json")
-    assert (code, planned["status"], planned["arena_bytes"]) == (0, "optimal", arena)
-    assert said(capsys, "check", "few.plan", "few.csv", "--json")[1]["ok"] is True
+    planned = answer(capsys, "plan", "few.csv", "-o", "few.plan", "--solver", solver)
+    assert (planned["status"], planned["arena_bytes"]) == ("optimal", arena)
+    assert answer(capsys, "check", "few.plan", "few.csv")["ok"] is True
 
 
 @pytest.mark.full
 def test_million_identical_buffers_are_planned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_csv(Buffers.of(np.arange(10**6), np.arange(10**6) + 100, 512), "many.csv")
-    code, planned = said(capsys, "plan", "many.csv", "--nodes", "0", "--json")
-    assert (code, planned["status"], planned["arena_bytes"]) == (0, "optimal", 51_200)
+    planned = answer(capsys, "plan", "many.csv", "--nodes", "0")
+    assert (planned["status"], planned["arena_bytes"]) == ("optimal", 51_200)
 
 
 def test_info_counts_the_contents_of_a_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,8 +277,7 @@ def test_info_counts_the_contents_of_a_trace(folder: Path, capsys: pytest.Captur
         names=("matmul",),
     )
     write_trace(trace, "small.trace")
-    code, shown = said(capsys, "info", "small.trace", "--json")
-    assert code == 0
+    shown = answer(capsys, "info", "small.trace")
     counts = {"events": 6, "allocs": 3, "frees": 2, "marks": 1, "buffers": 3, "requested_bytes": 180}
     assert {key: shown[key] for key in counts} == counts
     assert shown["peak_load_bytes"] == 150
@@ -305,7 +294,7 @@ def test_largest_buffers_at_the_peak_add_up_to_the_peak_load(
     """Sizes times instances of everything alive at the peak are the peak load, on a line and on a circle."""
     assert call(["plan", "t.trace", "-o", "p.plan"]) == 0
     for name in ("b.csv", "t.trace", "p.plan"):
-        shown = said(capsys, "info", name, "--largest", "100000", "--json")[1]
+        shown = answer(capsys, "info", name, "--largest", "100000")
         total = sum(entry["size_bytes"] * entry["instances"] for entry in shown["largest_at_peak"])
         iteration = shown["iteration_peak_load_bytes"]
         assert total == (shown["peak_load_bytes"] if iteration is None else iteration)
@@ -341,9 +330,9 @@ def test_every_json_key_is_documented(folder: Path, capsys: pytest.CaptureFixtur
         ["info", "p.plan"],
         ["info", "b.csv"],
     ):
-        answer = said(capsys, *command, "--json")[1]
-        entries = [*answer.get("largest_at_peak", ()), *(answer.get("arenas") or ())]
-        keys = set(answer) | {key for entry in entries for key in entry}
+        shown = answer(capsys, *command)
+        entries = [*shown.get("largest_at_peak", ()), *(shown.get("arenas") or ())]
+        keys = set(shown) | {key for entry in entries for key in entry}
         assert keys <= documented, command
 
 
