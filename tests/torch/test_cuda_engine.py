@@ -1,7 +1,7 @@
 """Copies by streams: no order that streams can run in makes a wrong byte, and the host waits for none.
 
 A device in small: places of its memory are handed out in the order of the program, as PyTorch's allocator
-does, and written by kernels that are queued; what a storage is moved for follows the rules of `TransferManager`.
+does, and written by kernels that are queued; moves of a storage follow the rules of `TransferManager`.
 """
 
 from __future__ import annotations
