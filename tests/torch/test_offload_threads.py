@@ -175,7 +175,8 @@ def interrupted_at(at: int, work: Any, files: frozenset[str] = MOVING) -> bool:
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal broken
-        if frame.f_code.co_filename not in files or frame.f_code.co_name in (
+        skipped = ("disturb", "offload_all", "_make")
+        if frame.f_code.co_filename not in files or frame.f_code.co_name in skipped:
             "disturb",
             "offload_all",
             "_make",
