@@ -177,10 +177,6 @@ def interrupted_at(at: int, work: Any, files: frozenset[str] = MOVING) -> bool:
         nonlocal broken
         skipped = ("disturb", "offload_all", "_make")
         if frame.f_code.co_filename not in files or frame.f_code.co_name in skipped:
-            "disturb",
-            "offload_all",
-            "_make",
-        ):
             return trace if event == "call" else None
         if event == "line" and next(lines) == at:
             broken = True
