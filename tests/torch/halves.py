@@ -14,7 +14,7 @@ from mempool.torch.compiled.merged_graph import Halves, join
 from mempool.torch.compiled.passes.insertion_points import maker_of
 from mempool.torch.compiled.passes.saved_values import is_number
 from solvers.rewriting import Graph, Role
-from solvers.rewriting.rewrite import SWAP_KINDS
+from solvers.rewriting.apply import TRANSFER_KINDS
 
 if TYPE_CHECKING:
     from mempool.torch.compiled.aot_trace import Joint
@@ -100,13 +100,13 @@ class Read:
             self.values[node] = [self.values[node.args[0]][node.args[1]]]
         elif node.target is ops.swap_out:
             (value,) = self.values[node.args[0]]
-            self.values[node] = self._row(node, -1, Role.SWAP_OUT, [value], [value], backward)
+            self.values[node] = self._row(node, -1, Role.OFFLOAD, [value], [value], backward)
         elif node.target is ops.swapped_out:
             self.values[node] = self.values[node.args[0]]
             self.waits.append(self.producer[self.values[node][0]])
         elif node.target is ops.swap_in:
             (value,) = self.values[node.args[0]]
-            self.values[node] = self._row(node, -1, Role.SWAP_IN, [value], [self.content[value]], backward)
+            self.values[node] = self._row(node, -1, Role.RELOAD, [value], [self.content[value]], backward)
         elif node.target is ops.swapped_in:
             self.values[node] = self.values[node.args[0]]
         elif node in self.operation:
@@ -131,7 +131,7 @@ class Read:
         first = len(self.content)
         self.content += made
         self.producer += [len(self.rows) - 1] * len(made)
-        self.host += [role == Role.SWAP_OUT] * len(made)
+        self.host += [role == Role.OFFLOAD] * len(made)
         self.base += range(first, first + len(made))
         return list(range(first, first + len(made)))
 
@@ -173,7 +173,7 @@ class Read:
             reads=[v for row in reads for v in row],
             control=np.array([(a, b) for a, b in self.control if b < n], np.int64).reshape(-1, 2),
             names=names,
-            kinds=(*g.kinds, *SWAP_KINDS),
+            kinds=(*g.kinds, *TRANSFER_KINDS),
         )
 
 

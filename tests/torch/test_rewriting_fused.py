@@ -37,7 +37,7 @@ from mempool.torch.compiled.options import parsed
 from mempool.torch.compiled.passes.apply import apply
 from mempool.torch.compiled.runtime import RUNTIME
 from mempool.torch.compiled.step import measured
-from solvers.rewriting import Graph, Rewriting, Swap, SwapIn
+from solvers.rewriting import Graph, Offload, Reload, Rewriting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -357,7 +357,7 @@ def test_a_sum_of_products_rounds_the_same_whoever_reads_them(
         products = [op for op, name in enumerate(graph.names) if name in ("mm", "mm_1")]
         (total,) = (op for op, name in enumerate(graph.names) if name == "add")
         value = int(np.flatnonzero(graph.producer == products[which])[0])
-        return Rewriting((Swap(value, (SwapIn((total,)),)),))
+        return Rewriting((Offload(value, (Reload((total,)),)),))
 
     options = {"inner": "inductor", "threshold": 0}
     expected = compiled(function, {"inner": "inductor"})(x)

@@ -53,7 +53,7 @@ def test_what_is_predicted_is_of_graphs_that_share_no_copy_back() -> None:
     read = Read(joined, made.captured)
     apply(joined, made.captured, made.rewriting)
     runs = simulate(read.graph(), LINK)
-    assert made.rewriting.swaps
+    assert made.rewriting.offloads
     assert (made.timed.moved_bytes, made.timed.returned_bytes) == (runs.moved_bytes, runs.returned_bytes)
     assert made.timed.host_bytes == runs.host_bytes
 

@@ -54,7 +54,7 @@ def compiles(run: Callable[..., Any], sizes: Iterable[int], *, inexact: bool = F
 def moved() -> bool:
     """Whether anything moves in the graph of the last call that was compiled."""
     (part,) = BUDGETS[-1].parts.values()
-    return bool(part.decided.rewriting.swaps or part.decided.rewriting.recomputed)
+    return bool(part.decided.rewriting.offloads or part.decided.rewriting.recomputed)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules

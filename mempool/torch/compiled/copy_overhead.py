@@ -12,7 +12,7 @@ import torch
 from mempool.torch.compiled import ops
 from mempool.torch.compiled.runtime import RUNTIME, Moved
 from mempool.torch.offload.link import fit_line
-from solvers.rewriting.copy_calls import Calls
+from solvers.rewriting.copy_overhead import CopyOverhead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ _OWN_SMALL, _OWN_ALL = (_BYTES, 64 << 10, 256 << 10), (_BYTES, 256 << 10, 4 << 2
 
 
 @functools.cache
-def calls_of(device: torch.device, host_limit: int = 0) -> Calls:
+def calls_of(device: torch.device, host_limit: int = 0) -> CopyOverhead:
     """Measure the seconds that copies cost the program on a device; the best of `_ROUNDS` rounds."""
     own = RUNTIME.engine(device, host_limit).sync_copier
     sizes = _OWN_SMALL if own is None or own.sync_bytes < _OWN_ALL[-1] else _OWN_ALL
@@ -34,7 +34,7 @@ def calls_of(device: torch.device, host_limit: int = 0) -> Calls:
         times = [_best(device, size, host_limit, _own) for size in sizes] if own else []
     finally:
         RUNTIME.moved = counted
-    return Calls(asked, own.sync_bytes, *fit_line(sizes, times)) if own else Calls(asked)
+    return CopyOverhead(asked, own.sync_bytes, *fit_line(sizes, times)) if own else CopyOverhead(asked)
 
 
 def _best(

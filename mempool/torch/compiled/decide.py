@@ -15,13 +15,18 @@ from mempool.torch.compiled.graph_budget import TICKET_BYTES
 from mempool.torch.compiled.inductor.limit_search import Extreme
 from mempool.torch.offload.host_memory import default_host_limit
 from solvers.errors import PlanError
-from solvers.rewriting import Rewriting, rewrite
-from solvers.rewriting.choose import Chooser
+from solvers.rewriting import Rewriting, apply_rewriting
+from solvers.rewriting.decide import Decider
+from solvers.rewriting.distance_rule import matching_operations, offload_beyond
 from solvers.rewriting.judge import simulate
-from solvers.rewriting.levels import levels_of
-from solvers.rewriting.pass_split import by_pass
-from solvers.rewriting.pauses import Pause, paused, simulate_around, unpaused, with_results
-from solvers.rewriting.rules import Rules, matching, published
+from solvers.rewriting.pass_boundary import (
+    Pause,
+    add_backward_results,
+    insert_pause,
+    remove_pause,
+    simulate_with_pause,
+    split_by_pass,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,14 +34,11 @@ if TYPE_CHECKING:
     from mempool.torch.compiled.options import Options
     from mempool.torch.compiled.step import Step
     from solvers.rewriting import Graph
-    from solvers.rewriting.decision import Decision
-    from solvers.rewriting.judge import Timed
+    from solvers.rewriting.records import Decision, Simulation
 
 #: `_TRIES`: most steps of the search for the largest room between the passes. `_HALVINGS`: steps of the
 #: search for the fewest kept bytes if the host is too small.
 _TRIES, _HALVINGS = 16, 4
-#: Largest distance in levels between readers that share one reload, if no limit decides.
-_NEIGHBOURS = 5
 
 
 class Deciding:
@@ -54,12 +56,12 @@ class Deciding:
         graph, captured, outside = step.decidable, step.captured, terms.outside
         if terms.gradients_stay:
             graph = graph.with_columns(lasting=graph.lasting | np.isin(graph.base, captured.incoming))
-        self._graph = with_results(graph, outside.backward) if outside.backward else graph
+        self._graph = add_backward_results(graph, outside.backward) if outside.backward else graph
         self._pauses = bool(self._graph.backward.any())
         leaving = captured.results if terms.least and options.limit is not None else ()
         self._pause = Pause(terms.between, outside.forward, (*leaving, *terms.going), captured.incoming)
         self._host_limit = allowed_host_bytes(options) if terms.host_limit is None else terms.host_limit
-        self._choosers: dict[int, Chooser] = {}
+        self._choosers: dict[int, Decider] = {}
 
     def least(self) -> int:
         """Return the lowest feasible limit in bytes."""
@@ -113,7 +115,7 @@ class Deciding:
             PlanError: the host is too small.
         """
         if asked is Extreme.ALL:
-            return self._made(self._chooser(self.terms.between).everything())
+            return self._made(self._chooser(self.terms.between).offload_everything())
         nominal = self._nominal
         limit = nominal.least() if asked is Extreme.LEAST else 2 * self._all_bytes
         return self.of(nominal.within(limit).rewriting)
@@ -154,18 +156,18 @@ class Deciding:
     def _made(self, made: Decision) -> Decided:
         """Convert the decision of a chooser."""
         rewriting = made.rewriting
-        return self.of(unpaused(self._graph, rewriting) if self._pauses else rewriting)
+        return self.of(remove_pause(self._graph, rewriting) if self._pauses else rewriting)
 
-    def _chooser(self, room: int) -> Chooser:
+    def _chooser(self, room: int) -> Decider:
         """Return the chooser for a graph with `room` additional bytes in use between the passes."""
         if room not in self._choosers:
             graph, options = self._graph, self.options
             if self._pauses:
-                graph = paused(graph, replace(self._pause, room=room))
-            self._choosers[room] = Chooser(
+                graph = insert_pause(graph, replace(self._pause, extra_bytes=room))
+            self._choosers[room] = Decider(
                 graph,
                 self.step.link,
-                calls=self.step.calls,
+                overhead=self.step.calls,
                 outside_bytes=self.terms.outside.always + TICKET_BYTES * int(graph.movable.sum()),
                 host_limit=self._host_limit,
                 movable=_chosen(graph, options),
@@ -177,16 +179,16 @@ class Deciding:
         """Apply decisions to the step and simulate the result."""
         graph, step, outside = self._graph, self.step, self.terms.outside
         # Rewritten in the way in which the two graphs carry out the decisions.
-        rewritten = step.calls.within(rewrite(graph, by_pass(graph, rewriting)))
+        rewritten = step.calls.applied_to(apply_rewriting(graph, split_by_pass(graph, rewriting)))
         plain, timed = (self._simulated(one) for one in (graph, rewritten))
-        leaving, stay, own = self._pause.leaving, self.terms.gradients_stay, step.calls.own_bytes
+        leaving, stay, own = self._pause.leaving, self.terms.gradients_stay, step.calls.inline_bytes
         taken = self.terms.between
         return Decided(step.captured, rewriting, rewritten, plain, timed, outside, leaving, stay, taken, own)
 
-    def _simulated(self, graph: Graph) -> Timed:
+    def _simulated(self, graph: Graph) -> Simulation:
         link, outside = self.step.link, self.terms.outside.always
         if self._pauses:
-            return simulate_around(graph, self._pause, link, outside_bytes=outside)
+            return simulate_with_pause(graph, self._pause, link, outside_bytes=outside)
         return simulate(graph, link, outside_bytes=outside)
 
 
@@ -197,14 +199,13 @@ def allowed_host_bytes(options: Options) -> int:
 
 def _chosen(graph: Graph, options: Options) -> NDArray[np.bool_]:
     """Return the mask of values whose operation matches the include and exclude filters: bool[M]."""
-    made = matching(graph, options.include) if options.include else np.ones(len(graph), bool)
-    made &= ~matching(graph, options.exclude)
+    made = matching_operations(graph, options.include) if options.include else np.ones(len(graph), bool)
+    made &= ~matching_operations(graph, options.exclude)
     result: NDArray[np.bool_] = made[graph.producer]
     return result
 
 
 def _beyond(graph: Graph, options: Options) -> Rewriting:
-    """Offload every value beyond the threshold by the published rules; near readers share a reload."""
-    rules = Rules(threshold=options.threshold or 0, ahead=1, groupby=_NEIGHBOURS)
+    """Offload every value to its readers beyond the threshold."""
     chosen = graph.with_columns(movable=graph.movable & _chosen(graph, options)[graph.base])
-    return published(chosen, levels_of(graph), rules)
+    return offload_beyond(chosen, options.threshold or 0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers.rewriting.pauses import between
+from solvers.rewriting.pass_boundary import bytes_between_passes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mempool.torch.compiled.constraints import Outside
     from mempool.torch.compiled.inductor.fused import Needed
     from solvers.rewriting import Graph, Rewriting
-    from solvers.rewriting.judge import Timed
+    from solvers.rewriting.records import Simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,8 @@ class Decided:
     captured: Captured
     rewriting: Rewriting
     rewritten: Graph
-    plain: Timed
-    timed: Timed
+    plain: Simulation
+    timed: Simulation
     outside: Outside
     leaving: tuple[int, ...] = ()
     gradients_stay: bool = False
@@ -64,7 +64,7 @@ class Decided:
     @property
     def moves(self) -> bool:
         """Return true if any value is offloaded or recomputed."""
-        return bool(self.rewriting.swaps or self.rewriting.recomputed)
+        return bool(self.rewriting.offloads or self.rewriting.recomputed)
 
     @property
     def peak_bytes(self) -> int:
@@ -89,4 +89,4 @@ class Decided:
         if self.needed is not None:
             gradients = int(captured.graph.size[list(captured.incoming)].sum())
             return self.needed.kept_bytes - self.outside.during(backward=True) - gradients
-        return between(self.rewritten, captured.incoming) if self.rewritten.backward.any() else 0
+        return bytes_between_passes(self.rewritten, captured.incoming) if self.rewritten.backward.any() else 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mempool.torch.compiled.external_memory import NOTHING, Beside
 from mempool.torch.compiled.runtime_observer import Looks
-from solvers.rewriting.rules import matching
+from solvers.rewriting.distance_rule import matching_operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -136,7 +136,7 @@ class Budget:
             self.forget()
         graph, options = part.decided.captured.graph, part.options
         patterns = {*options.include, *options.exclude} - self.met
-        self.met |= {one for one in patterns if matching(graph, [one]).any()}
+        self.met |= {one for one in patterns if matching_operations(graph, [one]).any()}
         if not part.more and (strange := sorted(patterns - self.met)):
             self.met |= patterns
             names = [*graph.kinds[:3], *[one for one in graph.modules if one][:3]]

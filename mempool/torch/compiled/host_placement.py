@@ -44,12 +44,12 @@ def places_of(graph: Graph, rewriting: Rewriting) -> HostPlaces:
         graph: the step before the decisions are applied.
         rewriting: the decisions.
     """
-    swaps = rewriting.swaps
+    swaps = rewriting.offloads
     if not swaps:
         return HostPlaces()
     count = len(graph)
     values = [swap.value for swap in swaps]
-    ends = [max((run for one in swap.ins for run in one.consumers), default=count) for swap in swaps]
+    ends = [max((run for one in swap.reloads for run in one.consumers), default=count) for swap in swaps]
     sizes = [pages(int(size)) for size in graph.size[values]]
     buffers = Buffers.of(graph.producer[values], np.minimum(ends, count) + 1, sizes, alignment=PAGE)
     at, size = packed(buffers)

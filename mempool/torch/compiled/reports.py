@@ -94,7 +94,7 @@ def _graph(part: Part) -> dict[str, Any]:
         "moved_bytes": timed.moved_bytes,
         "returned_bytes": timed.returned_bytes,
         "predicted_host_bytes": timed.host_bytes,
-        "swapped": [named(swap.value) for swap in made.rewriting.swaps],
+        "swapped": [named(swap.value) for swap in made.rewriting.offloads],
         "recomputed": [named(value) for value in made.rewriting.recomputed],
     }
 

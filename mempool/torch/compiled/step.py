@@ -15,7 +15,7 @@ from mempool.torch.compiled.copy_overhead import calls_of
 from mempool.torch.compiled.costs import Measured, by_roofline, in_kernels, number
 from mempool.torch.compiled.external_memory import with_most
 from mempool.torch.compiled.runtime import RUNTIME
-from solvers.rewriting.copy_calls import Calls
+from solvers.rewriting.copy_overhead import CopyOverhead
 from solvers.swap.link import PRESETS
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Step:
 
     captured: Captured
     link: Link
-    calls: Calls
+    calls: CopyOverhead
     workspace: Callable[[fx.Node], int]
     fused: bool
 
@@ -59,7 +59,7 @@ class Step:
         seconds = in_kernels(told) if self.fused else told
         columns = {"seconds": [seconds(node) for node in self.captured.operations]}
         captured = replace(self.captured, graph=self.captured.graph.with_columns(**columns))
-        return replace(self, captured=captured, link=PRESETS["nvlink-c2c"], calls=Calls())
+        return replace(self, captured=captured, link=PRESETS["nvlink-c2c"], calls=CopyOverhead())
 
 
 def measured(joined: Joined, options: Options) -> Step:
@@ -72,10 +72,10 @@ def measured(joined: Joined, options: Options) -> Step:
         captured = capture(joined.module, joined.halves.outputs, seconds=seconds)
         workspace = [clock.workspace(node) for node in captured.operations]
         captured = replace(captured, graph=captured.graph.with_columns(workspace=workspace))
-        link, calls = options.link, Calls()
+        link, calls = options.link, CopyOverhead()
         if link is None:
             calls = calls_of(device, options.host_limit)
-            link = calls.beside(RUNTIME.engine(device, options.host_limit).link())
+            link = calls.overlapped(RUNTIME.engine(device, options.host_limit).link())
     return Step(captured, link, calls, clock.workspace, options.fused)
 
 

@@ -24,7 +24,7 @@ from mempool.torch.compiled.inductor.limit_search import Extreme, Look, ask
 from mempool.torch.compiled.merged_graph import output_of
 from mempool.torch.compiled.passes.apply import apply
 from solvers.errors import PlanError
-from solvers.rewriting.shared_reloads import shared
+from solvers.rewriting.refinement import merge_shared_reloads
 
 if TYPE_CHECKING:
     from mempool.torch.compiled.decide import Deciding
@@ -83,7 +83,7 @@ def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, lis
         operations = decided(asked)
         whole = deciding.terms.least or isinstance(asked, Extreme) or asked == least
         made, together = kernels(operations, small=small, whole=whole)
-        rewriting = shared(made.captured.graph, made.rewriting, together)
+        rewriting = merge_shared_reloads(made.captured.graph, made.rewriting, together)
         if rewriting != made.rewriting:
             other, _ = kernels(deciding.of(rewriting), small=small, whole=whole)
             made = min(made, other, key=lambda one: (max(one.peak_bytes, limit), one.timed.seconds))

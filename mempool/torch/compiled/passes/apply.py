@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from mempool.torch.compiled.passes import offload, recompute, reload
 from mempool.torch.compiled.passes.insertion_points import maker_of
 from mempool.torch.compiled.passes.node_index import Numbered, erase_unused
-from solvers.rewriting.rewriting import Sync
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from mempool.torch.compiled.capture import Captured
     from mempool.torch.compiled.merged_graph import Joined
-    from solvers.rewriting.rewriting import Rewriting
+    from solvers.rewriting.records import Rewriting
 
 
 def apply(
@@ -33,9 +32,8 @@ def apply(
     Args:
         joined: the graphs.
         captured: the numbered graph that the decision refers to, from ``joined.module``.
-        rewriting: the decision, valid for `solvers.rewriting.rewrite`; offloaded values are made in the
-            forward
-            pass.
+        rewriting: the decision, valid for `solvers.rewriting.apply_rewriting`; offloaded values are made in
+            the forward pass.
         host_limit: most bytes of host memory; 0: half of the free memory.
         own_bytes: copies of at most this size are made synchronously, at the time when they must have ended.
         places: by value, the offset of the copy in the host arena; a value without an entry goes anywhere.
@@ -45,22 +43,21 @@ def apply(
     """
     step = Numbered(joined, captured)
     recompute.recompute(step, rewriting.recomputed)
-    early, late = bool(rewriting.sync & Sync.OUT), bool(rewriting.sync & Sync.IN)
     # In one slot, first offloads begin, then other offloads end, then reloads begin: so reloads find room.
     at = (places or {}).get
-    begun = [(swap, offload.begin(step, swap, host_limit, at(swap.value, -1))) for swap in rewriting.swaps]
-    small = {swap.value for swap in rewriting.swaps if captured.graph.size[swap.value] <= own_bytes}
+    begun = [(swap, offload.begin(step, swap, host_limit, at(swap.value, -1))) for swap in rewriting.offloads]
+    small = {swap.value for swap in rewriting.offloads if captured.graph.size[swap.value] <= own_bytes}
     ended = []
     for swap, ticket in begun:
         at_once = swap.value in small
-        ended.append((swap, offload.end(step, swap, ticket, early=early, at_once=at_once)))
+        ended.append((swap, offload.end(step, swap, ticket, at_once=at_once)))
     for swap, handle in ended:
         at_once = swap.value in small
         # The last reload first: the readers are found through views that an earlier reload has not copied
         # yet.
         for side in (step.backward, step.forward):
-            for one in sorted(swap.ins, key=lambda one: min(one.consumers), reverse=True):
-                reload.bring(step, side, swap.value, one, handle, late=late, at_once=at_once)
+            for one in sorted(swap.reloads, key=lambda one: min(one.consumers), reverse=True):
+                reload.bring(step, side, swap.value, one, handle, at_once=at_once)
     for swap, _ in ended:
         _forget_views(step, swap.value)
     for swap, ticket in begun:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from torch import fx
 
     from mempool.torch.compiled.passes.node_index import Numbered
-    from solvers.rewriting.rewriting import Swap
+    from solvers.rewriting.records import Offload
 
 
-def begin(step: Numbered, swap: Swap, host_limit: int, at: int) -> fx.Node:
+def begin(step: Numbered, swap: Offload, host_limit: int, at: int) -> fx.Node:
     """Insert the begin of an offload; `at` is the offset in the host arena, or -1 for any place."""
     value, slots = step.value[swap.value], step.forward.slots
     assert value is not None
@@ -35,32 +35,29 @@ def _after(step: Numbered, run: int) -> Any:
     return step.forward.slots.before(output_of(step.halves.forward))
 
 
-def end(step: Numbered, swap: Swap, ticket: fx.Node, *, early: bool, at_once: bool) -> fx.Node:
+def end(step: Numbered, swap: Offload, ticket: fx.Node, *, at_once: bool) -> fx.Node:
     """Insert the end of an offload, after which the memory may be freed.
 
     Args:
         step: both graphs.
         swap: the decision.
         ticket: the begin of the offload.
-        early: true if readers of the value itself also wait for the copy.
         at_once: true if the offload is synchronous and happens here; the begin is unused then.
     """
     slots = step.forward.slots
-    with _place(step, swap, ticket, early=early):
+    with _place(step, swap, ticket):
         if at_once:
             return slots.call(ops.sent, *ticket.args)
         return slots.call(ops.swapped_out, ticket, step.value[swap.value])
 
 
-def _place(step: Numbered, swap: Swap, ticket: fx.Node, *, early: bool) -> Any:
+def _place(step: Numbered, swap: Offload, ticket: fx.Node) -> Any:
     """Return the insertion point for the end of an offload, at the latest before a forward reload begins."""
     slots = step.forward.slots
-    back = {run for one in swap.ins for run in one.consumers}
+    back = {run for one in swap.reloads for run in one.consumers}
     readers = sorted(_readers(step, swap, ticket))
     own = [node for node in readers if not step.reads(node, back)]
     first = next((node for node in readers if step.reads(node, back)), output_of(step.halves.forward))
-    if early and own:
-        return slots.before(min(own[0], first))
     if swap.release < 0:
         last = own[-1] if own else ticket
         return slots.after(last) if last < first else slots.before(first)
@@ -70,7 +67,7 @@ def _place(step: Numbered, swap: Swap, ticket: fx.Node, *, early: bool) -> Any:
     return slots.before(first)
 
 
-def _readers(step: Numbered, swap: Swap, ticket: fx.Node) -> Iterator[fx.Node]:
+def _readers(step: Numbered, swap: Offload, ticket: fx.Node) -> Iterator[fx.Node]:
     """Yield forward operations after the begin of an offload that read the value or a view."""
     for value in (swap.value, *step.views(swap.value)):
         node = step.forward.find(value)

@@ -14,17 +14,16 @@ if TYPE_CHECKING:
     from torch import fx
 
     from mempool.torch.compiled.passes.node_index import Numbered
-    from solvers.rewriting.rewriting import SwapIn
+    from solvers.rewriting.records import Reload
 
 
 def bring(
     step: Numbered,
     side: Side,
     base: int,
-    one: SwapIn,
+    one: Reload,
     handle: fx.Node,
     *,
-    late: bool,
     at_once: bool,
 ) -> None:
     """Give the readers of one reload the reloaded value and views of that value, within one graph.
@@ -35,7 +34,6 @@ def bring(
         base: the offloaded value.
         one: the reload.
         handle: the end of the offload.
-        late: true if the reload begins no sooner than needed.
         at_once: true if the reload is synchronous.
     """
     readers = set(one.consumers)
@@ -59,27 +57,25 @@ def bring(
             with side.slots.right_before(min(users)):
                 tensor = side.slots.call(ops.fetched, side.get(handle), *_place(step, side, step.value[base]))
         else:
-            tensor = _copied_back(step, side, base, one, handle, min(users), late=late)
+            tensor = _copied_back(step, side, base, one, handle, min(users))
         for user in users:
             user.replace_input_with(node, tensor)
 
 
 def _copied_back(
-    step: Numbered, side: Side, base: int, one: SwapIn, handle: fx.Node, first: fx.Node, *, late: bool
+    step: Numbered, side: Side, base: int, one: Reload, handle: fx.Node, first: fx.Node
 ) -> fx.Node:
     place = _place(step, side, step.value[base])
     ticket = side.get(handle)
-    with _beginning(step, side, one, ticket, first, late=late):
+    with _beginning(step, side, one, ticket, first):
         coming = side.slots.call(ops.swap_in, ticket, *place)
     with side.slots.right_before(first):
         return side.slots.call(ops.swapped_in, coming, *place)
 
 
-def _beginning(
-    step: Numbered, side: Side, one: SwapIn, ticket: fx.Node, first: fx.Node, *, late: bool
-) -> Any:
+def _beginning(step: Numbered, side: Side, one: Reload, ticket: fx.Node, first: fx.Node) -> Any:
     """Return the insertion point for the begin of a reload, never before the end of the offload."""
-    if late or one.trigger < 0:
+    if one.trigger < 0:
         return side.slots.right_before(first)
     count = len(step.graph)
     again = one.trigger - count
