@@ -1,5 +1,5 @@
 """
-Native core of the pool: devices, arena and guard, fallback, state machine, adapters' entry points.
+Native core of the pool: devices, arena and guard, fallback, state machine, entry points of the adapters.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 
 class Device:
-    """What memory and streams belong to."""
+    """Owner of memory and streams."""
 
     @property
     def alignment(self) -> int:
-        """Bytes."""
+        """Alignment in bytes."""
 
     @property
     def page(self) -> int:
@@ -25,15 +25,15 @@ class Device:
 
     @property
     def slow_return(self) -> bool:
-        """Giving memory back waits for all queued work."""
+        """True if releasing memory waits for all queued work."""
 
     @property
     def large(self) -> int:
-        """Requests of at least this many bytes get a segment of their own."""
+        """Size in bytes from which a request gets a separate segment."""
 
     def memory(self) -> tuple[int, int]:
         """
-        (free, total) bytes of the whole device, whoever uses it; zeros where it cannot be known.
+        Return (free, total) bytes of the whole device, for all users; zeros: unknown.
         """
 
 class HostDevice(Device):
@@ -42,7 +42,7 @@ class HostDevice(Device):
     def __init__(self) -> None: ...
 
 class SimulatedCounts:
-    """What a simulated device has been asked for."""
+    """Counts of the calls to a simulated device."""
 
     @property
     def committed(self) -> int: ...
@@ -88,11 +88,11 @@ class SimulatedDevice(Device):
     def counts(self) -> SimulatedCounts: ...
 
     def finish(self, stream: int) -> None:
-        """All work queued on the stream is done."""
+        """Complete all work queued on the stream."""
 
     def capture(self, streams: Sequence[int]) -> None:
         """
-        A graph is captured on these streams, and what would spoil it counts as an error; none: no longer.
+        Capture these streams into a graph; calls that would break the capture count as errors. None: end the capture.
         """
 
     def set_capacity(self, capacity: int) -> None: ...
@@ -102,7 +102,7 @@ class SimulatedDevice(Device):
 
 def cuda_devices(driver: str = 'libcuda.so.1') -> list[str]:
     """
-    Names of the CUDA devices; empty where there is no driver or no device. Makes no context.
+    Return the names of the CUDA devices; empty without a driver or a device. Makes no context.
     """
 
 class CudaDevice(Device):
@@ -110,7 +110,7 @@ class CudaDevice(Device):
 
     def __init__(self, index: int | None = None, *, driver: str = 'libcuda.so.1', memory: str = 'plain') -> None:
         """
-        Without an index: the device that bind() names. The driver starts with the first call that needs it; what it refuses is counted.
+        Make a device. Without an index: the device that bind() names. The driver starts with the first call that needs it; refused calls are counted.
 
         Raises:
             RuntimeError: there is no driver, or one too old for this memory.
@@ -122,7 +122,7 @@ class CudaDevice(Device):
 
     def check(self) -> None:
         """
-        Starts the driver, and makes no context.
+        Start the driver without making a context.
 
         Raises:
             RuntimeError: there is no such device, or it has no such memory.
@@ -130,31 +130,31 @@ class CudaDevice(Device):
 
     def read_mostly(self, address: int, bytes: int, on: bool = True) -> bool:
         """
-        Managed memory that is rarely written may be in several places at once. False: refused.
+        Advise that managed memory is rarely written and may be in several places at once. False: refused.
         """
 
     def context_of(self, stream: int) -> int:
         """
-        Of pinned memory: another context that the calling thread means by this stream; 0: it is of this device's.
+        Return another context that the calling thread means by this stream, for pinned memory; 0: the device's own.
         """
 
     def wait_elsewhere(self, context: int, stream: int) -> bool:
         """
-        Waits for a stream of another context. False: refused, or a graph is captured there.
+        Wait for a stream of another context. False: refused, or a graph is captured there.
         """
 
     @property
     def index(self) -> int | None:
-        """None: not bound yet."""
+        """Index of the device; None: not bound yet."""
 
     def bind(self, index: int) -> bool:
         """
-        Whether the device is now the one of this index; the first call that names a device decides.
+        Bind the device to this index unless bound; return true if the device has this index.
         """
 
     @property
     def errors(self) -> int:
-        """How many calls the driver refused, except for lack of memory."""
+        """Number of calls that the driver refused, except for lack of memory."""
 
     @property
     def last_error(self) -> str | None:
@@ -163,7 +163,7 @@ class CudaDevice(Device):
     @property
     def refusals(self) -> int:
         """
-        How many requests for memory of the calling thread the driver refused for another reason than lack of it.
+        Number of the calling thread's memory requests that the driver refused for another reason than lack of memory.
         """
 
     @property
@@ -177,12 +177,12 @@ class Pattern:
 
     def __init__(self, *, cyclic: bool = True, marked: bool = False, unroll: int = 1, arena_bytes: int, low_water: int = 0) -> None:
         """
-        low_water: the position of the first table before which least is alive, so that the arena is best taken there.
+        low_water: low-water mark, the position in the first table before which the fewest bytes are live; the arena is best taken there.
         """
 
     def add_table(self, *, sequence: int, stream: int, sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], phase: int = 0, marks: Sequence[int] = [], least: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None:
         """
-        Positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: dynamic). phase: the count of the sequence's allocations at which position 0 was due. The first table added decides where iterations end. least: of an envelope, int64[n], bytes that each position has at least.
+        Add the positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: dynamic). phase: the sequence's allocation count when position 0 was due. The end of the first table is the end of the iteration. least: for an envelope, int64[n], lower bounds of the sizes in bytes.
         """
 
     @property
@@ -197,22 +197,20 @@ class Pool:
 
     def wait_for_device(self) -> bool:
         """
-        All that was queued anywhere is done. False: it could not be waited for, as while a graph is captured.
+        Wait for all queued work. False: the wait failed, for example during a graph capture.
         """
 
     def clients(self) -> list[str]:
-        """Names of those that share it."""
+        """Return the names of the clients that share the pool."""
 
     def begin_graph(self, id: tuple[int, int], streams: Sequence[int]) -> None:
-        """
-        What is allocated on these streams belongs to a graph that is being captured.
-        """
+        """Assign allocations on these streams to a graph that is being captured."""
 
     def end_graph(self, id: tuple[int, int]) -> None: ...
 
     def release_graph(self, id: tuple[int, int]) -> None:
         """
-        Once for each begin: the graph is gone, and its memory goes back when its buffers are freed.
+        End one use of a graph's memory, which is released when its buffers are freed. Call once for each begin.
         """
 
     def trim(self) -> None:
@@ -220,31 +218,31 @@ class Pool:
 
     def release_arena(self) -> bool:
         """
-        Give the arena back if nothing in it is alive; True if there is none afterwards.
+        Release the arena if no range is live; return true if no arena is left.
         """
 
     def set_retained_limit(self, bytes: int) -> None:
-        """Free memory beyond this goes back to the device at once."""
+        """Release free memory beyond this many bytes at once."""
 
     def set_max_reserved(self, bytes: int) -> None: ...
 
     def set_budget(self, bytes: int) -> None:
         """
-        Before more than this is taken from the device, free memory goes back; what is taken beyond it all the same is counted.
+        Set a soft limit: free memory is released before more is taken, and memory taken beyond the limit is counted.
         """
 
     def room(self) -> int:
         """
-        Bytes that can be had at once within the budget when free memory has gone back, or else in the largest hole of the arena; negative: so many are held beyond it.
+        Return the bytes available at once: within the budget after free memory was released, or in the largest hole of the arena; negative: bytes held beyond the budget.
         """
 
     def owns(self, address: int) -> bool: ...
 
     def arena_ranges(self) -> list[tuple[int, int]]:
-        """Live (begin, end) offsets in the arena, in order."""
+        """Return the live (begin, end) offsets in the arena, in order."""
 
 class Mark(enum.Enum):
-    """Where an iteration begins and ends."""
+    """Marks of the beginning and the end of an iteration."""
 
     STEP = 0
 
@@ -262,31 +260,31 @@ class Client:
     @property
     def handle(self) -> int:
         """
-        What the plain C entry points mempool_alloc and mempool_free take as their client.
+        Address of the client for the plain C entry points mempool_alloc and mempool_free.
         """
 
     def allocate(self, bytes: int, stream: int = 0, zeroed: bool = False) -> int:
-        """An address; 0: out of memory."""
+        """Return an address; 0: out of memory."""
 
     @property
     def pool(self) -> Pool: ...
 
     def use(self, address: int, stream: int) -> bool:
         """
-        A live buffer is used by this stream too: once freed, its memory waits until that stream is through with it. False: not a live buffer of this pool, or its own stream.
+        Record a use of a live buffer by another stream; once freed, the memory waits until that stream has completed. False: no live buffer of this pool, or the stream owns the buffer.
         """
 
     def free(self, address: int, stream: int = 0) -> bool:
-        """False: not a live buffer of this pool."""
+        """Free a buffer. False: no live buffer of this pool."""
 
     def reallocate(self, address: int, bytes: int, stream: int = 0) -> tuple[int, bool]:
-        """(new address or 0, whether the old one is not ours)."""
+        """Return (new address or 0, true if the old address is not the pool's)."""
 
     def mark(self, mark: Mark, *, detected: bool = False) -> None:
-        """found: the program did not set it."""
+        """detected: the pool found the step, not the program."""
 
     def record_detected_step(self) -> None:
-        """A step that only the tape shows: nothing begins or ends by it."""
+        """Record a detected step in the trace only; no iteration begins or ends."""
 
     def enter_dynamic(self) -> None: ...
 
@@ -296,75 +294,75 @@ class Client:
 
     def set_tracing(self, on: bool, *, folder: str = '', piece: int = 262144) -> None:
         """
-        Record everything. Events beyond a piece in memory go to a file in the folder, if there is one.
+        Record all events for a trace. Events beyond `piece` events in memory go to a file in `folder`, if given.
         """
 
     def recording(self, allocations: int = 18446744073709551615) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)], list[int], list[int], bool]:
         """
-        The planner's ring, or its last so many allocations and what came between: (packed records, for `TraceNames`; streams by sequence; allocations ever by sequence; nothing was lost or left out).
+        Return the planner's ring, or its last `allocations` allocations and the events between: (packed records for `TraceNames`; streams by sequence; total allocations by sequence; true if no event was lost or left out).
         """
 
     def find_recurrence(self) -> tuple[int, int] | None:
         """
-        What recurs in the planner's ring: (the earliest of its allocations that says anything, 0 where there are marks; how many there are). None: nothing, and the bell rings again when a quarter more has come.
+        Search the planner's ring for a recurring iteration: (earliest relevant allocation, 0 with marks; number of allocations). None: nothing recurs; the next signal comes after a quarter more events.
         """
 
     def take_trace(self) -> bytes:
         """
-        The oldest records of the tape that nobody has taken, packed; empty: there are none.
+        Return the oldest packed records of the trace not yet taken; empty: none are left.
         """
 
     def install(self, pattern: Pattern, iterations_seen: int = 0, instead: bool = False) -> bool:
         """
-        Takes up a pattern that was recorded here; it takes effect at the next boundary. `instead`: only in place of one of the same sizes; False: there is none any more.
+        Install a pattern that was recorded here; it takes effect at the next boundary. `instead`: only as a replacement of a known pattern with the same sizes; False: none is known.
         """
 
     def load(self, warmup: Pattern | None, steady: Pattern) -> None:
-        """Replays a pattern from elsewhere, from the next allocation on."""
+        """Replay a pattern from a file, from the next allocation on."""
 
     def drop_patterns(self) -> None: ...
 
     def device_is_bound(self) -> None:
-        """Loaded patterns, of all clients of the pool, may begin."""
+        """Begin the loaded patterns of all clients of the pool."""
 
     def give_back(self, force: bool = False) -> bool:
         """
-        Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or by force. True: no arena is left.
+        Give free memory back, and the arena if no range is live and no iteration ran since the last call, or by force. True: no arena is left.
         """
 
     def request_arena(self) -> bool:
         """
-        The arena that patterns need, now rather than at the next boundary. False: it is not so large.
+        Allocate the arena that patterns need now rather than at the next boundary. False: the arena is smaller.
         """
 
     def set_arena_allowed(self, takes: bool) -> None:
         """
-        Whether within a budget the arena comes at boundaries, as where there is none, or only by `request_arena`.
+        Allow arena allocation at boundaries under a budget too, and not only by `request_arena`.
         """
 
     def planned_offset_of(self, address: int) -> int | None:
         """
-        Offset in the arena that the plan followed now has for a live buffer, or would have if there were an arena; None: none.
+        Return the offset of a live buffer in the followed plan, also while no arena exists; None: no offset.
         """
 
     def allocate_next_at(self, place: int) -> None:
         """
-        The next request inside of a dynamic scope gets this offset in the arena, if it is free there.
+        Give the next request inside a dynamic scope this offset in the arena, if that range is free.
         """
 
     def wait_for_work(self, seconds: float, search_seconds: float = 0.0, allocations: int = 18446744073709551615, misses: int = 18446744073709551615, miss_score: int = 18446744073709551615, replan_at_iteration: int = 0, other_layouts: int = 18446744073709551615) -> tuple[bool, float]:
         """
-        (there may be something to plan; seconds of processor time that looks in vain took). Waits at most so many seconds; looks in vain end no wait as long as they took less than `looks`. Also ends when something stays in the way of a plan, not before iteration `around`, when the arena was refused, at so many allocations, while nothing is recorded at so many misses and when so much of the program goes off its plan, and, where it is given, when `other_layouts` of the state is another number.
+        Wait for planning work; return (there may be work, processor seconds of searches in vain). Searches in vain end no wait until they took `search_seconds`. The wait also ends after `seconds`, at `allocations`, at a refused arena, with a pinned range that keeps blocking a plan from iteration `replan_at_iteration` on, while nothing is recorded at `misses` or `miss_score`, and, if `other_layouts` is given, when that number of the state changes.
         """
 
     def grow_recording(self) -> bool:
         """
-        Room for twice as many events. False: it is not full, or would be more than a sixteenth of the memory held.
+        Double the capacity of the ring. False: the ring is not full, or would exceed a sixteenth of the memory held.
         """
 
     def retire_unused_patterns(self) -> None:
         """
-        Once a second, as waiting for work does: for what nobody has followed for long no arena is kept.
+        Mark patterns that were unused for long as dormant, so that no arena is kept for them. Call once a second; waiting for work does so too.
         """
 
     def wake(self) -> None: ...
@@ -381,17 +379,17 @@ class Client:
 
     def set_retained_limit(self, bytes: int) -> None:
         """
-        Free memory that this client would have the pool keep; of all clients' wishes the largest counts.
+        Set the bytes of free memory that the pool should keep for this client; the largest wish of all clients counts.
         """
 
     def pinned_ranges(self) -> list[tuple[int, int]]:
         """
-        Where something is in the way of a plan iteration after iteration: its range of the arena, (begin, end) offsets, and all that were in the way before and are still there.
+        Return the (begin, end) arena offsets of pinned ranges while one of them blocks a plan in iteration after iteration; else none.
         """
 
     def other_plans_ranges(self) -> list[tuple[int, int]]:
         """
-        (begin, end) offsets in the arena where other clients' plans lie, but those that rest; disjoint, in order.
+        Return the (begin, end) arena offsets of other clients' plans, dormant ones excepted; disjoint and in order.
         """
 
     def divergences(self) -> list[dict[str, Any]]: ...
@@ -411,38 +409,38 @@ class Bypass:
     def __exit__(self, *args: object) -> None: ...
 
 class TraceNames:
-    """
-    Gives buffers the ids that a trace knows them by, across the pieces of a recording.
-    """
+    """Ids of buffers in a trace, across the pieces of a recording."""
 
     def __init__(self) -> None: ...
 
     def rows(self, packed: bytes | NDArray[numpy.uint8]) -> dict[str, NDArray[Any]]:
-        """Columns of a trace, from events as `Client.take_trace` gives them."""
+        """Return the columns of a trace from events of `Client.take_trace`."""
 
     def brief_rows(self, packed: bytes | NDArray[numpy.uint8], streams: Sequence[int]) -> dict[str, NDArray[Any]]:
-        """The same from those of `Client.recording`, all at time 0."""
+        """
+        Return the columns of a trace from events of `Client.recording`, all at time 0.
+        """
 
 EVENT_FIELDS: tuple = ...
 
 def snapshot(pool: Pool, client: Client | None = None) -> tuple[bytes, bytes, bytes]:
     """
-    What the pool holds and, of a client, the history, all of one moment: packed records of SEGMENT_FIELDS, BLOCK_FIELDS and EVENT_FIELDS.
+    Return the state of the pool and the history of a client at one moment: packed records of SEGMENT_FIELDS, BLOCK_FIELDS and EVENT_FIELDS.
     """
 
 def live_objects() -> dict:
     """
-    How many of each there are in the process; a pattern that nobody has installed yet is a plan too.
+    Return the number of existing objects of each class in the process; an uninstalled pattern counts as a plan.
     """
 
 def usage(pool: Pool) -> dict[str, Any]:
     """
-    Segments and bytes held, in size-class pages (small) and otherwise (large); of these idle, in segments in which something lives; what was reserved at most since Client.reset_peaks(); dealings with the device.
+    Return segments and bytes held, in size-class pages (small) and otherwise (large); idle bytes in segments with live buffers; the peak of reserved bytes since Client.reset_peaks(); counts of device calls.
     """
 
 def set_history(client: Client, events: int) -> None:
     """
-    Keep the last so many allocations, frees and dealings with the device; 0: none. The same number again goes on.
+    Keep the last `events` allocations, frees and device calls; 0: none. An unchanged number continues the history.
     """
 
 SEGMENT_FIELDS: tuple = ...
@@ -457,143 +455,147 @@ EVENT_KINDS: tuple = ...
 
 class Checked:
     """
-    A client with redzones around every buffer and poison in the freed ones; host only.
+    A client with redzones around every buffer and poison in freed buffers; host only.
     """
 
     def __init__(self, client: Client) -> None: ...
 
     def allocate(self, bytes: int, stream: int = 0, zeroed: bool = False) -> int:
-        """An address; 0: out of memory."""
+        """Return an address; 0: out of memory."""
 
     def free(self, address: int, stream: int = 0) -> bool:
-        """False: not a live buffer, which may be a fault."""
+        """
+        Free a buffer. False: the address is no live buffer, which may be a fault.
+        """
 
     def verify(self) -> None:
-        """Look at every redzone and all poison now."""
+        """Check every redzone and all poison now."""
 
     def flush(self) -> None:
-        """Give all freed buffers back to the client."""
+        """Return all freed buffers to the client."""
 
     def faults(self) -> list:
         """
-        (kind, address, bytes, offset, allocated at, freed at, noticed at), the first few hundred.
+        Return (kind, address, bytes, offset, allocated at, freed at, noticed at) of the first few hundred faults.
         """
 
     def faults_found(self) -> int:
-        """How many, ever."""
+        """Return the total number of faults."""
 
 def set_fault_listener(listener: object) -> None:
     """
-    Called without arguments by the main thread soon after a fault was found.
+    Set a function that the main thread calls without arguments soon after a fault.
     """
 
 def set_fault_libraries(folders: Sequence[str]) -> None:
-    """Faults name whoever called the code in these folders."""
+    """Set folders whose code is skipped when a fault names its caller."""
 
 class Hook:
-    """A framework's allocator, which one client at a time serves."""
+    """Allocator of a framework, served by one client at a time."""
 
     def serve(self, client: Client, checked: Checked | None = None, instead: bool = False) -> None:
         """
-        This client serves all threads from now on, through `checked` if that is given; `instead` of another one.
+        Let the client serve all threads from now on, through `checked` if given. `instead`: replace another client.
         """
 
     def stop(self) -> None:
         """
-        The framework allocates as without us; buffers of the client that served go back to it when they are freed.
+        Return to the framework's own allocator. Buffers of the former client return to that client when freed.
         """
 
     def serving(self) -> bool: ...
 
     def held(self) -> int:
-        """How many clients serve or have buffers alive."""
+        """Number of clients that serve or have live buffers."""
 
 def numpy_hook() -> Hook:
     """
-    Who serves NumPy's arrays, whose default handler has our functions from now on.
+    Return the hook of NumPy's arrays; NumPy's default handler calls the pool's functions from now on.
     """
 
 def torch_cpu_hook() -> Hook:
-    """Who serves PyTorch's tensors on the CPU, through the companion."""
+    """
+    Return the hook of PyTorch's CPU tensors, called through the companion.
+    """
 
 def torch_cpu_functions() -> tuple:
     """
-    Addresses of what the companion calls: alloc, owns, free, out_of_memory (see c_api.h).
+    Return the addresses of the companion's functions: alloc, owns, free, out_of_memory (see c_api.h).
     """
 
 def torch_room_function() -> int:
-    """Address of what the bypass asks: room (see c_api.h)."""
+    """Return the address of the bypass's function: room (see c_api.h)."""
 
 def torch_cuda_hook(driver: str = 'libcuda.so.1') -> Hook:
     """
-    Who serves PyTorch's tensors on CUDA devices. The first driver named is the one of what nobody serves.
+    Return the hook of PyTorch's CUDA tensors. The first driver named also serves requests that no client serves.
     """
 
 def torch_cuda_functions() -> dict[str, int]:
     """
-    Addresses of what PyTorch calls, by the names of its setters, and "alloc" and "free".
+    Return the addresses of the functions for PyTorch, by the names of PyTorch's setters, and "alloc" and "free".
     """
 
 def torch_cuda_refuse_by(function: int) -> None:
     """
-    The address of what throws when memory runs out; 0: nothing, and it is a RuntimeError.
+    Set the address of the function that throws when memory runs out; 0: a RuntimeError is thrown.
     """
 
 def torch_cuda_plain(device: int) -> Client:
     """
-    Who serves what no pool of ours does on this device; None: nobody has had to.
+    Return the client of requests that no pool serves on this device; None: no such request occurred.
     """
 
 def cupy_allocator(memory: Any, pointer: Any, client: Any, shortage: Any, device: Any, stream: Any) -> Any:
     """
-    What cupy.cuda.set_allocator takes; see cupy_allocator.hpp for the parts.
+    Return an allocator for cupy.cuda.set_allocator; see cupy_allocator.hpp for the parts.
     """
 
 def cupy_knows(object: Any) -> bool:
-    """Whether it is a capsule of a C function that the allocator can call."""
+    """Return true for a capsule of a C function that the allocator can call."""
 
 def cupy_hold_devices() -> None:
     """
-    Nobody waits for a whole CUDA device from now on, which would break captures of its streams.
+    Let no call wait for a whole CUDA device from now on, which would break captures of its streams.
     """
 
 def cupy_release_devices() -> None:
-    """Once for each hold."""
+    """End one hold."""
 
 def cupy_capture(pool: Pool, stream: int) -> int:
-    """
-    The driver's number of the capture that the stream is part of; 0: none.
-    """
+    """Return the driver's number of the stream's capture; 0: none."""
 
 def cupy_goes_on(pool: Pool, graph: int, stream: int) -> bool:
-    """Whether the capture that began there does."""
+    """Return true if the capture that began there continues."""
 
 def cupy_begin_capture(pool: Pool, graph: int) -> None:
     """
-    Until the end of this capture, what is asked for on its streams is kept for its graph.
+    Keep memory requested on the capture's streams for the graph, until the capture ends.
     """
 
 def cupy_end_capture(pool: Pool, graph: int) -> None: ...
 
 def cupy_release_capture(pool: Pool, graph: int) -> None:
-    """Its graph is gone."""
+    """Release the memory of a destroyed graph."""
 
 class ReplayDevice(Device):
-    """Addresses without memory, and what of them was held when."""
+    """Addresses without memory, with a log of the memory held over time."""
 
     def __init__(self, capacity: int, *, growing: bool = False) -> None:
-        """With a GPU's plain memory, or with pages of 2 MiB."""
+        """
+        Make a device with a GPU's plain memory, or (`growing`) with pages of 2 MiB.
+        """
 
     @property
     def calls(self) -> int: ...
 
     def held(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]]:
         """
-        Columns address, size, region, start, end, of segments or pages: where reservations are numbered from 1, and indices of events; the end is -1 of what is still held.
+        Return columns address, size, region, start, end of segments or pages: region is the number of the reservation, from 1; start and end are event numbers; end -1: still held.
         """
 
 class Replay:
-    """The events of a trace, put through a client."""
+    """Replay of a trace's events through a client."""
 
     def __init__(self, client: Client, device: ReplayDevice, *, kind: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], birth: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], stream: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], mark: Annotated[NDArray[numpy.int8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
         """
@@ -602,16 +604,16 @@ class Replay:
 
     def go(self, most: int) -> bool:
         """
-        Goes on until there may be something to plan, for at most so many events; whether any is left.
+        Replay until there may be planning work, for at most this many events; return true if events are left.
         """
 
     def course(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)], int]:
         """
-        Address of each alloc, bytes live and reserved after each event, the first alloc not served or -1.
+        Return the address of each alloc, bytes live and reserved after each event, and the first refused alloc or -1.
         """
 
 class DeviceCalls:
-    """What a pool asks of a device, one call at a time."""
+    """Calls that a pool makes to a device, one at a time."""
 
     def __init__(self, device: Device) -> None: ...
 
@@ -644,10 +646,10 @@ class DeviceCalls:
     def capture(self, stream: int) -> int: ...
 
 def thread_stream() -> int:
-    """The calling thread's own number of the per-thread default stream."""
+    """Return the calling thread's number of the per-thread default stream."""
 
 class Occupancy:
-    """The guard alone."""
+    """The overlap guard alone."""
 
     def __init__(self) -> None: ...
 
@@ -658,7 +660,9 @@ class Occupancy:
     def take(self, begin: int, end: int) -> None: ...
 
     def release(self, begin: int) -> int:
-        """The end of what lived there; 0 if nothing did."""
+        """
+        End the live range that starts at `begin`; return its end, or 0 if there is none.
+        """
 
     def find_hole(self, bytes: int, alignment: int, limit: int) -> int: ...
 

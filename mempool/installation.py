@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from mempool.errors import UsageError
-from mempool.versions import warn_if_untested
+from mempool.settings import warn_if_untested
 
 if TYPE_CHECKING:
     from collections.abc import Callable

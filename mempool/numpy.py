@@ -95,7 +95,7 @@ class ArrayPool(Pool):
         """Install the pool's functions in NumPy."""
         _explain_memory_errors()
         self._hook = _core.numpy_hook()
-        self._hook.serve(self.client, None if self._checking is None else self._checking.core)
+        self._hook.serve(self.client, None if self._fault_collector is None else self._fault_collector.core)
 
     def close(self) -> None:
         """Leave NumPy and stop planning. Arrays stay valid."""
@@ -103,8 +103,8 @@ class ArrayPool(Pool):
         super().close()
 
     def _stop_serving(self) -> None:
-        if self._checking is not None:
-            self._checking.end()
+        if self._fault_collector is not None:
+            self._fault_collector.end()
         if self.settings.mode != "off":
             self._hook.stop()
 

@@ -14,8 +14,7 @@ from mempool import _core, sharing
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.per_rank_files import file_to_read, own_file
 from mempool.planning.planner_thread import Planner, first_cache_bytes
-from mempool.settings import NEVER, Settings, check_swapping, settings
-from mempool.versions import made_with
+from mempool.settings import NEVER, Settings, check_swapping, made_with, settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from mempool.planning.plan_files import Saved
     from mempool.planning.planned_pattern import Planned
     from mempool.recording.trace_writer import Tape
-    from mempool.reporting.fault_collector import Checking
-    from mempool.reporting.faults import Fault
+    from mempool.reporting.check_faults import Fault, FaultCollector
     from mempool.reporting.report import Report
 
 
@@ -92,8 +90,8 @@ class Pool:
             self._shares_streams = share._shares_streams
         self.client = _core.Client(self.core, name)
         self.client.set_retained_limit(first_cache_bytes(self.device))
-        self._checking = self._check() if self.settings.check else None
-        self._server = self.client if self._checking is None else self._checking.core
+        self._fault_collector = self._check() if self.settings.check else None
+        self._server = self.client if self._fault_collector is None else self._fault_collector.core
         self._in_iteration: int | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -129,12 +127,12 @@ class Pool:
             **({} if limit is None else {"max_reserved": limit}),
         )
 
-    def _check(self) -> Checking:
+    def _check(self) -> FaultCollector:
         if not isinstance(self.device, _core.HostDevice):
             raise UsageError("check=True writes around every buffer: on the host only")
-        from mempool.reporting.fault_collector import Checking
+        from mempool.reporting.check_faults import FaultCollector
 
-        return Checking(self.client, self.name)
+        return FaultCollector(self.client, self.name)
 
     @property
     def shares_streams(self) -> bool:
@@ -306,7 +304,7 @@ class Pool:
             from mempool.reporting.report import make_report
 
             report = make_report(self)
-        if self._checking is not None:
+        if self._fault_collector is not None:
             report.values["faults"] = [str(fault) for fault in self.faults()]
         return report
 
@@ -316,7 +314,7 @@ class Pool:
 
     def faults(self) -> tuple[Fault, ...]:
         """Return the faults found by ``check=True`` so far (the first 256), after checking every redzone."""
-        return () if self._checking is None else self._checking.faults()
+        return () if self._fault_collector is None else self._fault_collector.faults()
 
     def explain(self) -> str:
         """Return a text about the first divergences from the plan and their remedies."""
@@ -385,9 +383,9 @@ class Pool:
         if len(self.core.clients()) > 1:  # the other clients need no memory kept for plans of this one
             self.client.drop_patterns()
             self.client.set_retained_limit(0)
-        if self._checking is not None:
-            self._checking.end()
-            self._checking.log()
+        if self._fault_collector is not None:
+            self._fault_collector.end()
+            self._fault_collector.log()
         if self._tape is not None:
             with _core.Bypass():
                 self._tape.close()

@@ -1,4 +1,6 @@
-"""Settings of a pool: call arguments override environment variables, which override defaults.
+"""Settings of a pool, and the framework versions that the tests have run on.
+
+Call arguments override environment variables, which override defaults:
 
 ==================== ========================================================================================
 ``MEMPOOL``          ``off``: adapters install nothing; ``record``: record and plan nothing; ``replay``:
@@ -21,30 +23,25 @@ from __future__ import annotations
 import functools
 import operator
 import os
-import re
+import sys
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from mempool.errors import UsageError
+from mempool.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Mode = Literal["off", "record", "replay"]
 Memory = Literal["plain", "growing", "managed"]
-#: Largest number of digits of a size; no memory needs more.
-MOST_DIGITS = 40
 #: Price of a wait in bytes at which streams share no memory.
 NEVER = 2**63 - 1
 #: Limit of retained free memory, in bytes, that keeps all of it.
 EVERYTHING = 1 << 62
-#: Smallest memory size, in bytes, that is plausible without a unit; a smaller number lacks its unit.
-MEBIBYTE = 1 << 20
 #: Largest ``small_bytes``; the core's size classes end here.
 MOST_SMALL_BYTES = 1024
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
 @dataclass(frozen=True)
@@ -108,42 +105,6 @@ def check_swapping(chosen: Settings) -> None:
         raise UsageError(
             f"limit is {limit:,} bytes and max_reserved {most:,}: tensors could never take so much"
         )
-
-
-def parse_bytes(text: str | int) -> int:
-    """Return the bytes of "8GiB", "500 MB", "1e9" or a number.
-
-    Raises:
-        UsageError: the text is no size, too large, or not a whole number of bytes.
-    """
-    if isinstance(text, int):
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([a-z]*)\s*", text.lower())
-    if match is None or match[2] not in _UNITS:
-        raise UsageError(f"{text!r} is not a size in bytes, such as 8GiB or 500MB")
-    number = int(match[1]) if match[1].isdigit() else float(match[1])
-    if len(match[1]) > MOST_DIGITS or number > 2**64:
-        raise UsageError(f"{text[:MOST_DIGITS]!r} is more than any memory has")
-    if _UNITS[match[2]] == 1 and number != int(number):
-        raise UsageError(f"{text!r} is not a whole number of bytes")
-    return int(number * _UNITS[match[2]])
-
-
-def parse_memory(text: str, least_bare: int = MEBIBYTE) -> int:
-    """Return the bytes of a memory's size or of a rate, as `parse_bytes`, but ask for a missing unit.
-
-    Args:
-        text: as typed by a user.
-        least_bare: smallest number, in bytes, that is plausible without a unit; zero always is.
-
-    Raises:
-        UsageError: the text is no size, or a smaller number without a unit.
-    """
-    bare = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*", text.lower())
-    if bare is not None and 0 < float(bare[1]) < least_bare:
-        unit = "GiB" if float(bare[1]) < 1000 else "MiB"
-        raise UsageError(f"{bare[1]!r} has no unit: say {bare[1]}{unit}, or {bare[1]}B if bytes are meant")
-    return parse_bytes(text)
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -234,7 +195,6 @@ def _from_environment() -> dict[str, Any]:
         "_MEMORY": _memory,
         "_CHECK": _flag,
         "_EXPLAIN": _flag,
-        "_PLANNING_PROCESS": _flag,
     }
     for name, convert in converters.items():
         if text := os.environ.get(f"MEMPOOL{name}", "").strip():
@@ -248,3 +208,47 @@ def _flag(text: str) -> bool:
     if text.lower() in ("0", "false", "no", "off"):
         return False
     raise UsageError(f"{text!r} is neither 1 nor 0")
+
+
+#: Oldest and newest tested (major, minor) of each framework.
+TESTED = {
+    "cupy": ((13, 6), (14, 2)),
+    "numpy": ((1, 26), (2, 5)),
+    "torch": ((2, 11), (2, 13)),
+    "numba": ((0, 68), (0, 68)),
+    "rmm": ((26, 10), (26, 10)),
+}
+_warned: set[str] = set()
+
+
+def warn_if_untested(framework: str) -> None:
+    """Warn once per process if the installed version of a framework is outside the tested range."""
+    if framework in _warned:
+        return
+    _warned.add(framework)
+    if (warning := untested(framework)) is not None:
+        warnings.warn(warning, RuntimeWarning, stacklevel=3)
+
+
+def untested(framework: str) -> str | None:
+    """Return a warning about the installed version of a framework; None if in the tested range."""
+    text = getattr(sys.modules.get(framework), "__version__", None)
+    if text is None:
+        import importlib.metadata  # takes a tenth of NumPy's own import time
+
+        text = importlib.metadata.version(framework)
+    numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+    oldest, newest = TESTED[framework]
+    if oldest <= numbers <= newest:
+        return None
+    return f"mempool was tested with {framework} {_dotted(oldest)} to {_dotted(newest)}, not with {text}"
+
+
+def made_with(framework: str) -> str:
+    """Return the framework and its version, as "torch 2.13.0"; empty if not imported."""
+    version = getattr(sys.modules.get(framework), "__version__", None)
+    return "" if version is None else f"{framework} {version}"
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))

@@ -8,8 +8,8 @@ from typing import Any
 
 from mempool.analysis.compare import RECORDED, Choice
 from mempool.errors import UsageError
-from mempool.settings import parse_bytes
 from mempool.simulate import ALLOCATORS
+from mempool.units import parse_bytes
 
 
 def parse_choice(text: str) -> Choice:

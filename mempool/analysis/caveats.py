@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mempool.reporting.report import binary, source_line
+from mempool.units import binary, source_line
 from traces.completeness import History, completeness, device_free
 from traces.trace import Kind
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mempool.analysis.remedies import Remedy
-from mempool.reporting.report import binary
 from mempool.simulate import simulate
+from mempool.units import binary
 from solvers.simulators.pytorch_conf import recorded_settings
 from traces import Kind, TraceError
 from traces.completeness import History

@@ -12,7 +12,7 @@ import typer
 
 from mempool.cli.options import Device, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import ExitCode, Stop, facts, percent, print_json
-from mempool.reporting.report import binary
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mempool.cli.output import ExitCode, Stop, console, facts, percent, print_json, progress, table
-from mempool.reporting.report import binary
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from mempool.demo.race import Race

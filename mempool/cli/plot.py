@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mempool.reporting.report import binary
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,7 +12,7 @@ from mempool.cli.options import Frames, Lenient, allocators
 from mempool.cli.output import ExitCode, Stop, bar, facts, print_json, progress, tell_caveats
 from mempool.cli.output_files import why_not, written_over
 from mempool.cli.parsing import parsed
-from mempool.reporting.report import binary
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from mempool.cli.inputs import Work

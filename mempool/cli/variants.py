@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mempool.cli.output import table
-from mempool.reporting.report import binary
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from mempool.planning.joint_planning import Together
 from mempool.planning.prospects import Prospects
 from mempool.planning.registry import KnownPlans
 from mempool.planning.shared_arena import Beside, joined
-from mempool.reporting.report import missed
+from mempool.reporting.outcomes import missed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -310,8 +310,8 @@ class Planner:
 
     def _refused(self, state: dict[str, Any]) -> str:
         """Return the message about the refused arena: size, reason and, if known, free memory."""
-        from mempool.reporting.explain import REFUSALS
-        from mempool.reporting.report import binary
+        from mempool.reporting.outcomes import REFUSALS
+        from mempool.units import binary
 
         free, total = self._device.memory() if state["refusal"] == "memory" else (0, 0)
         there_is = f", which has {binary(free)} free of {binary(total)}" if total else ""

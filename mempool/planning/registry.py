@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mempool.logs import log
 from mempool.planning.backoff import NEVER
-from mempool.versions import made_with
+from mempool.settings import made_with
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_STRAYS, LEAST_HITS = 1 << 14, 0.01
 #: Least number of allocations, besides two iterations, before a loaded plan is judged as foreign.
 LEAST_TO_JUDGE = 64
-STRAYS = ("other_size", "occupied", "exhausted", "lost")
+STRAYS = ("size_mismatch", "slot_occupied", "past_end", "desynchronized")
 #: Largest number of plans, the same as in the core.
 MOST_KNOWN = 16
 

@@ -68,7 +68,7 @@ class Beside:
 
     def occupied(self) -> int:
         """Return the total number of allocations whose planned place was in use."""
-        return int(self._client.stats()["outcomes"]["occupied"])
+        return int(self._client.stats()["outcomes"]["slot_occupied"])
 
     def _others(self) -> list[tuple[int, int]]:
         return joined(self._client.other_plans_ranges())

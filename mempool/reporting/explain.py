@@ -5,36 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mempool import sharing
-from mempool.reporting.report import NOT_MISSES, binary, sized
+from mempool.reporting.outcomes import NOT_MISSES, REFUSALS, REMEDIES
+from mempool.units import binary, sized
 
 if TYPE_CHECKING:
     from mempool import _core
     from mempool.pool import Pool
-
-_REMEDIES = {
-    "other_size": "an extra allocation or a changed shape: harmless if rare; wrap evaluation, logging and "
-    "checkpoints in `with pool.dynamic():`, and mark iterations with `pool.step()` so that the pool realigns "
-    "at once",
-    "occupied": "a buffer from before is still alive at its address: something keeps it longer than when it "
-    "was recorded (a log, a list, an exception's traceback); copy what you keep, or make it in "
-    "`with pool.dynamic():`",
-    "exhausted": "more allocations than the recorded iteration has before the next mark",
-    "lost": "the program, or this thread of it, is in none of the recorded patterns; it is recorded again "
-    "when that lasts",
-    "no_arena": "the arena could not be had from the device, or not as large as this plan needs it, or its "
-    "memory was needed for what has no place in it",
-    "other_stream": "another stream used the memory last: the plan lets streams share addresses, which this "
-    "pool does only with `wait_bytes=`, or more streams use the arena than are told apart",
-}
-
-#: Texts for the core's reasons to refuse an arena.
-REFUSALS = {
-    "capture": "a graph is being captured",
-    "alive": "buffers are alive in the one there is, which cannot grow beside them; "
-    'memory="growing" is for such programs',
-    "limit": "with what else is held it would be more than the limit",
-    "memory": "there is too little memory; raise max_reserved or free memory elsewhere",
-}
 
 
 def explain(pool: Pool) -> str:
@@ -89,7 +65,7 @@ def explained(divergences: list[dict[str, Any]], refusal: str = "") -> list[str]
     ``refusal`` is the core's reason for the lack of a larger arena, or empty.
     """
     kinds = dict.fromkeys(one["outcome"] for one in divergences)
-    remedies = [f"{kind}: {_REMEDIES[kind]}" for kind in kinds if kind in _REMEDIES]
+    remedies = [f"{kind}: {REMEDIES[kind]}" for kind in kinds if kind in REMEDIES]
     if "no_arena" in kinds and refusal:
         remedies.append(f"no larger arena: {REFUSALS[refusal]}")
     return [*map(_line, divergences), *remedies]

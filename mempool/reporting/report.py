@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 import html
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mempool import per_rank_files, sharing
+from mempool.reporting.outcomes import NOT_MISSES, missed
+from mempool.units import sized
 
 if TYPE_CHECKING:
     from mempool.pool import Pool
-
-#: Outcomes that are not misses: hits, positions that no plan could serve, and allocations that were requested
-#: outside plans.
-NOT_MISSES = ("hit", "dynamic", "outside")
-
-
-def missed(outcomes: dict[str, int]) -> int:
-    """Return the number of allocations that had no plan or did not follow the plan."""
-    return sum(count for outcome, count in outcomes.items() if outcome not in NOT_MISSES)
-
-
-class NewOutcomes:
-    """Counter of each outcome's allocations from one call to the next."""
-
-    def __init__(self) -> None:
-        """Start at zero: the first call returns all allocations."""
-        self._before: dict[str, int] = {}
-
-    def of(self, outcomes: dict[str, int]) -> dict[str, int]:
-        """Return the increase of each outcome since the last call."""
-        new = {outcome: count - self._before.get(outcome, 0) for outcome, count in outcomes.items()}
-        self._before = outcomes
-        return new
-
 
 _TEXT = (
     ("state", "state"),
@@ -156,25 +133,6 @@ def readable(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def sized(size_bytes: int) -> str:
-    """Return bytes with binary units: 1536 gives "1,536 B (1.5 KiB)"."""
-    return f"{size_bytes:,} B ({binary(size_bytes)})" if size_bytes >= 1024 else f"{size_bytes:,} B"
-
-
-def source_line(frame: str) -> str:
-    """Return file and line without folders, of either style of paths."""
-    return re.split(r"[/\\]", frame)[-1]
-
-
-def binary(size_bytes: float) -> str:
-    """Return a size in binary units: 1536 gives "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size_bytes) < 1024:
-            return f"{size_bytes:.4g} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.4g} TiB"
-
-
 def make_report(pool: Pool) -> Report:
     """Collect the numbers of a pool."""
     client, core = pool.client.stats(), pool.core.stats()
@@ -200,7 +158,7 @@ def make_report(pool: Pool) -> Report:
         # Without a plan, as before the first one, allocations cannot miss.
         "misses_total": missed(client["outcomes"]) - client["outcomes"]["unplanned"],
         "dynamic": steady["dynamic"],
-        "outside": steady["outside"],
+        "out_of_iteration": steady["out_of_iteration"],
         "hit_rate": steady["hit"] / asked if asked else None,
         "coverage": planned.pattern.coverage if planned is not None else None,
         # The owner of a buffer in the arena is known only to that owner's client.

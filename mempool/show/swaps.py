@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mempool.reporting.report import binary
 from mempool.show.scene import Scene
 from mempool.show.timeline import Timeline, timeline_of
 from mempool.show.view import View, plan_view
+from mempool.units import binary
 from solvers.errors import PlanError
 
 if TYPE_CHECKING:

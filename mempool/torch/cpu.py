@@ -36,12 +36,14 @@ class CpuPool(TensorPool):
             UsageError: the companion cannot be built, or PyTorch refuses the allocator.
         """
         compiled_library.install_cpu_allocator()
-        _core.torch_cpu_hook().serve(self.client, None if self._checking is None else self._checking.core)
+        _core.torch_cpu_hook().serve(
+            self.client, None if self._fault_collector is None else self._fault_collector.core
+        )
 
     def stop_serving(self) -> None:
         """Restore PyTorch's former CPU allocator."""
-        if self._checking is not None:
-            self._checking.end()
+        if self._fault_collector is not None:
+            self._fault_collector.end()
         if self.settings.mode != "off":
             _core.torch_cpu_hook().stop()
             compiled_library.uninstall_cpu_allocator()

@@ -13,10 +13,9 @@ from mempool import _core, sharing
 from mempool.cuda import DRIVER
 from mempool.errors import UsageError
 from mempool.logs import log
-from mempool.settings import NEVER, settings
+from mempool.settings import NEVER, TESTED, settings
 from mempool.torch import TensorPool, compiled_library
 from mempool.torch.introspection import diagnosis, statistics
-from mempool.versions import TESTED
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mempool.logs import log
-from mempool.reporting.report import NewOutcomes, missed
+from mempool.reporting.outcomes import NewOutcomes, missed
 from mempool.torch.optimizer_steps import Listener
 
 if TYPE_CHECKING:

@@ -170,7 +170,7 @@ def measured(name: str, steps: int, way: str) -> dict[str, Any]:
 
     import mempool.torch
     from mempool.planning import joint_planning
-    from mempool.reporting.report import missed
+    from mempool.reporting.outcomes import missed
     from traces.iterations import envelope
 
     if way == "apart":
@@ -198,7 +198,7 @@ def measured(name: str, steps: int, way: str) -> dict[str, Any]:
             "way": way,
             "plans": len(known),
             "hits": new["hit"] / max(new["hit"] + missed(new) + new["unplanned"], 1),
-            "dynamic": new["dynamic"] / max(sum(new.values()) - new["outside"], 1),
+            "dynamic": new["dynamic"] / max(sum(new.values()) - new["out_of_iteration"], 1),
             "arena_bytes": pool.report().to_dict()["arena_bytes"],
             "peak_bytes": max((planned.peak_load_bytes for planned in known), default=0),
         }

@@ -155,10 +155,10 @@ def _warm_up(name: str) -> None:
 
 
 def _hits(now: dict[str, int], before: dict[str, int]) -> float | None:
-    from mempool.reporting.report import missed
+    from mempool.reporting.outcomes import missed
 
     hits, misses = now["hit"] - before["hit"], missed(now) - missed(before)
-    outside = now["outside"] - before["outside"]  # swapping has the pool wait
+    outside = now["out_of_iteration"] - before["out_of_iteration"]  # swapping has the pool wait
     return hits / (hits + misses + outside) if hits + misses + outside else None
 
 

@@ -19,7 +19,7 @@ BENCH = Path(__file__).parents[3] / "shared" / "bench" / "minimalloc"
 
 
 @pytest.mark.parametrize("n", [1_000, 4_000, 100_000])
-def test_the_quick_orders_plan_one_training_iteration(benchmark: BenchmarkFixture, n: int) -> None:
+def test_quick_orders_plan_a_training_iteration(benchmark: BenchmarkFixture, n: int) -> None:
     buffers = workload.buffers(n, 0)
     plan = benchmark(lambda: solve(buffers, solver="greedy", stop=Stop(nodes=0)))
     check(plan, buffers)

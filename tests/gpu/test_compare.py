@@ -13,7 +13,7 @@ SCRIPTS = ("compare.py", "capacity.py", "compare_cupy.py", "predicted.py", "swap
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_it_says_so_and_ends_well(script: str) -> None:
+def test_scripts_without_a_gpu_name_the_reason_and_succeed(script: str) -> None:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name(script))],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},

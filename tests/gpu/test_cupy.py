@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cupy_gpu")]
 
 
 @pytest.mark.parametrize("check", compare_cupy.CHECKS)
-def test_it_holds(check: str) -> None:
+def test_check_holds_with_cupy(check: str) -> None:
     answer, error = runs.told("cupy_checks.py", check)
     assert error == ""
     if answer.startswith("skipped"):
@@ -21,7 +21,7 @@ def test_it_holds(check: str) -> None:
 
 
 @pytest.mark.parametrize("name", compare_cupy.NAMES)
-def test_results_are_the_same_to_the_bit(name: str) -> None:
+def test_results_are_equal_to_the_bit_with_every_allocator(name: str) -> None:
     rows = {}
     for way in ("cupy", "mempool", "mempool growing", "mempool managed"):
         line, error = runs.told("cupy_worker.py", way, name)

@@ -53,7 +53,7 @@ def standin(monkeypatch: pytest.MonkeyPatch) -> Standin:
     return Standin(monkeypatch, 128 * MIB)
 
 
-def test_memory_is_looked_at_between_the_steps_that_are_not_timed() -> None:
+def test_memory_is_measured_between_untimed_steps() -> None:
     card, steps = FakeCard(100, 60, 40, 90), []
     allocator = Allocator(
         lambda: 7, lambda: steps.append("step"), lambda: steps.append("wait"), lambda: {"a": 1}
@@ -71,7 +71,7 @@ def test_memory_is_looked_at_between_the_steps_that_are_not_timed() -> None:
     assert (card.left, card.waits) == ([], 4)
 
 
-def test_sizes_take_turns() -> None:
+def test_sizes_are_measured_in_turns() -> None:
     asked: list[int] = []
     told = cupy_worker.alloc_and_free_ns(asked.append, Allocator(lambda: 0), rounds=8, times=2)
     assert list(told) == ["1 KiB", "1 MiB", "64 MiB"]
@@ -102,7 +102,7 @@ def test_alloc_and_free_is_measured(standin: Standin) -> None:
 @pytest.mark.parametrize(
     ("way", "why"), [("async", "no such pool"), ("rmm pool", "RMM"), ("rmm arena", "RMM")]
 )
-def test_what_is_not_to_be_had_is_skipped(
+def test_unavailable_allocators_are_skipped(
     way: str, why: str, standin: Standin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "rmm", None)
@@ -113,7 +113,7 @@ def test_what_is_not_to_be_had_is_skipped(
         cupy_allocators.serve(way, MIB)
 
 
-def test_what_is_alive_is_counted() -> None:
+def test_live_bytes_are_counted() -> None:
     memory = pytest.importorskip("cupy").cuda
     load = cupy_allocators.Load(
         lambda size: memory.MemoryPointer(memory.UnownedMemory(1 << 20, size, None, 0), 0)
@@ -148,7 +148,7 @@ def _main(monkeypatch: pytest.MonkeyPatch, arguments: list[str], **answers: Any)
 ROW = {"ms_per_step": 1.0, "reserved_bytes": 2, "used_bytes": 2, "used_peak_bytes": 3, "result": "abc"}
 
 
-def test_all_is_shown_and_written(
+def test_all_rows_are_printed_and_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert _main(monkeypatch, ["--json", str(tmp_path / "all.json")]) == 0
@@ -166,7 +166,7 @@ def test_all_is_shown_and_written(
         ({"streams": ("", "overwritten")}, "streams: overwritten"),
     ],
 )
-def test_what_is_wrong_ends_with_1(
+def test_wrong_results_end_with_exit_code_1(
     answers: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _main(monkeypatch, [], **answers) == 1
@@ -178,17 +178,17 @@ def test_a_skipped_allocator_or_check_is_not_wrong(monkeypatch: pytest.MonkeyPat
     assert _main(monkeypatch, [], **skipped, two_devices=("skipped: there is one device", "")) == 0
 
 
-def test_when_the_time_is_over_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_row_begins_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare_cupy, "IN_ALL_SECONDS", 1)
     assert compare_cupy.Clock().row("cupy", "solver") == {"error": "not run: the time is over"}
 
 
-def test_the_names_are_those_that_there_are() -> None:
+def test_names_cover_all_workloads_and_allocators() -> None:
     assert list(WORKLOADS) == list(compare_cupy.NAMES)
     assert list(cupy_allocators.WAYS) == ["load", *compare_cupy.WAYS]
 
 
-def test_the_checks_are_those_that_there_are() -> None:
+def test_names_cover_all_checks() -> None:
     pytest.importorskip("cupy")
     pytest.importorskip("mempool.cupy")
     import cupy_checks

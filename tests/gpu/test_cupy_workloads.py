@@ -25,13 +25,13 @@ def _result(name: str, budget: int = BUDGET, steps: int = 3) -> str:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_the_same_comes_out_twice_and_every_step_counts(name: str) -> None:
+def test_results_repeat_and_depend_on_every_step(name: str) -> None:
     assert _result(name) == _result(name)
     assert _result(name) != _result(name, steps=2)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_what_is_alive_fits_the_budget(name: str) -> None:
+def test_live_bytes_fit_the_budget(name: str) -> None:
     tracemalloc.start()
     try:
         _result(name, ROOM)
@@ -71,7 +71,7 @@ def test_a_trace_is_cut_at_its_marks_and_scaled() -> None:
     assert [event.size for event in steps[3]] == [event.size for event in steps[4]], "it repeats"
 
 
-def test_a_recorded_iteration_repeats_once_its_oldest_buffers_are_there() -> None:
+def test_recorded_iteration_repeats_once_its_oldest_buffers_exist() -> None:
     steps = cupy_events.recorded("gpt.train", steps=6, most_bytes=100 * MIB)
     shapes = [[event.size for event in step] for step in steps]
     assert shapes[3] == shapes[4] == shapes[5]
@@ -91,7 +91,7 @@ class Overlapping:
         return self._place[100 : 100 + size]
 
 
-def test_a_replay_sees_buffers_that_overlap() -> None:
+def test_replay_detects_overlapping_buffers() -> None:
     events = [Event(1, 50_000), Event(2, 500), Event(1), Event(2)]
     results = []
     for xp in (np, Overlapping()):
@@ -101,7 +101,7 @@ def test_a_replay_sees_buffers_that_overlap() -> None:
     assert results[0] != results[1]
 
 
-def test_a_replay_drops_a_buffer_when_it_goes() -> None:
+def test_replay_drops_a_freed_buffer() -> None:
     replay = Replay(np, [Event(0, 10)], [[Event(1, 8 * MIB), Event(1), Event(2, 8 * MIB), Event(2)], []])
     tracemalloc.start()
     try:

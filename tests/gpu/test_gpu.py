@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch_gpu")]
 
 
 @pytest.mark.parametrize("check", compare.CHECKS)
-def test_it_holds(check: str) -> None:
+def test_check_holds_with_pytorch(check: str) -> None:
     answer, error = runs.told("checks.py", check)
     assert (answer, error) == ("holds", "")
 

@@ -17,7 +17,7 @@ NEEDS = {"torch": "torch", "cupy": "cupy", "numba": "numba_cuda", "rmm": "rmm"}
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(NEEDS, 2)))
-def test_what_one_frees_is_the_others(first: str, second: str) -> None:
+def test_freed_memory_serves_the_other_framework(first: str, second: str) -> None:
     if not _core.cuda_devices():
         pytest.skip("there is no CUDA device")
     for name in (first, second):

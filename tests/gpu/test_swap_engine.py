@@ -22,7 +22,7 @@ def made(host_bytes: int) -> Any:
     return CudaEngine(torch.device("cuda", 0), host_bytes)
 
 
-def test_what_comes_back_is_what_left_on_any_stream() -> None:
+def test_reloaded_bytes_equal_offloaded_bytes_on_any_stream() -> None:
     """Copies, kernels that write before and after, and memory that is taken again, by three streams."""
     import torch
 
@@ -57,7 +57,7 @@ def test_the_link_is_that_of_locked_memory() -> None:
     engine.close()
 
 
-def test_copies_are_asked_for_without_waiting_and_no_more_is_locked_than_is_allowed() -> None:
+def test_copies_are_requested_without_waiting_and_pinned_memory_stays_within_its_limit() -> None:
     import torch
 
     from mempool.torch.offload.engine import HostFullError

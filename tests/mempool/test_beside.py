@@ -294,7 +294,7 @@ def test_replans_after_layout_changes_avoid_pinned_ranges(pools: tuple[Pool, Poo
             stays += [memory.allocate(1024 * (layer % 5 + 1)) for layer in range(3)]
     for _ in range(60):
         together(memory, others)
-    before = int(one.client.stats()["outcomes"]["occupied"])
+    before = int(one.client.stats()["outcomes"]["slot_occupied"])
     for _ in range(3):
         other.client.drop_patterns()
         one.plan_now()
@@ -302,7 +302,7 @@ def test_replans_after_layout_changes_avoid_pinned_ranges(pools: tuple[Pool, Poo
             one.step()
             layers(memory, 10)
             one.plan_now()
-    assert int(one.client.stats()["outcomes"]["occupied"]) == before
+    assert int(one.client.stats()["outcomes"]["slot_occupied"]) == before
     for address in stays:
         memory.free(address)
 

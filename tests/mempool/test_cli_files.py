@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from mempool.cli.app import call
-from mempool.reporting.report import binary
+from mempool.units import binary
 from solvers import SOLVERS, check, peak_load, read_plan
 from solvers.packing.options import OPTIONS
 from traces import Buffers, Trace

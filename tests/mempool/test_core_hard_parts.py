@@ -19,9 +19,9 @@ def test_planned_address_is_refused_where_any_live_buffer_intersects() -> None:
     core.client.load(None, pattern([1000, 1500, 2500], [0, 512, 0]))
     p0 = core.allocate(1000)
     p1 = core.allocate(1500)
-    assert core.outcomes["occupied"] == 1
+    assert core.outcomes["slot_occupied"] == 1
     k = core.allocate(2500)
-    assert core.outcomes["occupied"] == 2
+    assert core.outcomes["slot_occupied"] == 2
     assert len({p0, p1, k}) == 3
     assert core.arena_live_ranges == 1
 
@@ -34,7 +34,7 @@ def test_buffers_of_a_plan_stay_whole_while_another_plan_replays() -> None:
     core.allocate(9000)
     core.allocate(800)
     core.allocate(700)
-    assert core.outcomes["occupied"] == 2
+    assert core.outcomes["slot_occupied"] == 2
     assert core.hits == 4
     for address in kept:
         core.free(address)
@@ -50,7 +50,7 @@ def test_buffer_of_a_dropped_plan_still_guards_its_range() -> None:
     core.client.load(None, pattern([600, 600], [4608, 5120]))
     core.allocate(600)
     core.allocate(600)
-    assert core.outcomes["occupied"] == 1
+    assert core.outcomes["slot_occupied"] == 1
     assert core.hits == 2
     core.free(old)
     core.give_everything_back()

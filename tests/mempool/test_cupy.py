@@ -283,9 +283,9 @@ def test_scopes_apply_to_a_device_first_used_within(pool: CupyPool, current: Cur
             with current.on(device=device):
                 cupy.ndarray((1000,), "f4")
     with current.on(device=1):
-        assert pool.pool(1).client.stats()["outcomes"]["outside"] == 1
+        assert pool.pool(1).client.stats()["outcomes"]["out_of_iteration"] == 1
         cupy.ndarray((1000,), "f4")
-        assert pool.pool(1).client.stats()["outcomes"]["outside"] == 1
+        assert pool.pool(1).client.stats()["outcomes"]["out_of_iteration"] == 1
     with pool.iteration():
         with current.on(device=2):
             cupy.ndarray((1000,), "f4")

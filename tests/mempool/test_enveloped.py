@@ -93,7 +93,7 @@ def test_size_above_the_slot_misses(core: Core, position: int) -> None:
     sizes = list(MOST)
     sizes[position] += 1
     assert core.run(sizes) == len(MOST) - 1
-    assert core.outcomes["other_size"] == 1
+    assert core.outcomes["size_mismatch"] == 1
 
 
 def test_size_below_the_minimum_misses(core: Core) -> None:
@@ -142,7 +142,7 @@ def test_buffer_behind_a_smaller_buffer_in_the_same_slot_is_no_obstacle(core: Co
     core.step()
     core.free(core.allocate(MOST[0]))
     assert core.hits == before + 1
-    assert core.outcomes["occupied"] == 1
+    assert core.outcomes["slot_occupied"] == 1
     core.free(behind)
 
 

@@ -219,7 +219,7 @@ def test_threads_doing_equal_work_do_not_disturb_the_replaying_thread(workers: i
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(counts["occupied"] == 0 for counts in found.values()), found
+    assert all(counts["slot_occupied"] == 0 for counts in found.values()), found
     assert sum(counts["hit"] for counts in found.values()) >= 7 * 40
 
 
@@ -281,7 +281,7 @@ def test_allocations_after_the_last_planned_allocation_wait_for_the_mark(core: C
     core.step()
     core.run(SIZES)
     assert core.run(SIZES) == 0
-    assert core.outcomes["exhausted"] == 40
+    assert core.outcomes["past_end"] == 40
     core.step()
     assert core.run(SIZES) == 40
 

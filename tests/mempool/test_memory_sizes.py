@@ -6,7 +6,7 @@ import pytest
 
 from mempool.cli.app import call
 from mempool.errors import UsageError
-from mempool.settings import parse_memory
+from mempool.units import parse_memory
 
 
 @pytest.mark.parametrize(

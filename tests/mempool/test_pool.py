@@ -195,7 +195,7 @@ def test_dynamic_scopes_leave_the_plan_alone(pool: Pool) -> None:
             programs.layers(memory, count=9, scale=9000)
     after = pool.report().to_dict()
     assert after["misses"] == before["misses"]
-    assert after["outside"] > before["outside"]
+    assert after["out_of_iteration"] > before["out_of_iteration"]
 
 
 def test_nested_and_mixed_marks_are_refused(pool: Pool) -> None:

@@ -109,7 +109,7 @@ def test_later_plan_hides_no_miss_of_an_earlier_plan(pool: Pool) -> None:
     assert late["hit_rate"] == late["hits"] / (late["hits"] + late["misses"]) < 1
     said = dict(pool.report().rows())
     assert said["latest plan from iteration"] == str(late["latest_plan_active_at_iteration"])
-    assert said["misses by reason"].startswith("other_size ")
+    assert said["misses by reason"].startswith("size_mismatch ")
     assert said["misses since then"] == "0"
 
 
@@ -135,7 +135,7 @@ def test_misses_are_explained_with_sizes_and_a_remedy(pool: Pool) -> None:
     memory.free(memory.allocate(12_345))
     text = pool.explain()
     assert "got 12,345 B" in text
-    assert "exhausted: more allocations than the recorded iteration" in text
+    assert "past_end: more allocations than the recorded iteration" in text
 
 
 def test_divergences_are_reported_once(pool: Pool) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import mempool
-from mempool import versions
+from mempool import settings
 
 
 def test_sources_without_the_native_module_explain_the_failure(tmp_path: Path) -> None:
@@ -58,16 +58,16 @@ def test_foreign_package_hiding_ours_is_named(tmp_path: Path, name: str, package
 
 
 def test_untested_version_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "_warned", set())
-    monkeypatch.setitem(versions.TESTED, "numpy", ((1, 0), (1, 1)))
+    monkeypatch.setattr(settings, "_warned", set())
+    monkeypatch.setitem(settings.TESTED, "numpy", ((1, 0), (1, 1)))
     with pytest.warns(RuntimeWarning, match=r"tested with numpy 1.0 to 1.1, not with"):
-        versions.warn_if_untested("numpy")
-    versions.warn_if_untested("numpy")
+        settings.warn_if_untested("numpy")
+    settings.warn_if_untested("numpy")
 
 
 def test_oldest_pytorch_version_is_consistent() -> None:
     """The version agrees in pyproject's requirements, in the warning's table, and in the documentation."""
-    root, oldest = Path(__file__).parents[2], ".".join(map(str, versions.TESTED["torch"][0]))
+    root, oldest = Path(__file__).parents[2], ".".join(map(str, settings.TESTED["torch"][0]))
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["torch"] == [f"torch>={oldest}"]
     assert f"| PyTorch | {oldest} |" in (root / "docs" / "versions.md").read_text()

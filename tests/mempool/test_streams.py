@@ -114,7 +114,7 @@ class TestABufferThatAnotherStreamUses:
             steady = pool.report().to_dict()
             outcomes = pool.client.stats()["steady"]
             assert outcomes["hit"] > 0
-            assert outcomes["occupied"] == 0, steady
+            assert outcomes["slot_occupied"] == 0, steady
 
     def test_use_by_another_stream_is_a_read_in_the_trace(self) -> None:
         """The read lies between alloc and free.
@@ -265,7 +265,7 @@ class TestACapturedGraph:
         core.free(first)
         core.allocate(BIG)
         assert (core.hits, core.misses) == (2, 0)
-        assert core.outcomes["outside"] == 1
+        assert core.outcomes["out_of_iteration"] == 1
         core.free(inside)
 
     def test_out_of_memory_during_a_capture_makes_no_forbidden_calls(self) -> None:

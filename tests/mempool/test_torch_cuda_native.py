@@ -84,12 +84,13 @@ def test_harness_notices_each_removed_guard(folder: Path, capsys: pytest.Capture
     notices_each(guards.CUDA, runs, capsys)
 
 
-def test_captures_with_bodies_and_failing_captures(folder: Path) -> None:
-    """PyTorch's calls within a capture do not break a capture with bodies.
+def test_bodies_and_failures_of_captures_and_a_fraction_of_two_pools(folder: Path) -> None:
+    """See tests/native/torch_scenarios.cpp.
 
-    Failing captures do not hold memory for ever.
+    PyTorch's calls within a capture do not break a capture with bodies, failing captures do not hold memory
+    for ever, and all pools of a device together stay within its memory fraction.
     """
-    program = build.build("torch_captures", folder, sanitizer="address")
+    program = build.build("torch_scenarios", folder, sanitizer="address")
     driver = build.build_library("fake_cuda", folder, sanitizer="address")
     done = subprocess.run(
         [program, driver], capture_output=True, text=True, timeout=280, check=False, errors="replace"

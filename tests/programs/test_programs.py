@@ -76,7 +76,7 @@ def test_results_are_the_same_and_the_steady_state_follows_the_plan(ran: Ran) ->
     assert report["hits"] >= 0.5 * (report["allocations"] - report["small_allocations"])
 
 
-def test_reserved_memory_is_the_peak_load_and_what_stays(ran: Ran) -> None:
+def test_reserved_memory_is_the_peak_load_and_persistent_bytes(ran: Ran) -> None:
     """Within two percent, as an observer finds it in the second half of the run."""
     samples_file = ran.folder / "samples.json"
     printed = run(MEMPOOL, "run", "--quiet", "observe.py", samples_file, ran.program)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mempool import _core
+from mempool.reporting.outcomes import missed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,9 +104,7 @@ class Core:
 
     @property
     def misses(self) -> int:
-        return sum(
-            count for name, count in self.outcomes.items() if name not in {"hit", "dynamic", "outside"}
-        )
+        return missed(self.outcomes)
 
     @property
     def outcomes(self) -> dict[str, int]:

@@ -22,12 +22,12 @@ from mempool.errors import UsageError
 from mempool.hardware.gpu_memory import CARDS
 from mempool.hardware.gpu_throughput import rates_of
 from mempool.hardware.roofline import Roofline
-from mempool.settings import parse_bytes
 from mempool.torch.estimate import Fit, Job
 from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.fake.mode import fake_mode
 from mempool.torch.estimate.remedies.advise import what_would_help
 from mempool.torch.estimate.remedies.offloading import SLOWER, swapping
+from mempool.units import parse_bytes
 from solvers.swap import PRESETS, step_of
 
 ops = torch.ops.aten

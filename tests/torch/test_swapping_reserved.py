@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from models import CNN, MODELS
 
 import mempool.torch
-from mempool.reporting.report import missed
+from mempool.reporting.outcomes import missed
 from solvers.swap import Link, OffloadPlanner
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Trained:
         """Of all allocations of the last steps, also of those for which swapping has the pool wait."""
         now, before = self.outcomes[-1], self.outcomes[-1 - STEADY]
         hits = now["hit"] - before["hit"]
-        others = missed(now) - missed(before) + now["outside"] - before["outside"]
+        others = missed(now) - missed(before) + now["out_of_iteration"] - before["out_of_iteration"]
         return hits / max(hits + others, 1)
 
 

@@ -81,7 +81,7 @@ def check(plain: dict[str, Any], pooled: dict[str, Any], *, threads: int = 1) ->
     assert report["planned_arena_bytes"] <= 1.02 * report["peak_load_bytes"]
     by_chance = 0.01 * report["hits"] if threads > 1 else 0
     assert report["misses"] <= by_chance, report["misses_by_reason"]
-    assert report["misses"] == report["misses_by_reason"]["occupied"]
+    assert report["misses"] == report["misses_by_reason"]["slot_occupied"]
     assert report["plan_active_at_iteration"] <= 8
     whole = report["iterations"] + 1 - report["plan_active_at_iteration"]  # iterations under the plan
     assert report["hits"] + report["misses"] >= whole * report["planned_buffers"] > 0

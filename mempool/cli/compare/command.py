@@ -72,7 +72,7 @@ def compare(
     from mempool.analysis.allocator_specs import parse_choice
     from mempool.analysis.compare import Unable
     from mempool.cli.inputs import tell_skipped
-    from mempool.settings import parse_memory
+    from mempool.units import parse_memory
 
     named = [parsed("--allocator", parse_choice, text) for text in allocator or ()]
     choices = [choice for choice in named if choice is not None] or None

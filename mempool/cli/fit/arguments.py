@@ -127,7 +127,7 @@ def asked(said: dict[str, Any]) -> Asked:
 def _limit(limit: str | None, card: str | None) -> tuple[int | None, Card | None, tuple[str, ...]]:
     """Return the limit in bytes, the card, and notes on both."""
     from mempool.hardware.gpu_memory import card as card_of
-    from mempool.settings import parse_memory
+    from mempool.units import parse_memory
 
     found = parsed("--card", card_of, card)
     limit_bytes = parsed("--limit", parse_memory, limit)
@@ -143,7 +143,7 @@ def _limit(limit: str | None, card: str | None) -> tuple[int | None, Card | None
 
 def _both(limit_bytes: int, card: Card) -> str:
     """Return a note on a limit given together with a card: the limit counts."""
-    from mempool.reporting.report import binary
+    from mempool.units import binary
 
     more = ", which is more than programs get of it" if limit_bytes > card.memory_bytes else ""
     return (

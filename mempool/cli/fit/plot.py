@@ -6,7 +6,7 @@ import html
 import math
 from typing import TYPE_CHECKING
 
-from mempool.reporting.report import binary
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from mempool.cli.output import console, facts, plain, table
-from mempool.reporting.report import binary
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

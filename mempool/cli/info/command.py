@@ -13,7 +13,7 @@ from mempool.cli.info import memory_use
 from mempool.cli.main_loop import passed_over
 from mempool.cli.options import Device, Frames, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import bar, console, facts, percent, print_json, table, tell_caveats
-from mempool.reporting.report import binary, source_line
+from mempool.units import binary, source_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mempool.cli.output import console, facts, percent, table
-from mempool.reporting.report import binary, source_line
+from mempool.units import binary, source_line
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,7 +18,7 @@ from mempool.cli.output import ExitCode, Stop, bar, facts, percent, print_json
 from mempool.cli.output_files import why_not, written_over
 from mempool.cli.parsing import parsed
 from mempool.cli.plan.compute import Solver, write
-from mempool.reporting.report import binary
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from mempool.cli.inputs import Work
@@ -113,7 +113,8 @@ def plan(
         mempool plan run.trace --capacity 8GiB --capacity 4GiB
     """
     from mempool.cli.inputs import read_work, require_history
-    from mempool.settings import parse_bytes, wait_price
+    from mempool.settings import wait_price
+    from mempool.units import parse_bytes
 
     sizes = tuple(parsed("--capacity", parse_bytes, one) or 0 for one in capacity or ())
     times, target_bytes = parsed("--target", _parse_target, target) or (None, None)
@@ -207,7 +208,7 @@ def _kinds(saved: Saved) -> list[dict[str, Any]]:
 
 def _parse_target(text: str) -> tuple[Fraction | None, int | None]:
     """Return the target as a multiple of the lower bound or in bytes; the multiple is exact, for "0.1%"."""
-    from mempool.settings import parse_bytes
+    from mempool.units import parse_bytes
 
     if percentage := re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*%\s*", text):
         return 1 + Fraction(percentage[1]) / 100, None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mempool.cli.output import ExitCode, Stop, percent, progress
-from mempool.reporting.report import binary
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

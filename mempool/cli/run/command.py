@@ -112,7 +112,7 @@ def run(
     if accesses and record is None:
         raise typer.BadParameter("--accesses is of the trace: say --record TRACE too")
     _check_program(program)
-    from mempool.settings import parse_memory
+    from mempool.units import parse_memory
 
     for option, size in (("--max-reserved", max_reserved), ("--limit", limit)):
         parsed(option, parse_memory, size)

@@ -83,7 +83,7 @@ def swap(
     """
     from mempool.cli.swap.compute import Found, Limit, parse_limit
     from mempool.cli.swap.render import show
-    from mempool.settings import parse_bytes, parse_memory
+    from mempool.units import parse_bytes, parse_memory
 
     over = parsed("--link", _parse_link, link)
     rate = parsed("--bandwidth", parse_memory, bandwidth)

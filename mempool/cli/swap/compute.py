@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mempool.cli.output import percent
 from mempool.errors import UsageError
-from mempool.reporting.report import binary
-from mempool.settings import parse_memory
+from mempool.units import binary, parse_memory
 from solvers import PlanError, Stop, solve
 from solvers.swap import LinkBound, OffloadPlanner, reduce_fragmentation
 from solvers.swap.placement import device_buffers, place

@@ -22,9 +22,10 @@ Atomic<void (*)(const char*)> raise_{nullptr};
 std::array<Atomic<Client*>, kDevices> plain_{};
 Lock making_;
 
-// Fraction of the memory to which each pool of a device is limited, by device; 0: never set.
+// Fraction of the memory to which all pools of a device together are limited, by device; 0: never set.
 std::array<Atomic<double>, kDevices> fractions_{};
-std::array<Atomic<Client*>, kDevices> limited_{};  // the client to which the fraction was applied last
+std::array<SharedLimit, kDevices> limits_{};
+std::array<Atomic<Client*>, kDevices> limited_{};  // the client to which the limit was applied last
 Atomic<bool> any_fraction_{false};
 
 // Graphs being captured. All pools of the device take part, also pools that no longer serve or begin to serve
@@ -51,21 +52,21 @@ Atomic<unsigned> captured_{0};  // number of captures
 Stream stream_of(StreamHandle handle) noexcept { return reinterpret_cast<Stream>(handle); }
 Address address_of(void* pointer) noexcept { return reinterpret_cast<Address>(pointer); }
 
-void limit(Client& client, double fraction) noexcept {
+void limit(Client& client, std::size_t device, double fraction) noexcept {
   const std::size_t total = client.pool().source().device().memory().total;
   if (total == 0) return;
-  const auto bytes = static_cast<std::size_t>(std::floor(static_cast<double>(total) * fraction));
+  limits_[device].bytes.store(static_cast<std::size_t>(std::floor(static_cast<double>(total) * fraction)));
   const Guarded guard(client.pool().lock);
-  client.pool().source().set_limit(std::min(bytes, client.pool().options().max_reserved));
+  client.pool().source().share_limit(limits_[device]);
 }
 
 // Apply the fraction to a pool that was created after the fraction was set.
-void perhaps_limit(Client& client, int device) noexcept {
+void limit_new_pool(Client& client, int device) noexcept {
   if (!any_fraction_.load(std::memory_order_relaxed) || device < 0 || device >= kDevices) return;
   const auto at = static_cast<std::size_t>(device);
   const double fraction = fractions_[at].load();
   if (fraction == 0 || limited_[at].exchange(&client) == &client) return;
-  limit(client, fraction);
+  limit(client, at, fraction);
 }
 
 Client* make_client(int device);
@@ -73,7 +74,7 @@ Client* make_client(int device);
 // Return the client that serves this device now, creating one if needed; null: none can be created. Present.
 Client* client_of(int device) {
   Client* const client = make_client(device);
-  if (client != nullptr) perhaps_limit(*client, device);
+  if (client != nullptr) limit_new_pool(*client, device);
   return client;
 }
 
@@ -278,7 +279,7 @@ void set_memory_fraction(double fraction, int device) {
   fractions_[at].store(std::max(fraction, std::numeric_limits<double>::min()));  // 0 means never set
   limited_[at].store(nullptr);
   any_fraction_.store(true);
-  with_pools(device, [&](Client& client) { limit(client, fraction); });
+  with_pools(device, [&](Client& client) { limit(client, at, fraction); });
 }
 
 void* base_of(void* pointer, std::size_t* bytes) {

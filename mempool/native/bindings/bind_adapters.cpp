@@ -38,14 +38,15 @@ void serve(Hook& hook, Client& client, Checked* checked, bool instead) {
 }  // namespace
 
 void bind_hook(nb::module_& m) {
-  nb::class_<Hook>(m, "Hook", "A framework's allocator, which one client at a time serves.")
+  nb::class_<Hook>(m, "Hook", "Allocator of a framework, served by one client at a time.")
       .def("serve", &serve, "client"_a, "checked"_a.none() = nb::none(), "instead"_a = false,
-           "This client serves all threads from now on, through `checked` if that is given; `instead` of another one.")
+           "Let the client serve all threads from now on, through `checked` if given. `instead`: replace another "
+           "client.")
       .def("stop", [](Hook& hook) { hook.stop(); release_reclaimed(hook); },
-           "The framework allocates as without us; buffers of the client that served go back to it when they are freed.")
+           "Return to the framework's own allocator. Buffers of the former client return to that client when freed.")
       .def("serving", [](Hook& hook) { return hook.serving() != nullptr; })
       .def("held", [](Hook& hook) { release_reclaimed(hook); return hook.held(); },
-           "How many clients serve or have buffers alive.");
+           "Number of clients that serve or have live buffers.");
 }
 
 namespace {
@@ -94,7 +95,7 @@ Hook& attached() {
 
 void bind_numpy(nb::module_& m) {
   m.def("numpy_hook", &attached, nb::rv_policy::reference,
-        "Who serves NumPy's arrays, whose default handler has our functions from now on.");
+        "Return the hook of NumPy's arrays; NumPy's default handler calls the pool's functions from now on.");
 }
 
 namespace {
@@ -129,14 +130,15 @@ void bind_torch(nb::module_& m) {
           torch_cpu::hook().prepare();
           return torch_cpu::hook();
         },
-        nb::rv_policy::reference, "Who serves PyTorch's tensors on the CPU, through the companion.");
+        nb::rv_policy::reference, "Return the hook of PyTorch's CPU tensors, called through the companion.");
   m.def("torch_cpu_functions",
         [] {
           return nb::make_tuple(address_of(&mempool_torch_cpu_alloc), address_of(&mempool_torch_cpu_owns),
                                 address_of(&mempool_torch_cpu_free), address_of(&mempool_out_of_memory));
         },
-        "Addresses of what the companion calls: alloc, owns, free, out_of_memory (see c_api.h).");
-  m.def("torch_room_function", [] { return address_of(&mempool_room); }, "Address of what the bypass asks: room (see c_api.h).");
+        "Return the addresses of the companion's functions: alloc, owns, free, out_of_memory (see c_api.h).");
+  m.def("torch_room_function", [] { return address_of(&mempool_room); },
+        "Return the address of the bypass's function: room (see c_api.h).");
 
   m.def("torch_cuda_hook",
         [](const std::string& driver) -> Hook& {
@@ -144,14 +146,18 @@ void bind_torch(nb::module_& m) {
           return torch_cuda::hook();
         },
         nb::arg("driver") = "libcuda.so.1", nb::rv_policy::reference,
-        "Who serves PyTorch's tensors on CUDA devices. The first driver named is the one of what nobody serves.");
+        "Return the hook of PyTorch's CUDA tensors. The first driver named also serves requests that no client "
+        "serves.");
   m.def("torch_cuda_functions", &torch_cuda_functions,
-        "Addresses of what PyTorch calls, by the names of its setters, and \"alloc\" and \"free\".");
+        "Return the addresses of the functions for PyTorch, by the names of PyTorch's setters, and \"alloc\" and "
+        "\"free\".");
   m.def("torch_cuda_refuse_by",
         [](std::uintptr_t function) { torch_cuda::set_refusal(reinterpret_cast<void (*)(const char*)>(function)); },
-        nb::arg("function"), "The address of what throws when memory runs out; 0: nothing, and it is a RuntimeError.");
+        nb::arg("function"), "Set the address of the function that throws when memory runs out; 0: a "
+                             "RuntimeError is thrown.");
   m.def("torch_cuda_plain", [](int device) { return torch_cuda::plain_client(device); }, nb::arg("device"),
-        nb::rv_policy::reference, "Who serves what no pool of ours does on this device; None: nobody has had to.");
+        nb::rv_policy::reference, "Return the client of requests that no pool serves on this device; None: no "
+                                  "such request occurred.");
 }
 
 namespace {
@@ -201,21 +207,23 @@ bool goes_on(Pool& pool, std::uint64_t graph, Stream stream) {
 
 void bind_cupy(nb::module_& m) {
   m.def("cupy_allocator", &cupy_allocator, "memory"_a, "pointer"_a, "client"_a, "shortage"_a, "device"_a, "stream"_a,
-        "What cupy.cuda.set_allocator takes; see cupy_allocator.hpp for the parts.",
+        "Return an allocator for cupy.cuda.set_allocator; see cupy_allocator.hpp for the parts.",
         nb::sig("def cupy_allocator(memory: typing.Any, pointer: typing.Any, client: typing.Any, shortage: typing.Any, device: "
                 "typing.Any, stream: typing.Any) -> typing.Any"));
   m.def("cupy_knows", [](nb::handle object) { return cupy::knows(object.ptr()); }, "object"_a,
-        "Whether it is a capsule of a C function that the allocator can call.",
+        "Return true for a capsule of a C function that the allocator can call.",
         nb::sig("def cupy_knows(object: typing.Any) -> bool"));
   const auto released = nb::call_guard<nb::gil_scoped_release>();
   m.def("cupy_hold_devices", [] { CudaDevice::begin_capture(); }, released,
-        "Nobody waits for a whole CUDA device from now on, which would break captures of its streams.");
-  m.def("cupy_release_devices", [] { CudaDevice::end_capture(); }, released, "Once for each hold.");
+        "Let no call wait for a whole CUDA device from now on, which would break captures of its streams.");
+  m.def("cupy_release_devices", [] { CudaDevice::end_capture(); }, released, "End one hold.");
   m.def("cupy_capture", [](Pool& pool, Stream stream) { return pool.source().device().capture(stream); }, "pool"_a, "stream"_a, released,
-        "The driver's number of the capture that the stream is part of; 0: none.");
-  m.def("cupy_goes_on", &goes_on, "pool"_a, "graph"_a, "stream"_a, released, "Whether the capture that began there does.");
+        "Return the driver's number of the stream's capture; 0: none.");
+  m.def("cupy_goes_on", &goes_on, "pool"_a, "graph"_a, "stream"_a, released,
+        "Return true if the capture that began there continues.");
   m.def("cupy_begin_capture", &begin_capture, "pool"_a, "graph"_a, released,
-        "Until the end of this capture, what is asked for on its streams is kept for its graph.");
+        "Keep memory requested on the capture's streams for the graph, until the capture ends.");
   m.def("cupy_end_capture", &end_capture, "pool"_a, "graph"_a, released);
-  m.def("cupy_release_capture", &release_capture, "pool"_a, "graph"_a, released, "Its graph is gone.");
+  m.def("cupy_release_capture", &release_capture, "pool"_a, "graph"_a, released,
+        "Release the memory of a destroyed graph.");
 }

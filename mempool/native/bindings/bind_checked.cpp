@@ -128,24 +128,27 @@ nb::list faults(Checked& checked) {
 }  // namespace
 
 void bind_checked(nb::module_& m) {
-  nb::class_<Checked>(m, "Checked", "A client with redzones around every buffer and poison in the freed ones; host only.")
+  nb::class_<Checked>(m, "Checked", "A client with redzones around every buffer and poison in freed buffers; "
+                                    "host only.")
       .def("__init__", [](Checked* self, Client& client) { new (self) Checked(client, {here, found}); }, "client"_a,
            nb::keep_alive<1, 2>())
-      .def("allocate", &Checked::allocate, "bytes"_a, "stream"_a = 0, "zeroed"_a = false, "An address; 0: out of memory.")
+      .def("allocate", &Checked::allocate, "bytes"_a, "stream"_a = 0, "zeroed"_a = false,
+            "Return an address; 0: out of memory.")
       .def("free", [](Checked& c, Address address, Stream stream) { return c.free(address, stream); }, "address"_a,
-           "stream"_a = 0, "False: not a live buffer, which may be a fault.")
-      .def("verify", &Checked::verify, "Look at every redzone and all poison now.")
-      .def("flush", &Checked::flush, "Give all freed buffers back to the client.")
-      .def("faults", &faults, "(kind, address, bytes, offset, allocated at, freed at, noticed at), the first few hundred.")
-      .def("faults_found", &Checked::faults_found, "How many, ever.");
+           "stream"_a = 0, "Free a buffer. False: the address is no live buffer, which may be a fault.")
+      .def("verify", &Checked::verify, "Check every redzone and all poison now.")
+      .def("flush", &Checked::flush, "Return all freed buffers to the client.")
+      .def("faults", &faults, "Return (kind, address, bytes, offset, allocated at, freed at, noticed at) of the "
+                              "first few hundred faults.")
+      .def("faults_found", &Checked::faults_found, "Return the total number of faults.");
 
   m.def("set_fault_listener",
         [](nb::object listener) { Py_XDECREF(std::exchange(places().listener, listener.release().ptr())); },
-        "listener"_a, "Called without arguments by the main thread soon after a fault was found.");
+        "listener"_a, "Set a function that the main thread calls without arguments soon after a fault.");
   m.def("set_fault_libraries",
         [](std::vector<std::string> folders) {
           const Guarded guard(places().lock);
           places().libraries = std::move(folders);
         },
-        "folders"_a, "Faults name whoever called the code in these folders.");
+        "folders"_a, "Set folders whose code is skipped when a fault names its caller.");
 }

@@ -73,12 +73,13 @@ void bind_pattern(nb::module_& m) {
             self->low_water = low_water;
           },
           nb::kw_only(), "cyclic"_a = true, "marked"_a = false, "unroll"_a = 1, "arena_bytes"_a, "low_water"_a = 0,
-          "low_water: the position of the first table before which least is alive, so that the arena is best taken there.")
+          "low_water: low-water mark, the position in the first table before which the fewest bytes are live; "
+          "the arena is best taken there.")
       .def("add_table", &add_table, nb::kw_only(), "sequence"_a, "stream"_a, "sizes"_a, "offsets"_a,
            "phase"_a = 0, "marks"_a = std::vector<std::uint32_t>{}, "least"_a = nb::none(),
-           "Positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: dynamic). "
-           "phase: the count of the sequence's allocations at which position 0 was due. The first table added "
-           "decides where iterations end. least: of an envelope, int64[n], bytes that each position has at least.")
+           "Add the positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: "
+           "dynamic). phase: the sequence's allocation count when position 0 was due. The end of the first table "
+           "is the end of the iteration. least: for an envelope, int64[n], lower bounds of the sizes in bytes.")
       .def_ro("arena_bytes", &Pattern::arena_bytes);
 }
 
@@ -195,7 +196,7 @@ std::unique_ptr<Pattern> owned(Pattern* pattern) {
 }  // namespace
 
 void bind_client(nb::module_& m) {
-  nb::enum_<Mark>(m, "Mark", "Where an iteration begins and ends.")
+  nb::enum_<Mark>(m, "Mark", "Marks of the beginning and the end of an iteration.")
       .value("STEP", Mark::step)
       .value("BEGIN", Mark::begin)
       .value("END", Mark::end);
@@ -204,82 +205,91 @@ void bind_client(nb::module_& m) {
   nb::class_<Client>(m, "Client", "One adapter's view of a pool: sequences, recording, patterns, statistics.")
       .def(nb::init<std::shared_ptr<Pool>, std::string>(), "pool"_a, "name"_a)
       .def_prop_ro("handle", [](Client& c) { return reinterpret_cast<std::uintptr_t>(&c); },
-                   "What the plain C entry points mempool_alloc and mempool_free take as their client.")
-      .def("allocate", &Client::allocate, released, "bytes"_a, "stream"_a = 0, "zeroed"_a = false, "An address; 0: out of memory.")
+                   "Address of the client for the plain C entry points mempool_alloc and mempool_free.")
+      .def("allocate", &Client::allocate, released, "bytes"_a, "stream"_a = 0, "zeroed"_a = false,
+            "Return an address; 0: out of memory.")
       .def_prop_ro("pool", [](Client& c) -> Pool& { return c.pool(); }, nb::rv_policy::reference_internal)
       .def("use", &Client::use, released, "address"_a, "stream"_a,
-           "A live buffer is used by this stream too: once freed, its memory waits until that stream is through with it. "
-           "False: not a live buffer of this pool, or its own stream.")
+           "Record a use of a live buffer by another stream; once freed, the memory waits until that stream has "
+           "completed. False: no live buffer of this pool, or the stream owns the buffer.")
       .def("free", [](Client& c, Address address, Stream stream) { return c.free(address, stream); }, released, "address"_a,
-           "stream"_a = 0, "False: not a live buffer of this pool.")
+           "stream"_a = 0, "Free a buffer. False: no live buffer of this pool.")
       .def("reallocate",
            [](Client& c, Address address, std::size_t bytes, Stream stream) -> nb::typed<nb::tuple, Address, bool> {
              bool foreign = false;
              const Address moved = unlocked([&] { return c.reallocate(address, bytes, stream, &foreign); });
              return nb::make_tuple(moved, foreign);
-           }, "address"_a, "bytes"_a, "stream"_a = 0, "(new address or 0, whether the old one is not ours).")
-      .def("mark", &Client::mark, released, "mark"_a, nb::kw_only(), "detected"_a = false, "found: the program did not set it.")
-      .def("record_detected_step", &Client::record_detected_step, released, "A step that only the tape shows: nothing begins or ends by it.")
+           }, "address"_a, "bytes"_a, "stream"_a = 0, "Return (new address or 0, true if the old address is not "
+                                                      "the pool's).")
+      .def("mark", &Client::mark, released, "mark"_a, nb::kw_only(), "detected"_a = false,
+            "detected: the pool found the step, not the program.")
+      .def("record_detected_step", &Client::record_detected_step, released,
+            "Record a detected step in the trace only; no iteration begins or ends.")
       .def("enter_dynamic", &Client::enter_dynamic, released)
       .def("leave_dynamic", &Client::leave_dynamic, released)
       .def("set_recording", [](Client& c, bool on) { patiently(c.pool(), [&] { c.set_recording(on); }); }, "on"_a)
       .def("set_tracing", &Client::set_tracing, "on"_a, nb::kw_only(), "folder"_a = "", "piece"_a = TraceBuffer::kPiece,
-           "Record everything. Events beyond a piece in memory go to a file in the folder, if there is one.")
+           "Record all events for a trace. Events beyond `piece` events in memory go to a file in `folder`, if given.")
       .def("recording",
            [](Client& c, std::size_t allocations)
                -> nb::typed<nb::tuple, Array<std::uint8_t>, std::vector<Stream>, std::vector<std::uint64_t>, bool> {
              Client::Recording r = unlocked([&] { return c.recording(allocations); });
              return nb::make_tuple(viewed_as<std::uint8_t>(std::move(r.events)), r.streams, r.counts, r.whole);
            }, "allocations"_a = ~std::size_t{0},
-           "The planner's ring, or its last so many allocations and what came between: (packed records, for `TraceNames`; "
-           "streams by sequence; allocations ever by sequence; nothing was lost or left out).")
+           "Return the planner's ring, or its last `allocations` allocations and the events between: (packed "
+           "records for `TraceNames`; streams by sequence; total allocations by sequence; true if no event was "
+           "lost or left out).")
       .def("find_recurrence",
            [](Client& c) -> std::optional<std::pair<std::size_t, std::size_t>> {
              const auto found = unlocked([&] { return c.find_recurrence(); });
              if (!found) return std::nullopt;
              return std::make_pair(found->begin, found->allocations);
            },
-           "What recurs in the planner's ring: (the earliest of its allocations that says anything, 0 where there are "
-           "marks; how many there are). None: nothing, and the bell rings again when a quarter more has come.")
-      .def("take_trace", &take_trace, "The oldest records of the tape that nobody has taken, packed; empty: there are none.")
+           "Search the planner's ring for a recurring iteration: (earliest relevant allocation, 0 with marks; "
+           "number of allocations). None: nothing recurs; the next signal comes after a quarter more events.")
+      .def("take_trace", &take_trace, "Return the oldest packed records of the trace not yet taken; empty: none "
+                                      "are left.")
       .def("install",
            [](Client& c, Pattern& p, std::uint64_t seen, bool instead) {
              return unlocked([&] { return c.install(owned(&p), seen, instead); });
            }, "pattern"_a, "iterations_seen"_a = 0, "instead"_a = false,
-           "Takes up a pattern that was recorded here; it takes effect at the next boundary. `instead`: only in place of one "
-           "of the same sizes; False: there is none any more.")
+           "Install a pattern that was recorded here; it takes effect at the next boundary. `instead`: only as a "
+           "replacement of a known pattern with the same sizes; False: none is known.")
       .def("load",
            [](Client& c, Pattern* warmup, Pattern& steady) { unlocked([&] { c.load(owned(warmup), owned(&steady)); }); },
-           "warmup"_a.none(), "steady"_a, "Replays a pattern from elsewhere, from the next allocation on.")
+           "warmup"_a.none(), "steady"_a, "Replay a pattern from a file, from the next allocation on.")
       .def("drop_patterns", &Client::drop_patterns, released)
-      .def("device_is_bound", &Client::device_is_bound, released, "Loaded patterns, of all clients of the pool, may begin.")
+      .def("device_is_bound", &Client::device_is_bound, released,
+            "Begin the loaded patterns of all clients of the pool.")
       .def("give_back", &Client::give_back, released, "force"_a = false,
-           "Free memory goes back; the arena too if nothing in it is alive and no iteration ran since the last call, or "
-           "by force. True: no arena is left.")
+           "Give free memory back, and the arena if no range is live and no iteration ran since the last call, "
+           "or by force. True: no arena is left.")
       .def("request_arena", &Client::request_arena, released,
-           "The arena that patterns need, now rather than at the next boundary. False: it is not so large.")
+           "Allocate the arena that patterns need now rather than at the next boundary. False: the arena is smaller.")
       .def("set_arena_allowed", &Client::set_arena_allowed, "takes"_a, released,
-           "Whether within a budget the arena comes at boundaries, as where there is none, or only by `request_arena`.")
+           "Allow arena allocation at boundaries under a budget too, and not only by `request_arena`.")
       .def("planned_offset_of",
            [](Client& c, Address address) -> std::optional<Offset> {
              const Offset place = patiently(c.pool(), [&] { return c.planned_offset_of(address); });
              return place == kDynamic ? std::nullopt : std::make_optional(place);
            }, "address"_a,
-           "Offset in the arena that the plan followed now has for a live buffer, or would have if there were an arena; None: none.")
+           "Return the offset of a live buffer in the followed plan, also while no arena exists; None: no offset.")
       .def("allocate_next_at", &Client::allocate_next_at, released, "place"_a,
-           "The next request inside of a dynamic scope gets this offset in the arena, if it is free there.")
+           "Give the next request inside a dynamic scope this offset in the arena, if that range is free.")
       .def("wait_for_work", &wait_for_work, "seconds"_a, "search_seconds"_a = 0.0, "allocations"_a = ~std::uint64_t{0},
            "misses"_a = ~std::uint64_t{0}, "miss_score"_a = ~std::uint64_t{0}, "replan_at_iteration"_a = 0,
            "other_layouts"_a = ~std::uint64_t{0},
-           "(there may be something to plan; seconds of processor time that looks in vain took). Waits at most so many "
-           "seconds; looks in vain end no wait as long as they took less than `looks`. Also ends when something stays in "
-           "the way of a plan, not before iteration `around`, when the arena was refused, at so many allocations, while nothing is "
-           "recorded at so many misses and when so much of the program goes off its plan, and, where it is given, when "
-           "`other_layouts` of the state is another number.")
+           "Wait for planning work; return (there may be work, processor seconds of searches in vain). Searches "
+           "in vain end no wait until they took `search_seconds`. The wait also ends after `seconds`, at "
+           "`allocations`, at a refused arena, with a pinned range that keeps blocking a plan from iteration "
+           "`replan_at_iteration` on, while nothing is recorded at `misses` or `miss_score`, and, if "
+           "`other_layouts` is given, when that number of the state changes.")
       .def("grow_recording", &Client::grow_recording, released,
-           "Room for twice as many events. False: it is not full, or would be more than a sixteenth of the memory held.")
+           "Double the capacity of the ring. False: the ring is not full, or would exceed a sixteenth of the "
+           "memory held.")
       .def("retire_unused_patterns", &Client::retire_unused_patterns, released,
-           "Once a second, as waiting for work does: for what nobody has followed for long no arena is kept.")
+           "Mark patterns that were unused for long as dormant, so that no arena is kept for them. Call once a "
+           "second; waiting for work does so too.")
       .def("wake", [](Client& c) { patiently(c.pool(), [&] { c.wake(); }); })
       .def("check_again_after",
            [](Client& c, std::uint64_t events) { patiently(c.pool(), [&] { c.check_again_after(events); }); }, "events"_a)
@@ -294,12 +304,14 @@ void bind_client(nb::module_& m) {
       .def("stats", &client_stats)
       .def("reset_peaks", &Client::reset_peaks, released)
       .def("set_retained_limit", &Client::set_retained_limit, released, "bytes"_a,
-           "Free memory that this client would have the pool keep; of all clients' wishes the largest counts.")
+           "Set the bytes of free memory that the pool should keep for this client; the largest wish of all "
+           "clients counts.")
       .def("pinned_ranges", [](Client& c) { return patiently(c.pool(), [&] { return c.pinned_ranges(); }); },
-           "Where something is in the way of a plan iteration after iteration: its range of the arena, (begin, end) offsets, "
-           "and all that were in the way before and are still there.")
+           "Return the (begin, end) arena offsets of pinned ranges while one of them blocks a plan in iteration "
+           "after iteration; else none.")
       .def("other_plans_ranges", [](Client& c) { return unlocked([&] { return c.other_plans_ranges(); }); },
-           "(begin, end) offsets in the arena where other clients' plans lie, but those that rest; disjoint, in order.")
+           "Return the (begin, end) arena offsets of other clients' plans, dormant ones excepted; disjoint and "
+           "in order.")
       .def("divergences", &divergences)
       .def_static("last_out_of_memory", []() -> nb::typed<nb::dict, nb::str, std::size_t> {
         const OutOfMemory o = Client::last_out_of_memory();

@@ -49,7 +49,7 @@ CudaKind kind_of(const std::string& name) {
 
 void bind_cuda(nb::module_& m) {
   m.def("cuda_devices", &cuda_devices, "driver"_a = "libcuda.so.1",
-        "Names of the CUDA devices; empty where there is no driver or no device. Makes no context.");
+        "Return the names of the CUDA devices; empty without a driver or a device. Makes no context.");
 
   nb::class_<CudaDevice, Device>(m, "CudaDevice", "A CUDA device's memory of one kind: plain, growing, managed or pinned.")
       .def(
@@ -61,57 +61,61 @@ void bind_cuda(nb::module_& m) {
             new (self) CudaDevice(index.value_or(CudaDevice::kUnbound), CudaDriver::open(driver), kind);
           },
           "index"_a = nb::none(), nb::kw_only(), "driver"_a = "libcuda.so.1", "memory"_a = "plain",
-          "Without an index: the device that bind() names. The driver starts with the first call that needs it; what it "
-          "refuses is counted.\n\nRaises:\n    RuntimeError: there is no driver, or one too old for this memory.\n"
-          "    ValueError: a negative index, or no such kind of memory.")
+          "Make a device. Without an index: the device that bind() names. The driver starts with the first call "
+          "that needs it; refused calls are counted.\n\nRaises:\n    RuntimeError: there is no driver, or one "
+          "too old for this memory.\n    ValueError: a negative index, or no such kind of memory.")
       .def_prop_ro("kind", [](const CudaDevice& d) { return kCudaKindNames[static_cast<std::size_t>(d.kind())]; })
       .def("check", &CudaDevice::check, nb::call_guard<nb::gil_scoped_release>(),
-           "Starts the driver, and makes no context.\n\nRaises:\n    RuntimeError: there is no such device, or it has no such memory.")
+           "Start the driver without making a context.\n\nRaises:\n    RuntimeError: there is no such device, or "
+           "it has no such memory.")
       .def("read_mostly", &CudaDevice::read_mostly, "address"_a, "bytes"_a, "on"_a = true,
            nb::call_guard<nb::gil_scoped_release>(),
-           "Managed memory that is rarely written may be in several places at once. False: refused.")
+           "Advise that managed memory is rarely written and may be in several places at once. False: refused.")
       .def("context_of",
            [](const CudaDevice& d, Stream stream) { return reinterpret_cast<std::uintptr_t>(d.context_of(stream)); },
            "stream"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Of pinned memory: another context that the calling thread means by this stream; 0: it is of this device's.")
+           "Return another context that the calling thread means by this stream, for pinned memory; 0: the "
+           "device's own.")
       .def("wait_elsewhere",
            [](CudaDevice& d, std::uintptr_t context, Stream stream) {
              return d.wait_elsewhere(reinterpret_cast<CuContext>(context), stream);
            },
            "context"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Waits for a stream of another context. False: refused, or a graph is captured there.")
-      .def_prop_ro("index", &index_of, "None: not bound yet.")
+           "Wait for a stream of another context. False: refused, or a graph is captured there.")
+      .def_prop_ro("index", &index_of, "Index of the device; None: not bound yet.")
       .def("bind", &CudaDevice::bind, "index"_a,
-           "Whether the device is now the one of this index; the first call that names a device decides.")
-      .def_prop_ro("errors", &CudaDevice::errors, "How many calls the driver refused, except for lack of memory.")
+           "Bind the device to this index unless bound; return true if the device has this index.")
+      .def_prop_ro("errors", &CudaDevice::errors, "Number of calls that the driver refused, except for lack of "
+                                                  "memory.")
       .def_prop_ro("last_error", &last_error, "The latest of these.")
       .def_prop_ro("refusals", &CudaDevice::refusals,
-                   "How many requests for memory of the calling thread the driver refused for another reason than lack of it.")
+                   "Number of the calling thread's memory requests that the driver refused for another reason "
+                   "than lack of memory.")
       .def_prop_ro("last_refusal", &CudaDevice::last_refusal_text, "The latest of these.");
 }
 
 }  // namespace
 
 void bind_device(nb::module_& m) {
-  nb::class_<Device>(m, "Device", "What memory and streams belong to.")
-      .def_prop_ro("alignment", [](const Device& d) { return d.traits().alignment; }, "Bytes.")
+  nb::class_<Device>(m, "Device", "Owner of memory and streams.")
+      .def_prop_ro("alignment", [](const Device& d) { return d.traits().alignment; }, "Alignment in bytes.")
       .def_prop_ro("page", [](const Device& d) { return d.traits().page; },
                    "Bytes committed and returned at a time; 0: a reservation is memory, all or nothing.")
       .def_prop_ro("slow_return", [](const Device& d) { return d.traits().slow_return; },
-                   "Giving memory back waits for all queued work.")
+                   "True if releasing memory waits for all queued work.")
       .def_prop_ro("large", [](const Device& d) { return d.traits().large; },
-                   "Requests of at least this many bytes get a segment of their own.")
+                   "Size in bytes from which a request gets a separate segment.")
       .def("memory",
            [](const Device& d) {
              const nb::gil_scoped_release release;
              const DeviceMemory memory = d.memory();
              return std::pair(memory.free, memory.total);
            },
-           "(free, total) bytes of the whole device, whoever uses it; zeros where it cannot be known.");
+           "Return (free, total) bytes of the whole device, for all users; zeros: unknown.");
 
   nb::class_<HostDevice, Device>(m, "HostDevice", "Host memory by mmap.").def(nb::init<>());
 
-  nb::class_<SimulatedCounts>(m, "SimulatedCounts", "What a simulated device has been asked for.")
+  nb::class_<SimulatedCounts>(m, "SimulatedCounts", "Counts of the calls to a simulated device.")
       .def_ro("committed", &SimulatedCounts::committed)
       .def_ro("peak_committed", &SimulatedCounts::peak_committed)
       .def_ro("reserves", &SimulatedCounts::reserves)
@@ -138,9 +142,10 @@ void bind_device(nb::module_& m) {
           nb::kw_only(), "capacity"_a = std::size_t{1} << 40, "page"_a = 0, "alignment"_a = 512,
           "shared_segment"_a = std::size_t{2} << 20, "large"_a = std::size_t{1} << 20)
       .def("counts", &SimulatedDevice::counts)
-      .def("finish", &SimulatedDevice::finish, "stream"_a, "All work queued on the stream is done.")
+      .def("finish", &SimulatedDevice::finish, "stream"_a, "Complete all work queued on the stream.")
       .def("capture", &SimulatedDevice::capture, "streams"_a,
-           "A graph is captured on these streams, and what would spoil it counts as an error; none: no longer.")
+           "Capture these streams into a graph; calls that would break the capture count as errors. None: end "
+           "the capture.")
       .def("set_capacity", &SimulatedDevice::set_capacity, "capacity"_a)
       .def("fail_after", &SimulatedDevice::fail_after, "calls"_a,
            "Refuse every request for memory after this many more.");
@@ -162,7 +167,7 @@ auto call(Answer (Device::*method)(Arguments...) noexcept) {
 
 void bind_device_calls(nb::module_& m) {
   const auto released = nb::call_guard<nb::gil_scoped_release>();
-  nb::class_<DeviceCalls>(m, "DeviceCalls", "What a pool asks of a device, one call at a time.")
+  nb::class_<DeviceCalls>(m, "DeviceCalls", "Calls that a pool makes to a device, one at a time.")
       .def("__init__", [](DeviceCalls* self, Device& device) { new (self) DeviceCalls{device}; }, "device"_a,
            nb::keep_alive<1, 2>())
       .def("reserve", call(&Device::reserve), "bytes"_a, "alignment"_a = 512, released)
@@ -185,15 +190,15 @@ void bind_device_calls(nb::module_& m) {
 
 void bind_harness(nb::module_& m) {
   bind_device_calls(m);
-  m.def("thread_stream", &ThreadStream::mine, "The calling thread's own number of the per-thread default stream.");
-  nb::class_<Occupancy>(m, "Occupancy", "The guard alone.")
+  m.def("thread_stream", &ThreadStream::mine, "Return the calling thread's number of the per-thread default stream.");
+  nb::class_<Occupancy>(m, "Occupancy", "The overlap guard alone.")
       .def(nb::init<>())
       .def("set_planned_slots", &Occupancy::set_planned_slots, "starts"_a)
       .def("is_free", [](const Occupancy& o, Offset begin, Offset end) { return o.is_free(begin, end, o.slots_before(end)); },
            "begin"_a, "end"_a)
       .def("take", [](Occupancy& o, Offset begin, Offset end) { o.take(begin, end, 0); }, "begin"_a, "end"_a)
       .def("release", &Occupancy::release, "begin"_a,
-           "The end of what lived there; 0 if nothing did.")
+           "End the live range that starts at `begin`; return its end, or 0 if there is none.")
       .def("find_hole", &Occupancy::find_hole, "bytes"_a, "alignment"_a, "limit"_a)
       .def("end_of_last", &Occupancy::end_of_last)
       .def("live_ranges", &Occupancy::live_ranges);

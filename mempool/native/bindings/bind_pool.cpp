@@ -151,7 +151,7 @@ void bind_pool(nb::module_& m) {
              const nb::gil_scoped_release release;
              return pool.source().device().synchronize();  // without the pool's lock, so that other threads can allocate meanwhile
            },
-           "All that was queued anywhere is done. False: it could not be waited for, as while a graph is captured.")
+           "Wait for all queued work. False: the wait failed, for example during a graph capture.")
       .def("clients",
            [](Pool& pool) {
              return patiently(pool, [&] {
@@ -161,7 +161,7 @@ void bind_pool(nb::module_& m) {
                return names;
              });
            },
-           "Names of those that share it.")
+           "Return the names of the clients that share the pool.")
       .def("begin_graph",
            [](Pool& pool, GraphPools::Id id, std::vector<Stream> streams) {
              const auto takes = [streams = std::move(streams)](Stream stream) {
@@ -172,22 +172,24 @@ void bind_pool(nb::module_& m) {
                pool.begin_graph(id, takes);
              });
            },
-           "id"_a, "streams"_a, "What is allocated on these streams belongs to a graph that is being captured.")
+           "id"_a, "streams"_a, "Assign allocations on these streams to a graph that is being captured.")
       .def("end_graph", [](Pool& pool, GraphPools::Id id) { const Guarded guard(pool.lock); pool.end_graph(id); }, "id"_a, released)
       .def("release_graph", [](Pool& pool, GraphPools::Id id) { const Guarded guard(pool.lock); pool.release_graph(id); },
-           "id"_a, released, "Once for each begin: the graph is gone, and its memory goes back when its buffers are freed.")
+           "id"_a, released, "End one use of a graph's memory, which is released when its buffers are freed. "
+                             "Call once for each begin.")
       .def("trim", [](Pool& pool) { const Guarded guard(pool.lock); pool.trim(); }, released,
            "Give free memory back to the device.")
       .def("release_arena", [](Pool& pool) { const Guarded guard(pool.lock); return pool.release_arena(); }, released,
-           "Give the arena back if nothing in it is alive; True if there is none afterwards.")
+           "Release the arena if no range is live; return true if no arena is left.")
       .def("set_retained_limit",
            [](Pool& pool, std::size_t bytes) { const Guarded guard(pool.lock); pool.segments().set_retained_limit(bytes); },
-           "bytes"_a, released, "Free memory beyond this goes back to the device at once.")
+           "bytes"_a, released, "Release free memory beyond this many bytes at once.")
       .def("set_max_reserved",
            [](Pool& pool, std::size_t bytes) { const Guarded guard(pool.lock); pool.source().set_limit(bytes); }, "bytes"_a, released)
       .def("set_budget",
            [](Pool& pool, std::size_t bytes) { const Guarded guard(pool.lock); pool.set_budget(bytes); }, "bytes"_a, released,
-           "Before more than this is taken from the device, free memory goes back; what is taken beyond it all the same is counted.")
+           "Set a soft limit: free memory is released before more is taken, and memory taken beyond the limit is "
+           "counted.")
       .def("room",
            [](Pool& pool) {
              return patiently(pool, [&] {
@@ -195,8 +197,8 @@ void bind_pool(nb::module_& m) {
                return pool.room();
              });
            },
-           "Bytes that can be had at once within the budget when free memory has gone back, or else in the largest hole of the "
-           "arena; negative: so many are held beyond it.")
+           "Return the bytes available at once: within the budget after free memory was released, or in the "
+           "largest hole of the arena; negative: bytes held beyond the budget.")
       .def("owns",
            [](Pool& pool, Address address) {
              return patiently(pool, [&] {
@@ -213,5 +215,5 @@ void bind_pool(nb::module_& m) {
                return pool.occupancy().live_ranges();
              });
            },
-           "Live (begin, end) offsets in the arena, in order.");
+           "Return the live (begin, end) offsets in the arena, in order.");
 }

@@ -42,15 +42,15 @@ Columns rows(TraceNames& names, const Packed& packed, const Streams&... streams)
 }  // namespace
 
 void bind_recording(nb::module_& m) {
-  nb::class_<TraceNames>(m, "TraceNames", "Gives buffers the ids that a trace knows them by, across the pieces of a recording.")
+  nb::class_<TraceNames>(m, "TraceNames", "Ids of buffers in a trace, across the pieces of a recording.")
       .def(nb::init<>())
       .def("rows", &rows<RecordedEvent>, "packed"_a,
            nb::sig("def rows(self, packed: bytes | NDArray[numpy.uint8]) -> dict[str, NDArray[typing.Any]]"),
-           "Columns of a trace, from events as `Client.take_trace` gives them.")
+           "Return the columns of a trace from events of `Client.take_trace`.")
       .def("brief_rows", &rows<BriefEvent, std::vector<Stream>>, "packed"_a, "streams"_a,
            nb::sig("def brief_rows(self, packed: bytes | NDArray[numpy.uint8], streams: collections.abc.Sequence[int]) -> "
                    "dict[str, NDArray[typing.Any]]"),
-           "The same from those of `Client.recording`, all at time 0.");
+           "Return the columns of a trace from events of `Client.recording`, all at time 0.");
 
   m.attr("EVENT_FIELDS") = nb::make_tuple(
       nb::make_tuple("index", "<u8"), nb::make_tuple("address", "<u8"), nb::make_tuple("size", "<u8"),
@@ -94,23 +94,26 @@ auto held(const ReplayDevice& device) {
 }  // namespace
 
 void bind_replay(nb::module_& m) {
-  nb::class_<ReplayDevice, Device>(m, "ReplayDevice", "Addresses without memory, and what of them was held when.")
+  nb::class_<ReplayDevice, Device>(m, "ReplayDevice", "Addresses without memory, with a log of the memory held "
+                                                      "over time.")
       .def(nb::init<std::size_t, bool>(), "capacity"_a, nb::kw_only(), "growing"_a = false,
-           "With a GPU's plain memory, or with pages of 2 MiB.")
+           "Make a device with a GPU's plain memory, or (`growing`) with pages of 2 MiB.")
       .def_prop_ro("calls", &ReplayDevice::calls)
-      .def("held", &held, "Columns address, size, region, start, end, of segments or pages: where reservations are numbered from 1, and indices of "
-           "events; the end is -1 of what is still held.");
+      .def("held", &held, "Return columns address, size, region, start, end of segments or pages: region is the "
+                          "number of the reservation, from 1; start and end are event numbers; end -1: still "
+                          "held.");
 
-  nb::class_<Replay>(m, "Replay", "The events of a trace, put through a client.")
+  nb::class_<Replay>(m, "Replay", "Replay of a trace's events through a client.")
       .def("__init__", &make, "client"_a, "device"_a, nb::kw_only(), "kind"_a, "birth"_a, "size"_a, "stream"_a, "mark"_a,
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
            nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(),
            "`birth` is the row of the alloc of each event's buffer, `mark` a Mark or -1.")
       .def("go", &Replay::go, nb::call_guard<nb::gil_scoped_release>(), "most"_a,
-           "Goes on until there may be something to plan, for at most so many events; whether any is left.")
+           "Replay until there may be planning work, for at most this many events; return true if events are left.")
       .def("course", [](const Replay& r) {
              return std::tuple(as_array(r.address), as_array(r.live), as_array(r.reserved), r.failed_at);
-           }, "Address of each alloc, bytes live and reserved after each event, the first alloc not served or -1.");
+           }, "Return the address of each alloc, bytes live and reserved after each event, and the first refused "
+              "alloc or -1.");
 }
 
 // The contents of a pool and the history of a client, as packed records for NumPy.
@@ -155,8 +158,8 @@ nb::typed<nb::dict, nb::str, nb::any> usage(Pool& pool) {
 
 void bind_snapshot(nb::module_& m) {
   m.def("snapshot", &snapshot, "pool"_a, "client"_a.none() = nb::none(),
-        "What the pool holds and, of a client, the history, all of one moment: packed records of SEGMENT_FIELDS, "
-        "BLOCK_FIELDS and EVENT_FIELDS.");
+        "Return the state of the pool and the history of a client at one moment: packed records of "
+        "SEGMENT_FIELDS, BLOCK_FIELDS and EVENT_FIELDS.");
   m.def("live_objects", [] {
     nb::dict live;
     live["pools"] = Pool::count();
@@ -168,12 +171,14 @@ void bind_snapshot(nb::module_& m) {
     live["events"] = LiveEvents::count().load();
     live["reservations"] = Reservation::count().load();
     return live;
-  }, "How many of each there are in the process; a pattern that nobody has installed yet is a plan too.");
+  }, "Return the number of existing objects of each class in the process; an uninstalled pattern counts as a plan.");
   m.def("usage", &usage, "pool"_a,
-        "Segments and bytes held, in size-class pages (small) and otherwise (large); of these idle, in segments in which "
-        "something lives; what was reserved at most since Client.reset_peaks(); dealings with the device.");
+        "Return segments and bytes held, in size-class pages (small) and otherwise (large); idle bytes in "
+        "segments with live buffers; the peak of reserved bytes since Client.reset_peaks(); counts of device "
+        "calls.");
   m.def("set_history", &Client::set_history, "client"_a, "events"_a,
-        "Keep the last so many allocations, frees and dealings with the device; 0: none. The same number again goes on.");
+        "Keep the last `events` allocations, frees and device calls; 0: none. An unchanged number continues the "
+        "history.");
 
   m.attr("SEGMENT_FIELDS") =
       nb::make_tuple(nb::make_tuple("base", "<u8"), nb::make_tuple("size", "<u8"), nb::make_tuple("stream", "<i8"),

@@ -4,7 +4,8 @@
 #include "core/client.hpp"
 
 NB_MODULE(_core, m) {
-  m.doc() = "Native core of the pool: devices, arena and guard, fallback, state machine, adapters' entry points.";
+  m.doc() = "Native core of the pool: devices, arena and guard, fallback, state machine, entry points of the "
+            "adapters.";
   pthread_atfork(mempool::Client::prepare_fork, mempool::Client::after_fork_in_parent,
                  mempool::Client::after_fork_in_child);
   bind_device(m);

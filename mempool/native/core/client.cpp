@@ -160,7 +160,7 @@ void Client::retire(const void* thread) noexcept {
 void Client::note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept {
   // If the size was the expected one, the follower has already advanced to the next position.
   const bool expected =
-      outcome == Outcome::occupied || outcome == Outcome::no_arena || outcome == Outcome::other_stream;
+      outcome == Outcome::slot_occupied || outcome == Outcome::no_arena || outcome == Outcome::other_stream;
   const std::uint32_t position = follower.position() - (expected && follower.position() != 0 ? 1 : 0);
   if (!divergences_.empty()) {
     Divergence& last = divergences_.back();
@@ -185,7 +185,7 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   if (match.boundary) boundary(sequence.follower.finished());
   if (growth_deferred_ && match.slot != nullptr && sequence.follower.at_low_water()) grow_at_low_water(sequence.follower.stream());
   if (due.size != 0 && bytes > due.size && outgrows(due, bytes, match)) {
-    match = Follower::Match::none(Outcome::other_size);
+    match = Follower::Match::none(Outcome::size_mismatch);
   }
   outcome = match.outcome;
   if (bypass_.active && replaying_) {
@@ -200,7 +200,7 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   }
   if (match.slot == nullptr) return 0;
   if (bytes > match.size && MEMPOOL_GUARDED("own_size")) {  // the guard examines the planned range only
-    outcome = Outcome::other_size;
+    outcome = Outcome::size_mismatch;
     return 0;
   }
   if (match.slot->offset == kDynamic) {
@@ -212,7 +212,7 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
     outcome = Outcome::no_arena;
   } else {
     const Occupancy::Range range = pool_->occupancy().overlapping(match.slot->offset, match.slot->offset + bytes);
-    outcome = range.end == 0 ? Outcome::other_stream : Outcome::occupied;
+    outcome = range.end == 0 ? Outcome::other_stream : Outcome::slot_occupied;
     note_pinned(range);
   }
   return 0;
@@ -231,7 +231,7 @@ void Client::prefetch_upcoming(Sequence& sequence) noexcept {
 }
 
 Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream stream, Resized* resized) {
-  Outcome outcome = Outcome::outside;
+  Outcome outcome = Outcome::out_of_iteration;
   Pool::Given given;
   Offset place = kDynamic;
   if (next_offset_ != kDynamic && dynamic_ != 0) given = pool_->take_place(std::exchange(next_offset_, kDynamic), bytes, stream);
@@ -331,7 +331,7 @@ bool Client::serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& give
   if (is_small(bytes)) {
     count_small_allocation(given, bytes);
   } else {
-    ++stats_.outcomes[static_cast<std::size_t>(Outcome::outside)];
+    ++stats_.outcomes[static_cast<std::size_t>(Outcome::out_of_iteration)];
   }
   if (trace_.on()) trace_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);

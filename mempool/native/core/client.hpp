@@ -37,7 +37,7 @@ struct Divergence {
   std::uint64_t expected = 0;   // bytes
   std::uint64_t actual = 0;     // bytes
   Stream stream = 0;
-  Outcome outcome = Outcome::lost;
+  Outcome outcome = Outcome::desynchronized;
   std::uint64_t repeats = 1;    // consecutive occurrences at this position with these sizes
 };
 

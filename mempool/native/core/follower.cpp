@@ -222,7 +222,7 @@ Follower::Match Follower::yield_part(std::uint64_t size, const std::vector<Patte
   leave();
   boundary_ = false;
   strays_ = kWindow;
-  return Match::none(Outcome::lost);
+  return Match::none(Outcome::desynchronized);
 }
 
 Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
@@ -233,7 +233,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     if (!(ends_here && next_begins_with(pattern_, size)) && clean_ && switch_table(size, known)) return matched();
     if (!ends_here) {
       ++beyond_;
-      return Match::none(Outcome::exhausted);
+      return Match::none(Outcome::past_end);
     }
     begin_next();
     if (table_ != nullptr && position_ == 0 && played(*table_)) return yield_part(size, known);
@@ -269,15 +269,15 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     }
   }
   ++strays_;
-  if (table_ != nullptr && strays_ < kWindow && debt_ < kWindow) return Match::none(Outcome::other_size);
+  if (table_ != nullptr && strays_ < kWindow && debt_ < kWindow) return Match::none(Outcome::size_mismatch);
   if (debt_ >= kWindow) {
     debt_ = 0;
-    if (resynchronise(known) || table_ != nullptr) return Match::none(Outcome::other_size);
+    if (resynchronise(known) || table_ != nullptr) return Match::none(Outcome::size_mismatch);
   }
   // A program that has left all patterns for good should not pay for the search each time.
-  if (strays_ > kStrayPatience && count_ % kStrayPatience != 0) return Match::none(Outcome::lost);
+  if (strays_ > kStrayPatience && count_ % kStrayPatience != 0) return Match::none(Outcome::desynchronized);
   // The window ends with this allocation, so that the search finds the position of the *next* allocation.
-  return Match::none(resynchronise(known) ? Outcome::other_size : Outcome::lost);
+  return Match::none(resynchronise(known) ? Outcome::size_mismatch : Outcome::desynchronized);
 }
 
 }  // namespace mempool

@@ -34,7 +34,7 @@ class Follower {
 
   struct Match {
     const Slot* slot = nullptr;  // null: no position
-    Outcome outcome = Outcome::lost;
+    Outcome outcome = Outcome::desynchronized;
     std::uint64_t size = 0;      // planned size of the position
     bool boundary = false;       // this allocation is the first of a new iteration of the first table
 

@@ -126,7 +126,8 @@ bool Pool::could_be_reserved(std::size_t arena_bytes, bool in_place) noexcept {
 
 // Return true if `more` bytes fit after all held memory except `stays` bytes is given back.
 bool Pool::fits_with(std::size_t stays, std::size_t more) noexcept {
-  if (stays > source_.limit() || more > source_.limit() - stays) return false;
+  const std::size_t limit = source_.limit_beside_others();
+  if (stays > limit || more > limit - stays) return false;
   if (source_.traits().prefetches) return true;  // the device may be oversubscribed
   const DeviceMemory memory = device_->memory();
   return memory.total == 0 || more <= memory.free + (source_.reserved().current - stays);

@@ -24,28 +24,28 @@ struct Gauge {
 // Result of an allocation above the small-size threshold: served at the planned address, or the reason
 // for the miss.
 enum class Outcome : std::uint8_t {
-  hit,          // at the planned address
-  unplanned,    // no plan was active: pass-through, recording, solving
-  other_size,   // the plan expected another size here: an extra allocation, or a changed shape
-  occupied,     // a live range intersects the planned address
-  exhausted,    // after the last planned allocation of the iteration, before the mark
-  dynamic,      // the plan leaves this position to the fallback
-  lost,         // the sequence has left every known pattern
-  no_arena,     // the arena could not be allocated
-  other_stream, // another stream used the memory last and cannot be waited for now
-  outside,      // outside the marked regions or inside pool.dynamic()
+  hit,              // at the planned address
+  unplanned,        // no plan was active: pass-through, recording, solving
+  size_mismatch,    // the plan expected another size here: an extra allocation, or a changed shape
+  slot_occupied,    // a live range intersects the planned address
+  past_end,         // after the last planned allocation of the iteration, before the mark
+  dynamic,          // the plan leaves this position to the fallback
+  desynchronized,   // the sequence has left every known pattern
+  no_arena,         // the arena could not be allocated
+  other_stream,     // another stream used the memory last and cannot be waited for now
+  out_of_iteration, // outside the marked regions or inside pool.dynamic()
   count
 };
 
 // Return true if a better plan could have served the request; false also for requests left out of the plan
 // deliberately.
 constexpr bool is_miss(Outcome outcome) noexcept {
-  return outcome != Outcome::hit && outcome != Outcome::dynamic && outcome != Outcome::outside;
+  return outcome != Outcome::hit && outcome != Outcome::dynamic && outcome != Outcome::out_of_iteration;
 }
 
 constexpr std::array<const char*, static_cast<std::size_t>(Outcome::count)> kOutcomeNames = {
-    "hit",     "unplanned", "other_size", "occupied",     "exhausted",
-    "dynamic", "lost",      "no_arena",   "other_stream", "outside"};
+    "hit",     "unplanned",      "size_mismatch", "slot_occupied", "past_end",
+    "dynamic", "desynchronized", "no_arena",      "other_stream",  "out_of_iteration"};
 
 struct ClientStats {
   Gauge requested;  // bytes asked for

@@ -14,6 +14,7 @@
 #include "core/live.hpp"
 #include "core/recorder.hpp"
 #include "core/stats.hpp"
+#include "core/sync.hpp"
 #include "devices/device.hpp"
 
 namespace mempool {
@@ -85,6 +86,20 @@ class Idle {
   ~Idle() = default;
 };
 
+// A limit in bytes on the memory of several pools together, such as a process's fraction of a device.
+struct SharedLimit {
+  Atomic<std::size_t> bytes{~std::size_t{0}};
+  Atomic<std::size_t> reserved{0};  // by all pools that share the limit
+
+  // Count `more` bytes as reserved; false: the limit would be exceeded, and nothing has changed.
+  bool claim(std::size_t more) noexcept {
+    const std::size_t before = reserved.fetch_add(more), most = bytes.load();
+    if (before <= most && more <= most - before) return true;
+    reserved.fetch_sub(more);
+    return false;
+  }
+};
+
 class MemorySource {
  public:
   explicit MemorySource(Device& device) : device_(device), traits_(device.traits()) {}
@@ -98,13 +113,16 @@ class MemorySource {
     const Address address = device_.reserve(bytes, alignment);
     ++calls_;
     if (address != 0) Reservation::made();
-    if (address != 0 && traits_.page == 0) took(RecordedEvent::segment_alloc, address, bytes);
+    if (traits_.page != 0) return address;
+    if (address != 0) took(RecordedEvent::segment_alloc, address, bytes);
+    else disclaim(bytes);
     return address;
   }
   bool commit(Address address, std::size_t bytes) noexcept {
     if (traits_.page == 0 || bytes == 0) return true;
     ++calls_;
-    if (!may_take(bytes) || !device_.commit(address, bytes)) return false;
+    if (!may_take(bytes)) return false;
+    if (!device_.commit(address, bytes)) return disclaim(bytes), false;
     took(RecordedEvent::segment_map, address, bytes);
     return true;
   }
@@ -122,9 +140,11 @@ class MemorySource {
   Address resize(Address address, std::size_t from, std::size_t to) noexcept {
     if (traits_.page == 0 || (to > from && !may_take(to - from))) return 0;
     ++calls_;
-    if (!wait_for_users()) return 0;
-    const Address resized = device_.resize(address, from, to);
-    if (resized == 0) return 0;
+    const Address resized = wait_for_users() ? device_.resize(address, from, to) : 0;
+    if (resized == 0) {
+      if (to > from) disclaim(to - from);
+      return 0;
+    }
     if (resized != address) {
       log_.gave(RecordedEvent::segment_unmap, address, from);
       log_.took(RecordedEvent::segment_map, resized, from);
@@ -183,8 +203,20 @@ class MemorySource {
   std::uint64_t times_took() const noexcept { return took_; }  // calls that got memory
   std::uint64_t times_gave() const noexcept { return gave_; }  // calls that returned memory
   DeviceLog& log() noexcept { return log_; }
-  std::size_t limit() const noexcept { return limit_; }
+  std::size_t limit() const noexcept { return shared_ == nullptr ? limit_ : std::min(limit_, shared_->bytes.load()); }
+  // Return the limit less the bytes that other pools hold of a shared limit.
+  std::size_t limit_beside_others() const noexcept {
+    if (shared_ == nullptr) return limit_;
+    const std::size_t others = shared_->reserved.load() - reserved_.current, most = shared_->bytes.load();
+    return std::min(limit_, most > others ? most - others : 0);
+  }
   void set_limit(std::size_t bytes) noexcept { limit_ = bytes; }
+  // Share a limit from now on; the limit outlives the pool.
+  void share_limit(SharedLimit& shared) noexcept {
+    if (shared_ == &shared) return;
+    shared_ = &shared;
+    shared.reserved.fetch_add(reserved_.current);
+  }
 
   static constexpr std::size_t kNoBudget = ~std::size_t{0};
   void set_budget(std::size_t bytes, Idle* idle) noexcept { budget_ = bytes, idle_ = idle; }
@@ -223,13 +255,18 @@ class MemorySource {
   // Count a release of `bytes`, of which `held` were committed.
   void gave(RecordedEvent::Kind kind, Address address, std::size_t bytes, std::size_t held) noexcept {
     reserved_.sub(held);
+    disclaim(held);
     ++gave_;
     log_.gave(kind, address, bytes);
   }
-  // Return true if the limit permits `bytes` more, after releasing idle memory as far as the budget requires.
+  // Return true if the limits permit `bytes` more, after releasing idle memory as far as the budget requires.
+  // The bytes are then claimed from the shared limit.
   bool may_take(std::size_t bytes) noexcept {
     keep_budget(bytes);
-    return bytes <= limit_ && reserved_.current <= limit_ - bytes;
+    return bytes <= limit_ && reserved_.current <= limit_ - bytes && (shared_ == nullptr || shared_->claim(bytes));
+  }
+  void disclaim(std::size_t bytes) noexcept {
+    if (shared_ != nullptr) shared_->reserved.fetch_sub(bytes);
   }
 
   Device& device_;
@@ -240,6 +277,7 @@ class MemorySource {
   DeviceLog log_;
   unsigned holds_ = 0;
   std::size_t limit_ = ~std::size_t{0};
+  SharedLimit* shared_ = nullptr;  // null: this pool shares no limit
   std::size_t budget_ = kNoBudget;
   Idle* idle_ = nullptr;
   std::uint64_t beyond_ = 0;

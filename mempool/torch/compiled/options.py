@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from mempool.errors import UsageError
-from mempool.settings import parse_bytes
+from mempool.units import parse_bytes
 from solvers.swap.link import Link, parse_link
 
 INNER = ("inductor", "eager")

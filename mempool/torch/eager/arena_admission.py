@@ -6,8 +6,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from mempool.logs import log
-from mempool.reporting.report import NewOutcomes, sized
+from mempool.reporting.outcomes import NewOutcomes
 from mempool.torch.eager.storages import AWAY, address_of
+from mempool.units import sized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -79,7 +80,7 @@ class Arrival:
     def _misses(self) -> tuple[bool, bool]:
         """Return two flags for this iteration: planned places were occupied; the arena was missing."""
         new = self._new.of(self._client.stats()["outcomes"])
-        return new["occupied"] > 0, new["no_arena"] > 0
+        return new["slot_occupied"] > 0, new["no_arena"] > 0
 
     def _needed(self) -> tuple[int, int]:
         return self._client.state()["needed_bytes"], self._pool.stats()["arena_bytes"]

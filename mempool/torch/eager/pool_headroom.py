@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mempool.logs import log
-from mempool.reporting.report import missed, sized
+from mempool.reporting.outcomes import missed
+from mempool.units import sized
 
 if TYPE_CHECKING:
     from mempool import _core

@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from mempool.logs import log
-from mempool.reporting.report import sized
 from mempool.torch.eager.recorded_iteration import Tape, recorded
 from mempool.torch.eager.reserved_memory import arena_bytes
 from mempool.torch.eager.schedule_actions import Program, program_of
 from mempool.torch.offload.host_placement import host_copies
+from mempool.units import sized
 from solvers.errors import PlanError
 from solvers.swap import OffloadPlanner, advance_reloads, reduce_fragmentation, replay
 

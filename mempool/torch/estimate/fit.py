@@ -10,7 +10,6 @@ from torch import nn
 
 from mempool.errors import UsageError
 from mempool.recording.optimizers import hooked_optimizer
-from mempool.settings import parse_memory
 from mempool.torch.estimate.estimator import DEFAULT_ALLOCATORS, estimate
 from mempool.torch.estimate.fake.isolation import together
 from mempool.torch.estimate.inputs import (
@@ -24,6 +23,7 @@ from mempool.torch.estimate.inputs import (
 )
 from mempool.torch.estimate.job import Job
 from mempool.torch.estimate.remedies.advise import what_would_help
+from mempool.units import parse_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -91,7 +91,7 @@ def parse_margins(texts: list[str]) -> dict[str, int]:
     Raises:
         UsageError: a text cannot be parsed.
     """
-    from mempool.settings import parse_memory
+    from mempool.units import parse_memory
 
     pairs = [text.partition("=") for text in texts]
     if wrong := next((text for text, (_, equals, _) in zip(texts, pairs, strict=True) if not equals), None):

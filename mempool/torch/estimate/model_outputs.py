@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
-from mempool.reporting.report import binary
+from mempool.units import binary
 
 SUMMED = (
     "no loss was given and the model returns none: the sum of its floating outputs stands for it; "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mempool.errors import UsageError
 from mempool.logs import log
-from mempool.versions import untested
+from mempool.settings import untested
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
-from mempool.reporting.report import binary
 from mempool.torch.estimate.checkpointing import checkpointed
 from mempool.torch.estimate.device.emulation import as_on
 from mempool.torch.estimate.failures import told
@@ -23,6 +22,7 @@ from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import ValuelessMode, fake_mode
 from mempool.torch.estimate.inputs import beyond_positions
 from mempool.torch.estimate.model_outputs import SUMMED, cache_tensors, note_of_loop, own_loss, summed
+from mempool.units import binary
 from traces.trace import COLUMNS
 
 LOOKED = (

@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.errors import UsageError
-from mempool.reporting.report import binary
 from mempool.torch.estimate.failures import told
 from mempool.torch.estimate.fake.copies import EAGER, is_compiled
 from mempool.torch.estimate.inputs import Arguments, arguments, batch_of, resizable
@@ -29,6 +28,7 @@ from mempool.torch.estimate.sources.optimizers_and_losses import resolved
 from mempool.torch.estimate.sources.scripts import GUESSES, unreal
 from mempool.torch.estimate.sources.targets import Sizes, Target
 from mempool.torch.estimate.sources.transformers_models import Hub, task_of
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

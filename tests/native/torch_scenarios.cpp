@@ -1,9 +1,12 @@
-// Captures that PyTorch begins and ends in other ways than one after the other: with conditional nodes, whose bodies have
-// a begin and an end each while the graph around them goes on, and captures that fail, of which it never says the end.
+// Short programs of PyTorch's calls: captures with conditional nodes, whose bodies begin and end while the graph around
+// them goes on; captures that fail, whose end PyTorch never reports; and a memory fraction that two pools share.
 //
-//   torch_captures FAKE_DRIVER
+//   torch_scenarios FAKE_DRIVER
 #include <cstdio>
+#include <memory>
+#include <stdexcept>
 
+#include "devices/cuda_device.hpp"
 #include "fake_driver.hpp"
 #include "torch_calls.hpp"
 
@@ -77,6 +80,37 @@ void a_capture_that_fails(Setting& s) {
   s.expect(s.fake.live_allocations() == 0, "the graph's memory does not go back");
 }
 
+// PyTorch limits what a process holds of a device, with however many pools.
+void memory_fraction_of_two_pools(Setting& s, const char* library) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  const auto fits = [&](std::size_t bytes) -> void* {
+    try {
+      return s.torch.alloc(bytes, 0, nullptr);
+    } catch (const std::runtime_error&) {
+      return nullptr;
+    }
+  };
+  s.fake.set_capacity(0, 400 * kMiB);
+  s.torch.memory_fraction(0.5, 0);
+  void* const first = fits(150 * kMiB);
+  s.expect(first != nullptr, "a buffer below the fraction is refused");
+  auto pool = std::make_shared<mempool::Pool>(
+      std::make_unique<mempool::CudaDevice>(0, mempool::CudaDriver::open(library)), mempool::PoolOptions{});
+  mempool::Client client(pool, "second");
+  mempool::torch_cuda::hook().serve(client, nullptr, &client);
+  s.expect(fits(100 * kMiB) == nullptr, "two pools hold more than the fraction");
+  void* const second = fits(50 * kMiB);
+  s.expect(second != nullptr, "the rest of the fraction is refused");
+  s.torch.free(first, 150 * kMiB, 0, nullptr);
+  s.torch.free(second, 50 * kMiB, 0, nullptr);
+  void* const whole = fits(190 * kMiB);
+  s.expect(whole != nullptr, "memory that the other pool has given back is refused");
+  s.torch.free(whole, 190 * kMiB, 0, nullptr);
+  mempool::torch_cuda::hook().stop();
+  s.torch.reset();
+  mempool::torch_cuda::hook().reclaim();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -84,6 +118,7 @@ int main(int argc, char** argv) {
   Setting s(argv[1]);
   bodies_of_conditional_nodes(s);
   a_capture_that_fails(s);
+  memory_fraction_of_two_pools(s, argv[1]);
   s.fake.check_faults();
   std::puts("holds");
 }

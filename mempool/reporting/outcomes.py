@@ -1,0 +1,53 @@
+"""Outcomes of allocations: counts, and the reasons of misses and refused arenas with their remedies."""
+
+from __future__ import annotations
+
+#: Outcomes that are not misses: hits, positions that no plan could serve, and allocations that were requested
+#: outside plans.
+NOT_MISSES = ("hit", "dynamic", "out_of_iteration")
+
+
+def missed(outcomes: dict[str, int]) -> int:
+    """Return the number of allocations that had no plan or did not follow the plan."""
+    return sum(count for outcome, count in outcomes.items() if outcome not in NOT_MISSES)
+
+
+class NewOutcomes:
+    """Counter of each outcome's allocations from one call to the next."""
+
+    def __init__(self) -> None:
+        """Start at zero: the first call returns all allocations."""
+        self._before: dict[str, int] = {}
+
+    def of(self, outcomes: dict[str, int]) -> dict[str, int]:
+        """Return the increase of each outcome since the last call."""
+        new = {outcome: count - self._before.get(outcome, 0) for outcome, count in outcomes.items()}
+        self._before = outcomes
+        return new
+
+
+#: Remedy of each reason of a miss.
+REMEDIES = {
+    "size_mismatch": "an extra allocation or a changed shape: harmless if rare; wrap evaluation, logging and "
+    "checkpoints in `with pool.dynamic():`, and mark iterations with `pool.step()` so that the pool realigns "
+    "at once",
+    "slot_occupied": "a buffer from before is still alive at its address: something keeps it longer than "
+    "when it was recorded (a log, a list, an exception's traceback); copy what you keep, or make it in "
+    "`with pool.dynamic():`",
+    "past_end": "more allocations than the recorded iteration has before the next mark",
+    "desynchronized": "the program, or this thread of it, is in none of the recorded patterns; it is "
+    "recorded again when that lasts",
+    "no_arena": "the arena could not be had from the device, or not as large as this plan needs it, or its "
+    "memory was needed for what has no place in it",
+    "other_stream": "another stream used the memory last: the plan lets streams share addresses, which this "
+    "pool does only with `wait_bytes=`, or more streams use the arena than are told apart",
+}
+
+#: Texts for the core's reasons to refuse an arena.
+REFUSALS = {
+    "capture": "a graph is being captured",
+    "alive": "buffers are alive in the one there is, which cannot grow beside them; "
+    'memory="growing" is for such programs',
+    "limit": "with what else is held it would be more than the limit",
+    "memory": "there is too little memory; raise max_reserved or free memory elsewhere",
+}
