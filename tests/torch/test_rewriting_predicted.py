@@ -110,12 +110,12 @@ def test_what_a_byte_takes_is_measured_on_copies_as_large_as_the_program_makes(
 
     monkeypatch.setattr(copy_overhead, "_best", best)
     engine = RUNTIME.engine(torch.device("cpu"))
-    assert engine.own is not None
-    monkeypatch.setattr(engine.own, "own_bytes", own_bytes)
+    assert engine.sync_copier is not None
+    monkeypatch.setattr(engine.sync_copier, "sync_bytes", own_bytes)
     calls_of.cache_clear()
     try:
         measured = calls_of(torch.device("cpu"))
     finally:
         calls_of.cache_clear()
-    assert measured.own_bytes == own_bytes
-    assert measured.own_per_byte == pytest.approx(seconds, rel=0.4)
+    assert measured.inline_bytes == own_bytes
+    assert measured.inline_per_byte == pytest.approx(seconds, rel=0.4)
