@@ -50,7 +50,6 @@ class _Row:
 class _Reloading:
     """Reload whose readers are being redirected, with the reloaded number of each view so far."""
 
-    offload: Offload
     reload: Reload
     name: str
     views: dict[int, int] = field(default_factory=dict)
@@ -138,7 +137,7 @@ class _Writer:
             self.control.append((self._row(reload.trigger), row))
         else:
             self.reloads_before.setdefault(self._row(first), []).append(row)
-        return _Reloading(offload, reload, name, {offload.value: value})
+        return _Reloading(reload, name, {offload.value: value})
 
     def _redirect(self) -> None:
         """Replace the inputs of the affected runs in order; views are inserted before their first reader."""

@@ -32,6 +32,8 @@ def offload_beyond(graph: Graph, threshold: int) -> Rewriting:
     A reload may begin after the operation two levels before its first reader on the longest path to that
     reader; without such an operation after the value's producer, it directly precedes the reader.
     """
+    if not len(graph):
+        return Rewriting()
     levels = levels_of(graph)
     edges = edges_of(graph, levels)
     rows = np.flatnonzero(edges.possible & (edges.distance > threshold))
@@ -153,7 +155,7 @@ class Edges:
 def edges_of(graph: Graph, levels: Levels) -> Edges:
     """Return the edges of a graph."""
     producer = graph.producer[graph.reads]
-    begin = np.where(producer < 0, 0, levels.level[producer]) if len(graph) else producer
+    begin = np.where(producer < 0, 0, levels.level[producer])
     memory, reader = graph.base[graph.reads], graph.reader
     distance = levels.level[reader] - begin
     order = np.lexsort((-distance, reader, levels.level[reader], memory))
