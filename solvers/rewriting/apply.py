@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from solvers.rewriting.graph import Graph
     from solvers.rewriting.records import Offload, Reload, Rewriting
 
-TRANSFER_KINDS = ("mempool.offload", "mempool.reload")
+COPY_OPERATORS = ("mempool.offload", "mempool.reload")
 
 
 def apply_rewriting(graph: Graph, rewriting: Rewriting) -> Graph:
@@ -212,7 +212,7 @@ class _Writer:
         """Return the graph in the new order."""
         g, order = self.graph, self._order()
         position = np.argsort(order)
-        kinds = g.kinds + (TRANSFER_KINDS if self.offloads_after else ())
+        kinds = g.kinds + (COPY_OPERATORS if self.offloads_after else ())
         lengths = np.concatenate([np.diff(g.reads_start), [len(row.reads) for row in self.rows]])
         reads = np.concatenate([self.reads, np.array([v for row in self.rows for v in row.reads], np.int64)])
         starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]

@@ -22,15 +22,13 @@ if TYPE_CHECKING:
 
     from solvers.rewriting.graph import Graph
 
-#: Readers of a value at most so many levels apart share a reload.
-_SHARED_LEVELS = 5
 
-
-def offload_beyond(graph: Graph, threshold: int) -> Rewriting:
+def offload_beyond(graph: Graph, threshold: int, *, shared_levels: int = 5) -> Rewriting:
     """Offload every value to its readers at a distance of more than ``threshold`` levels.
 
     A reload may begin after the operation two levels before its first reader on the longest path to that
-    reader; without such an operation after the value's producer, it directly precedes the reader.
+    reader; without such an operation after the value's producer, it directly precedes the reader. Readers
+    of a value at most ``shared_levels`` apart share a reload.
     """
     if not len(graph):
         return Rewriting()
@@ -38,7 +36,7 @@ def offload_beyond(graph: Graph, threshold: int) -> Rewriting:
     edges = edges_of(graph, levels)
     rows = np.flatnonzero(edges.possible & (edges.distance > threshold))
     memory, level = edges.memory[rows], edges.level[rows]
-    apart = (memory[1:] != memory[:-1]) | (np.diff(level) > _SHARED_LEVELS)
+    apart = (memory[1:] != memory[:-1]) | (np.diff(level) > shared_levels)
     starts = np.flatnonzero(np.concatenate([[True], apart]))[: len(rows)]
     before = levels.longest[edges.reader[rows[starts]]]
     trigger = np.where(before < 0, -1, levels.longest[before])

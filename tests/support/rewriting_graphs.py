@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from solvers.rewriting import Graph, Offload, Reload, Rewriting, Role
-from solvers.rewriting.apply import TRANSFER_KINDS
+from solvers.rewriting.apply import COPY_OPERATORS
 from solvers.rewriting.runs import Runs
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def reverted(graph: Graph) -> Graph:
         reads=graph.content[graph.reads[keep[graph.reader]]],
         control=number[control],
         names=tuple(name for name, kept in zip(graph.names, keep.tolist(), strict=True) if kept),
-        kinds=graph.kinds[: -len(TRANSFER_KINDS)] if moved else graph.kinds,
+        kinds=graph.kinds[: -len(COPY_OPERATORS)] if moved else graph.kinds,
     )
 
 
