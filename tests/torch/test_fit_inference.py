@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 from torch import nn
 
 import mempool.torch
-from mempool.cli.app import call
 from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.fake.copies import holds_ones, to_fake
 from mempool.torch.estimate.fake.mode import fake_mode
@@ -242,14 +240,13 @@ WRAPPED = ("def wrapped(x):", "    return [model(x)]")
 def test_script_holds_a_former_output_only_if_the_loop_does(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fit_json: Any,
     lines: list[str],
     outputs: int,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "answers.py").write_text(SCRIPT.format("\n".join(f"    {line}" for line in lines)))
-    assert call(["fit", "answers.py", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = fit_json("answers.py")
     assert found["mode"] == "inference"
     floats = found["peak_bytes"] // 4
     assert floats // 5_000_000 == outputs + 1  # the inputs
