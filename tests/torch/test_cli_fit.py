@@ -404,7 +404,7 @@ def script(folder: Path, name: str, *lines: str) -> str:
 def test_validation_call_after_the_forward_is_not_the_estimated_call(
     folder: Path, capsys: pytest.CaptureFixture[str], fit_json: Any
 ) -> None:
-    """Of the same model, or of another one that is too small to matter."""
+    """Validation of the same model, or of another model that is too small to matter."""
     lines = [
         "net = Net()",
         "y = net(x)",
@@ -453,7 +453,7 @@ def test_model_called_twice_before_the_backward_gives_a_caveat(folder: Path, fit
 
 
 def test_optimizer_has_the_parameters_of_the_scripts_optimizer(folder: Path, fit_json: Any) -> None:
-    """In groups with settings of their own; of two optimizers each its own, the last one those of both."""
+    """Groups keep their settings; a parameter of two optimizers belongs to the last."""
 
     def state(*lines: str) -> int:
         name = script(folder, "own.py", "net = Net()", *lines, "net(x).sum().backward()")

@@ -129,7 +129,7 @@ if __name__ == "__main__":
 
 
 def test_peak_of_a_program_on_the_cpu_equals_a_real_run(folder: Path, fit_json: Any) -> None:
-    """Within two per cent, and a program that names a CUDA device is tried on the CPU too."""
+    """Within two per cent; a program that names a CUDA device is estimated on the CPU too."""
     (folder / "program.py").write_text(PROGRAM.format(place="cpu"))
     (folder / "named.py").write_text(PROGRAM.format(place="cuda"))
     found = fit_json("program.py", "--main", "--device", "cpu")

@@ -32,7 +32,7 @@ SMALL = {
     "decoder_attention_heads=2, encoder_ffn_dim=128, decoder_ffn_dim=128, vocab_size=200, pad_token_id=0, "
     "bos_token_id=1, eos_token_id=2, decoder_start_token_id=1",
 }
-#: What each family is for: the class that it gets by itself.
+#: Class that each family gets without a task.
 CLASSES = {
     "bert": "BertForMaskedLM", "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM", "t5": "T5ForConditionalGeneration", "vit": "ViTForImageClassification",

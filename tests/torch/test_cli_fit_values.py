@@ -53,7 +53,7 @@ STEP = "net(x).sum().backward()"
 
 
 def test_weights_of_a_truncated_normal_distribution_change_nothing(script: Script, fit_json: Any) -> None:
-    """In a script, in a program, and in a function of it."""
+    """In a script, run as a module and as a program, and in a function."""
     make = "def make(batch=8):\n    {}\n    return net, torch.zeros(batch, 64)"
     draw = "torch.nn.init.trunc_normal_(net.weight, std=0.02)"
     plain = fit_json(script(STEP))
@@ -77,7 +77,7 @@ def test_endless_loop_on_a_value_is_refused_with_its_line(
 
 
 def test_long_loop_may_read_a_value_in_each_step(script: Script, fit_json: Any) -> None:
-    """And a number at another line, or one that is known, is another matter."""
+    """Reads are counted by line, and known numbers are not counted."""
     lines = (
         "for step in range(2_000):",
         "    loss = (net(x) - x).square().mean()",
@@ -229,7 +229,7 @@ POOL = "import concurrent.futures as c\nc.ThreadPoolExecutor().submit(train).{}(
 def test_training_in_another_thread_is_refused(
     script: Script, capsys: pytest.CaptureFixture[str], train: str, start: str
 ) -> None:
-    """Whatever the first one does then; and nothing is said of how it was stopped."""
+    """The actions of the main thread after that have no effect."""
     name = script(f"def train():\n    {train}", start, before="import threading")
     assert refused(capsys, name, "--main") == (
         "mempool: train.py:7: it trains in another thread, where it is not seen: "

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 OPERATIONS = Path(__file__).parents[1] / "support" / "fit_operations.py"
 #: Numbers that PyTorch wraps as tensors, a few at once.
 SCALARS = 24
-#: Where tensors without memory take more than a run does (docs/predicted.md).
+#: Operations for which fake tensors take more memory than a real run (docs/predicted.md).
 MORE = {
     "another formula": {"cumprod", "prod", "prod of rows", "clamp by tensors"},
     "a chain out of place": {"bce with logits, weighed"},
     "draws that are repeated less often": {"trunc_normal_, narrow"},
 }
-#: Where a run takes buffers that no operation shows, such as inside of the CPU's kernels.
+#: Operations with buffers that no operation shows, such as inside the CPU's kernels.
 LESS = {"index by mask", "nansum", "scatter_reduce", "amax", "max of all", "median of all", "masked_scatter"}
 LESS |= {"smooth_l1_loss", "mse_loss", "instance_norm", "batch_norm", "embedding_bag", "kthvalue", "sort"}
 LESS |= {"median", "Tensor.unfold", "group_norm", "attention", "attention, masked", "svdvals", "eigh"}
@@ -43,7 +43,7 @@ LESS |= {"median", "Tensor.unfold", "group_norm", "attention", "attention, maske
 
 @pytest.fixture(scope="module")
 def peaks() -> dict[str, tuple[int, int]]:
-    """Of each operation what is said, and what is real."""
+    """Return the predicted and the real peak of each operation."""
     command = [sys.executable, "-W", "ignore", str(OPERATIONS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
