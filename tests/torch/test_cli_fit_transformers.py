@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from mempool.cli.app import call
 from mempool.torch.estimate.sources.scripts import fake_execution
-from mempool.torch.estimate.sources.transformers_models import hub, plain
+from mempool.torch.estimate.sources.transformers_models import plain_name, transformers_model
 from mempool.torch.model_presets import SHAPES
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def test_head_follows_the_task_or_the_configuration(tmp_path: Path, fit_json: An
         f"transformers:bert({SMALL['bert']})", "--task", "sequence-classification", "--seq", "32"
     )
     assert classify["model"].startswith("BertForSequenceClassification")
-    config = hub("bert", {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}).config
+    config = transformers_model(
+        "bert", {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
+    ).config
     config.architectures = ["BertForTokenClassification"]
     config.save_pretrained(tmp_path)
     for path in (tmp_path, tmp_path / "config.json"):
@@ -91,13 +93,13 @@ def test_head_follows_the_task_or_the_configuration(tmp_path: Path, fit_json: An
 )  # fmt: skip
 def test_a_size_has_as_many_parameters_as_were_published(name: str, count: int) -> None:
     with fake_execution():
-        assert sum(p.numel() for p in hub(name, {}).model().parameters()) == count
+        assert sum(p.numel() for p in transformers_model(name, {}).model().parameters()) == count
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_preset_makes_a_configuration(name: str) -> None:
-    assert plain(name) == name
-    assert hub(name, {}).config.model_type == SHAPES[name][0]
+    assert plain_name(name) == name
+    assert transformers_model(name, {}).config.model_type == SHAPES[name][0]
 
 
 @pytest.mark.parametrize(

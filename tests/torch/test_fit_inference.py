@@ -16,7 +16,7 @@ import mempool.torch
 from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.fake.copies import holds_ones, to_fake
 from mempool.torch.estimate.fake.mode import fake_mode
-from mempool.torch.estimate.sources.transformers_models import hub
+from mempool.torch.estimate.sources.transformers_models import transformers_model
 from traces.trace import Kind
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def test_inference_counts_a_single_output_and_notes_the_bytes_of_two() -> None:
 
 def test_seven_billion_parameters_at_32k_tokens_need_31_gib() -> None:
     """6.738e9 parameters of 2 bytes are 12.55 GiB, the cache is 16, logits are 1.95: 30.5, and an MLP."""
-    config = hub("llama-2-7b", {}).config
+    config = transformers_model("llama-2-7b", {}).config
 
     def inputs(batch: int) -> Any:
         given = torch.zeros(batch, 32_768, dtype=torch.int64)
