@@ -217,38 +217,38 @@ def _usual(transformers: Any, config: Any) -> str:
     raise UsageError(f"a {type(config).__name__} has none of the heads {', '.join(TASKS)}")
 
 
-def sequence_length(found: TransformersModel, requested: int | None) -> int | None:
+def sequence_length(model: TransformersModel, requested: int | None) -> int | None:
     """Return the length of the sequences, in tokens or sound samples; None for a model of images.
 
     Raises:
         UsageError: the length exceeds the model's positions.
     """
-    main = found.kind.main_input_name
-    if main == "pixel_values" and "input_ids" not in found.takes:
+    main = model.kind.main_input_name
+    if main == "pixel_values" and "input_ids" not in model.takes:
         return None
     if main == "input_values":
         return requested or OPTIONS.sound_samples
-    most = most_positions(found.config)
+    most = most_positions(model.config)
     if requested is None:
         return min(most or OPTIONS.tokens, OPTIONS.tokens)
-    if most is not None and requested > most and not _unbounded(found):
-        raise UsageError(f"--seq {requested:,}: {found.kind.__name__} has positions for {most:,} only")
+    if most is not None and requested > most and not _unbounded(model):
+        raise UsageError(f"--seq {requested:,}: {model.kind.__name__} has positions for {most:,} only")
     return requested
 
 
-def _unbounded(found: TransformersModel) -> bool:
+def _unbounded(model: TransformersModel) -> bool:
     """Return whether positions are computed, so that longer sequences run nevertheless."""
-    text = found.config.get_text_config()
+    text = model.config.get_text_config()
     return getattr(text, "rope_parameters", None) is not None or hasattr(text, "rope_theta")
 
 
 def model_inputs(
-    found: TransformersModel, batch: int, seq: int | None, image: int | None, *, labels: bool
+    model: TransformersModel, batch: int, seq: int | None, image: int | None, *, labels: bool
 ) -> dict[str, Any]:
     """Return the named arguments of the model's forward.
 
     Args:
-        found: the model.
+        model: the model.
         batch: samples.
         seq: length returned by `sequence_length`.
         image: height and width; None for the configuration's.
@@ -257,55 +257,55 @@ def model_inputs(
     Raises:
         UsageError: the shape of the model's main input is not known.
     """
-    main, takes = found.kind.main_input_name, found.takes
+    main, takes = model.kind.main_input_name, model.takes
     given = {}
     if main == "input_features":
-        given["input_features"] = torch.zeros(batch, *_features(found))
+        given["input_features"] = torch.zeros(batch, *_features(model))
     elif main == "input_values":
         given["input_values"] = torch.zeros(batch, seq or OPTIONS.sound_samples)
     if main == "pixel_values" or "pixel_values" in takes:
-        given["pixel_values"] = torch.zeros(batch, *_image(found, image))
-    if main == "input_ids" or ("input_ids" in takes and found.task == "base"):
+        given["pixel_values"] = torch.zeros(batch, *_image(model, image))
+    if main == "input_ids" or ("input_ids" in takes and model.task == "base"):
         given["input_ids"] = _tokens(batch, seq)
         if "attention_mask" in takes:
             given["attention_mask"] = torch.ones(batch, seq or 1, dtype=torch.int64)
     if main not in given:
-        raise UsageError(f"{found.kind.__name__} takes {main}, whose shape is not known: give --inputs")
-    return given | (_labels(found, batch, seq) if labels else _decoder(found, batch, seq))
+        raise UsageError(f"{model.kind.__name__} takes {main}, whose shape is not known: give --inputs")
+    return given | (_labels(model, batch, seq) if labels else _decoder(model, batch, seq))
 
 
 def _tokens(batch: int, seq: int | None) -> torch.Tensor:
     return torch.zeros(batch, seq or 1, dtype=torch.int64)
 
 
-def _labels(found: TransformersModel, batch: int, seq: int | None) -> dict[str, Any]:
-    if "return_loss" in found.takes and "labels" not in found.takes:
+def _labels(model: TransformersModel, batch: int, seq: int | None) -> dict[str, Any]:
+    if "return_loss" in model.takes and "labels" not in model.takes:
         return {"return_loss": True}
-    if found.task == "question-answering":
+    if model.task == "question-answering":
         ends = {key: torch.zeros(batch, dtype=torch.int64) for key in ("start_positions", "end_positions")}
-        return {key: ends[key] for key in ends if key in found.takes}
-    if "labels" not in found.takes:
-        return _decoder(found, batch, seq)
-    whole = found.task in ("sequence-classification", "image-classification", "audio-classification")
+        return {key: ends[key] for key in ends if key in model.takes}
+    if "labels" not in model.takes:
+        return _decoder(model, batch, seq)
+    whole = model.task in ("sequence-classification", "image-classification", "audio-classification")
     return {"labels": torch.zeros(batch, dtype=torch.int64) if whole else _tokens(batch, seq)}
 
 
-def _decoder(found: TransformersModel, batch: int, seq: int | None) -> dict[str, Any]:
+def _decoder(model: TransformersModel, batch: int, seq: int | None) -> dict[str, Any]:
     """Return the decoder's tokens, which a decoder needs without labels."""
-    needs = getattr(found.config, "is_encoder_decoder", False) and "decoder_input_ids" in found.takes
+    needs = getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in model.takes
     return {"decoder_input_ids": _tokens(batch, seq)} if needs else {}
 
 
-def _features(found: TransformersModel) -> tuple[int, int]:
-    mels = getattr(found.config, "num_mel_bins", None)
-    frames = getattr(found.config, "max_source_positions", None)
+def _features(model: TransformersModel) -> tuple[int, int]:
+    mels = getattr(model.config, "num_mel_bins", None)
+    frames = getattr(model.config, "max_source_positions", None)
     if not isinstance(mels, int) or not isinstance(frames, int):
-        raise UsageError(f"{found.kind.__name__} takes features whose shape is not known: give --inputs")
+        raise UsageError(f"{model.kind.__name__} takes features whose shape is not known: give --inputs")
     return mels, 2 * frames
 
 
-def _image(found: TransformersModel, image: int | None) -> tuple[int, int, int]:
-    vision = getattr(found.config, "vision_config", found.config)
+def _image(model: TransformersModel, image: int | None) -> tuple[int, int, int]:
+    vision = getattr(model.config, "vision_config", model.config)
     size = image or getattr(vision, "image_size", None) or 224
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     return int(getattr(vision, "num_channels", 3) or 3), int(height), int(width)
