@@ -120,12 +120,12 @@ def open_pool() -> Iterator[TensorPool]:
 
 
 @pytest.fixture
-def swapper() -> Iterator[Adversary]:
+def mode() -> Iterator[Adversary]:
     """One that moves nothing by itself."""
     from adversary import Adversary
 
-    with Adversary(3, share=0.0) as swapper:
-        yield swapper
+    with Adversary(3, share=0.0) as mode:
+        yield mode
 
 
 @pytest.fixture(scope="session")
