@@ -100,19 +100,19 @@ def matching(path: Path, solved: Work, given: Work) -> list[tuple[Plan, Buffers]
         PlanError: a plan belongs to another trace, or is wrong.
         TraceError: the file is damaged.
     """
-    from mempool.planning.plan_files import OTHER, read_saved
+    from mempool.planning.plan_files import OTHER, read_plans
     from solvers import read_plan_columns
 
     assert solved.plan is not None
     if solved.kind != "plan" or not any(name.startswith(OTHER) for name in read_plan_columns(path)):
         return [matched(solved.plan, solved.buffers, _of_its_kind(given, solved.buffers))]
-    saved = read_saved(path)  # also checks the plans that were made jointly
-    keys = [saved.plans[number].key for number in saved.kinds]
+    saved = read_plans(path)  # also checks the plans that were made jointly
+    keys = [saved.plans[number].key for number in saved.variants]
     parts = []
     for number, planned in enumerate(saved.plans):
         mine = _of_its_kind(given, planned.buffers)
-        if number in saved.kinds and mine.pattern is not None:
-            _check_lifetimes(saved.kinds[number], keys, planned.buffers, mine.pattern)
+        if number in saved.variants and mine.pattern is not None:
+            _check_lifetimes(saved.variants[number], keys, planned.buffers, mine.pattern)
             alignment = np.maximum(planned.buffers.alignment, mine.buffers.alignment)
             parts.append((planned.plan, dataclasses.replace(planned.buffers, alignment=alignment)))
         else:

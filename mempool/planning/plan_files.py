@@ -10,15 +10,17 @@ import contextlib
 import dataclasses
 import json
 import math
+import pickle
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
-from mempool.planning.planned_pattern import Planned
+from mempool.planning.planned_pattern import PlannedPattern
 from mempool.planning.registry import MOST_KNOWN
-from mempool.planning.subprocess_call import apart
 from traces.columns import LARGEST, MOST_THREADS
 from traces.errors import TraceError
 from traces.iterations.pattern import Pattern, WarmUp
@@ -36,24 +38,38 @@ T = TypeVar("T")
 #: Prefix of the columns that are embedded files of other plans.
 OTHER = "other."
 
+#: Program of the subprocess; stdout is redirected to stderr, so that prints do not mix with the answer.
+_CODE = """
+import os, pickle, sys
+answer = os.fdopen(os.dup(1), "wb")
+os.dup2(2, 1)
+sys.path[:] = pickle.load(sys.stdin.buffer)
+call, arguments, options = pickle.load(sys.stdin.buffer)
+try:
+    said = True, call(*arguments, **options)
+except Exception as error:
+    said = False, error
+pickle.dump(said, answer)
+"""
+
 
 @dataclass(frozen=True)
-class Saved:
+class SavedPlans:
     """Plans of a pool, ready to be saved.
 
     Attributes:
         plans: plans, the latest first.
-        kinds: variants that were planned jointly, by their index in ``plans``, in the order of the columns of
-            `solvers.packing.variants.IterationVariant.reach`.
+        variants: variants that were planned jointly, by their index in ``plans``, in the order of the columns
+            of `solvers.packing.variants.IterationVariant.reach`.
     """
 
-    plans: Sequence[Planned]
-    kinds: Mapping[int, IterationVariant] = field(default_factory=dict)
+    plans: Sequence[PlannedPattern]
+    variants: Mapping[int, IterationVariant] = field(default_factory=dict)
 
-    def from_the_beginning(self) -> list[Planned]:
+    def in_warm_up_order(self) -> list[PlannedPattern]:
         """Return the plans, the first of the program (with the shortest warm-up) first."""
 
-        def since(planned: Planned) -> float:
+        def since(planned: PlannedPattern) -> float:
             warm_up = planned.pattern.warm_up
             return math.inf if warm_up is None else len(warm_up.size)
 
@@ -62,12 +78,14 @@ class Saved:
         return [first, *(one for one in plans if one is not first)]
 
 
-def write_planned(planned: Planned, path: str | Path, *, client: str = "", made_with: str = "") -> None:
+def write_planned(
+    planned: PlannedPattern, path: str | Path, *, client: str = "", made_with: str = ""
+) -> None:
     """Write a file of one plan; ``client`` names the owner: "numpy", "torch"."""
-    write_saved(Saved([planned]), path, client=client, made_with=made_with)
+    write_plans(SavedPlans([planned]), path, client=client, made_with=made_with)
 
 
-def write_saved(saved: Saved, path: str | Path, *, client: str = "", made_with: str = "") -> None:
+def write_plans(saved: SavedPlans, path: str | Path, *, client: str = "", made_with: str = "") -> None:
     """Write all plans of a pool; ``client`` names the owner: "numpy", "torch"."""
     extra = {"client": client, "made_with": made_with or saved.plans[0].made_with}
     others = {}
@@ -79,7 +97,7 @@ def write_saved(saved: Saved, path: str | Path, *, client: str = "", made_with: 
 
 
 def _write_one(
-    saved: Saved,
+    saved: SavedPlans,
     number: int,
     path: str | Path | BinaryIO,
     extra: Mapping[str, str],
@@ -87,7 +105,7 @@ def _write_one(
 ) -> None:
     from solvers import write_plan
 
-    planned, kind = saved.plans[number], saved.kinds.get(number)
+    planned, kind = saved.plans[number], saved.variants.get(number)
     pattern, warm_up = planned.pattern, planned.pattern.warm_up
     columns = {"sequence": pattern.sequence, **columns}
     if pattern.least is not None:
@@ -101,22 +119,22 @@ def _write_one(
         else json.dumps({name: column.tolist() for name, column in vars(warm_up).items()}),
     }
     if kind is not None:
-        extra["kind"] = str(list(saved.kinds).index(number))
+        extra["kind"] = str(list(saved.variants).index(number))
         columns |= {"kind.end": kind.buffers.end, "kind.reach": kind.reach.ravel()}
     write_plan(planned.plan, planned.buffers, path, extra=extra, extra_columns=columns)
 
 
-def read_planned(path: str | Path) -> Planned:
+def read_planned(path: str | Path) -> PlannedPattern:
     """Read the latest plan of a file, and check the plan before use.
 
     Raises:
         solvers.PlanError: the file is no plan of an iteration, or its plan is wrong.
         traces.TraceError: the file is damaged.
     """
-    return read_saved(path).plans[0]
+    return read_plans(path).plans[0]
 
 
-def read_saved(path: str | Path) -> Saved:
+def read_plans(path: str | Path) -> SavedPlans:
     """Read all plans of a file, and check the plans before use.
 
     Raises:
@@ -138,12 +156,12 @@ def read_saved(path: str | Path) -> Saved:
     if len({one.planned.key for one in ones}) != len(ones):
         raise PlanError(f"{path}: two plans of the same sequence")
     with _damage(path):
-        kinds = _kinds(ones)
-    return Saved([one.planned for one in ones], kinds)
+        kinds = _variants(ones)
+    return SavedPlans([one.planned for one in ones], kinds)
 
 
 class _One(NamedTuple):
-    planned: Planned
+    planned: PlannedPattern
     extra: dict[str, str]
     columns: dict[str, NDArray[Any]]
 
@@ -187,7 +205,7 @@ def _read_one(file: str | Path | BinaryIO, path: str | Path) -> _One:
             warm_up=_warm_up(extra.get("warm_up", ""), buffers),
             least=_least(columns["least"], buffers) if "least" in columns else None,
         )
-    return _One(Planned(pattern, buffers, plan, extra.get("made_with", "")), extra, columns)
+    return _One(PlannedPattern(pattern, buffers, plan, extra.get("made_with", "")), extra, columns)
 
 
 @contextlib.contextmanager
@@ -203,7 +221,7 @@ def _damage(path: str | Path) -> Iterator[None]:
         raise TraceError(f"damaged plan: {type(error).__name__}: {error}", file=str(path)) from None
 
 
-def _kinds(ones: Sequence[_One]) -> dict[int, IterationVariant]:
+def _variants(ones: Sequence[_One]) -> dict[int, IterationVariant]:
     """Return the jointly planned variants, after checking that their plans hold in any succession."""
     from mempool.planning.variants import MOST_PIECES, pieces
     from solvers import PlanError
@@ -235,20 +253,20 @@ def _kinds(ones: Sequence[_One]) -> dict[int, IterationVariant]:
     return kinds
 
 
-def read_saved_apart(path: str) -> Saved:
-    """Read as `read_saved`, in a subprocess unless Arrow is loaded already."""
-    return _apart(path, read_saved, path)
+def read_plans_in_subprocess(path: str) -> SavedPlans:
+    """Read as `read_plans`, in a subprocess unless Arrow is loaded already."""
+    return _in_subprocess(path, read_plans, path)
 
 
-def write_saved_apart(saved: Saved, path: str, *, client: str, made_with: str) -> None:
-    """Write as `write_saved`, in a subprocess unless Arrow is loaded already."""
-    _apart(path, write_saved, saved, path, client=client, made_with=made_with)
+def write_plans_in_subprocess(saved: SavedPlans, path: str, *, client: str, made_with: str) -> None:
+    """Write as `write_plans`, in a subprocess unless Arrow is loaded already."""
+    _in_subprocess(path, write_plans, saved, path, client=client, made_with=made_with)
 
 
-def _apart(path: str, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+def _in_subprocess(path: str, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
     if path.startswith(("/dev/", "/proc/")):  # such names denote other files in another process
         return call(*arguments, **options)
-    return apart("pyarrow", call, *arguments, **options)
+    return call_in_subprocess("pyarrow", call, *arguments, **options)
 
 
 def _numbers(values: Any, name: str, count: int | None, least: int, most: int) -> NDArray[np.int64]:
@@ -282,3 +300,38 @@ def _warm_up(text: str, buffers: Buffers) -> WarmUp | None:
     sequence = _numbers(table["sequence"], "the warm-up's sequence", count, 0, MOST_THREADS)
     marks = _numbers(table["marks"], "the warm-up's marks", None, 0, count)
     return WarmUp(sequence.astype(np.int32), size, position, marks)
+
+
+def call_in_subprocess(needs: str, call: Callable[..., T], *arguments: object, **options: object) -> T:
+    """Call a function, in a subprocess if the function ``needs`` a module that is not loaded here.
+
+    Function, arguments and result are pickled; no data from outside is unpickled. If no subprocess can be
+    started, the call is made here.
+
+    Raises:
+        Exception: the error that the function raises.
+    """
+    said = None if needs in sys.modules or not sys.executable else _run_subprocess(call, arguments, options)
+    if said is None:
+        return call(*arguments, **options)
+    good, result = said
+    if not good:
+        raise result
+    value: T = result
+    return value
+
+
+def _run_subprocess(call: object, arguments: object, options: object) -> tuple[bool, Any] | None:
+    """Return success of the call, and the result or error; None if the subprocess failed."""
+    try:
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, "-I", "-c", _CODE],  # without PYTHONPATH, which `mempool run` may have changed
+            input=pickle.dumps(sys.path) + pickle.dumps((call, arguments, options)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+        said: tuple[bool, Any] = pickle.loads(done.stdout)  # noqa: S301 - of our own code
+        return said
+    except Exception:  # sandbox, embedded Python, no memory: in each case, the call can be made here
+        return None

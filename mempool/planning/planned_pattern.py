@@ -40,7 +40,7 @@ LEAST_SAVED = 1 / 64
 
 
 @dataclass(frozen=True, eq=False)
-class Planned:
+class PlannedPattern:
     """A pattern, its buffers with the device's alignment, and their planned offsets.
 
     ``made_with`` is the framework and its version, as "torch 2.13.0", or empty, for people to read.
@@ -145,7 +145,7 @@ class Planned:
             warm_up=pattern.warm_up or self.pattern.warm_up,
         )
 
-    def shown_as(self, pattern: Pattern) -> Planned:
+    def shown_as(self, pattern: Pattern) -> PlannedPattern:
         """Return this plan with the lifetimes of `pattern`, of the same sequence, for a later plan."""
         rows = dataclasses.replace(
             pattern.buffers, alignment=self.buffers.alignment, offset=self.buffers.offset
@@ -285,7 +285,7 @@ class Planned:
         return [first, *(s for s in distinct(self.pattern.sequence).tolist() if s != first)]
 
 
-def are_better(made: Sequence[Planned], known: Sequence[Planned]) -> bool:
+def are_clearly_better(made: Sequence[PlannedPattern], known: Sequence[PlannedPattern]) -> bool:
     """Return true if plans need clearly less memory than others of the same patterns, or cover more."""
     now, before = (max(each.plan.arena_bytes for each in plans) for plans in (made, known))
     gained = (each.pattern.coverage - old.pattern.coverage for each, old in zip(made, known, strict=True))
@@ -301,7 +301,7 @@ def make_plan(
     around: Sequence[tuple[int, int]] = (),
     wait_bytes: int = NEVER,
     patient: bool = True,
-) -> Planned | None:
+) -> PlannedPattern | None:
     """Plan a pattern and check the plan; return None if interrupted before the first plan.
 
     Only the native search is used: OR-Tools would bring hundreds of modules, a second and some 100 MB into a
@@ -323,14 +323,14 @@ def make_plan(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
     search = Search(wait_bytes=wait_bytes, patient=patient, interrupt=interrupt, seed=seed)
-    everything, bound = with_kept(buffers, around), lower_bound(buffers)
+    everything, bound = with_pinned(buffers, around), lower_bound(buffers)
     plan = search.alone(buffers) if not around else search.briefly(everything)
     if plan.offset is None:
         return None
     check(plan, everything)
     if not around:
-        return Planned(pattern, buffers, plan)
-    plan = as_if_alone(dataclasses.replace(plan, offset=plan.offset[: len(rows)]), buffers, bound)
+        return PlannedPattern(pattern, buffers, plan)
+    plan = restrict_plan(dataclasses.replace(plan, offset=plan.offset[: len(rows)]), buffers, bound)
     if plan.arena_bytes > LESS * bound:  # space below a pinned range is hard to use for many buffers
         apart = search.briefly(buffers)
         if apart.offset is None:
@@ -338,10 +338,10 @@ def make_plan(
         base = _first_gap(apart.arena_bytes, around, alignment)
         if base + apart.arena_bytes < plan.arena_bytes:
             moved = np.where(apart.offset >= 0, apart.offset + base, apart.offset)
-            plan = as_if_alone(dataclasses.replace(apart, offset=moved), buffers, bound)
+            plan = restrict_plan(dataclasses.replace(apart, offset=moved), buffers, bound)
     check(plan, buffers)
     within = sum(max(min(end, plan.arena_bytes) - begin, 0) for begin, end in around)
-    planned = Planned(pattern, buffers, plan, around_bytes=within)
+    planned = PlannedPattern(pattern, buffers, plan, around_bytes=within)
     assert not planned.is_blocked_by(around)
     return planned
 
@@ -389,7 +389,7 @@ def _is_hard(plan: Plan, buffers: Buffers, wait_bytes: int) -> bool:
     return plan.stopped_by == "nodes" and plan.arena_bytes > GOOD * plan.lower_bound_bytes and not shared
 
 
-def as_if_alone(plan: Plan, buffers: Buffers, bound: int) -> Plan:
+def restrict_plan(plan: Plan, buffers: Buffers, bound: int) -> Plan:
     """Limit a plan made among pinned ranges to its buffers: arena, lower bound, status feasible."""
     from solvers import Status
 
@@ -408,7 +408,7 @@ def _first_gap(size: int, around: Sequence[tuple[int, int]], alignment: int) -> 
     return base
 
 
-def with_kept(buffers: Buffers, around: Sequence[tuple[int, int]]) -> Buffers:
+def with_pinned(buffers: Buffers, around: Sequence[tuple[int, int]]) -> Buffers:
     """Append one immortal buffer at a fixed offset for each range to avoid."""
     from traces.buffers import COLUMNS, Buffers
 

@@ -1,8 +1,12 @@
-"""Variants of marked iterations: which variant follows which, and one joint plan for all variants.
+"""Variants of iterations: which follows which, joint plans, and upper-bound patterns of variable sizes.
 
 A plan made for one variant alone assumes that the variant follows itself, and ignores buffers that another
 variant has left alive. Where such buffers get in the way, all known variants are planned jointly:
 `solvers.packing.variants` has the model, `mempool.planning.joint_planning` decides when.
+
+Variants that differ in sizes only share an upper-bound pattern (`traces.iterations.envelope`). A recording
+holds the last iterations only and may have lost the largest sizes, so recorded upper-bound patterns are
+widened to the sizes of known plans.
 """
 
 from __future__ import annotations
@@ -12,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mempool.planning.planned_pattern import GOOD, Planned, Search, as_if_alone, with_kept
+from mempool.planning.planned_pattern import GOOD, PlannedPattern, Search, restrict_plan, with_pinned
 from solvers.packing.bounds import peak_load
 from solvers.packing.variants import IterationVariant, VariantSet, agree_on_persistent, pack_coupled
+from traces.iterations.envelope import FEW_KINDS, MOST_LARGER, SMALLER, expected_least
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,10 +39,10 @@ MOST_PIECES = 1 << 18
 FEW_PIECES = 1 << 15
 
 
-class Kinds:
+class VariantLifetimes:
     """Longest observed lifetime of each variant's buffers, by the variant that follows."""
 
-    def __init__(self, before: Kinds | None = None) -> None:
+    def __init__(self, before: VariantLifetimes | None = None) -> None:
         """Start empty, or with the (variant, follower) pairs known to `before`, without lifetimes."""
         #: Pairs (variant, follower) known from an earlier instance, without lifetimes.
         self._followed: set[tuple[bytes, bytes]] = (
@@ -49,7 +54,7 @@ class Kinds:
         # variants of the last joint plan, in the order of their columns
         self._planned: dict[bytes, IterationVariant] = {}
 
-    def note(self, patterns: Sequence[Pattern], known: Iterable[Planned]) -> None:
+    def note(self, patterns: Sequence[Pattern], known: Iterable[PlannedPattern]) -> None:
         """Add the lifetimes of `patterns`; forget patterns that are neither in `patterns` nor in `known`."""
         keys = {pattern.key for pattern in patterns} | {planned.key for planned in known}
         self._ends = {key: ends for key, ends in self._ends.items() if key in keys}
@@ -63,7 +68,7 @@ class Kinds:
             for follower, reach in pattern.reach.items():
                 self._reach[key, follower] = _larger(self._reach.get((key, follower)), reach)
 
-    def take_over(self, key: bytes, former: set[bytes]) -> None:
+    def supersede(self, key: bytes, former: set[bytes]) -> None:
         """Move the observations of the plans in `former` to plan `key`, which supersedes them."""
         names = dict.fromkeys(former, key)
         self._followed = {(names.get(who, who), names.get(by, by)) for who, by in self._followed}
@@ -76,11 +81,11 @@ class Kinds:
             stays = self._stays.pop(one)
             self._stays[key] = self._stays.get(key, stays) | stays
 
-    def can_be_joined(self, planned: Planned) -> bool:
+    def can_be_joined(self, planned: PlannedPattern) -> bool:
         """Return true if followers and reach of this variant are known and all buffers have one group."""
         return bool(self._seen(planned)) and not planned.buffers.group.any()
 
-    def _seen(self, planned: Planned) -> dict[bytes, NDArray[np.int64]]:
+    def _seen(self, planned: PlannedPattern) -> dict[bytes, NDArray[np.int64]]:
         """Return the reach into each follower, as observed when the plan was made and since."""
         seen = dict(planned.pattern.reach)
         for (key, follower), reach in self._reach.items():
@@ -88,7 +93,7 @@ class Kinds:
                 seen[follower] = _larger(seen.get(follower), reach)
         return seen
 
-    def outgrew(self, known: Sequence[Planned]) -> bool:
+    def outgrew(self, known: Sequence[PlannedPattern]) -> bool:
         """Return true if the joint plan covers other variants than the known ones, or is outlived."""
         if {planned.key for planned in known} != set(self._planned):
             return True
@@ -104,7 +109,7 @@ class Kinds:
                     return True
         return False
 
-    def of(self, known: Sequence[Planned]) -> list[IterationVariant] | None:
+    def of(self, known: Sequence[PlannedPattern]) -> list[IterationVariant] | None:
         """Return the variants with their reach into each other; None if the packing problem is too large.
 
         A follower that was never observed gets a guessed reach: the longest observed reach into the other
@@ -122,7 +127,9 @@ class Kinds:
         most = MOST_GUESSED * peak_load(VariantSet(as_seen).buffers)
         return guessed if peak_load(VariantSet(guessed).buffers) <= most else as_seen
 
-    def _kind(self, planned: Planned, known: Sequence[Planned], *, guesses: bool) -> IterationVariant:
+    def _kind(
+        self, planned: PlannedPattern, known: Sequence[PlannedPattern], *, guesses: bool
+    ) -> IterationVariant:
         rows, key, n = planned.buffers, planned.key, len(planned.buffers)
         seen = self._seen(planned)
         lengths = {other.key: len(other.buffers) for other in known}
@@ -152,7 +159,7 @@ class Kinds:
         """Return the peak load, in bytes, of any succession of the jointly planned variants."""
         return peak_load(VariantSet(list(self._planned.values())).buffers)
 
-    def are_planned(self, known: Sequence[Planned], kinds: Sequence[IterationVariant]) -> None:
+    def are_planned(self, known: Sequence[PlannedPattern], kinds: Sequence[IterationVariant]) -> None:
         """Note the variants of the last joint plan."""
         self._planned = {planned.key: kind for planned, kind in zip(known, kinds, strict=True)}
 
@@ -160,7 +167,7 @@ class Kinds:
         """Return the variants of the last joint plan by key, in the order of their columns."""
         return self._planned
 
-    def take_up(self, known: Sequence[Planned], kinds: Sequence[IterationVariant]) -> None:
+    def take_up(self, known: Sequence[PlannedPattern], kinds: Sequence[IterationVariant]) -> None:
         """Adopt variants that another process has observed and planned jointly."""
         self.are_planned(known, kinds)
         for key, kind in self._planned.items():
@@ -169,7 +176,7 @@ class Kinds:
                 self._reach[key, follower] = reach
 
 
-def pieces(known: Sequence[Planned]) -> int:
+def pieces(known: Sequence[PlannedPattern]) -> int:
     """Return an upper bound of the joint packing problem's size, in pieces of lifetime."""
     return 2 * len(known) * sum(len(planned.buffers) for planned in known)
 
@@ -188,8 +195,8 @@ def _guessed(seen: dict[bytes, NDArray[np.int64]], long: dict[bytes, int], lengt
     return guess
 
 
-def make_plans(
-    known: Sequence[Planned],
+def make_joint_plans(
+    known: Sequence[PlannedPattern],
     kinds: Sequence[IterationVariant],
     *,
     alignment: int,
@@ -197,7 +204,7 @@ def make_plans(
     patient: bool,
     around: Sequence[tuple[int, int]] = (),
     interrupt: Callable[[], bool] | None = None,
-) -> list[Planned] | None:
+) -> list[PlannedPattern] | None:
     """Plan variants jointly, and check that the plans hold in any succession.
 
     Args:
@@ -221,7 +228,7 @@ def make_plans(
     search = Search(
         wait_bytes=wait_bytes, patient=patient and len(joint.buffers.gap_buffer) == 0, interrupt=interrupt
     )
-    everything = with_kept(joint.buffers, around)
+    everything = with_pinned(joint.buffers, around)
     plan = _packed(joint, everything, search, around)
     if plan is None or plan.offset is None:
         return None
@@ -231,10 +238,10 @@ def make_plans(
     for number, (before, kind, offset) in enumerate(zip(known, kinds, offsets, strict=True)):
         own = kind.following_itself(number)
         mine = dataclasses.replace(plan, offset=offset, period=len(kind))
-        mine = as_if_alone(mine, own, lower_bound(own))
+        mine = restrict_plan(mine, own, lower_bound(own))
         check(mine, own)
         within = sum(max(min(end, mine.arena_bytes) - begin, 0) for begin, end in around)
-        made.append(Planned(_as_planned(before.pattern, own), own, mine, around_bytes=within))
+        made.append(PlannedPattern(_as_planned(before.pattern, own), own, mine, around_bytes=within))
     check_variants(kinds, [planned.plan for planned in made])
     return made
 
@@ -276,3 +283,60 @@ def _aligned(kind: IterationVariant, alignment: int) -> IterationVariant:
     rows = kind.buffers
     column = np.full(len(rows), alignment, np.int64)
     return dataclasses.replace(kind, buffers=dataclasses.replace(rows, alignment=column))
+
+
+def envelope_lengths(known: Iterable[PlannedPattern]) -> tuple[int, ...]:
+    """Return the lengths of iterations that share an upper-bound pattern however few are recorded.
+
+    A length is a number of allocations. Included are known upper-bound patterns, and sets of plans that
+    differ in sizes only and are more numerous than deserve a plan each.
+    """
+    alike: dict[bytes, list[Pattern]] = {}
+    for planned in known:
+        alike.setdefault(planned.pattern.sequence.tobytes(), []).append(planned.pattern)
+    return tuple(len(patterns[0].buffers) for patterns in alike.values() if _share_an_envelope(patterns))
+
+
+def _share_an_envelope(patterns: Sequence[Pattern]) -> bool:
+    if any(pattern.least is not None for pattern in patterns):
+        return True
+    whole: Pattern | None = patterns[0]
+    for other in patterns[1:]:
+        whole = whole and _common_envelope(whole, other)
+    return len(patterns) > FEW_KINDS and whole is not None
+
+
+def widen_envelopes(patterns: Sequence[Pattern], known: Iterable[PlannedPattern]) -> list[Pattern]:
+    """Return the patterns, upper-bound ones widened to the sizes of known plans of the same order."""
+    before = list(known)
+    wide = [_widened(pattern, before) for pattern in patterns]
+    now = {pattern.key: one.key for pattern, one in zip(patterns, wide, strict=True)}
+    return [
+        dataclasses.replace(one, reach={now.get(key, key): reach for key, reach in one.reach.items()})
+        for one in wide
+    ]
+
+
+def _widened(pattern: Pattern, known: Iterable[PlannedPattern]) -> Pattern:
+    if pattern.least is None:
+        return pattern
+    for planned in known:
+        if planned.same_order(pattern):
+            pattern = _common_envelope(pattern, planned.pattern) or pattern
+    return pattern
+
+
+def _common_envelope(pattern: Pattern, other: Pattern) -> Pattern | None:
+    """Return the upper-bound pattern of both; None if the patterns have little in common."""
+    (expected, largest), (least, most) = pattern.sizes, other.sizes
+    size = np.maximum(largest, most)
+    # smallest size of each buffer so far
+    smallest = np.where(expected == largest, largest, expected * SMALLER)
+    kept = (least <= smallest) & (least < most)
+    least = np.where(kept, least, expected_least(np.minimum(smallest, least), size))
+    buffers, alone, apart = (
+        dataclasses.replace(pattern.buffers, size=each) for each in (size, largest, most)
+    )  # with the lifetimes of `pattern`, which may have changed since `other` was planned
+    if peak_load(buffers) > MOST_LARGER * max(peak_load(alone), peak_load(apart)):
+        return None
+    return dataclasses.replace(pattern, buffers=buffers, least=least)

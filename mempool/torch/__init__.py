@@ -219,7 +219,7 @@ class TensorPool(Pool):
         if self._swapping is not None:
             self._swapping.marked()
         self._end_finding_steps()
-        self.expect_marks()
+        self.require_step_marks()
         return hooks
 
     def step(self) -> None:

@@ -71,7 +71,7 @@ class FoundSteps:
         if self._ends and self._steps % STEPS_BETWEEN_LOOKS == 0 and self._is_in_no_order(pool):
             log.info("what recurs comes in no fixed order: iterations end with the steps of the optimizer")
             self._marks = True
-            pool.begin_anew()
+            pool.reset_plans()
             pool.mark_found_step()
         elif self._shown:
             pool.client.record_detected_step()

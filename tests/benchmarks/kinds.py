@@ -192,7 +192,7 @@ def measured(name: str, steps: int, way: str) -> dict[str, Any]:
         del kept
         now = pool.client.stats()["outcomes"]
         new = {kind: count - before[kind] for kind, count in now.items()}
-        known = list(pool._planner._learner.known)
+        known = list(pool.planner.learner.registry)
         return {
             "program": name,
             "way": way,

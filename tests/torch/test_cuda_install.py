@@ -45,9 +45,9 @@ def train(on: CudaTorch, pool: mempool.Pool, count: int = 12, **where: int) -> N
 def test_looks_before_the_first_step_leave_something_for_plans(driver: str) -> None:
     CudaTorch(driver)
     pool = install(driver)
-    planner = pool._planner
-    planner._budget.charge(0.5)
-    assert planner._budget.has_some()
+    planner = pool.planner
+    planner.budget.charge(0.5)
+    assert planner.budget.is_left()
     pool.close()
 
 
@@ -339,10 +339,10 @@ def test_what_the_planner_installs_while_the_pool_closes_is_not_replayed(driver:
     pool = install(driver)
     train(on, pool)
     assert pool.planned is not None
-    planner, stop = pool._planner, pool._planner.stop
+    planner, stop = pool.planner, pool.planner.stop
 
     def plan_and_stop(*seconds: float) -> None:  # it ends after the solve that runs
-        planner._learner.making.install(pool.planned, None)
+        planner.learner.builder.install(pool.planned, None)
         stop(*seconds)
 
     planner.stop = plan_and_stop

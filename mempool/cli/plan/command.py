@@ -23,7 +23,7 @@ from mempool.units import binary
 if TYPE_CHECKING:
     from mempool.cli.inputs import Work
     from mempool.cli.plan.compute import Solved
-    from mempool.planning.plan_files import Saved
+    from mempool.planning.plan_files import SavedPlans
 
 
 def _solvers(incomplete: str) -> list[str]:
@@ -199,7 +199,7 @@ def answer(solved: Solved) -> dict[str, Any]:
     }
 
 
-def _kinds(saved: Saved) -> list[dict[str, Any]]:
+def _kinds(saved: SavedPlans) -> list[dict[str, Any]]:
     return [
         variants.answer(one.pattern, one.buffers) | {"arena_bytes": one.plan.arena_bytes}
         for one in saved.plans

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mempool.cli.inputs import Work
-    from mempool.planning.plan_files import Saved
-    from mempool.planning.planned_pattern import Planned
+    from mempool.planning.plan_files import SavedPlans
+    from mempool.planning.planned_pattern import PlannedPattern
     from solvers import Plan, Progress
     from traces import Buffers
 
@@ -41,7 +41,7 @@ class Solved:
 
     work: Work
     plan: Plan
-    saved: Saved | None = None
+    saved: SavedPlans | None = None
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ class Solver:
         return self._kinds(work)
 
     def _kinds(self, work: Work) -> Solved:
-        from mempool.planning.plan_files import Saved
-        from mempool.planning.planned_pattern import Planned
+        from mempool.planning.plan_files import SavedPlans
+        from mempool.planning.planned_pattern import PlannedPattern
 
         assert work.pattern is not None
         patterns = [work.pattern, *work.others]
         together = len(patterns) > 1 and self.name in _OWN
         share = math.inf if self.seconds is None else self.seconds / (len(patterns) + together)
-        made: list[Planned] = []
+        made: list[PlannedPattern] = []
         interrupted = False
         for number, pattern in enumerate(patterns, 1):
             which = f"kind {number} of {len(patterns)}, " if work.others else ""
@@ -100,8 +100,8 @@ class Solver:
             if plan.offset is None:
                 return Solved(dataclasses.replace(work, pattern=pattern, buffers=pattern.buffers), plan)
             interrupted = interrupted or plan.stopped_by == "interrupt"
-            made.append(Planned(pattern, pattern.buffers, plan))
-        saved, plans = Saved(made), [planned.plan for planned in made]
+            made.append(PlannedPattern(pattern, pattern.buffers, plan))
+        saved, plans = SavedPlans(made), [planned.plan for planned in made]
         if together and not interrupted and (joint := self._together(made, share)) is not None:
             saved = joint
             plans.append(joint.plans[0].plan)  # all variants share the search of this plan
@@ -116,14 +116,14 @@ class Solver:
         work = dataclasses.replace(work, pattern=first.pattern, buffers=first.buffers)
         return Solved(work, plan, with_first(saved, first))
 
-    def _together(self, made: Sequence[Planned], seconds: float) -> Saved | None:
+    def _together(self, made: Sequence[PlannedPattern], seconds: float) -> SavedPlans | None:
         """Plan all variants jointly, for any order: buffers that one leaves alive collide with no other's."""
-        from mempool.planning.joint_planning import plan_together
+        from mempool.planning.joint_planning import plan_jointly
 
         with progress(f"planning {len(made)} kinds of iterations together; Ctrl-C keeps them apart"):
             until = time.monotonic() + seconds
             try:
-                saved = plan_together(
+                saved = plan_jointly(
                     made, wait_bytes=self.wait_bytes, interrupt=lambda: time.monotonic() > until
                 )
             except KeyboardInterrupt:
@@ -172,29 +172,29 @@ class Solver:
         return found
 
 
-def _out_of_time(planned: Planned) -> Planned:
+def _out_of_time(planned: PlannedPattern) -> PlannedPattern:
     """Mark an interrupted plan as stopped by the clock, as the search itself would have done."""
     if planned.plan.stopped_by != "interrupt":
         return planned
     return dataclasses.replace(planned, plan=dataclasses.replace(planned.plan, stopped_by="time"))
 
 
-def _load(saved: Saved) -> int:
+def _load(saved: SavedPlans) -> int:
     """Return the most bytes alive in any succession of the jointly planned variants, a lower bound."""
     from solvers import peak_load
     from solvers.packing.variants import VariantSet
 
-    return peak_load(VariantSet(list(saved.kinds.values())).buffers) if saved.kinds else 0
+    return peak_load(VariantSet(list(saved.variants.values())).buffers) if saved.variants else 0
 
 
-def with_first(saved: Saved, first: Planned) -> Saved:
+def with_first(saved: SavedPlans, first: PlannedPattern) -> SavedPlans:
     """Return the saved plans with this plan in front, the one that other tools take."""
-    from mempool.planning.plan_files import Saved
+    from mempool.planning.plan_files import SavedPlans
 
     order = sorted(range(len(saved.plans)), key=lambda number: saved.plans[number] is not first)
     places = {number: place for place, number in enumerate(order)}
-    kinds = {places[number]: kind for number, kind in saved.kinds.items()}
-    return Saved([saved.plans[number] for number in order], kinds)
+    kinds = {places[number]: kind for number, kind in saved.variants.items()}
+    return SavedPlans([saved.plans[number] for number in order], kinds)
 
 
 def _line(far: Progress) -> str:
@@ -215,10 +215,10 @@ def write(solved: Solved, output: Path) -> None:
 
         write_csv(work.buffers, output, offsets=plan.offset[:, 0])
     elif solved.saved is not None:
-        from mempool.planning.plan_files import write_saved
+        from mempool.planning.plan_files import write_plans
 
         client = "" if work.trace is None else work.trace.metadata.get("client", "")
-        write_saved(solved.saved, output, client=client)
+        write_plans(solved.saved, output, client=client)
     else:
         from solvers import write_plan
 

@@ -36,7 +36,7 @@ class Swapping:
             host_bytes=host_bytes,
             client=pool.client,
             ended=pool.mark_found_step,
-            anew=pool.begin_anew,
+            anew=pool.reset_plans,
         )
         self._pid = os.getpid()
         self._ended = False
