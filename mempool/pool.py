@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mempool import _core, sharing
 from mempool.errors import OutOfMemoryError, UsageError
-from mempool.per_rank_files import file_to_read, own_file
+from mempool.per_rank_files import file_to_read, own_file, rank
 from mempool.planning.planner_thread import Planner, first_cache_bytes
 from mempool.settings import NEVER, Settings, check_swapping, made_with, settings
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mempool.planning.planned_pattern import PlannedPattern
     from mempool.recording.trace_writer import Tape
     from mempool.reporting.check_faults import Fault, FaultCollector
-    from mempool.reporting.report import Report
+    from mempool.reporting.report import PoolSnapshot, Report
 
 
 class Pool:
@@ -104,7 +104,7 @@ class Pool:
             self.device,
             small_bytes=self.settings.small_bytes,
             wait_bytes=price,
-            explain=self._news() if self.settings.explain else None,
+            explain=self._new_divergences() if self.settings.explain else None,
             framework=self.framework,
             patient=not self.settings.background,
         )
@@ -160,10 +160,10 @@ class Pool:
         if self._tape is not None and self.settings.background:
             self._tape.start()
 
-    def _news(self) -> Callable[[], list[str]]:
-        from mempool.reporting.explain import News
+    def _new_divergences(self) -> Callable[[], list[str]]:
+        from mempool.reporting.explain import NewDivergences
 
-        return News(self.client)
+        return NewDivergences(self.client)
 
     def _load_files(self) -> None:
         if self.settings.plan is not None:
@@ -303,10 +303,30 @@ class Pool:
         with _core.Bypass():
             from mempool.reporting.report import make_report
 
-            report = make_report(self)
+            report = make_report(self.snapshot())
         if self._fault_collector is not None:
             report.values["faults"] = [str(fault) for fault in self.faults()]
         return report
+
+    def snapshot(self) -> PoolSnapshot:
+        """Return the pool's present state, for reports."""
+        from mempool.reporting.report import PoolSnapshot
+
+        return PoolSnapshot(
+            name=self.name,
+            state=self.state,
+            rank=rank(),
+            client_state=self.client.state(),
+            client_stats=self.client.stats(),
+            core_stats=self.core.stats(),
+            divergences=self.client.divergences(),
+            planned=self.planned,
+            plans=self.plans,
+            arena_used_bytes=sum(end - begin for begin, end in self.core.arena_ranges()),
+            shared_with=sharing.others(self),
+            max_reserved_bytes=self.settings.max_reserved,
+            offloading=self.swapping_values(),
+        )
 
     def swapping_values(self) -> dict[str, Any] | None:
         """Return the report's part about offloading; None if nothing is offloaded."""
@@ -321,7 +341,7 @@ class Pool:
         with _core.Bypass():
             from mempool.reporting.explain import explain
 
-            return explain(self)
+            return explain(self.snapshot())
 
     def save(self, path: str | Path) -> None:
         """Write the plans in use; ``Pool(plan=path)`` later replays them from the first iteration.

@@ -5,16 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-#: Largest number of allocations per miss that still justifies recording again; a share of misses below its
-#: inverse is ignored.
-FEW_MISSES = 1000
-#: Core's score of miss_score iterations at which the pattern counts as changed for good.
-CHANGED_SCORE = 12
+from mempool.planning.options import OPTIONS
+
 NEVER = 1 << 62
-#: Bounds of a pause between recordings, in allocations. A pause is four times the length of the recording
-#: before it, at least four times LEAST_PAUSE, and doubles with each failure up to LONGEST_PAUSE: short enough
-#: that a new pattern is planned soon, rare enough to cost nothing.
-LEAST_PAUSE, LONGEST_PAUSE = 1 << 6, 1 << 22
 
 
 class AllocationCounts(NamedTuple):
@@ -93,14 +86,14 @@ class RecordingSchedule:
         self._fruitless, self._unimproved = 0, self._unimproved + 1
         if not improvable:
             self._pause_until = NEVER
-        self._share, self._miss_score, self._planned = 1 / FEW_MISSES, CHANGED_SCORE, True
+        self._share, self._miss_score, self._planned = OPTIONS.ignored_miss_rate, OPTIONS.changed_score, True
 
     def pause_fruitless(self, now: AllocationCounts, *, replaying: bool) -> None:
         """Pause because recording has long shown nothing new; some allocations may never follow the plan."""
         share = self.miss_rate(now)
         self.pause_failed(now)
         if replaying and share < 1 / 4:
-            self._share, self._planned = max(1 / FEW_MISSES, 2 * share), True
+            self._share, self._planned = max(OPTIONS.ignored_miss_rate, 2 * share), True
 
     def pause_failed(self, now: AllocationCounts) -> None:
         """Pause after a failure or a useless plan: learn nothing for some time, whatever the misses."""
@@ -114,8 +107,8 @@ class RecordingSchedule:
         self._share, self._miss_score, self._planned = math.inf, NEVER, False
 
     def _pause(self, now: AllocationCounts, *, doublings: int) -> None:
-        recorded = max(now.allocations - self.began, LEAST_PAUSE)
-        self._pause_until = now.allocations + min(recorded << min(2 + doublings, 40), LONGEST_PAUSE)
+        recorded = max(now.allocations - self.began, OPTIONS.min_pause)
+        self._pause_until = now.allocations + min(recorded << min(2 + doublings, 40), OPTIONS.max_pause)
         self._since = now
         self._share, self._miss_score, self._planned = math.inf, NEVER, False
 

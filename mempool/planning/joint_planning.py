@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mempool.planning.backoff import ExponentialBackoff
+from mempool.planning.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,12 +22,6 @@ if TYPE_CHECKING:
     from mempool.planning.variants import VariantLifetimes
     from solvers.packing.variants import IterationVariant
     from traces.iterations.pattern import Pattern
-
-#: Collisions with live buffers since the last plan that trigger joint planning: at least LEAST_COLLISIONS,
-#: and this share of all allocations; fewer may come from a single kept tensor.
-LEAST_COLLISIONS, MOST_COLLIDING = 16, 1 / 512
-#: Largest size of a joint arena relative to the largest separate arena, or to the peak load.
-MOST_TOGETHER = 1.25
 
 
 class JointPlanning:
@@ -83,7 +78,9 @@ class JointPlanning:
     def has_collisions(self, now: AllocationCounts, occupied: int) -> bool:
         """Return true if collisions since the last plan justify joint planning, or a joint plan has any."""
         collisions, passed = occupied - self._occupied, now.allocations - self._allocations
-        return collisions >= (1 if self._plans else max(LEAST_COLLISIONS, MOST_COLLIDING * passed))
+        return collisions >= (
+            1 if self._plans else max(OPTIONS.joint_collisions, OPTIONS.joint_collision_share * passed)
+        )
 
     def candidates(self, known: Iterable[PlannedPattern]) -> list[PlannedPattern]:
         """Return the plans to make jointly: of recently recorded or already joint variants."""
@@ -128,7 +125,9 @@ class JointPlanning:
     def is_worth_it(self, made: Sequence[PlannedPattern], known: Sequence[PlannedPattern]) -> bool:
         """Return true if new joint plans need little more memory than `known`, or than the peak load."""
         now, before = (max(one.plan.arena_bytes for one in plans) for plans in (made, known))
-        return now <= before or now <= MOST_TOGETHER * max(self._lifetimes.load(), 0 if self else before)
+        return now <= before or now <= OPTIONS.joint_arena_factor * max(
+            self._lifetimes.load(), 0 if self else before
+        )
 
     def adopt(self, made: Sequence[PlannedPattern]) -> None:
         """Note that the latest joint plans are in effect."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mempool.logs import log
-from mempool.planning.backoff import CHANGED_SCORE, NEVER, ExponentialBackoff, WakeConditions
-from mempool.planning.plan_builder import LEAST_CACHE
+from mempool.planning.backoff import NEVER, ExponentialBackoff, WakeConditions
+from mempool.planning.options import OPTIONS
 from mempool.planning.registry import MOST_KNOWN
 from mempool.planning.replanner import Replanner
 
@@ -23,30 +23,6 @@ if TYPE_CHECKING:
     from mempool.planning.plan_files import SavedPlans
     from mempool.planning.planned_pattern import PlannedPattern
     from traces.iterations.pattern import Pattern
-
-
-#: Number of looks without any result after which a device without pages keeps some free segments; none are
-#: kept at first, since it is unknown which buffers will stay and hold the segments.
-LOOKS_BEFORE_CACHING = 6
-#: Number of marked iterations to wait for the frees of buffers that outlive their iteration.
-PATIENT_ITERATIONS = 5
-#: Least number of new events before another look at iterations that are known.
-LEAST_NEWS = 16
-#: Share of iterations below which a variant that differs in one size only is not worth a plan.
-SELDOM = 1 / 8
-#: A recording that spans this many times the allocations of all variants shows which variant follows which,
-#: and how long buffers live in each case.
-ENOUGH_OF_EACH = 8
-#: Largest miss rate at which a step still counts as part of a planned epoch; beyond it, the resemblance is
-#: chance.
-MOST_ASTRAY = 1 / 64
-#: Longest pause, in iterations, before an outgrown upper-bound pattern is enlarged again.
-LONGEST_WAIT = 32
-#: Where marks are expected: number of allocations without a mark after which none is expected any longer, and
-#: number of events between two looks for the first mark.
-MOST_UNMARKED, EVENTS_UNMARKED = 1 << 16, 256
-#: Longest warm-up to learn, in allocations; looking at a longer one repeatedly would cost too much.
-MOST_WARM_UP = 1 << 13
 
 
 class Learner:
@@ -139,8 +115,8 @@ class Learner:
         if not state["recording"]:
             self.resume_if_changed()
             return False
-        if self._requires_marks and not state["marked"] and state["allocations"] < MOST_UNMARKED:
-            self._client.check_again_after(EVENTS_UNMARKED)
+        if self._requires_marks and not state["marked"] and state["allocations"] < OPTIONS.max_unmarked:
+            self._client.check_again_after(OPTIONS.unmarked_events)
             return False
         misses = self._misses()
         if state["replaying"] and state["settled"] and not self.replanner.improves:
@@ -208,7 +184,7 @@ class Learner:
             kept = state["events_kept"]
             known = state["replaying"] and not patterns[0].unresolved
             self._client.check_again_after(
-                max(LEAST_NEWS, 2 * len(patterns[0].buffers), kept // 8 if known else 0)
+                max(OPTIONS.min_new_events, 2 * len(patterns[0].buffers), kept // 8 if known else 0)
             )
 
     def _settle(self) -> None:
@@ -234,7 +210,7 @@ class Learner:
         if found is None:
             return [], []
         begin, allocations = found
-        wanted = {} if begin <= MOST_WARM_UP else {"allocations": allocations - begin}
+        wanted = {} if begin <= OPTIONS.max_warm_up else {"allocations": allocations - begin}
         packed, streams, counts, whole = self._client.recording(**wanted)
         patterns = recurring(
             packed,
@@ -265,8 +241,8 @@ class Learner:
         if pattern.least is not None:
             return self._is_worth_enveloping(pattern, state)
         cannot_be_had = state["refusal"] == "memory" and not state["replaying"]  # the known plan is of no use
-        spoilt = state["miss_score"] >= CHANGED_SCORE or cannot_be_had
-        astray = self._schedule.miss_rate(self.builder.counts()) > MOST_ASTRAY
+        spoilt = state["miss_score"] >= OPTIONS.changed_score or cannot_be_had
+        astray = self._schedule.miss_rate(self.builder.counts()) > OPTIONS.astray_rate
         for known in self.registry:
             if not spoilt and known.rotates_to(pattern):
                 return False
@@ -284,11 +260,13 @@ class Learner:
         """
         alike = [known for known in self.registry if known.same_order(pattern)]
         of_kinds = any(known.pattern.least is None for known in alike)
-        if of_kinds and self._schedule.miss_rate(self.builder.counts()) <= MOST_ASTRAY:
+        if of_kinds and self._schedule.miss_rate(self.builder.counts()) <= OPTIONS.astray_rate:
             return False
         if not any(known.pattern.least is not None for known in alike):
             return True
-        again = self._enlarge_backoff.setdefault(len(pattern.buffers), ExponentialBackoff(LONGEST_WAIT))
+        again = self._enlarge_backoff.setdefault(
+            len(pattern.buffers), ExponentialBackoff(OPTIONS.max_enlarge_pause)
+        )
         if not again.is_allowed(state["iterations"]):
             self._iteration_over_at = again.allowed_at
             return False
@@ -304,12 +282,12 @@ class Learner:
         # lengths, such as sentences.
         marked = bool(state["marked"])
         one_length = not marked or len(pattern.buffers) == len(known.buffers)
-        share = SELDOM if one_length else 1 / MOST_KNOWN
+        share = OPTIONS.rare_variant if one_length else 1 / MOST_KNOWN
         return pattern.iterations >= share * pattern.iterations_seen and (helps or marked)
 
     def _is_young(self, pattern: Pattern) -> bool:
         """Return true if frees of buffers that outlive their iteration may still be unrecorded."""
-        return pattern.unresolved > 0 and pattern.iterations < PATIENT_ITERATIONS
+        return pattern.unresolved > 0 and pattern.iterations < OPTIONS.patient_iterations
 
     def _settled_patterns(self, patterns: list[Pattern]) -> list[Pattern]:
         """Return the patterns whose frees are all known."""
@@ -351,7 +329,7 @@ class Learner:
         if self._is_young(pattern):
             return False
         together = sum(len(known.buffers) for known in self.registry if self.builder.joint.includes(known))
-        return bool(state["allocations"] - self._schedule.began >= ENOUGH_OF_EACH * together)
+        return bool(state["allocations"] - self._schedule.began >= OPTIONS.joint_recording_factor * together)
 
     def refine(self) -> bool:
         """Refine the latest plan by a longer search, unless the program leaves the plan meanwhile."""
@@ -367,8 +345,8 @@ class Learner:
     def _note_fruitless_look(self) -> None:
         self._fruitless += 1
         for_nothing = self.registry.latest is None and not self.tolerates_fruitless_looks()
-        if self._fruitless == LOOKS_BEFORE_CACHING and for_nothing:
-            kept = max(LEAST_CACHE, self._core.stats()["reserved"]["peak"] // 8)
+        if self._fruitless == OPTIONS.looks_before_caching and for_nothing:
+            kept = max(OPTIONS.min_cache_bytes, self._core.stats()["reserved"]["peak"] // 8)
             self._client.set_retained_limit(kept)
 
     def due(self) -> WakeConditions:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mempool.logs import log
 from mempool.planning.backoff import AllocationCounts, RecordingSchedule
 from mempool.planning.joint_planning import JointPlanning
+from mempool.planning.options import OPTIONS
 from mempool.planning.registry import PlanMetadata, PlanRegistry
 from mempool.planning.shared_arena import ArenaNeighbors, merge_ranges
 from mempool.reporting.outcomes import missed
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
     from mempool.planning.plan_files import SavedPlans
     from mempool.planning.planned_pattern import PlannedPattern
     from traces.iterations.pattern import Pattern
-
-
-#: Coverage of the peak below which a plan may be improved later.
-LEAST_COVERAGE = 0.99
-#: Least free memory kept beside an arena, in bytes; an eighth of the arena if that is more.
-LEAST_CACHE = 32 << 20
 
 
 class PlanBuilder:
@@ -72,13 +67,11 @@ class PlanBuilder:
 
     def load(self, loaded: SavedPlans) -> None:
         """Add plans from a file, which replay already."""
-        from mempool.planning.planned_pattern import LESS
-
         self.registry.load(loaded.plans)
         self.joint.load(loaded.plans, loaded.variants)
         largest = max(loaded.plans, key=lambda planned: planned.plan.arena_bytes)
         self._retain_free_segments(largest)
-        if largest.plan.arena_bytes > LESS * largest.plan.lower_bound_bytes:
+        if largest.plan.arena_bytes > OPTIONS.smaller_factor * largest.plan.lower_bound_bytes:
             self.neighbors.assume_stale()
 
     def forget(self) -> None:
@@ -168,7 +161,7 @@ class PlanBuilder:
             return False
         self.joint.supersede(planned.key, served)
         self.metadata.keep({known.key for known in self.registry})
-        if pattern.coverage < LEAST_COVERAGE or longer or instead_of is not None:
+        if pattern.coverage < OPTIONS.min_coverage or longer or instead_of is not None:
             self.metadata.improvable.add(planned.key)
         anew = instead_of is None and not longer
         self.schedule.plan_installed(self.counts(), anew=anew)
@@ -234,4 +227,4 @@ class PlanBuilder:
     def _retain_free_segments(self, planned: PlannedPattern) -> None:
         """Keep some free segments for allocations that do not follow the plan."""
         if not self._device.slow_return:
-            self._client.set_retained_limit(max(LEAST_CACHE, planned.plan.arena_bytes // 8))
+            self._client.set_retained_limit(max(OPTIONS.min_cache_bytes, planned.plan.arena_bytes // 8))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
+from mempool.planning.options import OPTIONS
 from mempool.planning.planned_pattern import PlannedPattern
 from mempool.planning.registry import MOST_KNOWN
 from traces.columns import LARGEST, MOST_THREADS
@@ -223,7 +224,7 @@ def _damage(path: str | Path) -> Iterator[None]:
 
 def _variants(ones: Sequence[_One]) -> dict[int, IterationVariant]:
     """Return the jointly planned variants, after checking that their plans hold in any succession."""
-    from mempool.planning.variants import MOST_PIECES, pieces
+    from mempool.planning.variants import pieces
     from solvers import PlanError
     from solvers.packing.check import check_variants
     from solvers.packing.variants import MOST_COLUMNS, IterationVariant
@@ -236,7 +237,7 @@ def _variants(ones: Sequence[_One]) -> dict[int, IterationVariant]:
         raise ValueError("kinds are missing")
     together = [ones[number].planned for number in numbers]
     most = max(planned.plan.columns for planned in together)
-    if pieces(together) > MOST_PIECES or most > MOST_COLUMNS:  # checking more would take long
+    if pieces(together) > OPTIONS.max_joint_pieces or most > MOST_COLUMNS:  # checking more would take long
         size = sum(len(planned.buffers) for planned in together)
         what = f"{len(together)} kinds of {size} buffers in up to {most} columns"
         raise PlanError(f"{what} are more than are planned together")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from mempool import _core
 from mempool.logs import log
 from mempool.planning.learner import Learner
+from mempool.planning.options import OPTIONS
 from mempool.planning.plan_builder import PlanBuilder
 from mempool.settings import EVERYTHING, NEVER
 
@@ -26,24 +27,7 @@ if TYPE_CHECKING:
     from mempool.planning.planned_pattern import PlannedPattern
 
 
-#: Limits of the log lines with ``explain``: lines at a time, and seconds between two times.
-MOST_LINES = 8
-SECONDS_BETWEEN_LINES = 5.0
 _FOR_EVER = 1e9  # seconds
-#: Number of plans that are free of charge while the program follows its plans: one for each remembered
-#: variant, and as many joint plans.
-MOST_LEARNED = 32
-#: Cost limits of looking and planning: seconds of processor time at once (enough for a program that repeats),
-#: then this share of the elapsed time. One long solve counts as at most this many seconds of debt.
-ALLOWANCE_SECONDS = 0.1
-SHARE = 0.01
-MOST_DEBT_SECONDS = 0.05
-#: Seconds at once where the memory is a GPU's: fruitless looks before the first step of a training use up a
-#: part, and a training lasts longer than a script. With 0.1 s, the first plan on an H100 came after five
-#: seconds.
-ALLOWANCE_SECONDS_ON_A_GPU = 1.0
-#: Seconds between two checks for budget or for something to log.
-SECONDS_BETWEEN_TURNS = 0.25
 #: Modules that planning imports.
 NEEDED = (
     "traces.iterations.pattern",
@@ -52,11 +36,6 @@ NEEDED = (
     "mempool.recording.events",
 )
 
-
-#: Seconds that the program loses whenever a thread beside the program waits for the interpreter's lock;
-#: measured with a test suite of statsmodels on two cores of a virtual machine, where the planner's 8,000
-#: waits took 0.6 s of the program's processor time.
-HANDOVER_SECONDS = 80e-6
 
 #: Planners whose threads run, of pools that are in use, closed late or forgotten.
 _running: set[Planner] = set()
@@ -81,7 +60,7 @@ def first_cache_bytes(device: _core.Device) -> int:
 
 def thread_cost_seconds() -> float:
     """Return the seconds that the calling thread has cost the process, by work and by lock handovers."""
-    return time.thread_time() + HANDOVER_SECONDS * resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    return time.thread_time() + OPTIONS.handover_seconds * resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 class ProcessorBudget:
@@ -183,9 +162,9 @@ class Planner:
         self._logged_refusals = {"", "capture", "limit"}
         self._device = device
         self.budget = ProcessorBudget(
-            allowance=ALLOWANCE_SECONDS_ON_A_GPU if device.slow_return else ALLOWANCE_SECONDS,
-            share=SHARE,
-            most_debt=MOST_DEBT_SECONDS,
+            allowance=OPTIONS.gpu_allowance_seconds if device.slow_return else OPTIONS.allowance_seconds,
+            share=OPTIONS.time_share,
+            most_debt=OPTIONS.max_debt_seconds,
             spent=thread_cost_seconds,
         )
         self._work_left = self._reset_requested = False
@@ -319,7 +298,7 @@ class Planner:
     def _wait(self, seconds: float) -> bool:
         """Wait until there may be work; return true if the recording deserves a look."""
         if self._work_left or self._explain is not None:
-            seconds = min(seconds, SECONDS_BETWEEN_TURNS)
+            seconds = min(seconds, OPTIONS.turn_seconds)
         with self._learning:
             due = self.learner.due()
         news, looked = self._client.wait_for_work(
@@ -364,7 +343,7 @@ class Planner:
         with self.budget.charged() as forgive:
             learned = self.learner.learn()
             self._learned += learned
-            if learned and follows and self._learned <= MOST_LEARNED:
+            if learned and follows and self._learned <= OPTIONS.free_plans:
                 forgive()
 
     def _log_news(self) -> None:
@@ -375,9 +354,9 @@ class Planner:
             log.warning("%s; going on without, trying again later", self._refusal_message(state))
         self.learner.registry.warn_if_foreign()
         if self._explain is not None and time.monotonic() >= self._next_log_at:
-            for line in self._explain()[:MOST_LINES]:
+            for line in self._explain()[: OPTIONS.log_lines]:
                 log.warning("%s", line)
-            self._next_log_at = time.monotonic() + SECONDS_BETWEEN_LINES
+            self._next_log_at = time.monotonic() + OPTIONS.log_seconds
 
     def _refusal_message(self, state: dict[str, Any]) -> str:
         """Return the message about the refused arena: size, reason and, if known, free memory."""

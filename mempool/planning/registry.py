@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mempool.logs import log
 from mempool.planning.backoff import NEVER, ExponentialBackoff
+from mempool.planning.options import OPTIONS
 from mempool.settings import made_with
 
 if TYPE_CHECKING:
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
     Ranges = set[tuple[int, int]]
 
 
-#: Plans are useless after this many allocations off the plans and a share of hits below this one.
-MOST_STRAYS, LEAST_HITS = 1 << 14, 0.01
-#: Least number of allocations, besides two iterations, before a loaded plan is judged as foreign.
-LEAST_TO_JUDGE = 64
 STRAYS = ("size_mismatch", "slot_occupied", "past_end", "desynchronized")
 #: Largest number of plans, the same as in the core.
 MOST_KNOWN = 16
@@ -111,7 +108,7 @@ class PlanRegistry:
         if self._loaded is not None or self.latest is None:
             return False
         hits, strays = self._followed_since(self._dropped_at)
-        return strays >= MOST_STRAYS and hits < strays * LEAST_HITS
+        return strays >= OPTIONS.max_strays and hits < strays * OPTIONS.min_hit_rate
 
     def are_followed(self) -> bool:
         """Return true without plans, or if hits since the last plan are at least as many as strays."""
@@ -126,7 +123,7 @@ class PlanRegistry:
         if self.latest is None:
             return NEVER
         hits, strays = self._followed_since(self._dropped_at)
-        return max(MOST_STRAYS, int(hits / LEAST_HITS)) - strays
+        return max(OPTIONS.max_strays, int(hits / OPTIONS.min_hit_rate)) - strays
 
     def warn_if_foreign(self, *, at_last: bool = False) -> None:
         """Warn once if the program should have followed the loaded plan by now and has not.
@@ -137,7 +134,7 @@ class PlanRegistry:
         if self._loaded is None or self._warned_foreign:
             return
         hits, strays = self._followed()
-        if hits + strays < (LEAST_TO_JUDGE if at_last else self._least_to_judge()):
+        if hits + strays < (OPTIONS.min_allocations_to_judge if at_last else self._least_to_judge()):
             return
         self._warned_foreign = True
         if hits < strays:
@@ -150,7 +147,7 @@ class PlanRegistry:
 
     def _least_to_judge(self) -> int:
         assert self._loaded is not None
-        return max(LEAST_TO_JUDGE, 2 * len(self._loaded.buffers))
+        return max(OPTIONS.min_allocations_to_judge, 2 * len(self._loaded.buffers))
 
     def _followed(self) -> tuple[int, int]:
         """Return the total number of hits, and of allocations that departed from a plan."""

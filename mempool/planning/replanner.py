@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from mempool.logs import log
-from mempool.planning.plan_builder import LEAST_COVERAGE
+from mempool.planning.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from mempool import _core
     from mempool.planning.plan_builder import PlanBuilder
     from traces.iterations.pattern import Pattern
-
-
-#: Least lifetime, in iterations, of a buffer that plans avoid although it does not block any plan yet.
-LEAST_STAY = 2
 
 
 class Replanner:
@@ -110,7 +106,7 @@ class Replanner:
         now = self._builder.arena_ranges()
         if self._ranges_in_use_before is None:
             self._ranges_in_use_before = now
-            self._builder.metadata.replan_backoff.forbid_before(iteration + LEAST_STAY)
+            self._builder.metadata.replan_backoff.forbid_before(iteration + OPTIONS.pinned_iterations)
             return None
         seen, self._ranges_in_use_before = self._ranges_in_use_before, None
         return now & (blockers | seen)
@@ -197,7 +193,7 @@ class Replanner:
         log.info("planned for less than before")
         how: dict[str, Any] = {"counts": None, "instead_of": known} if same else {"counts": counts}
         builder.install(planned, **how)
-        if not around and pattern.coverage >= LEAST_COVERAGE:
+        if not around and pattern.coverage >= OPTIONS.min_coverage:
             improvable -= {known.key, planned.key}
         return True
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from mempool.planning.options import OPTIONS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mempool import _core
     from mempool.planning.planned_pattern import PlannedPattern
 
-#: Number of requests that find another buffer in their place before plans are made around other clients'.
-MOST_COLLISIONS = 16
 _NEVER_SEEN = (1 << 64) - 2  # impossible number of layout changes
-#: Largest number of ranges to avoid that is given to the solver.
-MOST_RANGES = 64
 
 
 class ArenaNeighbors:
@@ -43,7 +41,7 @@ class ArenaNeighbors:
     def collides(self, plans: Iterable[PlannedPattern]) -> bool:
         """Return true if other clients' buffers repeatedly occupy the places of these plans."""
         occupied = self.slot_collisions()
-        if occupied - self._collisions < MOST_COLLISIONS or not (others := self._others()):
+        if occupied - self._collisions < OPTIONS.neighbor_collisions or not (others := self._others()):
             return False
         if any(planned.is_blocked_by(others) for planned in plans):
             return True
@@ -78,7 +76,9 @@ class ArenaNeighbors:
         return int(self._client.state()["other_layouts"])
 
 
-def merge_ranges(ranges: Sequence[tuple[int, int]], most: int = MOST_RANGES) -> list[tuple[int, int]]:
+def merge_ranges(
+    ranges: Sequence[tuple[int, int]], most: int = OPTIONS.max_avoided_ranges
+) -> list[tuple[int, int]]:
     """Merge ranges into at most `most` disjoint ones, in order.
 
     With more ranges than that, the narrowest gaps between them are filled.

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mempool.planning.planned_pattern import GOOD, PlannedPattern, Search, restrict_plan, with_pinned
+from mempool.planning.options import OPTIONS
+from mempool.planning.planned_pattern import PlannedPattern, Search, restrict_plan, with_pinned
 from solvers.packing.bounds import peak_load
 from solvers.packing.variants import IterationVariant, VariantSet, agree_on_persistent, pack_coupled
 from traces.iterations.envelope import FEW_KINDS, MOST_LARGER, SMALLER, expected_least
@@ -29,14 +30,6 @@ if TYPE_CHECKING:
     from solvers import Plan
     from traces.buffers import Buffers
     from traces.iterations.pattern import Pattern
-
-#: Largest factor by which guessed lifetimes may increase the joint peak load; beyond it, guesses are dropped.
-MOST_GUESSED = 1.05
-#: Largest joint packing problem, in pieces of lifetime; a larger one would take seconds.
-MOST_PIECES = 1 << 18
-#: Largest size, in pieces, at which all variants are also packed at once although packing them one after the
-#: other succeeded.
-FEW_PIECES = 1 << 15
 
 
 class VariantLifetimes:
@@ -117,14 +110,14 @@ class VariantLifetimes:
         increase the peak load clearly (as with variants that alternate and never follow themselves),
         unobserved pairs count as impossible, except pairs that an earlier recording has shown.
         """
-        if pieces(known) > MOST_PIECES:
+        if pieces(known) > OPTIONS.max_joint_pieces:
             return None
         guessed = agree_on_persistent([self._kind(planned, known, guesses=True) for planned in known])
         keys = {planned.key for planned in known}
         if all(keys.issubset(self._seen(planned)) for planned in known):
             return guessed
         as_seen = agree_on_persistent([self._kind(planned, known, guesses=False) for planned in known])
-        most = MOST_GUESSED * peak_load(VariantSet(as_seen).buffers)
+        most = OPTIONS.guessed_load_factor * peak_load(VariantSet(as_seen).buffers)
         return guessed if peak_load(VariantSet(guessed).buffers) <= most else as_seen
 
     def _kind(
@@ -259,7 +252,10 @@ def _packed(
         offset = np.concatenate([offset, everything.offset[len(offset) :]])
         arena = int((offset + everything.size)[offset >= 0].max(initial=0))
         best = Plan(offset[:, None], arena, min(bound, arena), Status.FEASIBLE, "search", 0, 0.0, "finished")
-        if arena <= GOOD * bound or len(everything) + len(everything.gap_buffer) > FEW_PIECES:
+        if (
+            arena <= OPTIONS.good * bound
+            or len(everything) + len(everything.gap_buffer) > OPTIONS.joint_search_pieces
+        ):
             return best
     plan = search.briefly(everything) if around else search.alone(everything)
     if best is None or (plan.offset is not None and plan.arena_bytes < best.arena_bytes):

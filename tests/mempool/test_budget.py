@@ -7,7 +7,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mempool.planning.planner_thread import HANDOVER_SECONDS, ProcessorBudget, thread_cost_seconds
+from mempool.planning.options import OPTIONS
+from mempool.planning.planner_thread import ProcessorBudget, thread_cost_seconds
 
 
 class Times:
@@ -66,4 +67,4 @@ def test_hand_over_of_the_interpreter_is_charged_too() -> None:
     for _ in range(50):
         time.sleep(1e-6)
     spent = time.thread_time() - processor
-    assert thread_cost_seconds() - before >= spent + 40 * HANDOVER_SECONDS
+    assert thread_cost_seconds() - before >= spent + 40 * OPTIONS.handover_seconds

@@ -12,6 +12,7 @@ from programs_with_variants import at_random, in_steps, in_turn, kinds, marking_
 
 from mempool import Pool
 from mempool.planning import joint_planning
+from mempool.planning.options import OPTIONS
 from mempool.planning.plan_files import read_plans
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def test_variants_of_different_lengths_have_no_misses_and_few_replans(
 
 def test_separate_plans_of_variants_would_miss(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves that the tests above have power."""
-    monkeypatch.setattr(joint_planning, "LEAST_COLLISIONS", 1 << 60)
+    monkeypatch.setitem(vars(OPTIONS), "joint_collisions", 1 << 60)
     memory = programs.Watched(pool)
     iteration = kinds(memory, at_random((900, 1300, 1900)))
     in_steps(pool, iteration, LEARNED)

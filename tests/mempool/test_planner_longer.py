@@ -13,7 +13,8 @@ from pools import run, simulated
 
 import solvers
 from mempool import Pool
-from mempool.planning.planned_pattern import GOOD, POOL_NODES, PlannedPattern, make_plan
+from mempool.planning.options import OPTIONS
+from mempool.planning.planned_pattern import PlannedPattern, make_plan
 from traces.instances import flat
 from traces.iterations.pattern import Pattern
 
@@ -34,11 +35,11 @@ def test_patient_planner_searches_longer_for_a_poor_plan(streams: int, patient: 
     planned = make_plan(pattern, alignment=64, wait_bytes=1, patient=patient)
     assert planned is not None
     longer = patient and streams == 1
-    assert (planned.plan.nodes > 5 * POOL_NODES) == longer
+    assert (planned.plan.nodes > 5 * OPTIONS.pool_nodes) == longer
     if longer:
         buffers = dataclasses.replace(hard, alignment=np.full(n, 64))
-        soon = solvers.solve(buffers, stop=solvers.Stop(nodes=POOL_NODES), solver="search")
-        assert soon.arena_bytes > GOOD * soon.lower_bound_bytes
+        soon = solvers.solve(buffers, stop=solvers.Stop(nodes=OPTIONS.pool_nodes), solver="search")
+        assert soon.arena_bytes > OPTIONS.good * soon.lower_bound_bytes
         assert planned.plan.arena_bytes < soon.arena_bytes
 
 
@@ -78,8 +79,8 @@ def in_time(memory: programs.Watched, buffers: Buffers) -> None:
 @pytest.fixture
 def hard(monkeypatch: pytest.MonkeyPatch) -> Buffers:
     """An instance that a short search plans poorly and a longer search well, neither of them slow."""
-    monkeypatch.setattr("mempool.planning.planned_pattern.POOL_NODES", 1_000)
-    monkeypatch.setattr("mempool.planning.planned_pattern.HARD_NODES", 2_000_000)
+    monkeypatch.setitem(vars(OPTIONS), "pool_nodes", 1_000)
+    monkeypatch.setitem(vars(OPTIONS), "hard_nodes", 2_000_000)
     return flat(300, 4)
 
 
@@ -163,7 +164,7 @@ def test_background_planner_refines_too(hard: Buffers) -> None:
 def test_refinement_without_a_better_plan_is_not_repeated(
     pool: Pool, hard: Buffers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mempool.planning.planned_pattern.HARD_NODES", 1)
+    monkeypatch.setitem(vars(OPTIONS), "hard_nodes", 1)
     memory, searches = programs.Watched(pool), list[bool]()
     learner = pool.planner.learner
     learner.builder._patient = False

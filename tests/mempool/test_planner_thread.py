@@ -14,8 +14,9 @@ import programs
 from pools import simulated
 
 from mempool import Pool
-from mempool.planning import backoff, planner_thread
+from mempool.planning import planner_thread
 from mempool.planning.learner import Learner
+from mempool.planning.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +85,7 @@ def test_difference_after_the_end_of_recording_wakes_the_planner() -> None:
                 iteration()
             for layer in range(12):
                 memory.free(memory.allocate(50_000 + 3_000 * layer))
-            assert pool.client.state()["miss_score"] < backoff.CHANGED_SCORE
+            assert pool.client.state()["miss_score"] < OPTIONS.changed_score
 
         for _ in range(600):  # long before it would be asked whether anything follows the plan
             epoch()
@@ -121,7 +122,7 @@ def test_other_shapes_after_the_end_of_recording_are_planned() -> None:
 
 def test_unaffordable_planning_is_done_later_without_another_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planning is done without a further event."""
-    monkeypatch.setattr(planner_thread, "ALLOWANCE_SECONDS", 0.0)
+    monkeypatch.setitem(vars(OPTIONS), "allowance_seconds", 0.0)
     monkeypatch.setattr(planner_thread, "SHARE", 0.0)
     with Pool(simulated()) as pool:
         turns = Turns(pool)
@@ -148,9 +149,7 @@ def test_marks_of_a_program_without_repetition_wake_the_planner_ever_more_rarely
             time.sleep(0.001)  # the planner's thread could come back each time
         assert pool.client.state()["recording"]
         passed = time.monotonic() - begun
-        assert (
-            turns.count < 60 + passed / planner_thread.SECONDS_BETWEEN_TURNS
-        )  # so often until a look is paid for
+        assert turns.count < 60 + passed / OPTIONS.turn_seconds  # so often until a look is paid for
 
 
 def test_plan_now_waits_for_the_background_planner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +237,7 @@ def test_failure_does_not_end_planning(
         memory = programs.Watched(pool)
         until(lambda: len(caplog.records) >= 3, lambda: programs.layers(memory))
         gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
-        assert all(gap >= 4 * backoff.LEAST_PAUSE << k for k, gap in enumerate(gaps))
+        assert all(gap >= 4 * OPTIONS.min_pause << k for k, gap in enumerate(gaps))
         failing = False
         until(lambda: pool.plans > 0, lambda: [programs.layers(memory) for _ in range(20)])
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from mempool.planning.backoff import (
-    CHANGED_SCORE,
-    LONGEST_PAUSE,
     NEVER,
     AllocationCounts,
     RecordingSchedule,
     WakeConditions,
 )
+from mempool.planning.options import OPTIONS
 
 
 def over(
@@ -31,9 +30,9 @@ def test_a_miss_in_a_thousand_after_a_settled_plan_is_no_change() -> None:
     assert not over(schedule, 20_000, 60)
     assert over(schedule, 20_000, 61)
     assert schedule.wake_conditions(AllocationCounts(20_000, 60), replaying=True) == WakeConditions(
-        NEVER, 61, CHANGED_SCORE
+        NEVER, 61, OPTIONS.changed_score
     )
-    assert over(schedule, 20_000, 50, miss_score=CHANGED_SCORE)
+    assert over(schedule, 20_000, 50, miss_score=OPTIONS.changed_score)
 
 
 def test_former_miss_rate_may_continue_during_a_pause() -> None:
@@ -65,7 +64,7 @@ def test_useless_plan_is_left_alone_for_long() -> None:
         schedule = RecordingSchedule()
         schedule.recording_began(AllocationCounts(0, 0))
         schedule.pause_fruitless(AllocationCounts(10_000, misses), replaying=replaying)
-        assert not over(schedule, 49_999, 49_999, miss_score=CHANGED_SCORE)
+        assert not over(schedule, 49_999, 49_999, miss_score=OPTIONS.changed_score)
         assert over(schedule, 50_000, 9_000)
         assert schedule.wake_conditions(AllocationCounts(10_001, 0), replaying=True) == WakeConditions(
             50_000, NEVER, NEVER
@@ -85,7 +84,7 @@ def test_pause_length_follows_from_the_vain_recording_alone() -> None:
         ).allocations
         pauses.append(until - days - 100_000)
     assert pauses[:4] == [400_000, 800_000, 1_600_000, 3_200_000]
-    assert set(pauses[4:]) == {LONGEST_PAUSE}
+    assert set(pauses[4:]) == {OPTIONS.max_pause}
     schedule.plan_installed(AllocationCounts(days, days), anew=True)
     schedule.pause_fruitless(AllocationCounts(days + 100_000, days + 100_000), replaying=True)
     assert over(schedule, days + 500_000, days)
@@ -135,7 +134,9 @@ def test_plans_dropped_in_a_pause_do_not_prolong_the_pause() -> None:
     assert schedule.wake_conditions(AllocationCounts(1100, 100), replaying=False) == WakeConditions(
         5000, NEVER, NEVER
     )
-    assert not schedule.is_over(AllocationCounts(4999, 4000), replaying=False, miss_score=CHANGED_SCORE)
+    assert not schedule.is_over(
+        AllocationCounts(4999, 4000), replaying=False, miss_score=OPTIONS.changed_score
+    )
     schedule.recording_began(AllocationCounts(5000, 4000))
     schedule.plans_dropped(AllocationCounts(6000, 4000), recording=True)
     assert schedule.wake_conditions(AllocationCounts(6000, 4000), replaying=False) == WakeConditions(
