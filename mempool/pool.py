@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mempool.planning.plan_files import SavedPlans
     from mempool.planning.planned_pattern import PlannedPattern
-    from mempool.recording.trace_writer import Tape
+    from mempool.recording.trace_writer import BackgroundTraceWriter
     from mempool.reporting.check_faults import Fault, FaultCollector
     from mempool.reporting.report import PoolSnapshot, Report
 
@@ -96,7 +96,7 @@ class Pool:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._closed = False
-        self._tape: Tape | None = None
+        self._trace_writer: BackgroundTraceWriter | None = None
         self._loaded: SavedPlans | None = None
         self.planner = Planner(
             self.core,
@@ -157,8 +157,8 @@ class Pool:
                 self.planner.begin(self._loaded)
         elif self.settings.mode == "record" and self.settings.background:
             self.planner.start_thread()
-        if self._tape is not None and self.settings.background:
-            self._tape.start()
+        if self._trace_writer is not None and self.settings.background:
+            self._trace_writer.start()
 
     def _new_divergences(self) -> Callable[[], list[str]]:
         from mempool.reporting.explain import NewDivergences
@@ -171,10 +171,12 @@ class Pool:
 
             self._loaded = read_plans_in_subprocess(self.settings.plan)
         if self.settings.record is not None:
-            from mempool.recording.trace_writer import Tape
+            from mempool.recording.trace_writer import BackgroundTraceWriter
 
             whose = self.framework or self.name
-            self._tape = Tape(self.client, self.settings.record, self.device.alignment, whose)
+            self._trace_writer = BackgroundTraceWriter(
+                self.client, self.settings.record, self.device.alignment, whose
+            )
             _recording.add(self)
 
     # --- iterations
@@ -323,7 +325,7 @@ class Pool:
             planned=self.planned,
             plans=self.plans,
             arena_used_bytes=sum(end - begin for begin, end in self.core.arena_ranges()),
-            shared_with=sharing.others(self),
+            shared_with=sharing.other_clients(self),
             max_reserved_bytes=self.settings.max_reserved,
             offloading=self.swapping_values(),
         )
@@ -406,9 +408,9 @@ class Pool:
         if self._fault_collector is not None:
             self._fault_collector.end()
             self._fault_collector.log()
-        if self._tape is not None:
+        if self._trace_writer is not None:
             with _core.Bypass():
-                self._tape.close()
+                self._trace_writer.close()
         if explained:
             from mempool.logs import log
 

@@ -204,7 +204,7 @@ class Learner:
     def _patterns(self) -> tuple[list[Pattern], list[int]]:
         """Return the recurring patterns, and the number of allocations of each sequence until then."""
         from mempool.planning import variants
-        from mempool.recording.events import recurring
+        from mempool.recording.events import find_recurring
 
         found = self._client.find_recurrence()
         if found is None:
@@ -212,7 +212,7 @@ class Learner:
         begin, allocations = found
         wanted = {} if begin <= OPTIONS.max_warm_up else {"allocations": allocations - begin}
         packed, streams, counts, whole = self._client.recording(**wanted)
-        patterns = recurring(
+        patterns = find_recurring(
             packed,
             streams,
             alignment=self._device.alignment,

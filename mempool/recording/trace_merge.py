@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Joined:
+class MergedTrace:
     """Columns and metadata of the merged trace."""
 
     table: Table
     metadata: dict[str, str]
 
 
-def join(pools: list[tuple[int, Trace]], seen: Table, names: list[int]) -> Joined:
+def join(pools: list[tuple[int, Trace]], seen: Table, names: list[int]) -> MergedTrace:
     """Merge the events of pools and of a recorder in order of time.
 
     Args:
@@ -50,7 +50,7 @@ def join(pools: list[tuple[int, Trace]], seen: Table, names: list[int]) -> Joine
         "untouched_bytes": str(int(table["size"][untouched].sum())),
         "foreign_buffers": str(int((kept["kind"] == Kind.ALLOC).sum())),
     }
-    return Joined(joined, metadata)
+    return MergedTrace(joined, metadata)
 
 
 def _of_pools(pools: list[tuple[int, Trace]], seen: Table, names: list[int]) -> Table:
