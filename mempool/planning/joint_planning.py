@@ -42,7 +42,7 @@ class JointPlanning:
 
     def includes(self, planned: PlannedPattern) -> bool:
         """Return true if this plan is one of the joint plans."""
-        return any(planned is one for one in self._plans)
+        return any(planned is joint_plan for joint_plan in self._plans)
 
     @cached_property
     def _lifetimes(self) -> VariantLifetimes:
@@ -53,13 +53,13 @@ class JointPlanning:
         return VariantLifetimes()
 
     @contextlib.contextmanager
-    def fresh_observations(self, seen: Iterable[Pattern]) -> Iterator[Callable[[], None]]:
-        """Use lifetimes of `seen` only, inside the context; keep them if the yielded function is called."""
+    def fresh_observations(self, patterns: Iterable[Pattern]) -> Iterator[Callable[[], None]]:
+        """Use lifetimes of `patterns` only inside the context; keep them if the yielded function is called."""
         from mempool.planning.variants import VariantLifetimes
 
         before, kept = self._lifetimes, []
         self.__dict__["_kinds"] = VariantLifetimes(before)
-        self._lifetimes.note(list(seen), ())
+        self._lifetimes.note(list(patterns), ())
         try:
             yield lambda: kept.append(True)
         finally:
@@ -87,10 +87,10 @@ class JointPlanning:
         may = [planned for planned in known if self._lifetimes.can_be_joined(planned)]
         return [planned for planned in may if planned.key in self._recent_keys or self.includes(planned)]
 
-    def is_due(self, known: Sequence[PlannedPattern], seen: Sequence[Pattern], iteration: int) -> bool:
+    def is_due(self, known: Sequence[PlannedPattern], patterns: Sequence[Pattern], iteration: int) -> bool:
         """Return true if these variants need a joint plan: one is new, or a buffer outlives the plan."""
-        self._lifetimes.note(seen, known)
-        self._recent_keys = {pattern.key for pattern in seen}
+        self._lifetimes.note(patterns, known)
+        self._recent_keys = {pattern.key for pattern in patterns}
         joined = self.candidates(known)
         if len(joined) < 2:
             return False
@@ -115,16 +115,16 @@ class JointPlanning:
             make_plans: called with plans and variants, such as `variants.make_joint_plans`.
         """
         self._backoff.record_attempt(iteration)
-        kinds = self._lifetimes.of(known)
-        made = None if kinds is None else make_plans(known, kinds)
-        if kinds is None or made is None:
+        variants = self._lifetimes.of(known)
+        made = None if variants is None else make_plans(known, variants)
+        if variants is None or made is None:
             return None
-        self._lifetimes.are_planned(known, kinds)  # noted even if the plans turn out useless
+        self._lifetimes.are_planned(known, variants)  # noted even if the plans turn out useless
         return made
 
     def is_worth_it(self, made: Sequence[PlannedPattern], known: Sequence[PlannedPattern]) -> bool:
         """Return true if new joint plans need little more memory than `known`, or than the peak load."""
-        now, before = (max(one.plan.arena_bytes for one in plans) for plans in (made, known))
+        now, before = (max(planned.plan.arena_bytes for planned in plans) for plans in (made, known))
         return now <= before or now <= OPTIONS.joint_arena_factor * max(
             self._lifetimes.load(), 0 if self else before
         )
@@ -141,16 +141,16 @@ class JointPlanning:
         if len(columns) < 2:  # the other variants are no longer known
             return {}
         return {
-            numbers[key]: dataclasses.replace(kind, reach=kind.reach[:, columns])
-            for key, kind in self._variants.items()
+            numbers[key]: dataclasses.replace(variant, reach=variant.reach[:, columns])
+            for key, variant in self._variants.items()
             if key in numbers
         }
 
-    def load(self, known: Sequence[PlannedPattern], kinds: Mapping[int, IterationVariant]) -> None:
-        """Adopt plans from a file; `kinds` has the variants of those that were made jointly."""
-        if kinds:
-            plans = [known[number] for number in kinds]
-            self._lifetimes.take_up(plans, list(kinds.values()))
+    def load(self, known: Sequence[PlannedPattern], variants: Mapping[int, IterationVariant]) -> None:
+        """Adopt plans from a file; `variants` has those that were made jointly."""
+        if variants:
+            plans = [known[number] for number in variants]
+            self._lifetimes.take_up(plans, list(variants.values()))
             self.adopt(plans)
 
 
@@ -178,8 +178,8 @@ def plan_jointly(
     new = together.make(
         joined,
         0,
-        lambda known, kinds: make_joint_plans(
-            known, kinds, alignment=alignment, wait_bytes=wait_bytes, patient=True, interrupt=interrupt
+        lambda known, variants: make_joint_plans(
+            known, variants, alignment=alignment, wait_bytes=wait_bytes, patient=True, interrupt=interrupt
         ),
     )
     if new is None or not together.is_worth_it(new, joined):

@@ -114,29 +114,29 @@ class PlanBuilder:
         """
         from mempool.planning.planned_pattern import make_plan
 
-        how = {} if patient is None else {"patient": patient}
+        options = {} if patient is None else {"patient": patient}
         planned: PlannedPattern | None = self._made(
-            make_plan, pattern, around=around, interrupt=interrupt, **how
+            make_plan, pattern, around=around, interrupt=interrupt, **options
         )
         return planned
 
     def _made(
         self,
         make: Callable[..., Any],
-        *what: object,
+        *arguments: object,
         around: Sequence[tuple[int, int]] = (),
         interrupt: Callable[[], bool] | None = None,
-        **how: object,
+        **options: object,
     ) -> Any:
         """Return the result of a planning function; None if interrupted."""
         interrupt = interrupt or self._interrupt
         made = make(
-            *what,
+            *arguments,
             alignment=self._device.alignment,
             around=merge_ranges([*around, *self.neighbors.avoided_ranges()]),
             wait_bytes=self._wait_bytes,
             interrupt=interrupt,
-            **{"patient": self._patient, **how},
+            **{"patient": self._patient, **options},
         )
         return None if interrupt() else made
 
@@ -202,14 +202,14 @@ class PlanBuilder:
         if made is None:
             return False
         largest = max(made, key=lambda planned: planned.plan.arena_bytes)
-        instead = [next(k for k in self.registry if k.same_sequence(each.pattern)) for each in made]
-        if if_smaller and not are_clearly_better(made, instead):
+        replaced = [next(k for k in self.registry if k.same_sequence(each.pattern)) for each in made]
+        if if_smaller and not are_clearly_better(made, replaced):
             return False
         in_the_way = bool(around or self.neighbors.avoided_ranges())
         if not (self.fits_memory(largest) if in_the_way else self.joint.is_worth_it(made, known)):
             return False
         log.info("%d kinds of iterations are planned together", len(made))
-        for before, planned in zip(instead, made, strict=True):
+        for before, planned in zip(replaced, made, strict=True):
             if self.install(planned, None, instead_of=before):
                 self.metadata.set_avoided_ranges(planned.key, around)
                 self.metadata.improvable.discard(planned.key)

@@ -364,9 +364,9 @@ class Planner:
         from mempool.units import binary
 
         free, total = self._device.memory() if state["refusal"] == "memory" else (0, 0)
-        there_is = f", which has {binary(free)} free of {binary(total)}" if total else ""
-        what = f"an arena of {binary(state['needed_bytes'])}"
-        return f"{what} cannot be had from the device{there_is}: {REFUSALS[state['refusal']]}"
+        free_memory = f", which has {binary(free)} free of {binary(total)}" if total else ""
+        arena = f"an arena of {binary(state['needed_bytes'])}"
+        return f"{arena} cannot be had from the device{free_memory}: {REFUSALS[state['refusal']]}"
 
     def wait(self, seconds: float) -> bool:
         """Wait until a plan is made or in effect; return false after `seconds`, or if no thread plans."""

@@ -191,8 +191,8 @@ class Replanner:
         if planned is None or not are_clearly_better([planned], [known]):
             return False
         log.info("planned for less than before")
-        how: dict[str, Any] = {"counts": None, "instead_of": known} if same else {"counts": counts}
-        builder.install(planned, **how)
+        options: dict[str, Any] = {"counts": None, "instead_of": known} if same else {"counts": counts}
+        builder.install(planned, **options)
         if not around and pattern.coverage >= OPTIONS.min_coverage:
             improvable -= {known.key, planned.key}
         return True
@@ -200,12 +200,12 @@ class Replanner:
     def _improve_joint(self, settled: list[Pattern]) -> bool:
         """Improve the joint plans of the recorded variants; the others are dropped from the joint plan."""
         builder, together = self._builder, self._builder.joint
-        shown = {pattern.key: pattern for pattern in settled if pattern.reach}
-        known = [known for known in builder.registry if together.includes(known) and known.key in shown]
+        recorded = {pattern.key: pattern for pattern in settled if pattern.reach}
+        known = [known for known in builder.registry if together.includes(known) and known.key in recorded]
         if len(known) < 2:
             return False
-        instead = [each.shown_as(shown[each.key]) for each in known]
-        with together.fresh_observations(shown.values()) as confirm:
+        instead = [each.shown_as(recorded[each.key]) for each in known]
+        with together.fresh_observations(recorded.values()) as confirm:
             if builder.plan_jointly(if_smaller=True, known=instead):
                 log.info("planned for less than before")
                 confirm()

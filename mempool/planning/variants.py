@@ -69,36 +69,36 @@ class VariantLifetimes:
         for (who, follower), reach in reaches.items():
             pair = names.get(who, who), names.get(follower, follower)
             self._reach[pair] = _larger(self._reach.get(pair), reach)
-        for one in former & self._ends.keys():
-            self._ends[key] = _larger(self._ends.get(key), self._ends.pop(one))
-            stays = self._stays.pop(one)
+        for old_key in former & self._ends.keys():
+            self._ends[key] = _larger(self._ends.get(key), self._ends.pop(old_key))
+            stays = self._stays.pop(old_key)
             self._stays[key] = self._stays.get(key, stays) | stays
 
     def can_be_joined(self, planned: PlannedPattern) -> bool:
         """Return true if followers and reach of this variant are known and all buffers have one group."""
-        return bool(self._seen(planned)) and not planned.buffers.group.any()
+        return bool(self._observed(planned)) and not planned.buffers.group.any()
 
-    def _seen(self, planned: PlannedPattern) -> dict[bytes, NDArray[np.int64]]:
+    def _observed(self, planned: PlannedPattern) -> dict[bytes, NDArray[np.int64]]:
         """Return the reach into each follower, as observed when the plan was made and since."""
-        seen = dict(planned.pattern.reach)
+        observed = dict(planned.pattern.reach)
         for (key, follower), reach in self._reach.items():
             if key == planned.key:
-                seen[follower] = _larger(seen.get(follower), reach)
-        return seen
+                observed[follower] = _larger(observed.get(follower), reach)
+        return observed
 
     def outgrew(self, known: Sequence[PlannedPattern]) -> bool:
         """Return true if the joint plan covers other variants than the known ones, or is outlived."""
         if {planned.key for planned in known} != set(self._planned):
             return True
-        for key, kind in self._planned.items():
-            rows, n = kind.buffers, len(kind)
+        for key, variant in self._planned.items():
+            rows, n = variant.buffers, len(variant)
             ends, stays = self._ends.get(key, rows.end), self._stays.get(key, rows.persistent)
-            longer = (np.minimum(ends, n) > np.minimum(rows.end, n)) & ~kind.outlives
+            longer = (np.minimum(ends, n) > np.minimum(rows.end, n)) & ~variant.outlives
             if ((longer | stays) & ~rows.persistent).any():
                 return True
             for number, follower in enumerate(self._planned):
-                seen = self._reach.get((key, follower))
-                if seen is not None and ((seen > kind.reach[:, number]) & ~rows.persistent).any():
+                observed = self._reach.get((key, follower))
+                if observed is not None and ((observed > variant.reach[:, number]) & ~rows.persistent).any():
                     return True
         return False
 
@@ -112,25 +112,25 @@ class VariantLifetimes:
         """
         if pieces(known) > OPTIONS.max_joint_pieces:
             return None
-        guessed = agree_on_persistent([self._kind(planned, known, guesses=True) for planned in known])
+        guessed = agree_on_persistent([self._variant(planned, known, guesses=True) for planned in known])
         keys = {planned.key for planned in known}
-        if all(keys.issubset(self._seen(planned)) for planned in known):
+        if all(keys.issubset(self._observed(planned)) for planned in known):
             return guessed
-        as_seen = agree_on_persistent([self._kind(planned, known, guesses=False) for planned in known])
-        most = OPTIONS.guessed_load_factor * peak_load(VariantSet(as_seen).buffers)
-        return guessed if peak_load(VariantSet(guessed).buffers) <= most else as_seen
+        as_observed = agree_on_persistent([self._variant(planned, known, guesses=False) for planned in known])
+        most = OPTIONS.guessed_load_factor * peak_load(VariantSet(as_observed).buffers)
+        return guessed if peak_load(VariantSet(guessed).buffers) <= most else as_observed
 
-    def _kind(
+    def _variant(
         self, planned: PlannedPattern, known: Sequence[PlannedPattern], *, guesses: bool
     ) -> IterationVariant:
         rows, key, n = planned.buffers, planned.key, len(planned.buffers)
-        seen = self._seen(planned)
+        observed = self._observed(planned)
         lengths = {other.key: len(other.buffers) for other in known}
         never = np.zeros(n, np.int64)
         columns = [
-            seen[other]
-            if other in seen
-            else _guessed(seen, lengths, length)
+            observed[other]
+            if other in observed
+            else _guessed(observed, lengths, length)
             if guesses or (key, other) in self._followed
             else never
             for other, length in lengths.items()
@@ -152,20 +152,20 @@ class VariantLifetimes:
         """Return the peak load, in bytes, of any succession of the jointly planned variants."""
         return peak_load(VariantSet(list(self._planned.values())).buffers)
 
-    def are_planned(self, known: Sequence[PlannedPattern], kinds: Sequence[IterationVariant]) -> None:
+    def are_planned(self, known: Sequence[PlannedPattern], variants: Sequence[IterationVariant]) -> None:
         """Note the variants of the last joint plan."""
-        self._planned = {planned.key: kind for planned, kind in zip(known, kinds, strict=True)}
+        self._planned = {planned.key: variant for planned, variant in zip(known, variants, strict=True)}
 
     def planned(self) -> dict[bytes, IterationVariant]:
         """Return the variants of the last joint plan by key, in the order of their columns."""
         return self._planned
 
-    def take_up(self, known: Sequence[PlannedPattern], kinds: Sequence[IterationVariant]) -> None:
+    def take_up(self, known: Sequence[PlannedPattern], variants: Sequence[IterationVariant]) -> None:
         """Adopt variants that another process has observed and planned jointly."""
-        self.are_planned(known, kinds)
-        for key, kind in self._planned.items():
-            self._ends[key], self._stays[key] = kind.buffers.end, kind.buffers.persistent
-            for follower, reach in zip(self._planned, kind.reach.T, strict=True):
+        self.are_planned(known, variants)
+        for key, variant in self._planned.items():
+            self._ends[key], self._stays[key] = variant.buffers.end, variant.buffers.persistent
+            for follower, reach in zip(self._planned, variant.reach.T, strict=True):
                 self._reach[key, follower] = reach
 
 
@@ -174,14 +174,16 @@ def pieces(known: Sequence[PlannedPattern]) -> int:
     return 2 * len(known) * sum(len(planned.buffers) for planned in known)
 
 
-def _larger(one: NDArray[np.int64] | None, other: NDArray[np.int64]) -> NDArray[np.int64]:
-    return other if one is None else np.maximum(one, other)
+def _larger(first: NDArray[np.int64] | None, second: NDArray[np.int64]) -> NDArray[np.int64]:
+    return second if first is None else np.maximum(first, second)
 
 
-def _guessed(seen: dict[bytes, NDArray[np.int64]], long: dict[bytes, int], length: int) -> NDArray[np.int64]:
+def _guessed(
+    observed: dict[bytes, NDArray[np.int64]], long: dict[bytes, int], length: int
+) -> NDArray[np.int64]:
     """Guess a variant's reach into an iteration of `length` allocations that was never seen to follow."""
     guesses = []
-    for follower, reach in seen.items():
+    for follower, reach in observed.items():
         share = -(-reach * length // long.get(follower, length))
         guesses.append(np.maximum(np.minimum(reach, length), share))
     guess: NDArray[np.int64] = np.max(guesses, axis=0)
@@ -190,7 +192,7 @@ def _guessed(seen: dict[bytes, NDArray[np.int64]], long: dict[bytes, int], lengt
 
 def make_joint_plans(
     known: Sequence[PlannedPattern],
-    kinds: Sequence[IterationVariant],
+    variants: Sequence[IterationVariant],
     *,
     alignment: int,
     wait_bytes: int,
@@ -202,7 +204,7 @@ def make_joint_plans(
 
     Args:
         known: present plans of the same patterns, to be replaced.
-        kinds: variant of each plan.
+        variants: variant of each plan.
         alignment: alignment of every offset, in bytes.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
         patient: true if a plan that is not good is worth a second of search.
@@ -215,8 +217,8 @@ def make_joint_plans(
     from solvers import check, lower_bound
     from solvers.packing.check import check_variants
 
-    kinds = [_aligned(kind, alignment) for kind in kinds]
-    joint = VariantSet(kinds)
+    variants = [_aligned(variant, alignment) for variant in variants]
+    joint = VariantSet(variants)
     # With lifetime gaps, a patient search would take too long.
     search = Search(
         wait_bytes=wait_bytes, patient=patient and len(joint.buffers.gap_buffer) == 0, interrupt=interrupt
@@ -228,14 +230,14 @@ def make_joint_plans(
     check(plan, everything)
     offsets = joint.offsets(plan.offset[: len(joint.buffers), 0])
     made = []
-    for number, (before, kind, offset) in enumerate(zip(known, kinds, offsets, strict=True)):
-        own = kind.following_itself(number)
-        mine = dataclasses.replace(plan, offset=offset, period=len(kind))
+    for number, (before, variant, offset) in enumerate(zip(known, variants, offsets, strict=True)):
+        own = variant.following_itself(number)
+        mine = dataclasses.replace(plan, offset=offset, period=len(variant))
         mine = restrict_plan(mine, own, lower_bound(own))
         check(mine, own)
         within = sum(max(min(end, mine.arena_bytes) - begin, 0) for begin, end in around)
         made.append(PlannedPattern(_as_planned(before.pattern, own), own, mine, around_bytes=within))
-    check_variants(kinds, [planned.plan for planned in made])
+    check_variants(variants, [planned.plan for planned in made])
     return made
 
 
@@ -275,10 +277,10 @@ def _as_planned(pattern: Pattern, planned: Buffers) -> Pattern:
     return dataclasses.replace(pattern, buffers=rows, coverage=coverage)
 
 
-def _aligned(kind: IterationVariant, alignment: int) -> IterationVariant:
-    rows = kind.buffers
+def _aligned(variant: IterationVariant, alignment: int) -> IterationVariant:
+    rows = variant.buffers
     column = np.full(len(rows), alignment, np.int64)
-    return dataclasses.replace(kind, buffers=dataclasses.replace(rows, alignment=column))
+    return dataclasses.replace(variant, buffers=dataclasses.replace(rows, alignment=column))
 
 
 def envelope_lengths(known: Iterable[PlannedPattern]) -> tuple[int, ...]:
@@ -306,10 +308,10 @@ def widen_envelopes(patterns: Sequence[Pattern], known: Iterable[PlannedPattern]
     """Return the patterns, upper-bound ones widened to the sizes of known plans of the same order."""
     before = list(known)
     wide = [_widened(pattern, before) for pattern in patterns]
-    now = {pattern.key: one.key for pattern, one in zip(patterns, wide, strict=True)}
+    now = {pattern.key: widened.key for pattern, widened in zip(patterns, wide, strict=True)}
     return [
-        dataclasses.replace(one, reach={now.get(key, key): reach for key, reach in one.reach.items()})
-        for one in wide
+        dataclasses.replace(widened, reach={now.get(key, key): reach for key, reach in widened.reach.items()})
+        for widened in wide
     ]
 
 
