@@ -324,7 +324,7 @@ def test_capacity_holds_for_all_joint_plans(
             plan = dataclasses.replace(first.plan, arena_bytes=joint["arena_bytes"] + 1)
             return dataclasses.replace(saved, plans=[dataclasses.replace(first, plan=plan), *saved.plans[1:]])
 
-        monkeypatch.setattr(mempool.planning.joint_planning, "plan_together", larger)
+        monkeypatch.setattr(mempool.planning.joint_planning, "plan_jointly", larger)
     command = ["plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan"]
     answer = said(capsys, *command, "--capacity", str(joint["arena_bytes"]))
     assert answer["arena_bytes"] <= joint["arena_bytes"]

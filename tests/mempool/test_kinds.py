@@ -321,7 +321,7 @@ def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest
         in_steps(pool, iteration, 2 * LEARNED)
         in_effect = list(pool.planner.learner.registry)
         tried = []
-        monkeypatch.setattr(joint_planning.JointPlanning, "are_worth_it", lambda *made: tried.append(made))
+        monkeypatch.setattr(joint_planning.JointPlanning, "is_worth_it", lambda *made: tried.append(made))
         in_steps(pool, iteration, 30, first=2 * LEARNED)
         assert tried
         pool.save(tmp_path / "plan")

@@ -14,7 +14,6 @@ import pytest
 from pools import run, simulated
 
 from mempool import Pool
-from mempool.planning import planner_thread
 from mempool.planning.options import OPTIONS
 from mempool.planning.planner_thread import ProcessorBudget
 
@@ -205,7 +204,7 @@ def test_recording_ends_when_all_is_learned_even_if_planning_has_cost_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(vars(OPTIONS), "allowance_seconds", -1.0)
-    monkeypatch.setattr(planner_thread, "SHARE", 0.0)
+    monkeypatch.setitem(vars(OPTIONS), "time_share", 0.0)
     plan = tmp_path / "it.plan"
     with Pool(simulated(), background=False) as first:
         run(first, lambda _: programs.layers(programs.Watched(first)), 10, marks=False)

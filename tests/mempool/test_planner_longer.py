@@ -168,7 +168,7 @@ def test_refinement_without_a_better_plan_is_not_repeated(
     memory, searches = programs.Watched(pool), list[bool]()
     learner = pool.planner.learner
     learner.builder._patient = False
-    monkeypatch.setattr(learner, "polish", lambda polish=learner.refine: searches.append(polish()))
+    monkeypatch.setattr(learner, "refine", lambda refine=learner.refine: searches.append(refine()))
     for _ in range(60):
         pool.step()
         in_time(memory, hard)

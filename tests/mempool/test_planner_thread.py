@@ -14,7 +14,6 @@ import programs
 from pools import simulated
 
 from mempool import Pool
-from mempool.planning import planner_thread
 from mempool.planning.learner import Learner
 from mempool.planning.options import OPTIONS
 
@@ -123,7 +122,7 @@ def test_other_shapes_after_the_end_of_recording_are_planned() -> None:
 def test_unaffordable_planning_is_done_later_without_another_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planning is done without a further event."""
     monkeypatch.setitem(vars(OPTIONS), "allowance_seconds", 0.0)
-    monkeypatch.setattr(planner_thread, "SHARE", 0.0)
+    monkeypatch.setitem(vars(OPTIONS), "time_share", 0.0)
     with Pool(simulated()) as pool:
         turns = Turns(pool)
         memory = programs.Watched(pool)
