@@ -54,7 +54,7 @@ class JointPlanning:
 
     @contextlib.contextmanager
     def fresh_observations(self, patterns: Iterable[Pattern]) -> Iterator[Callable[[], None]]:
-        """Use only the lifetimes of `patterns` in the context; keep them if the yielded function is called."""
+        """Use only the lifetimes of `patterns` inside; keep them if the yielded function is called."""
         from mempool.planning.variants import VariantLifetimes
 
         before, kept = self._lifetimes, []
