@@ -13,7 +13,7 @@ from mempool import _core
 from mempool.pool import Pool
 from mempool.recording.events import MARKS
 from solvers import simulators
-from solvers.simulators.native import Allocator, check_bytes
+from solvers.simulators.allocator import Allocator, check_bytes
 from solvers.simulators.simulation import Course, Segments
 from traces.trace import Kind
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mempool.analysis.remedies import Remedy
 from mempool.simulate import simulate
 from mempool.units import binary
-from solvers.simulators.pytorch_conf import recorded_settings
+from solvers.simulators.pytorch import recorded_settings
 from traces import Kind, TraceError
 from traces.completeness import History
 from traces.refused import with_attempts

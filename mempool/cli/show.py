@@ -139,16 +139,16 @@ def _swaps(path: Path, trace: Trace) -> Scene:
     """Return the scene of a step with its moves, which are checked again whatever the file claims."""
     from mempool.show import swap_scene
     from solvers import PlanError
-    from solvers.swap.moves import read_moves
+    from solvers.swap.schedule_file import read_schedule
 
-    moves = read_moves(path)
-    device = moves.cut.device
+    moves = read_schedule(path)
+    device = moves.selection.device
     try:
         if len(trace.devices) > 1:
             if device not in trace.devices:
                 raise PlanError(f"moves of device {device}, of which the trace tells nothing")
             trace = trace.on_device(device)
-        step = moves.cut.step(trace)
+        step = moves.selection.step(trace)
         return swap_scene(step, moves.link, moves.schedule(step), limit=moves.limit_bytes)
     except PlanError as error:
         raise Stop(ExitCode.FILE, f"{path}: {error}") from None

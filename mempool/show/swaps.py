@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from solvers.packing.plan import Stop
-    from solvers.swap import Link, Replayed, Schedule, Step
+    from solvers.swap import Link, ReplayResult, Schedule, Step
     from solvers.swap.placement import Placed
 
 #: Number of operations whose clock is kept; between them the clock is interpolated.
@@ -102,7 +102,7 @@ def with_swaps(swaps: Scene, scene: Scene) -> Scene:
     return dataclasses.replace(swaps, title=scene.title, timelines=timelines, views=views)
 
 
-def _device_note(step: Step, did: Replayed, schedule: Schedule, limit: int | None) -> str:
+def _device_note(step: Step, did: ReplayResult, schedule: Schedule, limit: int | None) -> str:
     parts = [f"{binary(step.peak_bytes)} without swaps (grey)"]
     parts += [] if limit is None else [f"planned for {binary(limit)}"]
     moves = f"{len(schedule):,} moves" if len(schedule) > 1 else "1 move"
@@ -112,7 +112,7 @@ def _device_note(step: Step, did: Replayed, schedule: Schedule, limit: int | Non
 
 
 def _placed(
-    step: Step, did: Replayed, placed: Placed, of: NDArray[np.int64], at: int, title: str
+    step: Step, did: ReplayResult, placed: Placed, of: NDArray[np.int64], at: int, title: str
 ) -> tuple[Timeline, View]:
     """Return a timeline and the view of a plan; each residence of a step's buffer is a piece."""
     made = timeline_of(placed.buffers, title, columns=placed.plan.columns)
@@ -143,7 +143,7 @@ def _turns(step: Step, timeline: Timeline) -> int:
     return max(-(-int(timeline.end.max(initial=0)) // max(len(step), 1)), 1)
 
 
-def _clock(step: Step, did: Replayed, turns: int) -> NDArray[np.int64]:
+def _clock(step: Step, did: ReplayResult, turns: int) -> NDArray[np.int64]:
     """Return the start times of operations, waits included, at some operations of all turns."""
     late = np.cumsum(did.wait)
     begins = step.begins[:-1] + late

@@ -365,12 +365,12 @@ void bind_placement(nb::module_& m) {
 }  // namespace
 
 void bind_simulators(nb::module_& m);
-void bind_swapping(nb::module_& m);
+void bind_offload(nb::module_& m);
 
 NB_MODULE(_core, m) {
   m.doc() = "Native part of solvers: packing kernels, simulated allocators, swap planner.";
   bind_simulators(m);
-  bind_swapping(m);
+  bind_offload(m);
   bind_jobs(m);
   bind_searches(m);
   bind_bounds(m);

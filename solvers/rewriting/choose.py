@@ -19,7 +19,7 @@ from solvers.rewriting.rewriting import Rewriting
 from solvers.rewriting.search import Search
 from solvers.rewriting.step_conversion import Planned, candidates, planned
 from solvers.swap.absences import absences_of
-from solvers.swap.planner import SwapPlanner
+from solvers.swap.planner import OffloadPlanner
 from solvers.swap.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -197,12 +197,12 @@ class Chooser:
     def _planned(self, chosen: tuple[int, ...], limit: int, *, tries: int | None) -> Decision:
         """Return the decision to recompute ``chosen`` and to offload so as to hold the limit if possible."""
         plan = planned(self.graph, self._movable, recomputed=chosen, outside=self.outside_bytes)
-        planner = SwapPlanner(plan.step, self.link, host_limit=self.host_limit, tries=tries)
+        planner = OffloadPlanner(plan.step, self.link, host_limit=self.host_limit, tries=tries)
         if planner.floor()[0] > limit:  # count every small buffer, too
-            planner = SwapPlanner(plan.step, self.link, host_limit=self.host_limit, tries=0, least_bytes=1)
+            planner = OffloadPlanner(plan.step, self.link, host_limit=self.host_limit, tries=0, least_bytes=1)
         try:
             held = planner.hold(limit)
-            schedule, how = held.schedule, held.how
+            schedule, how = held.schedule, held.method
         except PlanError:
             schedule, how = _everything(plan), "everything"
         rewriting = Rewriting(plan.swaps(schedule), chosen)

@@ -8,7 +8,7 @@ import numpy as np
 
 from solvers.rewriting.copy_calls import Calls
 from solvers.swap.absences import absences_of
-from solvers.swap.compress import grid_of
+from solvers.swap.operation_groups import group_operations
 
 if TYPE_CHECKING:
     from solvers.swap.link import Link
@@ -40,12 +40,12 @@ class Quick:
         self.floor_op = int(load.argmax())
         self.floor_bytes = int(load[self.floor_op])
         absences = absences_of(step, least_bytes=min(64 << 10, step.peak_bytes // _LEAST_SHARE))
-        grid = grid_of(step, absences, few=_FEW)
+        grid = group_operations(step, absences, most_ungrouped=_FEW)
         a = grid.absences
         self._calls = 2 * calls.of(a.size)  # out and back
         self._order = np.argsort(a.last, kind="stable").astype(np.int32)
         self._peak, self._seconds = step.peak_bytes, step.duration
-        self._native = grid.planner(step, link)
+        self._native = grid.native_planner(step, link)
 
     def seconds(self, limit: int) -> float:
         """Return the seconds of the step, infinite if the limit is not held."""

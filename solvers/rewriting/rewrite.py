@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from solvers.rewriting.rewriting import Swap, SwapIn
 
-SWAP_KINDS = ("mempool.swap_out", "mempool.swap_in")
+COPY_OPERATORS = ("mempool.offload", "mempool.reload")
 
 
 def rewrite(graph: Graph, rewriting: Rewriting) -> Graph:
@@ -58,7 +58,7 @@ def erase(graph: Graph) -> Graph:
         reads=graph.content[graph.reads[keep[graph.reader]]],
         control=number[control],
         names=tuple(name for name, kept in zip(graph.names, keep.tolist(), strict=True) if kept),
-        kinds=graph.kinds[: -len(SWAP_KINDS)] if moved else graph.kinds,
+        kinds=graph.kinds[: -len(COPY_OPERATORS)] if moved else graph.kinds,
     )
 
 
@@ -102,7 +102,7 @@ class _Writer:
         self.outputs: dict[int, list[int]] = {}
         for value in np.flatnonzero(graph.producer >= 0).tolist():
             self.outputs.setdefault(int(graph.producer[value]), []).append(value)
-        self._again()
+        self._retrace()
         self._swaps(rewriting)
         self._redirect()
 
@@ -115,7 +115,7 @@ class _Writer:
         self.values += [(value, number, host) for value in outputs]
         return number, list(range(first, first + len(outputs)))
 
-    def _again(self) -> None:
+    def _retrace(self) -> None:
         g, n = self.graph, len(self.graph)
         for operation in sorted(self.runs.before):
             like = _Row(operation, Role.RECOMPUTED, f"again.{g.names[operation]}", [], backward=True)
@@ -259,7 +259,7 @@ class _Writer:
         """Return the graph in the new order."""
         g, order = self.graph, self._order()
         position = np.argsort(order)
-        kinds = g.kinds + (SWAP_KINDS if self.outs else ())
+        kinds = g.kinds + (COPY_OPERATORS if self.outs else ())
         lengths = np.concatenate([np.diff(g.reads_start), [len(row.reads) for row in self.rows]])
         reads = np.concatenate([self.reads, np.array([v for row in self.rows for v in row.reads], np.int64)])
         starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]

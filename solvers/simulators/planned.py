@@ -10,7 +10,7 @@ import numpy as np
 from solvers.packing.check import check
 from solvers.packing.plan import Stop
 from solvers.packing.solve import solve
-from solvers.simulators.native import Allocator, check_bytes, check_power_of_two
+from solvers.simulators.allocator import Allocator, check_bytes, check_power_of_two
 from solvers.simulators.simulation import Course, Segments
 from traces.buffers import Buffers
 from traces.columns import numbered

@@ -102,10 +102,11 @@ def recorded_segments(trace: Trace) -> Segments:
         _release(held, done, new)
         if trace.kind[row] == Kind.RESERVE:
             insort(held, new)
-    done += [(one, len(trace)) for one in held]
+    done += [(part, len(trace)) for part in held]
     done.sort(key=lambda entry: entry[0].start)
     table = np.array(
-        [(one.address, one.end - one.address, one.stream, one.start, end) for one, end in done], np.int64
+        [(part.address, part.end - part.address, part.stream, part.start, end) for part, end in done],
+        np.int64,
     ).reshape(-1, 5)
     # Only in expandable segments may blocks reach across several ranges.
     grows = trace.metadata.get("expandable") == "1"
@@ -122,10 +123,12 @@ def _release(held: list[_Range], done: list[tuple[_Range, int]], released: _Rang
     last = first
     while last < len(held) and held[last].address < high:
         last += 1
-    rest = []
-    for one in held[first:last]:
-        done.append((one._replace(address=max(one.address, low), end=min(one.end, high)), released.start))
-        rest += [one._replace(end=low)] * (one.address < low) + [one._replace(address=high)] * (
-            one.end > high
-        )
-    held[first:last] = rest
+    kept = []
+    for part in held[first:last]:
+        begin, end = max(part.address, low), min(part.end, high)
+        done.append((part._replace(address=begin, end=end), released.start))
+        if part.address < low:
+            kept.append(part._replace(end=low))
+        if part.end > high:
+            kept.append(part._replace(address=high))
+    held[first:last] = kept

@@ -134,11 +134,11 @@ def _largest_gap(simulation: Simulation, event: int) -> int:
         (segments.address + segments.size)[held],
         segments.region[held],
     )
-    apart = (low[1:] != high[:-1]) | (region[1:] != region[:-1])
-    begin, end = low[np.append(True, apart)[: len(low)]], high[np.append(apart, True)[: len(high)]]
+    separate = (low[1:] != high[:-1]) | (region[1:] != region[:-1])
+    begin, end = low[np.append(True, separate)[: len(low)]], high[np.append(separate, True)[: len(high)]]
     start = np.concatenate([end, begin, block])
     stop = np.concatenate([end, begin, block_end])
-    what = np.repeat([0, 1, 2], [len(end), len(begin), len(block)])
-    order = np.lexsort((what, start))
-    gaps = (start[order][1:] - stop[order][:-1])[what[order][1:] != 1]
+    order_key = np.repeat([0, 1, 2], [len(end), len(begin), len(block)])
+    order = np.lexsort((order_key, start))
+    gaps = (start[order][1:] - stop[order][:-1])[order_key[order][1:] != 1]
     return int(gaps.max(initial=0))

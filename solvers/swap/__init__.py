@@ -1,28 +1,29 @@
 """Offload planning: a step and a link in, a schedule out, judged by a replay that shares no planner code."""
 
-from solvers.swap.bounds import LinkBound
-from solvers.swap.copy_times import copied_later, fetched_earlier
-from solvers.swap.gaps import packed
 from solvers.swap.link import PRESETS, Link, parse_link
-from solvers.swap.planner import Swap, SwapPlanner
-from solvers.swap.replay import Replayed, replay
-from solvers.swap.schedule import Schedule
+from solvers.swap.link_bound import LinkBound
+from solvers.swap.planner import OffloadPlanner
+from solvers.swap.replay import ReplayResult, replay
+from solvers.swap.schedule import PlannedSchedule, Schedule
 from solvers.swap.step import Step
 from solvers.swap.step_of_trace import step_of
+from solvers.swap.transfer_times import advance_reloads, delay_offloads, reduce_fragmentation
+from solvers.swap.tunables import OffloadTunables
 
 __all__ = [
     "PRESETS",
     "Link",
     "LinkBound",
-    "Replayed",
+    "OffloadPlanner",
+    "OffloadTunables",
+    "PlannedSchedule",
+    "ReplayResult",
     "Schedule",
     "Step",
-    "Swap",
-    "SwapPlanner",
-    "copied_later",
-    "fetched_earlier",
-    "packed",
+    "advance_reloads",
+    "delay_offloads",
     "parse_link",
+    "reduce_fragmentation",
     "replay",
     "step_of",
 ]

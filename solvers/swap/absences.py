@@ -1,4 +1,4 @@
-"""Absences: intervals between two accesses in which a buffer can be offloaded."""
+"""Absences: intervals between two accesses in which a buffer can be offloaded, and orders of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from solvers.swap.link import Link
     from solvers.swap.step import Step
 
 
@@ -72,12 +73,50 @@ def absences_of(step: Step, *, least_bytes: int = 0) -> Absences:
     )
 
 
-def seconds_of(step: Step, first: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
+def elapsed_seconds(step: Step, first: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the seconds of the operations [first, end), each index counting on into the next turn."""
     k = max(len(step), 1)
     (first_turn, a), (end_turn, b) = np.divmod(first, k), np.divmod(end, k)
     result: NDArray[np.float64] = step.begins[b] - step.begins[a] + step.duration * (end_turn - first_turn)
     return result
+
+
+def idle_seconds(step: Step, absences: Absences) -> NDArray[np.float64]:
+    """Return the seconds from the end of the access before to the next access, float64[q]."""
+    return elapsed_seconds(step, absences.last + 1, absences.use)
+
+
+def spanning(step: Step, absences: Absences, op: int) -> NDArray[np.bool_]:
+    """Return a mask of the absences that span an operation, bool[q]."""
+    later = op + len(step)
+    here = (absences.last < op) & (op < absences.use)
+    return here | ((absences.last < later) & (later < absences.use))
+
+
+def absence_orders(step: Step, link: Link, absences: Absences) -> dict[str, NDArray[np.int32]]:
+    """Return all absences, best first, under each score.
+
+    ``early``: in order of the last access; the link is then never idle before the peak. ``late``: latest next
+    use first, so that the link is never idle after the peak. ``slack``: by the smaller of the time before and
+    the time after the peak, each divided by the copy time there. ``size``, ``area`` and ``time``: large ones,
+    large ones times duration, and long ones.
+    """
+    q, peak = absences, int(step.load.argmax())
+    seconds, k = idle_seconds(step, q), len(step)
+    at = np.where(peak > q.last, peak, peak + k)
+    out_slack = elapsed_seconds(step, q.last + 1, np.maximum(at, q.last + 1)) / np.maximum(
+        link.out(q.size), 1e-12
+    )
+    in_slack = elapsed_seconds(step, np.minimum(at + 1, q.use), q.use) / np.maximum(link.back(q.size), 1e-12)
+    keys = {
+        "early": q.last,
+        "late": -q.use,
+        "slack": -np.minimum(out_slack, in_slack),
+        "size": -q.size,
+        "area": -seconds * q.size,
+        "time": -seconds,
+    }
+    return {name: np.argsort(key, kind="stable").astype(np.int32) for name, key in keys.items()}
 
 
 def _sources(step: Step, rows: NDArray[np.int64], following: NDArray[np.int64]) -> NDArray[np.int32]:

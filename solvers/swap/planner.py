@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from solvers.errors import PlanError
-from solvers.swap.absences import absences_of
-from solvers.swap.compress import FEW, grid_of
-from solvers.swap.copy_times import copied_later
-from solvers.swap.published import scheduled, selected
-from solvers.swap.replay import Replayed, replay
-from solvers.swap.schedule import Schedule
-from solvers.swap.scores import Published, our_orders
-from solvers.swap.weighted_scores import search_weights
+from solvers.swap.absences import absence_orders, absences_of
+from solvers.swap.operation_groups import group_operations
+from solvers.swap.replay import replay
+from solvers.swap.schedule import PlannedSchedule, Schedule
+from solvers.swap.transfer_times import delay_offloads
+from solvers.swap.tunables import DEFAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,77 +23,20 @@ if TYPE_CHECKING:
 
     from solvers.swap.link import Link
     from solvers.swap.step import Step
-
-#: Smaller buffers stay on the device: a copy's fixed cost equals the transfer time of some hundred kilobytes.
-#: In a small step this would exclude every buffer, so the threshold is at most 1 / `_LEAST_SHARE` of the
-#: peak.
-LEAST_BYTES = 64 << 10
-_LEAST_SHARE = 4096
-#: Work budget of the search for one limit, in operations and absences visited; some tenths of a second.
-_WORK = 150_000_000
-_MOST_TRIES = 300
-#: Work budget and most tries of the search for the least peak without stall: larger, because no local search
-#: follows. For steps whose operations are not grouped.
-_FREE_WORK, _MOST_FREE_TRIES = 600_000_000, 1000
-#: Work budget of the final local search that improves the best schedule, shared by all restarts.
-_IMPROVING = 100e6
-_RESTARTS = 4
-#: Changes that one restart must afford per absence; with fewer, the local search is skipped.
-_LEAST_CHANGES = 1 / 8
-#: Rounds in which the waits of a plan are fed back into the plan.
-_ROUNDS = 6
-#: Most work of one plan: in a large step, several absences are taken at once to stay below this budget.
-_ONE_PLAN = 25_000_000
-#: If planning every order in all rounds takes more work, each order gets one round and only the best gets
-#: all.
-_MOST_WORK = 1_500_000_000
-#: Cost ratios that the search tries: a wait for a reload relative to a wait for an offload copy.
-_FAVOURS = (1.0, 0.25, 4.0)
+    from solvers.swap.tunables import OffloadTunables
 
 
-@dataclass(frozen=True, eq=False)
-class Swap:
-    """A schedule and the result of the replay.
-
-    Attributes:
-        limit_bytes: the requested limit.
-        schedule: the moves.
-        replayed: the result of replaying the schedule.
-        how: the method that made the schedule, such as "early" or "published aoa".
-        foretold_seconds: for plans of the native planner, the predicted stall if no host copy could be
-            reused.
-    """
-
-    limit_bytes: int
-    schedule: Schedule
-    replayed: Replayed
-    how: str
-    foretold_seconds: float = float("inf")
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes on the device."""
-        return self.replayed.peak_bytes
-
-    @property
-    def stall_seconds(self) -> float:
-        """Seconds by which waiting lengthens the step."""
-        return self.replayed.stall_seconds
-
-
-class SwapPlanner:
+class OffloadPlanner:
     """Planner of offload schedules for one step over one link. Deterministic.
 
     Args:
         step: the step.
         link: the copy times.
-        least_bytes: smaller buffers stay on the device; by default `LEAST_BYTES`, in a small step a 4,096th
-            of the peak.
+        least_bytes: smaller buffers stay on the device; by default as the tunables say.
         host_limit: most bytes held on the host at one time; None for no limit.
-        tries: number of orders tried in addition to the scores, for one limit or for none; by default as many
-            as take some tenths of a second, or without a limit up to two seconds.
-        trials: number of weighted sums of the published scores tried for one limit (`search_weights`).
-        few: steps of more operations are planned in groups of operations.
+        tries: orders tried in addition to those of `absence_orders`, for one limit or for none; by default as
+            many as take some tenths of a second, or without a limit up to two seconds.
+        tunables: the budgets of the search.
     """
 
     def __init__(
@@ -106,33 +47,30 @@ class SwapPlanner:
         least_bytes: int | None = None,
         host_limit: int | None = None,
         tries: int | None = None,
-        trials: int = 0,
-        few: int = FEW,
+        tunables: OffloadTunables = DEFAULTS,
     ) -> None:
-        self.step, self.link, self.host_limit = step, link, host_limit
+        self.step, self.link, self.host_limit, self.tunables = step, link, host_limit, tunables
         if least_bytes is None:
-            least_bytes = min(LEAST_BYTES, step.peak_bytes // _LEAST_SHARE)
+            least_bytes = min(tunables.least_bytes, step.peak_bytes // tunables.least_share)
         self.absences = absences_of(step, least_bytes=least_bytes)
         self._resting = _resting(step, least_bytes, host_limit)
         self._lean = step = step.without(self._resting)
-        self._grid = grid_of(step, self.absences, few=few)
-        a = self._grid.absences
-        self._native = self._grid.planner(step, link)
-        k, n = len(self._grid.first), max(len(a), 1)
-        work = min((k + 8 * n) * n, _ONE_PLAN)
-        self._improves = _IMPROVING / _RESTARTS / (3 * (k + 6 * n)) >= n * _LEAST_CHANGES
-        orders = 11  # ours and the published
-        self._rounds = _ROUNDS if 2 * _ROUNDS * orders * work <= _MOST_WORK else 1
-        self._tries = min(_MOST_TRIES, _WORK // work) if tries is None else tries
+        self._groups = group_operations(step, self.absences, most_ungrouped=tunables.ungrouped_operations)
+        self._native = self._groups.native_planner(step, link)
+        self._orders = absence_orders(step, link, self.absences)
+        self._budget(tries)
+        self._free: PlannedSchedule | None = None
+
+    def _budget(self, tries: int | None) -> None:
+        """Set the rounds and tries that the work of one plan allows."""
+        k, n, t = len(self._groups.first), max(len(self.absences), 1), self.tunables
+        work = min((k + 8 * n) * n, t.plan_work)
+        self._improves = t.improve_work / t.restarts / (3 * (k + 6 * n)) >= n * t.least_changes
+        self._rounds = t.rounds if work <= t.full_rounds_work else 1
+        self._tries = min(t.limit_tries, t.limit_work // work) if tries is None else tries
         self._free_tries = self._tries
-        if tries is None and k == len(step):
-            self._free_tries = min(_MOST_FREE_TRIES, _FREE_WORK // work)
-        self._trials = trials
-        self._free: Swap | None = None
-        self._published = Published(step, link, self.absences)
-        self._ours = {
-            name: order.astype(np.int32) for name, order in our_orders(step, link, self.absences).items()
-        }
+        if tries is None and k == len(self.step):
+            self._free_tries = min(t.free_tries, t.free_work // work)
 
     def floor(self) -> tuple[int, int]:
         """Return the bytes below which no limit is feasible, and the operation that needs these bytes."""
@@ -141,186 +79,153 @@ class SwapPlanner:
         op = int(load.argmax())
         return int(load[op]), op
 
-    def nothing(self, limit: int) -> Swap:
-        """Return the swap without any move."""
+    def without_moves(self, limit: int) -> PlannedSchedule:
+        """Return the schedule without any move."""
         empty = Schedule.empty()
-        return Swap(limit, empty, replay(self.step, self.link, empty), "nothing")
+        return PlannedSchedule(limit, empty, replay(self.step, self.link, empty), "without moves")
 
-    def _rested(self, limit: int) -> Swap:
-        """Return the swap without moves in which untouched persistent buffers stay on the host."""
-        return self._judged("what nothing touches", limit, Schedule.empty())
+    def _untouched_away(self, limit: int) -> PlannedSchedule:
+        """Return the schedule without moves in which untouched persistent buffers stay on the host."""
+        return self._judged("untouched buffers on the host", limit, Schedule.empty())
 
-    def _judged(self, name: str, limit: int, schedule: Schedule) -> Swap:
+    def _judged(self, name: str, limit: int, schedule: Schedule) -> PlannedSchedule:
         schedule = replace(schedule, resting=self._resting)
-        return Swap(limit, schedule, replay(self.step, self.link, schedule), name)
+        return PlannedSchedule(limit, schedule, replay(self.step, self.link, schedule), name)
 
-    def hold(self, limit: int) -> Swap:
+    def hold(self, limit: int) -> PlannedSchedule:
         """Hold the limit with the shortest stall found.
 
         Raises:
             PlanError: no schedule can hold the limit, or none was found within the host limit.
         """
-        found = self._holding(limit, self._tries)
+        found = self._search(limit, self._tries)
         if found is None:
             within = "" if self.host_limit is None else f" with {self.host_limit} bytes on the host"
             raise PlanError(f"no schedule found that holds {limit} bytes{within}")
         return found
 
-    def _holding(self, limit: int, tries: int) -> Swap | None:
+    def _search(self, limit: int, tries: int) -> PlannedSchedule | None:
         if self.step.peak_bytes <= limit:
-            return self.nothing(limit)
-        self.check(limit)
+            return self.without_moves(limit)
+        self.check_limit(limit)
         if self._lean.peak_bytes <= limit:
-            return self._rested(limit)
-        orders = self._orders(limit)
-        best = self._combined(limit, self._scored(orders, limit))
-        leader = orders.get("" if best is None else best.how, self._ours["early"])
+            return self._untouched_away(limit)
+        best, weights = self._best_order(limit), self.tunables.reload_weights
+        leader = self._orders.get("" if best is None else best.method, self._orders["early"])
         for k, order in enumerate(self._neighbours(leader, tries)):
             if best is not None and best.stall_seconds == 0:
                 break
-            if k % 16 == 15 and best is not None and best.how in orders:
-                leader = orders[best.how]
-            favour = _FAVOURS[k // 4 % len(_FAVOURS)]
-            best = self._better(best, self._held(f"{k} of search", order, limit, best, favour=favour))
+            if k % 16 == 15 and best is not None:
+                leader = self._orders.get(best.method, leader)
+            weight = weights[k // 4 % len(weights)]
+            best = self._better(
+                best, self._plan_order(f"{k} of search", order, limit, best, reload_weight=weight)
+            )
         if best is not None and best.stall_seconds > 0 and tries and self._improves:
-            for seed in range(_RESTARTS):
+            for seed in range(self.tunables.restarts):
                 if best.stall_seconds > 0:
-                    best = self._better(best, self._improved(best, seed)) or best
+                    best = self._better(best, self._improve(best, seed)) or best
         return best
 
-    def _scored(self, orders: dict[str, NDArray[np.int32]], limit: int) -> Swap | None:
-        """Return the best swap of these orders and of the published planner."""
-        best: Swap | None = None
-        for name, order in orders.items():
-            best = self._better(best, self._held(name, order, limit, best))
-        for published in self.published(limit):
-            best = self._better(best, published)
-        if best is not None and best.how in orders and self._rounds < _ROUNDS:
-            best = self._better(best, self._held(best.how, orders[best.how], limit, best, rounds=_ROUNDS))
+    def _best_order(self, limit: int) -> PlannedSchedule | None:
+        """Return the best schedule of the orders by score."""
+        best: PlannedSchedule | None = None
+        for name, order in self._orders.items():
+            best = self._better(best, self._plan_order(name, order, limit, best))
+        if best is not None and self._rounds < self.tunables.rounds:
+            order = self._orders[best.method]
+            best = self._better(
+                best, self._plan_order(best.method, order, limit, best, rounds=self.tunables.rounds)
+            )
         return best
 
-    def nearest(self, limit: int) -> Swap:
-        """Return `hold`, or on failure a swap for the lowest higher limit that is held (``limit_bytes``).
+    def nearest(self, limit: int) -> PlannedSchedule:
+        """Return `hold`, or on failure a schedule for the lowest higher limit that is held (``limit_bytes``).
 
-        That limit is bisected to a 256th of the peak. `check` has the error message that explains the
+        That limit is bisected to a 256th of the peak. `check_limit` has the error message that explains the
         failure.
         """
-        peak, low = self.step.peak_bytes, max(limit, self.lowest())
+        peak, low = self.step.peak_bytes, max(limit, self.lowest_limit())
         high = max(low, peak)
-        if (best := self._holding(low, self._tries)) is not None:
+        if (best := self._search(low, self._tries)) is not None:
             return best
-        best = self.nothing(high)
+        best = self.without_moves(high)
         while high - low > max(peak // 256, 1):
             middle = (low + high) // 2
-            found = self._holding(middle, 0)
+            found = self._search(middle, 0)
             if found is None:
                 low = middle
             else:
                 best, high = found, middle
-        return self._holding(high, self._tries) or best
+        return self._search(high, self._tries) or best
 
-    def lowest(self) -> int:
+    def lowest_limit(self) -> int:
         """Return the lowest feasible limit in bytes, given the host limit."""
         floor = self.floor()[0]
         return floor if self.host_limit is None else max(floor, self.step.peak_bytes - self.host_limit)
 
-    def without_stall(self) -> Swap:
-        """Return the swap with the least peak found without any stall."""
+    def without_stall(self) -> PlannedSchedule:
+        """Return the schedule with the least peak found without any stall."""
         if self._free is None:
             self._free = self._without_stall()
         return self._free
 
-    def _without_stall(self) -> Swap:
+    def _without_stall(self) -> PlannedSchedule:
         peak = self._lean.peak_bytes
-        best = self._rested(peak) if len(self._resting) else self.nothing(peak)
-        leader = self._ours["area"]
-        for name, order in {"area": leader, **self._orders(peak)}.items():
-            found = self._least(name, order, best)
+        best = self._untouched_away(peak) if len(self._resting) else self.without_moves(peak)
+        leader = self._orders["area"]
+        for name, order in {"area": leader, **self._orders}.items():
+            found = self._least_peak(name, order, best)
             if found.peak_bytes < best.peak_bytes:
                 best, leader = found, order
         for k, order in enumerate(self._neighbours(leader, self._free_tries)):
-            best = self._least(f"{k} of search", order, best)
-        return self.published_without_stall(best)
+            best = self._least_peak(f"{k} of search", order, best)
+        return best
 
-    def within(self, slower: float) -> Swap:
-        """Return the swap of least peak found with a stall of at most ``slower`` times the duration."""
+    def within_slowdown(self, slower: float) -> PlannedSchedule:
+        """Return the schedule of least peak found with a stall of at most ``slower`` times the duration."""
         best = self.without_stall()
-        low, high = self.lowest(), best.peak_bytes
+        low, high = self.lowest_limit(), best.peak_bytes
         for _ in range(12):
             middle = (low + high) // 2
             if middle >= high or middle < low:
                 break
-            found = self._holding(middle, self._tries)
+            found = self._search(middle, self._tries)
             if found is not None and found.stall_seconds <= slower * self.step.duration:
                 best, high = found, found.peak_bytes
             else:
                 low = middle
         return best
 
-    def curve(self, limits: Sequence[int], *, told: Callable[[int], object] = lambda _: None) -> list[Swap]:
-        """Return the best swap for each limit, in the order of the limits.
+    def curve(
+        self, limits: Sequence[int], *, on_limit: Callable[[int], object] = lambda _: None
+    ) -> list[PlannedSchedule]:
+        """Return the best schedule for each limit, in the order of the limits.
 
         A schedule that holds a lower limit also holds a higher one and is considered there.
 
         Args:
             limits: bytes.
-            told: called with each limit before planning for that limit.
+            on_limit: called with each limit before planning for that limit.
 
         Raises:
             PlanError: the lowest limit cannot be held.
         """
-        found = dict[int, Swap]()
+        found = dict[int, PlannedSchedule]()
         best = self.without_stall()
         known = [best]
         for limit in sorted(set(limits)):
-            told(limit)
+            on_limit(limit)
             made = best if best.peak_bytes <= limit else self.hold(limit)
             known.append(made)
-            fits = [swap for swap in known if swap.peak_bytes <= limit]
-            least = min(fits, key=lambda swap: (swap.stall_seconds, swap.replayed.moved_bytes))
+            fits = [planned for planned in known if planned.peak_bytes <= limit]
+            least = min(fits, key=lambda planned: (planned.stall_seconds, planned.replayed.moved_bytes))
             if self.step.peak_bytes <= limit:
-                least = self.nothing(limit)
-            found[limit] = Swap(limit, least.schedule, least.replayed, least.how)
+                least = self.without_moves(limit)
+            found[limit] = PlannedSchedule(limit, least.schedule, least.replayed, least.method)
         return [found[limit] for limit in limits]
 
-    def published(self, limit: int) -> Iterator[Swap]:
-        """Yield the swaps of the published planner, one for each published score, that hold the limit."""
-        for name, order in self._published_orders(limit).items():
-            found = self._published_as(f"published {name}", order, limit)
-            if found.peak_bytes <= limit:
-                yield found
-
-    def _published_as(self, name: str, order: NDArray[np.int32], limit: int) -> Swap:
-        """Select and schedule absences in this order as published; the result may exceed the limit."""
-        rows = selected(self._lean, self.absences, order.astype(np.int64), limit)
-        return self._judged(name, limit, scheduled(self._lean, self.link, self.absences, rows, limit))
-
-    def published_without_stall(self, best: Swap | None = None) -> Swap:
-        """Return the swap of least peak without stall of ``best`` and the published planner.
-
-        The published planner is tried for limits from 95 % down to half of the peak.
-        """
-        step, peak = self._lean, self._lean.peak_bytes
-        best = best or self._rested(peak)
-        for limit in (peak * np.arange(19, 9, -1) // 20).tolist():
-            for name, order in self._published_orders(limit).items():
-                rows = selected(step, self.absences, order.astype(np.int64), limit)
-                made = scheduled(step, self.link, self.absences, rows, None)
-                load = step.load - step.spread(made.release, made.fetch, step.size[made.buffer])
-                if load.max() < best.peak_bytes:
-                    found = self._within_host(self._judged(f"published {name}", limit, made))
-                    if found and found.stall_seconds == 0:
-                        best = found
-        return best
-
-    def _published_orders(self, limit: int) -> dict[str, NDArray[np.int32]]:
-        orders = self._published.orders(limit)
-        return {name: order.astype(np.int32) for name, order in orders.items()}
-
-    def _orders(self, limit: int) -> dict[str, NDArray[np.int32]]:
-        return {**self._ours, **self._published_orders(limit)}
-
-    def check(self, limit: int) -> None:
+    def check_limit(self, limit: int) -> None:
         """Raise a PlanError if no schedule can hold the limit."""
         floor, op = self.floor()
         if limit < floor:
@@ -345,93 +250,78 @@ class SwapPlanner:
             # In every second dozen of tries, leave out random absences whatever their score.
             yield near[random.random(len(order)) > turn] if k // 12 % 2 else near
 
-    def _held(
+    def _plan_order(
         self,
         name: str,
         order: NDArray[np.int32],
         limit: int,
-        best: Swap | None = None,
+        best: PlannedSchedule | None = None,
         *,
-        favour: float = 1.0,
+        reload_weight: float = 1.0,
         rounds: int | None = None,
-    ) -> Swap | None:
+    ) -> PlannedSchedule | None:
         """Plan and replay this order; in a large step only if the predicted stall beats that of ``best``."""
-        rows, release, fetch, stall, _ = self._native.plan(order, limit, rounds or self._rounds, favour)
-        large = self._rounds < _ROUNDS
-        if not np.isfinite(stall) or (large and best and stall >= best.foretold_seconds):
+        rows, release, fetch, stall, _ = self._native.plan(
+            order, limit, rounds or self._rounds, reload_weight
+        )
+        large = self._rounds < self.tunables.rounds
+        if not np.isfinite(stall) or (large and best and stall >= best.predicted_stall):
             return None
-        return replace(self._swap(name, limit, rows, release, fetch), foretold_seconds=stall)
+        return replace(self._schedule(name, limit, rows, release, fetch), predicted_stall=stall)
 
-    def _better(self, best: Swap | None, found: Swap | None) -> Swap | None:
-        """Return the swap that holds the limits with the shorter stall, then with fewer bytes moved."""
+    def _better(self, best: PlannedSchedule | None, found: PlannedSchedule | None) -> PlannedSchedule | None:
+        """Return the schedule that holds the limits with the shorter stall, then with fewer bytes moved."""
         if found is None or found.peak_bytes > found.limit_bytes or (best and _cost(found) >= _cost(best)):
             return best
         found = self._within_host(found)
         return best if found is None or (best and _cost(found) >= _cost(best)) else found
 
-    def _combined(self, limit: int, best: Swap | None) -> Swap | None:
-        """Return the best of ``best`` and of weighted sums of the published scores.
-
-        Each sum is scheduled both as published and by the native planner.
-        """
-        kept = [best]
-
-        def stall_of(order: NDArray[np.int32]) -> float:
-            made = [self._held("combined", order, limit), self._published_as("combined", order, limit)]
-            for found in made:
-                kept[0] = self._better(kept[0], found)
-            return min((one.stall_seconds for one in made if one and one.peak_bytes <= limit), default=np.inf)
-
-        scores = {name: order for name, order in self._published_orders(limit).items() if name != "vote"}
-        search_weights(scores, stall_of, trials=self._trials)
-        return kept[0]
-
-    def _improved(self, best: Swap, seed: int) -> Swap:
+    def _improve(self, best: PlannedSchedule, seed: int) -> PlannedSchedule:
         """Improve a schedule with stall by small changes.
 
         Even seeds start from the schedule, odd seeds from all absences at full length.
         """
-        a, g, s, k = self.absences, self._grid.absences, best.schedule, len(self.step)
+        a, g, s, k = self.absences, self._groups.absences, best.schedule, len(self.step)
         key, moved = a.buffer * k + a.last, s.buffer * k + s.last
         order = np.argsort(key, kind="stable")
         rows = order[np.searchsorted(key[order], moved)]
         out, release, fetch = g.last.copy(), g.last + 1, g.last + 1
-        out[rows] = np.maximum(self._grid.groups(s.out, k), g.last[rows])
-        release[rows] = self._grid.groups(s.release - 1, k) + 1
-        fetch[rows] = self._grid.groups(s.fetch, k)
+        out[rows] = np.maximum(self._groups.groups(s.out, k), g.last[rows])
+        release[rows] = self._groups.groups(s.release - 1, k) + 1
+        fetch[rows] = self._groups.groups(s.fetch, k)
         out = np.minimum(out, release - 1)
         if seed % 2:
             out, release, fetch = g.last.copy(), g.last + 1, g.use.copy()
-        work = _IMPROVING / _RESTARTS
+        work = self.tunables.improve_work / self.tunables.restarts
         out, release, fetch, _ = self._native.improve(out, release, fetch, best.limit_bytes, work, seed)
         rows = np.flatnonzero(release < fetch)
         made = rows.astype(np.int32), release[rows], fetch[rows], out[rows]
-        return self._swap(f"{best.how.removesuffix(', improved')}, improved", best.limit_bytes, *made)
+        return self._schedule(f"{best.method.removesuffix(', improved')}, improved", best.limit_bytes, *made)
 
-    def varied(self, swap: Swap, seed: int) -> Swap | None:
+    def variation(self, planned: PlannedSchedule, seed: int) -> PlannedSchedule | None:
         """Return another schedule that holds the limit without a longer stall, or None."""
-        if not self._improves or not swap.stall_seconds or not len(swap.schedule):
+        if not self._improves or not planned.stall_seconds or not len(planned.schedule):
             return None
-        found = self._within_host(self._improved(swap, seed))
-        if found is None or found.peak_bytes > swap.limit_bytes:
+        found = self._within_host(self._improve(planned, seed))
+        if found is None or found.peak_bytes > planned.limit_bytes:
             return None
-        return None if found.stall_seconds > swap.stall_seconds * (1 + 1e-9) else found
+        return None if found.stall_seconds > planned.stall_seconds * (1 + 1e-9) else found
 
-    def _within_host(self, found: Swap) -> Swap | None:
+    def _within_host(self, found: PlannedSchedule) -> PlannedSchedule | None:
         """Return ``found`` within the host limit, if need be with later copies, or None if impossible."""
         if self.host_limit is None or found.replayed.host_bytes <= self.host_limit:
             return found
-        later = copied_later(self.step, self.link, found.schedule, found.replayed.wait)
-        made = Swap(found.limit_bytes, later, replay(self.step, self.link, later), found.how)
+        later = delay_offloads(self.step, self.link, found.schedule, found.replayed.wait)
+        made = PlannedSchedule(found.limit_bytes, later, replay(self.step, self.link, later), found.method)
         return made if made.replayed.host_bytes <= self.host_limit else None
 
-    def _least(self, name: str, order: NDArray[np.int32], best: Swap) -> Swap:
-        """Return the swap of least peak that this order reaches without stall, or ``best`` if lower."""
-        low, high = self.lowest() - 1, best.peak_bytes
+    def _least_peak(self, name: str, order: NDArray[np.int32], best: PlannedSchedule) -> PlannedSchedule:
+        """Return the schedule of least peak that this order reaches without stall, or ``best`` if lower."""
+        low, high = self.lowest_limit() - 1, best.peak_bytes
         made = None
         target = high - high // 1000 - 1
         while low < target:
-            rows, release, fetch, _, peak = self._native.without_waiting(order, target)
+            rows, release, fetch, _, peak = self._native.select_without_stall(order, target)
             if peak < high:
                 made, high = (rows, release, fetch), int(peak)
             elif made is None:
@@ -443,10 +333,10 @@ class SwapPlanner:
                 break
         if made is None:
             return best
-        found = self._within_host(self._swap(name, high, *made))
+        found = self._within_host(self._schedule(name, high, *made))
         return found if found and found.stall_seconds == 0 and found.peak_bytes < best.peak_bytes else best
 
-    def _swap(
+    def _schedule(
         self,
         name: str,
         limit: int,
@@ -454,20 +344,20 @@ class SwapPlanner:
         release: NDArray[np.int64],
         fetch: NDArray[np.int64],
         out: NDArray[np.int64] | None = None,
-    ) -> Swap:
+    ) -> PlannedSchedule:
         """Convert native columns to a schedule on the step's own operations and replay that schedule."""
         order = np.argsort(self.absences.use[rows], kind="stable")
         rows, k, a = rows[order], len(self.step), self.absences
         source, asked = a.source[rows], a.last[rows]
         if out is not None:  # asked for when the group ends
-            ended = self._grid.operations(out[order] + 1, k) - 1
-            asked = np.where(out[order] > self._grid.absences.last[rows], ended, asked)
+            ended = self._groups.operations(out[order] + 1, k) - 1
+            asked = np.where(out[order] > self._groups.absences.last[rows], ended, asked)
         schedule = Schedule(
             a.buffer[rows],
             a.last[rows],
             asked,
-            self._grid.operations(release[order], k),
-            self._grid.operations(fetch[order], k),
+            self._groups.operations(release[order], k),
+            self._groups.operations(fetch[order], k),
             a.use[rows],
             (source < 0) | ~np.isin(source, rows),
         )
@@ -481,5 +371,5 @@ def _resting(step: Step, least_bytes: int, host_limit: int | None) -> NDArray[np
     return rows if host_limit is None else rows[np.cumsum(step.size[rows]) <= host_limit]
 
 
-def _cost(swap: Swap) -> tuple[float, int]:
-    return swap.stall_seconds, swap.replayed.moved_bytes + swap.replayed.returned_bytes
+def _cost(planned: PlannedSchedule) -> tuple[float, int]:
+    return planned.stall_seconds, planned.replayed.moved_bytes + planned.replayed.returned_bytes

@@ -25,7 +25,7 @@ _RELEASE, _FETCH, _USE, _OUT = range(4)
 
 
 @dataclass(frozen=True, eq=False)
-class Replayed:
+class ReplayResult:
     """Result of replaying a schedule.
 
     Attributes:
@@ -57,7 +57,7 @@ class Replayed:
         return int(self.host_load.max(initial=0))
 
 
-def replay(step: Step, link: Link, schedule: Schedule) -> Replayed:
+def replay(step: Step, link: Link, schedule: Schedule) -> ReplayResult:
     """Check and replay a schedule: once on a line, on a circle until successive turns are alike.
 
     Raises:
@@ -69,7 +69,7 @@ def replay(step: Step, link: Link, schedule: Schedule) -> Replayed:
     rests = int(step.size[schedule.resting].sum())
     load = step.load - step.spread(schedule.release, schedule.fetch, size) - rests
     wait, duration = _Clock(step, link, schedule).run()
-    return Replayed(
+    return ReplayResult(
         load=load,
         wait=wait,
         stall_seconds=max(duration - step.duration, 0.0) if wait.any() or duration > step.duration else 0.0,

@@ -10,6 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from solvers.swap.replay import ReplayResult
+
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
@@ -51,7 +53,7 @@ class Schedule:
     resting: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
-        for name in (one.name for one in fields(self)):
+        for name in (column.name for column in fields(self)):
             dtype = np.bool_ if name == "copied" else np.int64
             column: NDArray[Any] = np.ascontiguousarray(getattr(self, name), dtype).view()
             column.flags.writeable = False
@@ -68,5 +70,34 @@ class Schedule:
 
     def select(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Schedule:
         """Return the given moves, with all resting buffers."""
-        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
         return Schedule(**{k: v if k == "resting" else v[rows] for k, v in columns.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedSchedule:
+    """A schedule for a limit, with the result of the replay.
+
+    Attributes:
+        limit_bytes: the requested limit.
+        schedule: the moves.
+        replayed: the result of replaying the schedule.
+        method: the order of absences that led to the schedule, such as "early".
+        predicted_stall: the native planner's prediction in seconds, as if no host copy could be reused.
+    """
+
+    limit_bytes: int
+    schedule: Schedule
+    replayed: ReplayResult
+    method: str
+    predicted_stall: float = float("inf")
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes on the device."""
+        return self.replayed.peak_bytes
+
+    @property
+    def stall_seconds(self) -> float:
+        """Seconds by which waiting lengthens the step."""
+        return self.replayed.stall_seconds

@@ -99,17 +99,17 @@ class _Operations:
 def _operations(trace: Trace) -> _Operations:
     kind, name, time = trace.kind, trace.operation, trace.time_ns
     touches = (kind == Kind.READ) | (kind == Kind.WRITE)
-    of_one = np.flatnonzero(touches | ((kind == Kind.ALLOC) & (name >= 0)))
-    apart = np.ones(len(of_one), np.bool_)
-    here, before = of_one[1:], of_one[:-1]
+    starts = np.flatnonzero(touches | ((kind == Kind.ALLOC) & (name >= 0)))
+    begins = np.ones(len(starts), np.bool_)
+    here, before = starts[1:], starts[:-1]
     new = name[here] != name[before]
     later = time[here] != time[before]
     if trace.metadata.get("time") == "operation":
         new |= later
     else:
         new |= later & ((name[here] < 0) | ((kind[here] == Kind.ALLOC) & touches[before]))
-    apart[1:] = new
-    first = of_one[apart]
+    begins[1:] = new
+    first = starts[begins]
     return _Operations(np.searchsorted(first, np.arange(len(trace)), side="right") - 1, first)
 
 

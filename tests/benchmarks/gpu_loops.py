@@ -24,7 +24,7 @@ import workloads
 
 from mempool.recording.torch import AccessRecorder
 from mempool.simulate import simulate
-from mempool.torch.estimate.device.emulation import as_on
+from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import fake_mode
 from traces.trace import Kind
@@ -43,7 +43,7 @@ def record(name: str) -> Trace:
     with (
         isolated(),
         fake_mode(),
-        as_on("cuda", capability=(9, 0)),
+        emulate_device("cuda", capability=(9, 0)),
         mock.patch.object(workloads, "_random", return_value=None),
     ):
         with torch.device("cuda"):

@@ -60,7 +60,7 @@ def real(name: str) -> dict[str, Any]:
 
     import mempool.torch
     from mempool.torch.estimate import fit_job
-    from mempool.torch.estimate.attribution import AtPeak
+    from mempool.torch.estimate.attribution import PeakAttribution
 
     torch.set_num_threads(1)
     job = job_of_run(name)
@@ -78,7 +78,7 @@ def real(name: str) -> dict[str, Any]:
                 next(steps)
                 recording.step()
         trace = recording.trace
-    recorded = AtPeak.of(trace)
+    recorded = PeakAttribution.of(trace)
     inside = _unseen(trace, recorded.event)
     return {
         "predicted_bytes": fitted.peak_bytes,

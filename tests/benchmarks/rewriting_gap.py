@@ -17,12 +17,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from rewriting_nets import deep_net, limited_net
+from rewriting_oracle import least_seconds
 
 from solvers.errors import PlanError
 from solvers.rewriting import rewrite
 from solvers.rewriting.choose import decide, least_bytes
 from solvers.rewriting.judge import simulate
-from solvers.rewriting.oracle import least_seconds
 from solvers.swap import Link
 
 

@@ -10,7 +10,7 @@ import programs
 import pytest
 from answers import said
 from pools import simulated
-from programs_with_variants import at_random, in_steps, kinds, marking_last, misses, with_states
+from programs_with_variants import at_random, in_steps, marking_last, misses, variants, with_states
 
 import mempool.planning.joint_planning
 import solvers.packing.streams
@@ -41,7 +41,7 @@ def recorded(
     """Record the trace of a program with the given number of variants, without a plan."""
     with Pool(simulated(), background=False, mode="record", record=str(path)) as pool:
         memory = programs.Watched(pool)
-        work(pool, with_states(memory, kinds(memory, at_random(tuple(scales)), **how)), steps)
+        work(pool, with_states(memory, variants(memory, at_random(tuple(scales)), **how)), steps)
         memory.free_all()
 
 
@@ -58,7 +58,7 @@ def test_pool_follows_given_joint_plans_from_the_second_iteration_on(
     with Pool(simulated(), background=False, plan=tmp_path / "run.plan") as pool:
         memory = programs.Watched(pool)
         order = at_random(THREE)
-        iteration = with_states(memory, kinds(memory, lambda n: order(n + 500), late=late, long=long))
+        iteration = with_states(memory, variants(memory, lambda n: order(n + 500), late=late, long=long))
         work(pool, iteration, 1)
         assert misses(pool, lambda: work(pool, iteration, 200, first=1)) == 0
         assert pool.plans == 0
@@ -105,7 +105,7 @@ def test_many_variants_differing_in_sizes_share_a_plan(
     assert said(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["kinds"] == 1
     with Pool(simulated(), background=False, plan=tmp_path / "run.plan") as pool:
         memory = programs.Watched(pool)
-        iteration = with_states(memory, kinds(memory, lambda number: 905 + 37 * number % 1000))  # not seen
+        iteration = with_states(memory, variants(memory, lambda number: 905 + 37 * number % 1000))  # not seen
         in_steps(pool, iteration, 2)
         assert misses(pool, lambda: in_steps(pool, iteration, 50, first=2)) == 0
         memory.free_all()
@@ -215,7 +215,7 @@ def test_plan_of_a_single_variant_of_an_envelope_is_accepted(
     with Pool(simulated(), background=False, record=str(tmp_path / "run.trace")) as pool:
         memory = programs.Watched(pool)
         order = [900] * 20 + [scales[number % len(scales)] for number in range(80)]
-        iteration = with_states(memory, kinds(memory, order.__getitem__))
+        iteration = with_states(memory, variants(memory, order.__getitem__))
         in_steps(pool, iteration, 20)
         assert pool.planned is not None
         pool.save(tmp_path / "early.plan")
@@ -261,11 +261,11 @@ def test_first_plan_carries_its_joint_plans_along(tmp_path: Path, capsys: pytest
     saved = read_plans(tmp_path / "run.plan")
     other = with_first(saved, saved.plans[2])
     assert [planned.key for planned in other.plans] == [saved.plans[n].key for n in (2, 0, 1)]
-    assert [other.plans[n].key for n in other.kinds] == [saved.plans[n].key for n in saved.variants]
-    for number, kind in other.kinds.items():
+    assert [other.plans[n].key for n in other.variants] == [saved.plans[n].key for n in saved.variants]
+    for number, kind in other.variants.items():
         assert len(kind) == len(other.plans[number].buffers)
         assert kind.buffers.size.tolist() == other.plans[number].buffers.size.tolist()
-    check_variants(list(other.kinds.values()), [other.plans[number].plan for number in other.kinds])
+    check_variants(list(other.variants.values()), [other.plans[number].plan for number in other.variants])
 
 
 @pytest.fixture

@@ -156,8 +156,8 @@ def test_missing_and_conflicting_files_are_refused(folder: Path, capsys: pytest.
 def test_shown_peak_is_the_planned_peak(folder: Path) -> None:
     """The moves read back give the planned schedule."""
     from solvers.swap import replay
-    from solvers.swap.moves import read_moves
+    from solvers.swap.schedule_file import read_schedule
 
-    moves = read_moves(folder / "moves.json")
-    step = moves.cut.step(training())
+    moves = read_schedule(folder / "moves.json")
+    step = moves.selection.step(training())
     assert replay(step, moves.link, moves.schedule(step)).peak_bytes <= moves.limit_bytes == 33 * MIB

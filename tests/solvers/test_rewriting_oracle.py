@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from rewriting_graphs import chain
 from rewriting_nets import limited_net, small_net
+from rewriting_oracle import least_seconds
 
 from solvers.rewriting import rewrite
 from solvers.rewriting.choose import decide, least_bytes
 from solvers.rewriting.judge import simulate
-from solvers.rewriting.oracle import least_seconds
 from solvers.swap import Link
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from swap_exhaustive import compare, drawn, every_schedule, outcomes_of
 from swap_steps import links, step_from, steps
 
-from solvers.swap import Link, LinkBound, Step, SwapPlanner, replay
+from solvers.swap import Link, LinkBound, OffloadPlanner, Step, replay
 from solvers.swap.absences import absences_of
-from solvers.swap.fluid import least_stall_of_parts
+from solvers.swap.fluid_bound import fluid_stall_bound
 from solvers.swap.placement import place
 
 TINY = steps(most_ops=6, most_buffers=4)
@@ -46,12 +46,12 @@ def two_peaks() -> Step:
 @given(steps(), links(), SHARES, st.integers(1, 24), st.integers(0, 2**16 - 1))
 @example(two_peaks(), Link(0.0, 0.0625, 0.0, 0.5, duplex=False), 0.6, 1, 0b10010)
 def test_fewer_counted_absences_never_raise_the_bound(
-    step: Step, link: Link, share: float, stretches: int, some: int
+    step: Step, link: Link, share: float, intervals: int, some: int
 ) -> None:
     absences, limit = absences_of(step), limit_of(step, share)
     counted = np.array([row for row in range(len(absences)) if some >> row & 1], np.int64)
-    few = least_stall_of_parts(step, link, absences, limit, stretches=stretches, counted=counted)
-    every = least_stall_of_parts(step, link, absences, limit, stretches=stretches)
+    few = fluid_stall_bound(step, link, absences, limit, intervals=intervals, counted=counted)
+    every = fluid_stall_bound(step, link, absences, limit, intervals=intervals)
     assert few <= every + 1e-6 * step.duration
 
 
@@ -59,15 +59,15 @@ def test_fewer_counted_absences_never_raise_the_bound(
 @example(step_from([1.0] * 3, [(8, [(0, False)]), (8, [(1, True)])], circular=True, persistent={0}),
          Link(0.0, 1.0, 0.0, 0.0), 0.0, 24)  # fmt: skip
 def test_no_bound_exceeds_the_best_of_all_schedules(
-    step: Step, link: Link, share: float, stretches: int
+    step: Step, link: Link, share: float, intervals: int
 ) -> None:
     step, limit = step.without(step.untouched), limit_of(step, share)
     outcomes = outcomes_of(step, link)
     assume(outcomes is not None)
     assert outcomes is not None
-    bound = LinkBound(step, link, stretches=stretches)
+    bound = LinkBound(step, link, intervals=intervals)
     assert bound.stall_seconds(limit) <= outcomes.least(limit) + 1e-5
-    parts = least_stall_of_parts(step, link, absences_of(step), limit, stretches=stretches)
+    parts = fluid_stall_bound(step, link, absences_of(step), limit, intervals=intervals)
     assert parts <= outcomes.least(limit) + 1e-5
     assert bound.peak_bytes() <= outcomes.peak[outcomes.stall < 1e-5].min()
 
@@ -97,7 +97,7 @@ def test_buffer_without_writes_is_never_copied_out() -> None:
     step = step_from([1.0] * 6, buffers, circular=True, persistent={0, 2})
     link = Link(0.0, 100.0, 0.0, 0.0)
     assert absences_of(step).source.tolist() == [0, 1, 2]
-    planner = SwapPlanner(step, link, least_bytes=0)
+    planner = OffloadPlanner(step, link, least_bytes=0)
     for held in (planner.hold(12), planner.without_stall()):
         assert (held.peak_bytes, held.stall_seconds, held.replayed.moved_bytes) == (12, 0, 0)
         assert place(step, held.schedule)[1].plan.arena_bytes >= 8
@@ -120,4 +120,4 @@ def test_copies_that_are_longer_than_all_rooms_do_not_mislead_the_solver() -> No
     outcomes = outcomes_of(step, link)
     least = outcomes.stall[outcomes.peak <= 19].min()
     assert least == 1.0
-    assert 0.99 < LinkBound(step, link, stretches=1).stall_seconds(19) <= least
+    assert 0.99 < LinkBound(step, link, intervals=1).stall_seconds(19) <= least

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from swap_steps import links, one_move, schedules, step_from, steps
 
 from solvers import Stop, solve
-from solvers.swap import Link, Schedule, Step, SwapPlanner, packed, replay
-from solvers.swap.gaps import tightened
+from solvers.swap import Link, OffloadPlanner, Schedule, Step, reduce_fragmentation, replay
 from solvers.swap.placement import device_buffers
+from solvers.swap.transfer_times import tighten
 
 SOME = settings(deadline=None, max_examples=15)
 
@@ -25,7 +25,7 @@ def test_tightened_moves_are_away_for_longer_and_otherwise_equal(data: st.DataOb
     step, link = data.draw(steps()), data.draw(links())
     schedule = data.draw(schedules(step))
     wait = replay(step, link, schedule).wait
-    made = tightened(step, link, schedule, wait)
+    made = tighten(step, link, schedule, wait)
     replay(step, link, made)  # is possible
     assert (made.release <= schedule.release).all()
     assert (made.fetch >= schedule.fetch).all()
@@ -39,9 +39,9 @@ def test_packed_schedule_stalls_no_longer_holds_the_limit_and_needs_no_larger_ar
     data: st.DataObject,
 ) -> None:
     step, link = data.draw(steps()), data.draw(links())
-    planner = SwapPlanner(step, link, least_bytes=0, tries=2)
+    planner = OffloadPlanner(step, link, least_bytes=0, tries=2)
     swap = planner.hold((planner.floor()[0] + step.peak_bytes) // 2)
-    made = packed(planner, swap, lambda schedule: arena_of(step, schedule), variations=2)
+    made = reduce_fragmentation(planner, swap, lambda schedule: arena_of(step, schedule), variations=2)
     again = replay(step, link, made.schedule)
     assert again.stall_seconds == made.stall_seconds <= swap.stall_seconds * (1 + 1e-9)
     assert again.peak_bytes == made.peak_bytes <= swap.limit_bytes
@@ -53,13 +53,13 @@ def test_tightened_buffer_is_on_the_device_no_longer_than_its_copies_need() -> N
     step = step_from([1.0] * 16, [(4, [(0, True), (12, False)])])
     link = Link(0.0, 0.25, 0.0, 0.25)
     for margin, gone, back in ((1.25, 3, 10), (1.0, 3, 10), (0.99, 2, 11), (3.0, 5, 8), (9.0, 6, 7)):
-        made = tightened(step, link, one_move((0, 0, 0, 6, 7, 12)), np.zeros(16), margin=margin)
+        made = tighten(step, link, one_move((0, 0, 0, 6, 7, 12)), np.zeros(16), margin=margin)
         assert (made.release.tolist(), made.fetch.tolist()) == ([gone], [back])
 
 
 def test_placement_stops_at_the_first_good_schedule() -> None:
     step = step_from([1.0] * 16, [(4, [(i, True), (15 - i, False)]) for i in range(8)])
-    planner = SwapPlanner(step, Link(0.0, 0.5, 0.0, 0.5), least_bytes=0)
+    planner = OffloadPlanner(step, Link(0.0, 0.5, 0.0, 0.5), least_bytes=0)
     swap = planner.hold(planner.floor()[0] + 4)
     assert swap.stall_seconds > 0
     placed = list[Schedule]()
@@ -68,7 +68,7 @@ def test_placement_stops_at_the_first_good_schedule() -> None:
         placed.append(schedule)
         return 1 << 40
 
-    packed(planner, swap, arena, within=2.0**40)
+    reduce_fragmentation(planner, swap, arena, within=2.0**40)
     assert len(placed) == 1
-    packed(planner, swap, arena, within=0.0)
+    reduce_fragmentation(planner, swap, arena, within=0.0)
     assert len(placed) > 2

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from offload_oracle import least_stall
 from swap_steps import step_from
 
-from solvers.swap import Link, LinkBound, Step, SwapPlanner, replay
-from solvers.swap.oracle import least_stall
+from solvers.swap import Link, LinkBound, OffloadPlanner, Step, replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ def cases(seeds: range) -> Iterator[tuple[int, float, float]]:
         step = training(random)
         fixed, rate = [0.0, 0.125, 0.25], [0.125, 0.25, 0.5]
         link = Link(*(float(random.choice(values)) for values in (fixed, rate, fixed, rate)))
-        planner = SwapPlanner(step, link, least_bytes=0)
+        planner = OffloadPlanner(step, link, least_bytes=0)
         floor = planner.floor()[0]
         limit = floor + int((step.peak_bytes - floor) * random.choice([0.2, 0.4, 0.6, 0.8]))
         proven = least_stall(step, link, limit)

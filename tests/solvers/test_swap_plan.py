@@ -12,20 +12,21 @@ from hypothesis import strategies as st
 from swap_steps import links, step_from, steps
 
 from solvers import PlanError
-from solvers.swap import Link, LinkBound, Schedule, Step, SwapPlanner, fluid, replay
-from solvers.swap import planner as planner_module
+from solvers.swap import Link, LinkBound, OffloadPlanner, OffloadTunables, Schedule, Step, replay
 from solvers.swap.absences import absences_of
-from solvers.swap.compress import grid_of
-from solvers.swap.fluid import least_stall_of_parts
+from solvers.swap.fluid_bound import fluid_stall_bound
+from solvers.swap.operation_groups import group_operations
+from solvers.swap.tunables import DEFAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SOME = settings(deadline=None, max_examples=15)
+GROUPED = OffloadTunables(ungrouped_operations=2)
 
 
-def planner(step: Step, link: Link) -> SwapPlanner:
-    return SwapPlanner(step, link, least_bytes=0, tries=4)
+def planner(step: Step, link: Link) -> OffloadPlanner:
+    return OffloadPlanner(step, link, least_bytes=0, tries=4)
 
 
 @given(st.data())
@@ -38,7 +39,7 @@ def test_plan_holds_its_limit_and_stalls_at_least_as_long_as_the_link_bound(data
     again = replay(step, link, swap.schedule)
     assert again.peak_bytes <= limit
     assert again.stall_seconds == swap.stall_seconds
-    bound = LinkBound(step, link, stretches=data.draw(st.integers(1, 24)))
+    bound = LinkBound(step, link, intervals=data.draw(st.integers(1, 24)))
     assert bound.stall_seconds(limit) <= swap.stall_seconds + 1e-9
 
 
@@ -62,34 +63,6 @@ def test_higher_limit_never_stalls_longer(data: st.DataObject) -> None:
     stalls = [swap.stall_seconds for swap in made.curve(limits)]
     assert stalls == sorted(stalls, reverse=True)
     assert stalls[-1] == 0
-
-
-@given(st.data())
-@SOME
-def test_no_published_score_does_better(data: st.DataObject) -> None:
-    step, link = data.draw(steps()), data.draw(links())
-    big = Step(**{**columns(step), "size": step.size << 20}, circular=step.circular)
-    link = Link(link.out_fixed, link.out_per_byte / 2**20, link.in_fixed, link.in_per_byte / 2**20)
-    made = planner(big, link)
-    limit = data.draw(st.integers(made.floor()[0], max(big.peak_bytes, made.floor()[0])))
-    ours = made.hold(limit)
-    for other in made.published(limit):
-        assert ours.stall_seconds <= other.stall_seconds
-
-
-def columns(step: Step) -> dict[str, np.ndarray]:
-    names = (
-        "seconds",
-        "operation",
-        "start",
-        "end",
-        "size",
-        "persistent",
-        "ids",
-        "access_buffer",
-        "access_op",
-    )
-    return {name: getattr(step, name) for name in (*names, "access_writes")}
 
 
 def random_schedule(step: Step, random: np.random.Generator) -> Schedule:
@@ -148,7 +121,7 @@ def test_link_bound_claims_nothing_where_the_linear_solver_fails(monkeypatch: py
     step, link = step_from([1e-3] * 2 * layers, buffers), Link.of_rate(1e9)
     made = planner(step, link)
     limit = step.peak_bytes // 2
-    monkeypatch.setattr("solvers.swap.bounds._Program._solve", lambda _: None)
+    monkeypatch.setattr("solvers.swap.link_bound._Program._solve", lambda _: None)
     assert LinkBound(step, link).peak_bytes() <= made.without_stall().peak_bytes
     assert 0 <= LinkBound(step, link).stall_seconds(limit) <= made.hold(limit).stall_seconds
 
@@ -158,7 +131,7 @@ def test_erring_linear_solver_does_not_make_a_limit_infeasible(
 ) -> None:
     step = hump(6, 1 << 20)
     link = Link.of_rate(1e9)
-    monkeypatch.setattr("solvers.swap.bounds._Program._solve", lambda _: False)
+    monkeypatch.setattr("solvers.swap.link_bound._Program._solve", lambda _: False)
     assert LinkBound(step, link).stall_seconds(step.peak_bytes // 2) == 0
     assert LinkBound(step, link).stall_seconds(planner(step, link).floor()[0] - 1) == float("inf")
 
@@ -191,10 +164,10 @@ def test_stretch_of_a_single_operation_keeps_the_bound_valid_and_no_lower(data: 
     step = step.without(step.untouched)  # which are away for nothing
     made = planner(step, link)
     limit = data.draw(st.integers(made.floor()[0], max(step.peak_bytes, made.floor()[0])))
-    stretches, op = data.draw(st.integers(1, 24)), data.draw(st.integers(0, len(step) - 1))
-    told = partial(least_stall_of_parts, step, link, made.absences, limit, stretches=stretches)
-    assert told() <= told(alone=[op]) + 1e-6 * step.duration
-    assert told(alone=[op]) <= made.hold(limit).stall_seconds + 1e-6 * step.duration
+    intervals, op = data.draw(st.integers(1, 24)), data.draw(st.integers(0, len(step) - 1))
+    told = partial(fluid_stall_bound, step, link, made.absences, limit, intervals=intervals)
+    assert told() <= told(isolated=[op]) + 1e-6 * step.duration
+    assert told(isolated=[op]) <= made.hold(limit).stall_seconds + 1e-6 * step.duration
 
 
 def test_single_operation_stretch_raises_the_bound_of_a_coarse_stretch() -> None:
@@ -205,8 +178,8 @@ def test_single_operation_stretch_raises_the_bound_of_a_coarse_stretch() -> None
     step, link = hump(6, 1000), Link(0.0, 4e-3, 0.0, 4e-3)
     made = planner(step, link)
     limit, peak = step.peak_bytes // 2, int(step.load.argmax())
-    told = partial(least_stall_of_parts, step, link, made.absences, limit, stretches=1)
-    assert told() < told(alone=[peak]) <= made.hold(limit).stall_seconds
+    told = partial(fluid_stall_bound, step, link, made.absences, limit, intervals=1)
+    assert told() < told(isolated=[peak]) <= made.hold(limit).stall_seconds
 
 
 def test_link_bound_isolates_the_worst_operation_and_refines_by_more_absences(
@@ -214,37 +187,33 @@ def test_link_bound_isolates_the_worst_operation_and_refines_by_more_absences(
 ) -> None:
     step, link = hump(24, 1000), Link(0.0, 4e-3, 0.0, 4e-3)
     limit, worst = step.peak_bytes // 2, int(step.load.argmax())
-    monkeypatch.setattr("solvers.swap.bounds.LinkBound._least_wait", lambda _, op, *__, **___: op == worst)
-    cut = partial(least_stall_of_parts, step, link, planner(step, link).absences, limit)
-    assert LinkBound(step, link, stretches=3).stall_seconds(limit) == cut(stretches=3, alone=[worst])
-    assert cut(stretches=3) < cut(stretches=3, alone=[worst])
-    monkeypatch.setattr(fluid, "_FEW", 5)
-    few = cut(stretches=24)
-    monkeypatch.setattr(fluid, "_EACH", 0)
-    assert cut(stretches=24) < few
+    monkeypatch.setattr(
+        "solvers.swap.link_bound.LinkBound._least_wait", lambda _, op, *__, **___: op == worst
+    )
+    cut = partial(fluid_stall_bound, step, link, planner(step, link).absences, limit)
+    assert LinkBound(step, link, intervals=3).stall_seconds(limit) == cut(intervals=3, isolated=[worst])
+    assert cut(intervals=3) < cut(intervals=3, isolated=[worst])
+    few, fewer = (OffloadTunables(fluid_absences=5, fluid_absences_each=each) for each in (15, 0))
+    assert cut(intervals=24, tunables=fewer) < cut(intervals=24, tunables=few)
 
 
-def test_as_many_orders_are_tried_as_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[int]()
+def test_tries_bound_the_orders_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries are passed as an argument or follow from the tunables; the search without a limit has its own."""
+    counts = list[int]()
 
-    def neighbours(_: SwapPlanner, __: object, tries: int) -> Iterator[object]:
-        asked.append(tries)
+    def neighbours(_: OffloadPlanner, __: object, tries: int) -> Iterator[object]:
+        counts.append(tries)
         return iter(())
 
-    monkeypatch.setattr(SwapPlanner, "_neighbours", neighbours)
+    monkeypatch.setattr(OffloadPlanner, "_neighbours", neighbours)
     step, link = hump(), Link(0.0, 0.5, 0.0, 0.5)
     for tries in (0, 7):
-        SwapPlanner(step, link, least_bytes=0, tries=tries).without_stall()
-    SwapPlanner(step, link, least_bytes=0).without_stall()
-    SwapPlanner(step, link, least_bytes=0, few=1).without_stall()  # in groups
-    SwapPlanner(step, link, least_bytes=0).hold(step.peak_bytes // 2)
-    assert asked == [
-        0,
-        7,
-        planner_module._MOST_FREE_TRIES,
-        planner_module._MOST_TRIES,
-        planner_module._MOST_TRIES,
-    ]
+        OffloadPlanner(step, link, least_bytes=0, tries=tries).without_stall()
+    OffloadPlanner(step, link, least_bytes=0).without_stall()
+    grouped = OffloadTunables(ungrouped_operations=1)
+    OffloadPlanner(step, link, least_bytes=0, tunables=grouped).without_stall()
+    OffloadPlanner(step, link, least_bytes=0).hold(step.peak_bytes // 2)
+    assert counts == [0, 7, DEFAULTS.free_tries, DEFAULTS.limit_tries, DEFAULTS.limit_tries]
 
 
 @given(st.data())
@@ -274,7 +243,7 @@ def test_fast_link_leaves_the_working_set_only() -> None:
 def test_no_absence_of_a_long_step_is_left_out() -> None:
     """Each absence is needed: all but three layers' outputs must be away."""
     layers = 2100
-    made = SwapPlanner(hump(layers), Link(0.0, 1e-3, 0.0, 1e-3), tries=0)
+    made = OffloadPlanner(hump(layers), Link(0.0, 1e-3, 0.0, 1e-3), tries=0)
     assert len(made.absences) == layers - 1
     limit = 4 * 4
     assert made.floor()[0] <= 2 * 4
@@ -299,10 +268,10 @@ def test_plan_within_a_slowdown_keeps_the_slowdown() -> None:
     made = planner(hump(), Link(0.0, 0.5, 0.0, 0.5))
     free = made.without_stall()
     for slower in (0.1, 0.5, 2.0):
-        found = made.within(slower)
+        found = made.within_slowdown(slower)
         assert found.stall_seconds <= slower * made.step.duration
         assert found.peak_bytes <= free.peak_bytes
-    assert made.within(4.0).peak_bytes < free.peak_bytes
+    assert made.within_slowdown(4.0).peak_bytes < free.peak_bytes
 
 
 @given(st.data())
@@ -310,7 +279,7 @@ def test_plan_within_a_slowdown_keeps_the_slowdown() -> None:
 def test_coarse_grid_keeps_peak_load_and_duration(data: st.DataObject) -> None:
     step = data.draw(steps())
     absences = absences_of(step)
-    grid = grid_of(step, absences, few=2)
+    grid = group_operations(step, absences, most_ungrouped=2)
     assert grid.load.max() == step.peak_bytes
     assert grid.seconds.sum() == pytest.approx(step.duration)
     k = len(step)
@@ -322,12 +291,12 @@ def test_coarse_grid_keeps_peak_load_and_duration(data: st.DataObject) -> None:
 @SOME
 def test_plan_on_a_coarse_grid_holds_its_limit(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
-    made = SwapPlanner(step, link, least_bytes=0, tries=2, few=2)
+    made = OffloadPlanner(step, link, least_bytes=0, tries=2, tunables=GROUPED)
     limit = (made.floor()[0] + step.peak_bytes) // 2
     try:
         assert made.hold(limit).peak_bytes <= limit
     except PlanError:
-        assert len(grid_of(step, absences_of(step), few=2).first) < len(step)
+        assert len(group_operations(step, absences_of(step), most_ungrouped=2).first) < len(step)
     assert made.without_stall().stall_seconds == 0
 
 
@@ -349,8 +318,8 @@ def test_no_plan_exceeds_the_host_limit(data: st.DataObject, share: float) -> No
     wide = planner(step, link)
     limit = data.draw(st.integers(wide.floor()[0], max(step.peak_bytes, wide.floor()[0])))
     most = int(share * max(step.peak_bytes - limit, 0))
-    made = SwapPlanner(step, link, least_bytes=0, tries=4, host_limit=most)
-    for found in (made.nearest(limit), made.without_stall(), made.within(0.5)):
+    made = OffloadPlanner(step, link, least_bytes=0, tries=4, host_limit=most)
+    for found in (made.nearest(limit), made.without_stall(), made.within_slowdown(0.5)):
         again = replay(step, link, found.schedule)
         assert again.host_bytes <= most
         assert again.peak_bytes <= found.limit_bytes
@@ -365,19 +334,19 @@ def test_host_limit_equal_to_the_necessary_bytes_suffices() -> None:
     step, link = hump(32), Link(0.0, 0.01, 0.0, 0.01)
     for limit in (40, 64, 100):
         least = step.peak_bytes - limit
-        made = SwapPlanner(step, link, host_limit=least + 4)
+        made = OffloadPlanner(step, link, host_limit=least + 4)
         assert made.hold(limit).peak_bytes <= limit
         with pytest.raises(
             PlanError, match=f"leave at least {least:,} to the host, more than its {least - 1:,}"
         ):
-            SwapPlanner(step, link, host_limit=least - 1).hold(limit)
+            OffloadPlanner(step, link, host_limit=least - 1).hold(limit)
 
 
 def test_small_steps_swap_small_buffers_and_large_steps_do_not() -> None:
     for size in (100, 1 << 12, 1 << 20):
-        made = SwapPlanner(hump(16, size), Link(0.0, 1e-12, 0.0, 1e-12))
+        made = OffloadPlanner(hump(16, size), Link(0.0, 1e-12, 0.0, 1e-12))
         assert made.floor()[0] < 4 * size
     sizes = [32, 512, 1 << 10] * 5 + [1 << 20]
     buffers = [(size << 10, [(i, True), (31 - i, False)]) for i, size in enumerate(sizes)]
-    mixed = SwapPlanner(step_from([1.0] * 32, buffers), Link(0.0, 0.0, 0.0, 0.0))
+    mixed = OffloadPlanner(step_from([1.0] * 32, buffers), Link(0.0, 0.0, 0.0, 0.0))
     assert (mixed.absences.size >= 64 << 10).all()

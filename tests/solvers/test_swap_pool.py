@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from swap_steps import links, schedules, steps
 
 from solvers import PlanError, Stop, load_curve
-from solvers.swap import SwapPlanner, replay
+from solvers.swap import OffloadPlanner, replay
 from solvers.swap.placement import device_buffers, host_buffers, place
 
 
@@ -33,7 +33,7 @@ def test_arena_load_equals_the_replay_at_each_operation(data: st.DataObject) -> 
 @settings(deadline=None, max_examples=30)
 def test_both_arenas_are_planned_after_the_schedule(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
-    planner = SwapPlanner(step, link, least_bytes=0, tries=1)
+    planner = OffloadPlanner(step, link, least_bytes=0, tries=1)
     swap = planner.hold((planner.floor()[0] + step.peak_bytes) // 2)
     schedule = swap.schedule
     device, host = place(step, schedule, stop=Stop(nodes=1000))

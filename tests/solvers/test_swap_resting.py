@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 from swap_steps import links, one_move, step_from, steps
 
 from solvers import PlanError
-from solvers.swap import Link, LinkBound, Schedule, Step, SwapPlanner, replay
-from solvers.swap.moves import Cut, moves_of, read_moves, resting_of, said_of
+from solvers.swap import Link, LinkBound, OffloadPlanner, Schedule, Step, replay
 from solvers.swap.placement import place
+from solvers.swap.schedule_file import (
+    StepSelection,
+    move_rows,
+    read_schedule,
+    resting_rows,
+    step_and_link_keys,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +48,7 @@ def test_untouched_buffers_cost_no_device_memory_and_no_time(data: st.DataObject
     plain, link = data.draw(steps()), data.draw(links())
     assume(plain.circular)
     step = with_untouched(plain, sizes)
-    made, bare = (SwapPlanner(one, link, least_bytes=0, tries=2) for one in (step, plain))
+    made, bare = (OffloadPlanner(one, link, least_bytes=0, tries=2) for one in (step, plain))
     assert made.floor() == bare.floor()
     assert LinkBound(step, link).peak_bytes() == LinkBound(plain, link).peak_bytes()
     assert made.without_stall().peak_bytes == bare.without_stall().peak_bytes
@@ -71,15 +77,15 @@ LINK = Link(0.0, 0.01, 0.0, 0.01)
 
 def test_untouched_buffers_leave_only_where_memory_is_short_and_the_host_has_room() -> None:
     step = idle()
-    made = SwapPlanner(step, LINK, least_bytes=0)
+    made = OffloadPlanner(step, LINK, least_bytes=0)
     assert not len(made.hold(step.peak_bytes).schedule.resting)
     assert made.hold(step.peak_bytes - 1).schedule.resting.tolist() == [3, 2]
-    assert made.nothing(step.peak_bytes).peak_bytes == step.peak_bytes
+    assert made.without_moves(step.peak_bytes).peak_bytes == step.peak_bytes
     for room, rests in ((24, [3, 2]), (20, [3]), (15, [])):
-        some = SwapPlanner(step, LINK, least_bytes=0, host_limit=room)
+        some = OffloadPlanner(step, LINK, least_bytes=0, host_limit=room)
         assert some.without_stall().schedule.resting.tolist() == rests
         assert some.without_stall().replayed.host_bytes <= room
-    assert SwapPlanner(step, LINK, least_bytes=9).without_stall().schedule.resting.tolist() == [3]
+    assert OffloadPlanner(step, LINK, least_bytes=9).without_stall().schedule.resting.tolist() == [3]
 
 
 @pytest.mark.parametrize(
@@ -95,23 +101,23 @@ def test_resting_buffers_are_in_the_file_of_moves(tmp_path: Path) -> None:
     step = idle()
     schedule = dataclasses.replace(one_move((0, 1, 1, 2, 4, 5)), resting=np.array([2, 3]))
     said = {
-        **said_of(Cut((0, 4)), LINK),
+        **step_and_link_keys(StepSelection((0, 4)), LINK),
         "limits": [{"limit_bytes": 9}],
         "operations": len(step),
         "peak_load_bytes": step.peak_bytes,
-        "moves": moves_of(step, schedule),
-        "resting": resting_of(step, schedule),
+        "moves": move_rows(step, schedule),
+        "resting": resting_rows(step, schedule),
     }
     path = tmp_path / "moves.json"
     path.write_text(json.dumps(said))
-    again = read_moves(path).schedule(step)
+    again = read_schedule(path).schedule(step)
     assert sorted(again.resting.tolist()) == [2, 3]
     assert again.select(np.array([0])).buffer.tolist() == [0]
     for wrong in ([{"row": 2, "buffer": 1}], [{"row": 99, "buffer": 99}]):
         path.write_text(json.dumps(said | {"resting": wrong}))
         with pytest.raises(PlanError, match="does not have"):
-            read_moves(path).schedule(step)
+            read_schedule(path).schedule(step)
     for broken in (7, [{"row": "x"}], [{"row": -1, "buffer": 1}]):
         path.write_text(json.dumps(said | {"resting": broken}))
         with pytest.raises(PlanError, match="no moves"):
-            read_moves(path)
+            read_schedule(path)

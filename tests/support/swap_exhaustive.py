@@ -16,7 +16,7 @@ from swap_steps import step_from
 
 from solvers.swap import Link, LinkBound, Schedule, Step, replay
 from solvers.swap.absences import absences_of
-from solvers.swap.fluid import least_stall_of_parts
+from solvers.swap.fluid_bound import fluid_stall_bound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -239,19 +239,19 @@ def compare(case: Case, random: np.random.Generator, *, whole: bool) -> None:
             as long.
     """
     step, link, limit = case.step, case.link, case.limit
-    a, stretches, op = absences_of(step), int(random.integers(1, 5)), int(random.integers(len(step)))
+    a, intervals, op = absences_of(step), int(random.integers(1, 5)), int(random.integers(len(step)))
     counted = np.flatnonzero(random.random(len(a)) < random.choice([0.2, 0.5, 0.8]))
-    some = least_stall_of_parts(step, link, a, limit, stretches=stretches, counted=counted)
-    parts = least_stall_of_parts(step, link, a, limit, stretches=stretches)
-    assert some <= parts + SLACK, (case, stretches, counted)
-    assert parts <= case.least_stall(parts) + SLACK, (case, stretches)
+    some = fluid_stall_bound(step, link, a, limit, intervals=intervals, counted=counted)
+    parts = fluid_stall_bound(step, link, a, limit, intervals=intervals)
+    assert some <= parts + SLACK, (case, intervals, counted)
+    assert parts <= case.least_stall(parts) + SLACK, (case, intervals)
     if whole:
-        alone = least_stall_of_parts(step, link, a, limit, stretches=stretches, alone=[op])
-        assert parts <= alone + SLACK, (case, stretches, op)
-        assert alone <= case.least_stall(alone) + SLACK, (case, stretches, op)
-        bound = LinkBound(step, link, stretches=stretches)
+        alone = fluid_stall_bound(step, link, a, limit, intervals=intervals, isolated=[op])
+        assert parts <= alone + SLACK, (case, intervals, op)
+        assert alone <= case.least_stall(alone) + SLACK, (case, intervals, op)
+        bound = LinkBound(step, link, intervals=intervals)
         stall, peak = bound.stall_seconds(limit), bound.peak_bytes()
-        assert stall <= case.least_stall(stall) + SLACK, (case, stretches)
+        assert stall <= case.least_stall(stall) + SLACK, (case, intervals)
         assert peak <= case.outcomes.peak[case.outcomes.stall < SLACK].min(), (case, peak)
 
 

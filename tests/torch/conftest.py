@@ -67,6 +67,15 @@ def few_objects() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="module")
+def shared_isolation() -> Iterator[None]:
+    """One search for caches, and one freeze of existing objects, for all fake runs of a file."""
+    from mempool.torch.estimate.fake import isolation
+
+    with isolation.shared_isolation():
+        yield
+
+
 @pytest.fixture
 def no_vectors() -> Iterator[None]:
     """Or other kernels would give other last bits: which there are depends on what was measured."""
@@ -98,12 +107,12 @@ def open_pool() -> Iterator[TensorPool]:
 
 
 @pytest.fixture
-def swapper() -> Iterator[Adversary]:
+def mode() -> Iterator[Adversary]:
     """One that moves nothing by itself."""
     from adversary import Adversary
 
-    with Adversary(3, share=0.0) as swapper:
-        yield swapper
+    with Adversary(3, share=0.0) as mode:
+        yield mode
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 CNN = """
 import torch
 from torch import nn
@@ -134,7 +136,7 @@ def test_a_function_a_class_and_a_script_with_inputs_are_the_same_job(
         assert (answer["fits"], answer["largest_batch"], answer["batch"]) == (None, None, 4)
 
 
-def test_what_a_script_trains_itself_is_what_is_tried(
+def test_script_is_estimated_with_its_model_optimizer_and_loss(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Model, batch, optimizer and loss are the script's own, and nothing comes after its first backward."""
@@ -157,7 +159,7 @@ def test_a_program_runs_with_its_arguments_up_to_its_first_backward(
     assert (answer["batch"], answer["peak_bytes"]) == (5, wanted.peak_bytes)
 
 
-def test_floats_that_a_script_reads_are_zero_and_a_call_without_gradients_is_an_inference(
+def test_floats_read_by_a_script_are_zero_and_calls_without_gradients_are_inference(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "run.py").write_text(
@@ -202,9 +204,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(
     assert said(capsys, "cnn.py:make", "--batch", str(largest + 1), *limit, *rest, code=1)["fits"] is False
 
 
-def test_a_sweep_is_a_list_of_what_each_size_says_alone(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sweep_lists_the_estimate_of_each_size(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = said(capsys, "cnn.py:make", "--batch", "2,8", "--image", "8,16")
     assert [(row["image"], row["batch"]) for row in rows] == [(8, 2), (8, 8), (16, 2), (16, 8)]
     alone = said(capsys, "cnn.py:make", "--batch", "8", "--image", "16")
@@ -235,9 +235,7 @@ def test_the_trace_of_a_fit_is_read_by_the_other_verbs(
         assert swaps["peak_load_bytes"] == pytest.approx(answer["peak_bytes"], rel=0.05)  # as a GPU rounds
 
 
-def test_a_margin_of_ones_own_takes_the_place_of_the_estimate(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_margin_option_replaces_the_estimate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = said(capsys, "cnn.py:make", "--margin", "cuda_context=1GiB", "--margin", "kernels=0")
     assert answer["margin_bytes"]["cuda_context"] == 1 << 30
     assert answer["margin_bytes"].get("kernels", 0) == 0
@@ -251,7 +249,7 @@ def test_a_margin_of_ones_own_takes_the_place_of_the_estimate(
 @pytest.mark.parametrize(
     ("limit", "more"), [("12GiB", ""), ("12 GB", ""), ("48GiB", ", which is more than programs get of it")]
 )
-def test_limit_beside_a_card_counts_and_a_note_says_so(
+def test_limit_overrides_the_card_with_a_note(
     limit: str, more: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = said(capsys, "cnn.py:make", "--card", "RTX 4090", "--limit", limit, "--no-largest-batch")
@@ -264,7 +262,7 @@ def test_limit_beside_a_card_counts_and_a_note_says_so(
     assert not any("counts" in text for text in alone["warnings"])
 
 
-def test_card_whose_kernels_are_not_modelled_is_told(
+def test_card_without_modelled_kernels_gives_a_warning(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = said(capsys, "cnn.py:make", "--card", "MI300X", "--no-largest-batch")
@@ -272,7 +270,7 @@ def test_card_whose_kernels_are_not_modelled_is_told(
 
 
 @pytest.mark.parametrize("shape", ["12, 3, 8", "12, 12, 8"])
-def test_a_batch_that_may_be_another_dimension_is_told_where_it_matters(
+def test_doubtful_batch_dimension_of_a_script_gives_a_warning(
     shape: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = "import torch\nmodel = torch.nn.Sequential(torch.nn.Identity(), torch.nn.GRU(8, 8))\n"
@@ -284,7 +282,7 @@ def test_a_batch_that_may_be_another_dimension_is_told_where_it_matters(
     assert any(line in text for text in said(capsys, *asks, "--limit", "800MiB")["warnings"])
 
 
-def test_what_would_help_is_tried_where_it_does_not_fit_and_is_named_with_its_code(
+def test_remedies_are_printed_with_code_if_the_job_does_not_fit(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = ["cnn.py:make", "--batch", "64", "--no-largest-batch", "--limit"]
@@ -316,7 +314,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_script_that_cannot_be_tried_is_told_in_one_line(
+def test_broken_script_gives_a_single_line(
     folder: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     text, code, reason = BAD[name]
@@ -347,7 +345,7 @@ def test_a_script_that_cannot_be_tried_is_told_in_one_line(
         (["cnn.py:make", "-a", "nobody"], 2, "no allocator 'nobody'"),
     ],
 )
-def test_what_cannot_be_tried_is_told_with_what_is_near(
+def test_invalid_arguments_give_the_nearest_name(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, reason: str
 ) -> None:
     assert call(["fit", *arguments]) == code
@@ -356,9 +354,7 @@ def test_what_cannot_be_tried_is_told_with_what_is_near(
     assert "Traceback" not in error
 
 
-def test_a_module_that_trains_when_it_is_imported_is_stopped(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_module_training_at_import_is_stopped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "real.py").write_text(
         "import torch\nfrom cnn import Net\nnet = Net(4)\nnet(torch.ones(2, 3, 8, 8)).sum().backward()\n"
         "raise AssertionError\n"
@@ -367,7 +363,7 @@ def test_a_module_that_trains_when_it_is_imported_is_stopped(
     assert "real trains when it is imported" in capsys.readouterr().err
 
 
-def test_optimizers_losses_and_types_change_what_is_needed(
+def test_optimizer_loss_and_type_options_change_the_estimate(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def state(*arguments: str) -> int:
@@ -406,7 +402,7 @@ def test_no_file_is_written_while_a_script_is_tried(folder: Path, capsys: pytest
     assert files["last.pt"].read_bytes() == b"weeks of work"
 
 
-def test_a_function_that_saves_its_model_leaves_the_file_alone(
+def test_function_saving_its_model_leaves_the_file_alone(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "makes.py").write_text(
@@ -423,7 +419,7 @@ def script(folder: Path, name: str, *lines: str) -> str:
     return name
 
 
-def test_a_validation_call_behind_the_forward_is_not_what_is_tried(
+def test_validation_call_after_the_forward_is_not_the_estimated_call(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the same model, or of another one that is too small to matter."""
@@ -451,7 +447,7 @@ def test_a_validation_call_behind_the_forward_is_not_what_is_tried(
         ("net, other = Net(), Net()", "torch.optim.SGD(other.parameters())", "net(x).sum().backward()"),
     ],
 )
-def test_several_models_of_size_are_refused_with_what_to_do(
+def test_several_large_models_are_refused_with_a_remedy(
     folder: Path, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...]
 ) -> None:
     assert call(["fit", script(folder, "many.py", *lines)]) == 2
@@ -460,7 +456,7 @@ def test_several_models_of_size_are_refused_with_what_to_do(
     assert sum(line.startswith("mempool:") for line in error.splitlines()) == 1
 
 
-def test_a_small_module_before_the_tried_one_is_cut_off_and_named(
+def test_small_module_before_the_model_is_not_counted_and_named(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = ["first, net = nn.Conv2d(3, 3, 1), Net()", "net(first(x)).sum().backward()"]
@@ -469,7 +465,7 @@ def test_a_small_module_before_the_tried_one_is_cut_off_and_named(
     assert answer["warnings"][0].startswith("not counted: Conv2d, 48 B of")
 
 
-def test_a_model_that_is_called_twice_before_the_backward_is_told(
+def test_model_called_twice_before_the_backward_gives_a_caveat(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = ["net = Net()", "(net(x) - net(x)).sum().backward()"]
@@ -478,7 +474,7 @@ def test_a_model_that_is_called_twice_before_the_backward_is_told(
     assert "calls the Net 2 times before its backward" in answer["warnings"][0]
 
 
-def test_the_optimizer_has_the_parameters_that_the_scripts_own_has(
+def test_optimizer_has_the_parameters_of_the_scripts_optimizer(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In groups with settings of their own; of two optimizers each its own, the last one those of both."""
@@ -510,9 +506,7 @@ def test_the_optimizer_has_the_parameters_that_the_scripts_own_has(
     assert body <= state(f"torch.optim.SGD({groups}, lr=0.1)") <= body + rounded
 
 
-def test_models_that_a_script_holds_beside_are_counted_by_a_margin(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unused_models_of_a_script_are_a_margin(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A copy of the trained one, alive and never called; not one that is gone, nor a part of another."""
 
     def margin(*lines: str, asked: str = "") -> Any:
@@ -526,7 +520,7 @@ def test_models_that_a_script_holds_beside_are_counted_by_a_margin(
     assert margin(held, asked="--margin other_models=5MiB") == 5 << 20
 
 
-def test_gradients_that_a_script_adds_up_are_alive_in_its_backward(
+def test_accumulated_gradients_of_a_script_are_alive_in_the_backward(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def answer(batches: int, *asked: str) -> dict[str, Any]:
@@ -547,7 +541,7 @@ def test_gradients_that_a_script_adds_up_are_alive_in_its_backward(
     assert answer(4, "--accumulate", "1")["peak_bytes"] == once["peak_bytes"]
 
 
-def test_what_a_function_says_of_its_job_stays_where_nothing_else_is_asked(
+def test_attributes_of_a_function_hold_unless_options_override_them(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = "{'model': Net(), 'inputs': torch.zeros(6, 3, 16, 16), 'device': 'cpu', 'accumulate': 2}"
@@ -573,7 +567,7 @@ STEP = "    try:\n        net(x).sum().backward()\n    except BaseException as e
          "        net(x).sum().backward()"),
     ],
 )  # fmt: skip
-def test_a_script_that_catches_everything_ends_all_the_same(
+def test_script_catching_all_exceptions_is_stopped(
     folder: Path, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...]
 ) -> None:
     trace = sys.gettrace()
@@ -583,7 +577,7 @@ def test_a_script_that_catches_everything_ends_all_the_same(
     assert not any("before its backward" in text for text in answer["warnings"])
 
 
-def test_a_class_that_says_how_it_is_trained_is_told_that_it_is_not_asked(
+def test_lightning_modules_get_a_note_on_their_training_step(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = ("class Lit(Net):", "    def training_step(self, batch, at):", "        return self(batch).sum()")

@@ -17,6 +17,8 @@ from mempool.cli.app import call
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 #: A model of 4 MiB of parameters and 1 MiB of activations.
 SCRIPT = """
 import torch
@@ -72,7 +74,7 @@ def test_predicted_peak_follows_the_order_of_clearing(
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_clearing_behind_the_forward_is_told_with_the_remedy(
+def test_clearing_after_the_forward_gives_a_note_with_the_remedy(
     order: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text(script(**ORDERS[order]))

@@ -19,12 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import mempool.torch
 from mempool.cli.app import call
 from mempool.recording.torch import AccessRecorder
-from mempool.torch.estimate.device.emulation import as_on, device_around
-from mempool.torch.estimate.sources.scripts import unreal
+from mempool.torch.estimate.device.emulation import emulate_device, emulated_device
+from mempool.torch.estimate.sources.scripts import fake_execution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("shared_isolation")
 
 WIDTH = 32
 MODULE = """
@@ -135,7 +137,7 @@ if __name__ == "__main__":
 """
 
 
-def test_peak_of_a_program_on_the_cpu_is_that_of_its_real_run(
+def test_peak_of_a_program_on_the_cpu_equals_a_real_run(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Within two per cent, and a program that names a CUDA device is tried on the CPU too."""
@@ -171,20 +173,20 @@ def test_nested_devices_take_back_and_restore_the_kernels() -> None:
     init = torch.amp.autocast_mode.autocast.__init__
     with FakeTensorMode():
         plain = dropout_mask_bytes()
-        with as_on("cuda"):
+        with emulate_device("cuda"):
             cuda = dropout_mask_bytes()
-            with as_on("cpu"):
-                assert (dropout_mask_bytes(), device_around()) == (plain, "cpu")
-                with as_on("cuda"), as_on("cuda"):
-                    assert (dropout_mask_bytes(), device_around()) == (cuda, "cuda")
-            assert (dropout_mask_bytes(), device_around()) == (cuda, "cuda")
+            with emulate_device("cpu"):
+                assert (dropout_mask_bytes(), emulated_device()) == (plain, "cpu")
+                with emulate_device("cuda"), emulate_device("cuda"):
+                    assert (dropout_mask_bytes(), emulated_device()) == (cuda, "cuda")
+            assert (dropout_mask_bytes(), emulated_device()) == (cuda, "cuda")
         assert cuda < plain == dropout_mask_bytes()
-    assert device_around() is None
+    assert emulated_device() is None
     assert torch.amp.autocast_mode.autocast.__init__ is init
 
 
 def test_a_block_inside_keeps_the_device_of_the_block_around() -> None:
-    with unreal(), unreal():
-        assert device_around() == "cuda"
-    with unreal("cpu"), unreal():
-        assert device_around() == "cpu"
+    with fake_execution(), fake_execution():
+        assert emulated_device() == "cuda"
+    with fake_execution("cpu"), fake_execution():
+        assert emulated_device() == "cpu"

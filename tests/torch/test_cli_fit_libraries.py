@@ -15,6 +15,8 @@ from mempool.cli.app import call
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 TRAINER = """
 import sys, torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
@@ -72,7 +74,7 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     [("transformers", TRAINER), ("accelerate", ACCELERATE)],
     ids=["Trainer", "accelerate"],
 )
-def test_batches_that_a_library_accumulates_are_tried_so(answer: Any, library: str, text: str) -> None:
+def test_accumulation_by_a_library_is_estimated(answer: Any, library: str, text: str) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed")
     once, often = answer(text, "1"), answer(text, "4")
     assert often["by_phase_bytes"] == answer(text, "1", asked=("--accumulate", "4"))["by_phase_bytes"]
@@ -84,14 +86,14 @@ def test_batches_that_a_library_accumulates_are_tried_so(answer: Any, library: s
     assert answer(text, "4", asked=("--accumulate", "1"))["peak_bytes"] == once["peak_bytes"]
 
 
-def test_accelerator_that_is_not_asked_to_accumulate_is_tried_without(answer: Any) -> None:
+def test_accelerator_without_accumulate_block_does_not_accumulate(answer: Any) -> None:
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     plain = answer(ACCELERATE, "4", "plain")
     assert not any("add up" in line for line in plain["warnings"])
     assert plain["peak_bytes"] == answer(ACCELERATE, "1")["peak_bytes"]
 
 
-def test_trainer_that_compiles_is_told_to_be_tried_eagerly(answer: Any) -> None:
+def test_compiling_trainer_gives_a_note_on_the_eager_model(answer: Any) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     assert any(
         "is left out: the result is of the eager" in text for text in answer(TRAINER, "1", "c")["warnings"]

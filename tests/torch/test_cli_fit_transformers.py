@@ -12,12 +12,14 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 
 from mempool.cli.app import call
-from mempool.torch.estimate.sources.scripts import unreal
+from mempool.torch.estimate.sources.scripts import fake_execution
 from mempool.torch.estimate.sources.transformers_models import hub, plain
 from mempool.torch.model_presets import SHAPES
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("shared_isolation")
 
 _TWO = "hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128"
 SMALL = {
@@ -49,9 +51,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
     "family",
     [pytest.param(f, marks=[] if f in ("gpt2", "t5", "vit") else [pytest.mark.full]) for f in SMALL],
 )
-def test_a_family_is_trained_and_run_as_what_it_is_for(
-    family: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_family_is_trained_with_its_usual_head(family: str, capsys: pytest.CaptureFixture[str]) -> None:
     target = f"transformers:{family}({SMALL[family]})"
     sizes = ["--batch", "2"] if family == "vit" else ["--batch", "2", "--seq", "32"]
     trained = said(capsys, target, *sizes)
@@ -71,7 +71,7 @@ def test_more_samples_and_longer_sequences_need_more(capsys: pytest.CaptureFixtu
     assert peaks[0] < peaks[2] < peaks[3]
 
 
-def test_the_head_is_that_of_the_task_or_of_the_configuration(
+def test_head_follows_the_task_or_the_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     classify = said(
@@ -99,12 +99,12 @@ def test_the_head_is_that_of_the_task_or_of_the_configuration(
     ],
 )  # fmt: skip
 def test_a_size_has_as_many_parameters_as_were_published(name: str, count: int) -> None:
-    with unreal():
+    with fake_execution():
         assert sum(p.numel() for p in hub(name, {}).model().parameters()) == count
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_size_is_found_by_its_name_and_makes_a_configuration(name: str) -> None:
+def test_every_preset_makes_a_configuration(name: str) -> None:
     assert plain(name) == name
     assert hub(name, {}).config.model_type == SHAPES[name][0]
 
@@ -123,7 +123,7 @@ def test_every_size_is_found_by_its_name_and_makes_a_configuration(name: str) ->
         (["transformers:broken.json"], 2, "broken.json: "),
     ],
 )
-def test_names_and_arguments_that_are_not_there_are_told(
+def test_unknown_names_and_arguments_give_an_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -139,7 +139,7 @@ def test_names_and_arguments_that_are_not_there_are_told(
     assert "Traceback" not in error
 
 
-def test_without_transformers_one_line_says_how_to_get_it(
+def test_missing_transformers_gives_the_install_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import sys

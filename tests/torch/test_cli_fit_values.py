@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,10 +14,13 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 
 from mempool.cli.app import call
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.sources import scripts
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("shared_isolation")
 
 Script = Any
 
@@ -67,20 +71,20 @@ def test_weights_of_a_truncated_normal_distribution_change_nothing(
     assert said(capsys, script(make.format(draw)) + ":make") == named
 
 
-def test_a_loop_that_only_another_answer_ends_is_refused_at_its_line(
+def test_endless_loop_on_a_value_is_refused_with_its_line(
     script: Script, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = "while (x.abs() > 2).any():\n    x = torch.randn(8, 64)"
     line = refused(capsys, script(drawn, STEP), "--main")
     assert "train.py:6: a condition that was true 10,000 times is asked again" in line
     assert line.endswith("tensors have no values here: name a function, train.py:function")
-    monkeypatch.setattr(scripts, "_NUMBERS", 2_000)
+    monkeypatch.setattr(scripts, "OPTIONS", replace(OPTIONS, number_reads=2_000))
     drawn = "def draw():\n    return torch.rand(()).item()\nwhile draw() < 0.5: pass"
     line = refused(capsys, script(drawn, STEP))
     assert "train.py:7: a number that was zero 2,000 times is read again" in line
 
 
-def test_a_long_loop_may_ask_in_each_of_its_steps(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_loop_may_read_a_value_in_each_step(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     """And a number at another line, or one that is known, is another matter."""
     lines = (
         "for step in range(2_000):",
@@ -103,7 +107,7 @@ CAVEAT = "only of what ran"
 
 
 @pytest.mark.parametrize(("lines", "more"), [(LOOP, []), ((*LOOP, STEP), ["--main"])])
-def test_verdict_is_restricted_where_the_program_decides_by_values(
+def test_verdict_is_restricted_by_value_decisions(
     script: Script, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], more: list[str]
 ) -> None:
     """Inference and training; in the verdict, in a line below, in JSON, and in the exit code."""
@@ -130,7 +134,7 @@ def test_verdict_is_restricted_where_the_program_decides_by_values(
     assert capsys.readouterr().out.splitlines()[0].endswith(f"short ({CAVEAT})")
 
 
-def test_sweep_of_a_program_that_decides_by_values_is_restricted(
+def test_sweep_of_a_program_with_value_decisions_is_restricted(
     script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = script(*LOOP)
@@ -158,7 +162,7 @@ def test_printed_values_leave_the_verdict_unrestricted(
         (("print(loss.item())", "if loss is None: kept = 1"), None),
     ],
 )
-def test_decision_behind_the_first_backward_is_noted(
+def test_decision_after_the_first_backward_gives_a_note(
     script: Script, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], named: str | None
 ) -> None:
     """The step that was tried is as the others, so that the verdict stays."""
@@ -169,7 +173,7 @@ def test_decision_behind_the_first_backward_is_noted(
     assert [text.partition(" ")[0] for text in notes] == [named] * bool(named)
 
 
-def test_failure_behind_a_decision_by_a_value_names_its_line(
+def test_failure_after_a_value_decision_names_the_line(
     script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(capsys, script("if (x > 3).any():", "    raise ValueError('too large')", STEP))
@@ -182,7 +186,7 @@ def test_failure_behind_a_decision_by_a_value_names_its_line(
 @pytest.mark.parametrize(
     "lines", ["k = (x > 2).sum().item()", "k = x.long().tolist()", "k = x[x > 2]", "k = x.numpy()"]
 )
-def test_values_that_become_sizes_are_refused_at_their_line(
+def test_values_used_as_sizes_are_refused_with_their_line(
     script: Script, capsys: pytest.CaptureFixture[str], lines: str
 ) -> None:
     line = refused(capsys, script(lines, STEP))
@@ -190,9 +194,7 @@ def test_values_that_become_sizes_are_refused_at_their_line(
     assert "tensors have no values here" in line
 
 
-def test_a_function_that_reads_a_value_is_told_with_its_line(
-    script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_function_reading_a_value_names_the_line(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     make = "def make():\n    while (x > 2).any(): pass\n    return net, x"
     line = refused(capsys, script(make) + ":make", code=2)
     assert "a value is read (.item(), a condition) at train.py:7: what follows depends on data" in line
@@ -214,7 +216,7 @@ def test_a_step_with_a_closure_is_the_step_without(
     assert said(capsys, script(alone)) == plain
 
 
-def test_an_optimizer_that_calls_the_model_as_values_say_is_refused_and_another_one_tried(
+def test_closure_optimizer_is_refused_and_a_named_optimizer_used(
     script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = script("own = torch.optim.LBFGS(net.parameters())", CLOSURE, "own.step(loss)")
@@ -236,7 +238,7 @@ POOL = "import concurrent.futures as c\nc.ThreadPoolExecutor().submit(train).{}(
         ("sgd.step()", "t = threading.Thread(target=train)\nt.start()\nt.join()"),
     ],
 )
-def test_a_program_that_trains_in_another_thread_is_refused(
+def test_training_in_another_thread_is_refused(
     script: Script, capsys: pytest.CaptureFixture[str], train: str, start: str
 ) -> None:
     """Whatever the first one does then; and nothing is said of how it was stopped."""
@@ -247,18 +249,14 @@ def test_a_program_that_trains_in_another_thread_is_refused(
     )
 
 
-def test_a_thread_that_trains_nothing_is_let_alone(
-    script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inference_in_another_thread_is_ignored(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     other = "def other():\n    with torch.no_grad(): torch.nn.Identity()(net(x))"
     start = "t = threading.Thread(target=other)\nt.start()\nt.join()"
     name = script(other, start, STEP, before="import threading")
     assert said(capsys, name) == said(capsys, script(STEP))
 
 
-def test_what_is_compiled_by_torchscript_is_tried_as_it_is_written(
-    script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_torchscript_is_estimated_eagerly(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     plain = said(capsys, script(STEP))
     ways = ("script(net)", "trace(net, x)", "trace(func=net, example_inputs=x)", "script(obj=net)")
     kept = torch.jit.script
@@ -286,7 +284,7 @@ def test_compiled_model_of_a_script_is_tried_eagerly_with_a_note(
 
 
 @pytest.mark.parametrize("head", ["@torch.compile", "@torch.compile(dynamic=True)"])
-def test_compiled_function_of_a_script_is_told_with_its_line(
+def test_compiled_function_of_a_script_gives_a_note_with_its_line(
     script: Script, capsys: pytest.CaptureFixture[str], head: str
 ) -> None:
     name = script(f"{head}\ndef loss(y):\n    return y.square().mean()", "loss(net(x)).backward()")
@@ -306,7 +304,7 @@ def test_compiled_model_of_a_function_is_tried_eagerly_with_a_note(
     assert found["peak_bytes"] == plain["peak_bytes"]
 
 
-def test_library_that_compiles_for_itself_is_not_told(
+def test_compilation_inside_a_library_gives_no_note(
     script: Script, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """But where it compiles the script's model, with the line of the script."""
@@ -324,7 +322,7 @@ def test_library_that_compiles_for_itself_is_not_told(
 
 
 @pytest.mark.parametrize("made", ["torch.jit.script(net)", "torch.nn.Sequential(torch.jit.script(net))"])
-def test_a_compiled_model_of_a_function_is_refused(
+def test_script_module_of_a_function_is_refused(
     script: Script, capsys: pytest.CaptureFixture[str], made: str
 ) -> None:
     name = script(f"def make():\n    return {made}, x")

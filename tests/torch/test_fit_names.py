@@ -20,6 +20,8 @@ from mempool.torch.estimate import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 SCRIPT = """
 import torch
 from torch import nn
@@ -104,6 +106,6 @@ def test_python_call_takes_the_names() -> None:
         mempool.torch.fit(nn.Linear(4, 4), x, "adamv")
 
 
-def test_job_refuses_an_optimizer_that_is_no_function() -> None:
+def test_job_refuses_a_number_as_optimizer() -> None:
     with pytest.raises(UsageError, match="optimizer is 3"):
         Job(lambda: nn.Linear(4, 4), lambda _: ((), {}), 1, optimizer=3)  # type: ignore[arg-type]

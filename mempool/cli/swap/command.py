@@ -14,7 +14,7 @@ from mempool.cli.parsing import parsed
 
 if TYPE_CHECKING:
     from solvers.swap import Link, Step
-    from solvers.swap.moves import Cut
+    from solvers.swap.schedule_file import StepSelection
     from traces import Trace
 
 
@@ -129,10 +129,10 @@ def _parse_link(text: str) -> Link:
 
 def _step(
     path: Path, bandwidth: int | None, *, whole: bool, lenient: bool, device: int | None
-) -> tuple[Step, Cut]:
+) -> tuple[Step, StepSelection]:
     from mempool.cli.inputs import read_work, require_history
     from solvers import PlanError
-    from solvers.swap.moves import Cut
+    from solvers.swap.schedule_file import StepSelection
     from solvers.swap.step_of_trace import iteration_of
 
     with bar(f"reading {path}") as told:
@@ -143,7 +143,7 @@ def _step(
     if not bandwidth and "rates" in work.trace.metadata:
         error_line(f"times are those of {work.trace.metadata['rates'][:200]}")
     window = None if whole else iteration_of(work.trace) or _repeats(work.trace)
-    cut = Cut(window, None if not bandwidth else float(bandwidth), work.device)
+    cut = StepSelection(window, None if not bandwidth else float(bandwidth), work.device)
     try:
         return cut.step(work.trace), cut
     except PlanError as error:

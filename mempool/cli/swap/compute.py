@@ -10,15 +10,15 @@ from mempool.cli.output import percent
 from mempool.errors import UsageError
 from mempool.units import binary, parse_memory
 from solvers import PlanError, Stop, solve
-from solvers.swap import LinkBound, SwapPlanner, packed
-from solvers.swap.moves import moves_of, resting_of, said_of
+from solvers.swap import LinkBound, OffloadPlanner, reduce_fragmentation
 from solvers.swap.placement import device_buffers, place
+from solvers.swap.schedule_file import move_rows, resting_rows, step_and_link_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from solvers.swap import Link, Step, Swap
-    from solvers.swap.moves import Cut
+    from solvers.swap import Link, PlannedSchedule, Step
+    from solvers.swap.schedule_file import StepSelection
 
 #: Keys of a limit's row, None where the limit is infeasible.
 _ROW = (
@@ -71,14 +71,20 @@ class Found:
     """The request for one step, and the schedules found."""
 
     def __init__(
-        self, step: Step, cut: Cut, link: Link, *, least_bytes: int | None, host_limit: int | None
+        self,
+        step: Step,
+        selection: StepSelection,
+        link: Link,
+        *,
+        least_bytes: int | None,
+        host_limit: int | None,
     ) -> None:
-        self.step, self.cut, self.link = step, cut, link
-        self.planner = SwapPlanner(step, link, least_bytes=least_bytes, host_limit=host_limit)
+        self.step, self.selection, self.link = step, selection, link
+        self.planner = OffloadPlanner(step, link, least_bytes=least_bytes, host_limit=host_limit)
         self._bound = LinkBound(step, link)
         self.reason = ""
 
-    def curve(self, told: Callable[[str], object]) -> list[Swap | int]:
+    def curve(self, told: Callable[[str], object]) -> list[PlannedSchedule | int]:
         """Return schedules for limits from the least peak without a stall down to the floor.
 
         The peak load without any move is one of the limits.
@@ -91,28 +97,28 @@ class Found:
         self.reason = ""  # the user did not ask for these limits
         return [held[one] for one in sorted(held, reverse=True)]
 
-    def all(self, asked: Sequence[Limit], told: Callable[[str], object]) -> list[Swap | int]:
+    def all(self, asked: Sequence[Limit], told: Callable[[str], object]) -> list[PlannedSchedule | int]:
         """Return the schedule of each limit, or the limit where no schedule holds the limit."""
         held = self._held([one.size for one in asked if one.size is not None], told)
-        result: list[Swap | int] = []
+        result: list[PlannedSchedule | int] = []
         for one in asked:
             if one.size is not None:
                 result.append(held.get(one.size, one.size))
             elif one.slower:
                 told(f"planning for a step {percent(one.slower)} slower")
-                result.append(self.planner.within(one.slower))
+                result.append(self.planner.within_slowdown(one.slower))
             else:
                 told("planning for a step without a stall")
                 result.append(self.planner.without_stall())
         return result
 
-    def _held(self, sizes: Sequence[int], told: Callable[[str], object]) -> dict[int, Swap]:
+    def _held(self, sizes: Sequence[int], told: Callable[[str], object]) -> dict[int, PlannedSchedule]:
         """Return the schedules of the feasible limits; ``reason`` says why another limit is infeasible."""
         left = sorted(set(sizes))
         while left:
             try:
-                self.planner.check(left[0])
-                made = self.planner.curve(left, told=lambda size: told(f"planning for {binary(size)}"))
+                self.planner.check_limit(left[0])
+                made = self.planner.curve(left, on_limit=lambda size: told(f"planning for {binary(size)}"))
             except PlanError as error:
                 told(f"{binary(left[0])} cannot be held: looking for what can")
                 least = self.planner.nearest(left[0]).limit_bytes
@@ -122,7 +128,7 @@ class Found:
                 return dict(zip(left, made, strict=True))
         return {}
 
-    def answer(self, swaps: list[Swap | int], most: int | None) -> dict[str, Any]:
+    def answer(self, swaps: list[PlannedSchedule | int], most: int | None) -> dict[str, Any]:
         """Return the keys of ``mempool swap --json``."""
         floor, op = self.planner.floor()
         step, last = self.step, self._packed(swaps[-1]) if swaps else 0
@@ -137,31 +143,31 @@ class Found:
             "floor_operation": step.name(op),
             "free_bound_bytes": self._bound.peak_bytes(),
             "limits": [self._row(one) for one in swaps],
-            "moves": [] if isinstance(last, int) else moves_of(step, last.schedule, most),
-            "resting": [] if isinstance(last, int) else resting_of(step, last.schedule),
+            "moves": [] if isinstance(last, int) else move_rows(step, last.schedule, most),
+            "resting": [] if isinstance(last, int) else resting_rows(step, last.schedule),
             **self._arenas(last),
             "reason": self.reason or None,
-            **said_of(self.cut, self.link),
+            **step_and_link_keys(self.selection, self.link),
         }
 
-    def _packed(self, swap: Swap | int) -> Swap | int:
+    def _packed(self, swap: PlannedSchedule | int) -> PlannedSchedule | int:
         """Return a schedule that stalls no longer and leaves fewer gaps."""
         if isinstance(swap, int) or swap.peak_bytes == self.step.peak_bytes:
             return swap
-        return packed(
+        return reduce_fragmentation(
             self.planner,
             swap,
             lambda schedule: solve(device_buffers(self.step, schedule)[0], stop=_COMPARED).arena_bytes,
         )
 
-    def _arenas(self, swap: Swap | int) -> dict[str, int | None]:
+    def _arenas(self, swap: PlannedSchedule | int) -> dict[str, int | None]:
         """Return the arena sizes of device and host, from address plans made after the schedule."""
         if isinstance(swap, int):
             return dict.fromkeys(("arena_bytes", "host_arena_bytes"))
         device, host = place(self.step, swap.schedule, stop=_STOP)
         return {"arena_bytes": device.plan.arena_bytes, "host_arena_bytes": host.plan.arena_bytes}
 
-    def _row(self, swap: Swap | int) -> dict[str, Any]:
+    def _row(self, swap: PlannedSchedule | int) -> dict[str, Any]:
         if isinstance(swap, int):
             return {"limit_bytes": swap, **dict.fromkeys(_ROW)}
         did = swap.replayed
@@ -174,6 +180,6 @@ class Found:
             did.moved_bytes,
             did.host_bytes,
             len(swap.schedule),
-            swap.how,
+            swap.method,
         )
         return {"limit_bytes": swap.limit_bytes, **dict(zip(_ROW, values, strict=True))}

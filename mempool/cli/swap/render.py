@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def show(found: Found, said: dict[str, Any], written: Path | None) -> None:
     """Print the result; ``written`` is the file of the moves."""
-    step, lowest = found.step, found.planner.lowest()
+    step, lowest = found.step, found.planner.lowest_limit()
     turn = "an iteration, over and over" if step.circular else "one step"
     facts(
         "swap",

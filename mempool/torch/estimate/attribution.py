@@ -59,7 +59,7 @@ def steps_of(trace: Trace) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, eq=False)
-class AtPeak:
+class PeakAttribution:
     """The event with the highest load in the steps after the first.
 
     Attributes:
@@ -77,7 +77,7 @@ class AtPeak:
     by_phase_bytes: dict[str, int]
 
     @classmethod
-    def of(cls, trace: Trace) -> AtPeak:
+    def of(cls, trace: Trace) -> PeakAttribution:
         """Find the peak of a trace with marks of steps, without the first step if there are several."""
         load, steps = trace.load(), steps_of(trace)
         begin = int(steps[0]) if len(steps) > 1 else 0
@@ -154,6 +154,6 @@ def _phases(trace: Trace) -> NDArray[np.int64]:
     """Return each event's index in `PHASES`, or -1 before the first phase; step marks end no phase."""
     number = [PHASES.index(name) if name in PHASES else -1 for name in (*trace.names, "")]
     phase = np.where(trace.kind == Kind.MARK, np.array(number)[trace.operation], -1)
-    told = np.flatnonzero(phase >= 0)
-    last = np.searchsorted(told, np.arange(len(trace)), side="right") - 1
-    return np.where(last >= 0, np.append(phase[told], -1)[last], -1)
+    marked = np.flatnonzero(phase >= 0)
+    last = np.searchsorted(marked, np.arange(len(trace)), side="right") - 1
+    return np.where(last >= 0, np.append(phase[marked], -1)[last], -1)

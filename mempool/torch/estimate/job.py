@@ -114,6 +114,6 @@ class Job:
         """Return whether the output of a step is alive in the next forward."""
         return self.mode == "train" if self.hold_output is None else self.hold_output
 
-    def but(self, **changes: Any) -> Job:
+    def replace(self, **changes: Any) -> Job:
         """Return the job with other attributes."""
         return dataclasses.replace(self, **changes)

@@ -141,11 +141,11 @@ def _of_cublas(trace: Trace, capability: tuple[int, int]) -> dict[str, int]:
     if not len(_rows(trace, _PRODUCTS)):
         return {}
     threads = 1 + ("backward" in {trace.names[n] for n in trace.operation[trace.kind == Kind.MARK] if n >= 0})
-    apart = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1") == "0"
+    separate = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1") == "0"
     lt_kib = _number("CUBLASLT_WORKSPACE_SIZE", 32768 if capability[0] >= 9 else 4096)
     return {
         "cublas_workspace": threads * cublas_workspace_bytes(capability),
-        "cublaslt_workspace": threads * (lt_kib << 10) if apart else 0,
+        "cublaslt_workspace": threads * (lt_kib << 10) if separate else 0,
     }
 
 

@@ -1,121 +1,189 @@
-"""Count the memory of fused graphs, and find a decision with which the kernels hold a limit.
-
-Inductor fuses many operations into one kernel. A value that is made and read inside one kernel never lies in
-memory, and the inputs of a kernel stay until the kernel ends, so the peak differs from that of the
-operations. Graphs are lowered here until the kernels and their order are known, and the bytes of these
-kernels are counted.
-"""
+"""Search the limit to ask for in terms of operations, so that the fused kernels hold the real limit."""
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING
+from functools import cache, partial
+from itertools import product
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
 
-from mempool.torch.compiled.inductor.donated import donated, told
-from mempool.torch.compiled.inductor.exact_rounding import as_written
-from mempool.torch.compiled.inductor.kernels import passes_of
-from mempool.torch.compiled.inductor.limit_search import Extreme, Look, ask
-from mempool.torch.compiled.merged_graph import output_of
-from mempool.torch.compiled.passes.apply import apply
+from mempool.torch.compiled.graph_passes import apply
+from mempool.torch.compiled.inductor.kernels import kernel_passes
+from mempool.torch.compiled.inductor.patches import donated_inputs, exact_rounding, restrict_donated
+from mempool.torch.compiled.joint_graph import output_of
+from mempool.torch.compiled.options import TUNABLES
+from mempool.torch.compiled.records import Extreme, KernelMemory
 from solvers.errors import PlanError
 from solvers.rewriting.shared_reloads import shared
 
 if TYPE_CHECKING:
-    from mempool.torch.compiled.decide import Deciding
-    from mempool.torch.compiled.decision import Decided
-    from mempool.torch.compiled.inductor.limit_search import Asked
-    from mempool.torch.compiled.merged_graph import Joined
+    from collections.abc import Callable
+
+    from mempool.torch.compiled.decide import StepDecider
+    from mempool.torch.compiled.joint_graph import MergedGraph
+    from mempool.torch.compiled.records import StepDecision
+
+Outcome = TypeVar("Outcome")
+
+
+Request = int | Extreme
 
 
 @dataclass(frozen=True)
-class Needed:
-    """Bytes on the device for a step with fused operations.
+class Trial(Generic[Outcome]):
+    """The outcome of asking for one limit.
 
     Attributes:
-        forward_bytes: peak of the forward pass.
-        backward_bytes: peak of the backward pass.
-        kept_bytes: bytes when the backward pass begins, with outside bytes and incoming gradients.
-        kernel: the operations of the kernel at the peak.
-        small: true if kernels are kept small.
+        peak_bytes: lower bound on the peak of the kernels; exact if within the limit.
+        operation_bytes: peak of the operations, at most the requested limit.
+        loss: additional time of the step compared with no limit, as a share.
+        outcome: further information.
     """
 
-    forward_bytes: int
-    backward_bytes: int
-    kept_bytes: int
-    kernel: str
-    small: bool
-
-    @property
-    def peak_bytes(self) -> int:
-        """Return the peak of both passes."""
-        return max(self.forward_bytes, self.backward_bytes)
+    peak_bytes: int
+    operation_bytes: int
+    loss: float
+    outcome: Outcome
 
 
-def fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, list[Decided]]:
-    """Return the decision with which the kernels hold the limit, and all decisions that were tried.
+def search_limit(
+    limit: int, least: int, try_limit: Callable[..., Trial[Outcome]]
+) -> tuple[Trial[Outcome], bool]:
+    """Return the outcome that holds a limit with little loss or has the lowest peak, and if the limit holds.
 
-    A decision counts operations, not kernels. So other limits are asked for until the kernels fit.
+    Kernels of the compiler's choice are tried first. If they exceed the limit by much, small kernels follow:
+    a kernel that reads little keeps little memory waiting. Last come the extremes, which depend on no
+    measurement: the error names their lowest peak, and that number is reached again when given as the limit.
 
     Args:
-        joined: the graphs, which stay unchanged.
-        deciding: the decisions about the graphs.
+        limit: bytes.
+        least: the lowest limit that may be requested; may exceed `limit`.
+        try_limit: asks for a limit or an extreme, with kernels that are ``small`` or not.
+    """
+    requested = max(limit, least)
+    found = try_limit(requested, small=False)
+    if found.peak_bytes <= limit:
+        return _more(limit, requested, None, found, partial(try_limit, small=False)), True
+    below = found.operation_bytes - (found.peak_bytes - limit)
+    if least <= below and limit - below <= TUNABLES.same_kernels_share * limit:
+        found = try_limit(below, small=False)
+        if found.peak_bytes <= limit:
+            return found, True
+    above: int | None = None
+    for times in range(TUNABLES.lower_requests):
+        found = try_limit(requested, small=True)
+        if found.peak_bytes <= limit:
+            return _more(limit, requested, above, found, partial(try_limit, small=True)), True
+        if requested == least:
+            break
+        above = requested
+        requested = found.operation_bytes - (1 + times) * (found.peak_bytes - limit)
+        if times + 2 == TUNABLES.lower_requests or requested < least:
+            requested = least
+    last = []
+    for extreme, small in product(Extreme, (False, True)):
+        last.append(try_limit(extreme, small=small))
+        if last[-1].peak_bytes <= limit:
+            return last[-1], True
+    return min(last, key=lambda trial: trial.peak_bytes), False
+
+
+def _more(
+    limit: int,
+    requested: int,
+    above: int | None,
+    found: Trial[Outcome],
+    try_limit: Callable[[int], Trial[Outcome]],
+) -> Trial[Outcome]:
+    """Improve an outcome by asking for more bytes, but for fewer than `above`, which was too much."""
+    for _ in range(TUNABLES.higher_requests):
+        room = limit - found.peak_bytes
+        if room <= TUNABLES.unused_share * limit or found.loss <= TUNABLES.lost_share:
+            break
+        more = requested + room if above is None else min(requested + room, (requested + above) // 2)
+        other = try_limit(more)
+        if other.peak_bytes > limit:
+            break
+        found, requested = other, more
+    return found
+
+
+def fit_kernels(
+    merged: MergedGraph, decider: StepDecider, limit: int
+) -> tuple[StepDecision, list[StepDecision]]:
+    """Return the decision with which the kernels hold the limit, and all decisions that were tried.
+
+    A decision counts operations, not kernels. So other limits are requested until the kernels fit.
+
+    Args:
+        merged: the graphs, which stay unchanged.
+        decider: the decisions about the graphs.
         limit: bytes.
 
     Raises:
         PlanError: not even the decision with the lowest peak of operations fits.
     """
-    least = deciding.least()
+    least = decider.least_limit()
 
     @cache
-    def decided(asked: Asked) -> Decided:
+    def decide_for(requested: Request) -> StepDecision:
         with contextlib.suppress(PlanError):  # the host is too small
-            return deciding.extreme(asked) if isinstance(asked, Extreme) else deciding.within(asked)
-        return decided(Extreme.NOTHING)
+            return (
+                decider.decide_extreme(requested)
+                if isinstance(requested, Extreme)
+                else decider.decide_within(requested)
+            )
+        return decide_for(Extreme.NOTHING)
 
     @cache
-    def look(asked: Asked, *, small: bool) -> Look[Decided]:
-        operations = decided(asked)
-        whole = deciding.terms.least or isinstance(asked, Extreme) or asked == least
-        made, together = kernels(operations, small=small, whole=whole)
-        rewriting = shared(made.captured.graph, made.rewriting, together)
-        if rewriting != made.rewriting:
-            other, _ = kernels(deciding.of(rewriting), small=small, whole=whole)
-            made = min(made, other, key=lambda one: (max(one.peak_bytes, limit), one.timed.seconds))
-        loss = made.timed.seconds / made.plain.seconds - 1 if made.plain.seconds else 0.0
-        return Look(made.peak_bytes, operations.timed.peak_bytes, loss, made)
+    def try_limit(requested: Request, *, small: bool) -> Trial[StepDecision]:
+        operations = decide_for(requested)
+        whole = decider.constraints.keep_least or isinstance(requested, Extreme) or requested == least
+        decision, together = kernels(operations, small=small, whole=whole)
+        rewriting = shared(decision.captured.graph, decision.rewriting, together)
+        if rewriting != decision.rewriting:
+            other, _ = kernels(decider.simulate_decision(rewriting), small=small, whole=whole)
+            decision = min(
+                decision,
+                other,
+                key=lambda candidate: (max(candidate.peak_bytes, limit), candidate.simulated.seconds),
+            )
+        loss = decision.simulated.seconds / decision.plain.seconds - 1 if decision.plain.seconds else 0.0
+        return Trial(decision.peak_bytes, operations.simulated.peak_bytes, loss, decision)
 
-    def kernels(made: Decided, *, small: bool, whole: bool) -> tuple[Decided, list[frozenset[int]]]:
-        need, together = needed(joined, deciding, made, limit, small=small, whole=whole)
-        looked.append(replace(made, needed=need))
-        return looked[-1], together
+    def kernels(
+        decision: StepDecision, *, small: bool, whole: bool
+    ) -> tuple[StepDecision, list[frozenset[int]]]:
+        need, together = count_kernels(merged, decider, decision, limit, small=small, whole=whole)
+        tried.append(replace(decision, kernel_memory=need))
+        return tried[-1], together
 
-    looked: list[Decided] = []
-    found, holds = ask(limit, least, look)
-    need = found.told.needed
+    tried: list[StepDecision] = []
+    found, holds = search_limit(limit, least, try_limit)
+    need = found.outcome.kernel_memory
     if not holds and need is not None:
         raise PlanError(
             f"no step fits in {limit} bytes: a kernel of fused operations ({need.kernel[:200]}) "
             f"needs {need.peak_bytes}",
             need.peak_bytes,
         )
-    return found.told, looked
+    return found.outcome, tried
 
 
-def needed(
-    joined: Joined, deciding: Deciding, made: Decided, limit: int, *, small: bool, whole: bool
-) -> tuple[Needed, list[frozenset[int]]]:
+def count_kernels(
+    merged: MergedGraph, decider: StepDecider, decision: StepDecision, limit: int, *, small: bool, whole: bool
+) -> tuple[KernelMemory, list[frozenset[int]]]:
     """Count the bytes of both graphs with a decision applied, as compiled by inductor.
 
     Args:
-        joined: the graphs, which stay unchanged.
-        deciding: the decisions about the graphs.
-        made: the decision.
+        merged: the graphs, which stay unchanged.
+        decider: the decisions about the graphs.
+        decision: the decision.
         limit: bytes.
         small: true if kernels are kept small.
         whole: true to count the forward pass even if the backward pass exceeds the limit.
@@ -123,11 +191,15 @@ def needed(
     Returns:
         The bytes, and for each counted kernel the set of runs that are fused in the kernel.
     """
-    tried, options = joined.copied(), deciding.options
+    tried, options = merged.copied(), decider.options
     runs = apply(
-        tried, made.captured, made.rewriting, host_limit=options.host_limit, own_bytes=made.own_bytes
+        tried,
+        decision.captured,
+        decision.rewriting,
+        host_limit=options.host_limit,
+        own_bytes=decision.own_bytes,
     )
-    passes = passes_of(tried, made, deciding.step.workspace, limit, small=small, only_look=True)
+    passes = kernel_passes(tried, decision, decider.step.workspace, limit, small=small, stop_when_known=True)
     halves = tried.halves
     together: list[frozenset[int]] = []
     for backward, module in ((True, halves.backward), (False, halves.forward)):
@@ -140,7 +212,7 @@ def needed(
         inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
         try:
             settings = passes[backward].settings()
-            with config.patch(settings), told(donated(tried, made)), as_written():
+            with config.patch(settings), restrict_donated(donated_inputs(tried, decision)), exact_rounding():
                 compile_fx_inner(module, inputs, is_backward=backward)
         except Exception:
             if not passes[backward].known:
@@ -149,7 +221,7 @@ def needed(
         together += [frozenset(run_of[name] for name in names if name in run_of) for names in kernels]
         if passes[backward].loads.max() > limit and not whole:
             break
-    peaks = {backward: int(one.loads.max()) for backward, one in passes.items()}
+    peaks = {backward: int(kernels.loads.max()) for backward, kernels in passes.items()}
     worst = passes[peaks[True] >= peaks[False]]
     kernel = " ".join(worst.operations[int(worst.loads.argmax())])
-    return Needed(peaks[False], peaks[True], passes[True].begun, kernel, small), together
+    return KernelMemory(peaks[False], peaks[True], passes[True].initial_bytes, kernel, small), together

@@ -87,9 +87,9 @@ def _promoted(args: Any, kwargs: Any) -> tuple[Any, Any]:
     return _widened(args, kwargs)
 
 
-def _as(kind: torch.dtype, value: Any) -> Any:
+def _as(dtype: torch.dtype, value: Any) -> Any:
     if isinstance(value, Tensor) and value.dtype in _LOWER:
-        return value.to(kind)
+        return value.to(dtype)
     return value
 
 

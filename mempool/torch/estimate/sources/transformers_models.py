@@ -17,6 +17,7 @@ import torch
 
 from mempool.errors import UsageError
 from mempool.torch.estimate.inputs import most_positions
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.model_presets import SHAPES
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _BASE = ("clip", "siglip", "blip", "align", "chinese_clip")
 
 
 @dataclass(frozen=True)
-class Hub:
+class TransformersModel:
     """A configuration with the task and class of the model.
 
     Attributes:
@@ -66,7 +67,7 @@ class Hub:
         return list(inspect.signature(self.kind.forward).parameters)
 
 
-def hub(name: str, arguments: dict[str, Any], task: str | None = None) -> Hub:
+def hub(name: str, arguments: dict[str, Any], task: str | None = None) -> TransformersModel:
     """Return the model of a name.
 
     Args:
@@ -87,14 +88,18 @@ def hub(name: str, arguments: dict[str, Any], task: str | None = None) -> Hub:
     if task is not None and task not in TASKS:
         raise UsageError(f"no task {task!r}; there are {', '.join(TASKS)}")
     if task is None and (kind := _architecture(transformers, config)) is not None:
-        return Hub(config, task_of(kind), kind)
+        return TransformersModel(config, task_of(kind), kind)
     chosen = task or _usual(transformers, config)
     mapping = getattr(transformers, TASKS[chosen])._model_mapping
     if type(config) not in mapping:
-        there = [one for one in TASKS if type(config) in getattr(transformers, TASKS[one])._model_mapping]
-        raise UsageError(f"{name} has no head for {chosen}; it has {', '.join(there) or 'none'}")
+        supported = [
+            task_name
+            for task_name in TASKS
+            if type(config) in getattr(transformers, TASKS[task_name])._model_mapping
+        ]
+        raise UsageError(f"{name} has no head for {chosen}; it has {', '.join(supported) or 'none'}")
     found = mapping[type(config)]
-    return Hub(config, chosen, found[0] if isinstance(found, (tuple, list)) else found)
+    return TransformersModel(config, chosen, found[0] if isinstance(found, (tuple, list)) else found)
 
 
 def names() -> list[str]:
@@ -212,13 +217,7 @@ def _usual(transformers: Any, config: Any) -> str:
     raise UsageError(f"a {type(config).__name__} has none of the heads {', '.join(TASKS)}")
 
 
-#: Tokens per sequence, if the configuration allows more and no length was requested.
-USUAL_TOKENS = 1024
-#: Samples of sound: ten seconds at 16 kHz.
-USUAL_SAMPLES = 160_000
-
-
-def sequence(hub: Hub, asked: int | None) -> int | None:
+def sequence(hub: TransformersModel, requested: int | None) -> int | None:
     """Return the length of the sequences, in tokens or sound samples; None for a model of images.
 
     Raises:
@@ -228,22 +227,24 @@ def sequence(hub: Hub, asked: int | None) -> int | None:
     if main == "pixel_values" and "input_ids" not in hub.takes:
         return None
     if main == "input_values":
-        return asked or USUAL_SAMPLES
+        return requested or OPTIONS.sound_samples
     most = most_positions(hub.config)
-    if asked is None:
-        return min(most or USUAL_TOKENS, USUAL_TOKENS)
-    if most is not None and asked > most and not _unbounded(hub):
-        raise UsageError(f"--seq {asked:,}: {hub.kind.__name__} has positions for {most:,} only")
-    return asked
+    if requested is None:
+        return min(most or OPTIONS.tokens, OPTIONS.tokens)
+    if most is not None and requested > most and not _unbounded(hub):
+        raise UsageError(f"--seq {requested:,}: {hub.kind.__name__} has positions for {most:,} only")
+    return requested
 
 
-def _unbounded(hub: Hub) -> bool:
+def _unbounded(hub: TransformersModel) -> bool:
     """Return whether positions are computed, so that longer sequences run nevertheless."""
     text = hub.config.get_text_config()
     return getattr(text, "rope_parameters", None) is not None or hasattr(text, "rope_theta")
 
 
-def inputs(hub: Hub, batch: int, seq: int | None, image: int | None, *, labels: bool) -> dict[str, Any]:
+def inputs(
+    hub: TransformersModel, batch: int, seq: int | None, image: int | None, *, labels: bool
+) -> dict[str, Any]:
     """Return the named arguments of the model's forward.
 
     Args:
@@ -261,7 +262,7 @@ def inputs(hub: Hub, batch: int, seq: int | None, image: int | None, *, labels: 
     if main == "input_features":
         given["input_features"] = torch.zeros(batch, *_features(hub))
     elif main == "input_values":
-        given["input_values"] = torch.zeros(batch, seq or USUAL_SAMPLES)
+        given["input_values"] = torch.zeros(batch, seq or OPTIONS.sound_samples)
     if main == "pixel_values" or "pixel_values" in takes:
         given["pixel_values"] = torch.zeros(batch, *_image(hub, image))
     if main == "input_ids" or ("input_ids" in takes and hub.task == "base"):
@@ -277,7 +278,7 @@ def _tokens(batch: int, seq: int | None) -> torch.Tensor:
     return torch.zeros(batch, seq or 1, dtype=torch.int64)
 
 
-def _labels(hub: Hub, batch: int, seq: int | None) -> dict[str, Any]:
+def _labels(hub: TransformersModel, batch: int, seq: int | None) -> dict[str, Any]:
     if "return_loss" in hub.takes and "labels" not in hub.takes:
         return {"return_loss": True}
     if hub.task == "question-answering":
@@ -289,13 +290,13 @@ def _labels(hub: Hub, batch: int, seq: int | None) -> dict[str, Any]:
     return {"labels": torch.zeros(batch, dtype=torch.int64) if whole else _tokens(batch, seq)}
 
 
-def _decoder(hub: Hub, batch: int, seq: int | None) -> dict[str, Any]:
+def _decoder(hub: TransformersModel, batch: int, seq: int | None) -> dict[str, Any]:
     """Return the decoder's tokens, which a decoder needs without labels."""
     needs = getattr(hub.config, "is_encoder_decoder", False) and "decoder_input_ids" in hub.takes
     return {"decoder_input_ids": _tokens(batch, seq)} if needs else {}
 
 
-def _features(hub: Hub) -> tuple[int, int]:
+def _features(hub: TransformersModel) -> tuple[int, int]:
     mels = getattr(hub.config, "num_mel_bins", None)
     frames = getattr(hub.config, "max_source_positions", None)
     if not isinstance(mels, int) or not isinstance(frames, int):
@@ -303,7 +304,7 @@ def _features(hub: Hub) -> tuple[int, int]:
     return mels, 2 * frames
 
 
-def _image(hub: Hub, image: int | None) -> tuple[int, int, int]:
+def _image(hub: TransformersModel, image: int | None) -> tuple[int, int, int]:
     vision = getattr(hub.config, "vision_config", hub.config)
     size = image or getattr(vision, "image_size", None) or 224
     height, width = size if isinstance(size, (tuple, list)) else (size, size)

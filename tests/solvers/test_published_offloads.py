@@ -1,0 +1,69 @@
+"""AutoSwap's scores by their definitions, and the published schedules by the replay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from published_offloads import PublishedPlanner, aoa, doa, scheduled, selected, swdoa_order, wdoa
+from swap_steps import links, step_from, steps
+
+from solvers.swap import PRESETS, replay
+from solvers.swap.absences import absences_of, spanning
+
+
+@given(st.data())
+def test_scores_equal_their_definitions(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    a, k, limit = absences_of(step), len(step), data.draw(st.integers(0, 20))
+    duration, area, over = doa(step, link, a), aoa(step, link, a), wdoa(step, a, limit)
+    for row, size in enumerate(a.size.tolist()):
+        ops = [op % k for op in range(int(a.last[row]), int(a.use[row]))]
+        left = sum(float(step.seconds[op]) for op in ops[1:])
+        left -= link.out_fixed + link.out_per_byte * size + link.in_fixed + link.in_per_byte * size
+        assert duration[row] == pytest.approx(left)
+        assert area[row] == pytest.approx(left * size if duration[row] >= 0 else left / size)
+        assert over[row] == pytest.approx(sum(int(step.load[op]) - limit for op in ops))
+
+
+@given(st.data())
+def test_swdoa_subtracts_chosen_absences_from_the_load(data: st.DataObject) -> None:
+    step = data.draw(steps())
+    a, k = absences_of(step), len(step)
+    load, left = step.load.astype(float), set(range(len(a)))
+    for chosen in swdoa_order(step, a).tolist():
+        ops = {row: [op % k for op in range(int(a.last[row]), int(a.use[row]))] for row in left}
+        scores = {row: sum(load[op] for op in ops[row]) for row in left}
+        assert scores[chosen] == pytest.approx(max(scores.values()))
+        for op in set(ops[chosen]):
+            load[op] -= a.size[chosen]
+        left.remove(chosen)
+    assert not left
+
+
+@given(st.data())
+def test_published_schedules_are_accepted_and_stall_free_where_the_link_suffices(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    a = absences_of(step)
+    order = np.argsort(-doa(step, link, a), kind="stable")
+    order = order[spanning(step, a, int(step.load.argmax()))[order]]
+    limit = data.draw(st.integers(0, max(step.peak_bytes, 1)))
+    rows = selected(step, a, order, limit)
+    assert replay(step, link, scheduled(step, link, a, rows, limit)).peak_bytes <= step.peak_bytes
+    made = scheduled(step, link, a, rows, None)
+    busy = max(float(link.out(a.size[rows]).sum()), float(link.back(a.size[rows]).sum()))
+    turns = len(np.unique(made.fetch)) == len(np.unique(made.fetch % len(step)))
+    if link.duplex and busy < 0.99 * step.duration and turns:
+        assert replay(step, link, made).stall_seconds == 0
+
+
+def test_published_candidates_are_large_and_span_the_peak() -> None:
+    big, small = 2 << 20, 1 << 10
+    buffers = [
+        (big, [(0, True), (7, False)]),
+        (small, [(1, True), (6, False)]),
+        (big, [(3, True), (4, True)]),
+    ]
+    orders = PublishedPlanner(step_from([1.0] * 8, buffers), PRESETS["pcie3"]).orders(big)
+    assert all(order.tolist() == [0] for order in orders.values())
