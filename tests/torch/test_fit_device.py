@@ -355,7 +355,7 @@ def allocated(length: int, *, mask_heads: int = 1) -> list[int]:
 
     trace = fit_job(Job(Attends, inputs, BATCH, mode="inference", capability=(8, 0))).trace
     padding = [k for k, name in enumerate(trace.names) if "pad" in name]
-    allocs = (trace.kind == Kind.ALLOC) & np.isin(trace.operation, padding)
+    allocs = (trace.kind == EventType.ALLOC) & np.isin(trace.operation, padding)
     sizes: list[int] = trace.size[allocs].tolist()
     return sizes
 
