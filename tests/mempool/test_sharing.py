@@ -196,7 +196,7 @@ def test_buffers_of_a_collected_client_are_counted_by_no_pool(pools: tuple[Pool,
         ({"wait_bytes": "never"}, "streams share memory after an event"),
         ({"check": True}, "shares with nobody"),
         ({"device": "host"}, "has another device"),
-        ({"device": _core.HostDevice()}, "has another device"),
+        pytest.param({"device": _core.HostDevice()}, "has another device", id="device object"),
     ],
     ids=str,
 )
