@@ -35,7 +35,7 @@ from mempool.torch.compiled.options import TUNABLES, parse_options
 from mempool.torch.compiled.records import Constraints, Extreme
 from mempool.torch.compiled.runtime import RUNTIME
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS
-from solvers.rewriting import Graph, Rewriting, Swap, SwapIn
+from solvers.rewriting import Graph, Offload, Reload, Rewriting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -321,7 +321,7 @@ def test_readers_in_a_kernel_share_one_reload(monkeypatch: pytest.MonkeyPatch) -
 
     once = least()
     monkeypatch.setattr(
-        "mempool.torch.compiled.inductor.fused.shared", lambda _, rewriting, together: rewriting
+        "mempool.torch.compiled.inductor.fused.merge_shared_reloads", lambda _, rewriting, together: rewriting
     )
     assert once < least()
 
@@ -351,7 +351,7 @@ def test_sums_of_products_round_independent_of_readers(which: int, monkeypatch: 
         products = [op for op, name in enumerate(graph.names) if name in ("mm", "mm_1")]
         (total,) = (op for op, name in enumerate(graph.names) if name == "add")
         value = int(np.flatnonzero(graph.producer == products[which])[0])
-        return Rewriting((Swap(value, (SwapIn((total,)),)),))
+        return Rewriting((Offload(value, (Reload((total,)),)),))
 
     options = {"inner": "inductor", "threshold": 0}
     expected = compiled(function, {"inner": "inductor"})(x)

@@ -24,7 +24,7 @@ from mempool.torch.compiled.inductor.patches import donated_inputs, exact_roundi
 from mempool.torch.compiled.joint_graph import output_of
 from mempool.torch.compiled.records import Extreme, KernelMemory
 from solvers.errors import PlanError
-from solvers.rewriting.shared_reloads import shared
+from solvers.rewriting.refinement import merge_shared_reloads
 
 if TYPE_CHECKING:
     from mempool.torch.compiled.decide import StepDecider
@@ -64,7 +64,7 @@ def fit_kernels(
         operations = decide_for(requested)
         whole = decider.constraints.keep_least or isinstance(requested, Extreme) or requested == least
         decision, together = kernels(operations, small=small, whole=whole)
-        rewriting = shared(decision.captured.graph, decision.rewriting, together)
+        rewriting = merge_shared_reloads(decision.captured.graph, decision.rewriting, together)
         if rewriting != decision.rewriting:
             other, _ = kernels(decider.simulate_decision(rewriting), small=small, whole=whole)
             decision = min(
