@@ -10,11 +10,11 @@ import numpy as np
 import programs
 import pytest
 from pools import run, simulated
+from problem_classes import flat
 
 import solvers
 from mempool import Pool
 from mempool.planning.planned_pattern import GOOD, POOL_NODES, Planned, make_plan
-from traces.instances import flat
 from traces.iterations.pattern import Pattern
 
 if TYPE_CHECKING:
