@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+import problem_classes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
