@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hypothesis import strategies as st
 
-from solvers.rewriting import Graph, Rewriting, Swap, SwapIn, Sync
-from solvers.rewriting.rules import Rules
+from solvers.rewriting import Graph, Offload, Reload, Rewriting, Role
+from solvers.rewriting.apply import COPY_OPERATORS
 from solvers.rewriting.runs import Runs
 
 if TYPE_CHECKING:
@@ -121,8 +121,35 @@ def graphs(draw: Draw, *, most_ops: int = 10, views: bool = True, control: bool 
     )
 
 
+def reverted(graph: Graph) -> Graph:
+    """Return the graph without offloads, reloads and recomputed operations: undo `apply_rewriting`."""
+    keep = graph.role == Role.ORIGINAL
+    if keep.all():
+        return graph
+    number = np.cumsum(keep) - 1
+    there = (graph.producer < 0) | keep[graph.producer]
+    moved = np.isin(graph.role, (Role.OFFLOAD, Role.RELOAD)).any()
+    counts = np.diff(graph.reads_start)
+    operations = ("seconds", "workspace", "backward", "repeatable", "role", "kind", "module")
+    values = ("size", "rank", "lasting", "movable", "host")
+    producer = graph.producer[there]
+    control = graph.control[keep[graph.control].all(axis=1)]
+    return graph.with_columns(
+        **{name: getattr(graph, name)[keep] for name in operations},
+        **{name: getattr(graph, name)[there] for name in values},
+        producer=np.where(producer < 0, -1, number[producer]),
+        base=graph.content[graph.base[there]],
+        content=graph.content[there],
+        reads_start=np.concatenate([[0], np.cumsum(counts[keep])]),
+        reads=graph.content[graph.reads[keep[graph.reader]]],
+        control=number[control],
+        names=tuple(name for name, kept in zip(graph.names, keep.tolist(), strict=True) if kept),
+        kinds=graph.kinds[: -len(COPY_OPERATORS)] if moved else graph.kinds,
+    )
+
+
 def may_leave(graph: Graph) -> list[int]:
-    """The values that a swap may name."""
+    """The values that a offload may name."""
     lasts = {int(b) for b in graph.base[graph.lasting]}
     return [
         v for v in range(len(graph.size))
@@ -170,12 +197,12 @@ def rewritings(draw: Draw, graph: Graph, *, swaps: bool = True, recompute: bool 
         for group in groups:
             start = draw(st.integers(after, where[group[0]] - 1))
             trigger = -1 if start < 0 or draw(st.booleans()) else everything[start]
-            ins.append(SwapIn(tuple(group), trigger))
+            ins.append(Reload(tuple(group), trigger))
         later = everything[after + 1 :]
         release = draw(st.sampled_from(later)) if later and draw(st.booleans()) else -1
         place = -1 if after == first else everything[after]
-        made.append(Swap(value, tuple(ins), place, release))
-    return Rewriting(tuple(made), tuple(recomputed), Sync(draw(st.integers(0, 3))))
+        made.append(Offload(value, tuple(ins), place, release))
+    return Rewriting(tuple(made), tuple(recomputed))
 
 
 def _can_read_back(graph: Graph, runs: Runs, run: int, value: int) -> bool:
@@ -190,11 +217,3 @@ def _can_read_back(graph: Graph, runs: Runs, run: int, value: int) -> bool:
             return False
         through |= {w for w in graph.read_by(maker).tolist() if graph.base[w] == value}
     return bool(through)
-
-
-@st.composite
-def ruled(draw: Draw) -> tuple[Graph, Rules]:
-    """A random graph and settings of the published rules."""
-    ahead = draw(st.none() | st.integers(0, 5))
-    rules = Rules(draw(st.integers(0, 3)), ahead, draw(st.integers(0, 4)), Sync(draw(st.integers(0, 3))))
-    return draw(graphs()), rules

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rewriting_graphs import graph_of
 
-from solvers.rewriting.choose import least_bytes
+from solvers.rewriting.decide import least_limit
 from solvers.rewriting.judge import simulate
 from solvers.swap import Link
 
@@ -57,7 +57,7 @@ def limited_net(seed: int) -> tuple[Graph, Link, int]:
     graph, random = small_net(seed), np.random.default_rng(seed)
     out, back = random.choice([0.0625, 0.125, 0.25, 0.5], 2).tolist()
     link = Link(0.125, out, 0.125, back, bool(random.random() < 0.8))
-    least, _ = least_bytes(graph, link)
+    least, _ = least_limit(graph, link)
     return graph, link, int(random.integers(least, simulate(graph, link).peak_bytes + 1))
 
 

@@ -18,7 +18,7 @@ def contents_by_running(graph: Graph) -> list[object]:
     for op, name in enumerate(graph.names):
         read = [made[v] for v in graph.read_by(op).tolist()]
         assert None not in read, "read before it is made"
-        moved = graph.role[op] in (Role.SWAP_OUT, Role.SWAP_IN)
+        moved = graph.role[op] in (Role.OFFLOAD, Role.RELOAD)
         for place, value in enumerate(np.flatnonzero(graph.producer == op).tolist()):
             made[value] = read[0] if moved else (name.split(".")[-1], place, *read)
     return made

@@ -13,7 +13,7 @@ from mempool.torch.compiled.graph import capture
 from mempool.torch.compiled.graph_editor import is_number, producing_node
 from mempool.torch.compiled.joint_graph import GraphPair, join
 from solvers.rewriting import Graph, Role
-from solvers.rewriting.rewrite import COPY_OPERATORS
+from solvers.rewriting.apply import COPY_OPERATORS
 
 if TYPE_CHECKING:
     from mempool.torch.compiled.graph import CapturedGraph
@@ -98,13 +98,13 @@ class Read:
             self.values[node] = [self.values[node.args[0]][node.args[1]]]
         elif node.target is ops.offload:
             (value,) = self.values[node.args[0]]
-            self.values[node] = self._row(node, -1, Role.SWAP_OUT, [value], [value], backward)
+            self.values[node] = self._row(node, -1, Role.OFFLOAD, [value], [value], backward)
         elif node.target is ops.offload_wait:
             self.values[node] = self.values[node.args[0]]
             self.waits.append(self.producer[self.values[node][0]])
         elif node.target is ops.reload:
             (value,) = self.values[node.args[0]]
-            self.values[node] = self._row(node, -1, Role.SWAP_IN, [value], [self.content[value]], backward)
+            self.values[node] = self._row(node, -1, Role.RELOAD, [value], [self.content[value]], backward)
         elif node.target is ops.reload_wait:
             self.values[node] = self.values[node.args[0]]
         elif node in self.operation:
@@ -129,7 +129,7 @@ class Read:
         first = len(self.content)
         self.content += made
         self.producer += [len(self.rows) - 1] * len(made)
-        self.host += [role == Role.SWAP_OUT] * len(made)
+        self.host += [role == Role.OFFLOAD] * len(made)
         self.base += range(first, first + len(made))
         return list(range(first, first + len(made)))
 

@@ -50,7 +50,7 @@ def compiles(run: Callable[..., Any], sizes: Iterable[int], *, inexact: bool = F
 def moved() -> bool:
     """Return true if the latest graph moves or recomputes any value."""
     (part,) = SHARED_LIMITS[-1].graphs.values()
-    return bool(part.decision.rewriting.swaps or part.decision.rewriting.recomputed)
+    return bool(part.decision.rewriting.offloads or part.decision.rewriting.recomputed)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules

@@ -20,10 +20,10 @@ from torch import nn
 from mempool.torch.compiled.decide import decidable
 from mempool.torch.compiled.graph_passes import apply
 from mempool.torch.compiled.joint_graph import trace_joint
-from solvers.rewriting import Graph, Rewriting, Role, rewrite
-from solvers.rewriting.choose import Chooser
+from solvers.rewriting import Graph, Rewriting, Role, apply_rewriting
+from solvers.rewriting.decide import Decider
 from solvers.rewriting.judge import simulate
-from solvers.rewriting.pass_split import by_pass
+from solvers.rewriting.pass_boundary import split_by_pass
 from solvers.swap import Link
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def check(was: Graph, decided: Rewriting, runs: Graph) -> tuple[Graph, list[int]
 
     Returns: the formal graph, and the bytes in it and in what runs at each operation that both have.
     """
-    formal = rewrite(was, by_pass(was, decided))
+    formal = apply_rewriting(was, split_by_pass(was, decided))
     place, number = {name: i for i, name in enumerate(formal.names)}, {n: i for i, n in enumerate(was.names)}
     for op in np.flatnonzero(runs.role == Role.ORIGINAL).tolist():
         assert runs.content[runs.read_by(op)].tolist() == was.read_by(number[runs.names[op]]).tolist()
@@ -89,7 +89,7 @@ def check(was: Graph, decided: Rewriting, runs: Graph) -> tuple[Graph, list[int]
     same = [op for op, name in enumerate(runs.names) if name in place]
     held = simulate(formal, LINK).load[rows].tolist(), simulate(runs, LINK).load[same].tolist()
     assert all(run <= written for written, run in zip(*held, strict=True))
-    for role in (Role.SWAP_OUT, Role.SWAP_IN):
+    for role in (Role.OFFLOAD, Role.RELOAD):
         written, run = (Counter(moved(graph, role)) for graph in (formal, runs))
         assert run <= written
     return formal, *held
@@ -104,7 +104,7 @@ def moved(graph: Graph, role: Role) -> list[int]:
 @pytest.mark.parametrize("part", [0.6, 0.2, 0.0])
 def test_edited_graphs_run_as_the_simulated_decision(name: str, part: float) -> None:
     def decide(graph: Graph) -> Rewriting:
-        chooser = Chooser(graph, LINK)
+        chooser = Decider(graph, LINK)
         least, plain = chooser.least()[0], simulate(graph, LINK).peak_bytes
         return chooser.decide(int(least + (plain - least) * part)).rewriting
 
@@ -116,10 +116,10 @@ def test_edited_graphs_run_as_the_simulated_decision(name: str, part: float) -> 
     )  # what only the backward pass needed is left out
     assert (ran.host_bytes, ran.moved_bytes) == (judged.host_bytes, judged.moved_bytes)
     assert ran.seconds <= judged.seconds * 1.000001
-    assert judged.peak_bytes <= simulate(rewrite(was, decided), LINK).peak_bytes
+    assert judged.peak_bytes <= simulate(apply_rewriting(was, decided), LINK).peak_bytes
 
 
 @settings(max_examples=12, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(data=st.data(), name=st.sampled_from(list(MODELS)))
 def test_edited_graphs_match_the_formal_rewriting(data: st.DataObject, name: str) -> None:
-    check(*carried_out(name, lambda graph: by_pass(graph, data.draw(rewritings(graph)))))
+    check(*carried_out(name, lambda graph: split_by_pass(graph, data.draw(rewritings(graph)))))

@@ -31,11 +31,11 @@ def test_placed_copies_never_overlap(data: st.DataObject) -> None:
     graph = data.draw(graphs())
     rewriting = data.draw(rewritings(graph, recompute=False))
     places = place_copies(graph, rewriting)
-    assert places.at.keys() == {swap.value for swap in rewriting.swaps}
+    assert places.at.keys() == {swap.value for swap in rewriting.offloads}
     begins, ends = {}, {}
-    for swap in rewriting.swaps:
+    for swap in rewriting.offloads:
         begins[swap.value] = int(graph.producer[swap.value])
-        ends[swap.value] = max((run for one in swap.ins for run in one.consumers), default=len(graph))
+        ends[swap.value] = max((run for one in swap.reloads for run in one.consumers), default=len(graph))
         at, size = places.at[swap.value], pages(int(graph.size[swap.value]))
         assert at % PAGE == 0
         assert 0 <= at <= at + size <= places.size

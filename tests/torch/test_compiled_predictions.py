@@ -48,7 +48,7 @@ def test_predicted_transfers_equal_the_edited_graphs() -> None:
     read = Read(joined, made.captured)
     apply(joined, made.captured, made.rewriting)
     runs = simulate(read.graph(), LINK)
-    assert made.rewriting.swaps
+    assert made.rewriting.offloads
     assert (made.simulated.moved_bytes, made.simulated.returned_bytes) == (
         runs.moved_bytes,
         runs.returned_bytes,
@@ -92,7 +92,7 @@ def test_measured_copies_change_no_counters() -> None:
     copy_calls.cache_clear()
     measured = copy_calls(torch.device("cpu"))
     assert measured.seconds > 0
-    assert measured.own_seconds + measured.own_per_byte > 0
+    assert measured.own_seconds + measured.inline_per_byte > 0
     assert RUNTIME.counters == TransferCounters(offloads=7)
     assert RUNTIME.host_copies == 0
 
@@ -115,5 +115,5 @@ def test_copy_costs_are_measured_at_the_sizes_in_use(
         measured = copy_calls(torch.device("cpu"))
     finally:
         copy_calls.cache_clear()
-    assert measured.own_bytes == own_bytes
-    assert measured.own_per_byte == pytest.approx(seconds, rel=0.4)
+    assert measured.inline_bytes == own_bytes
+    assert measured.inline_per_byte == pytest.approx(seconds, rel=0.4)

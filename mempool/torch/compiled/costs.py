@@ -24,7 +24,7 @@ from mempool.torch.compiled import ops
 from mempool.torch.compiled.options import TUNABLES
 from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
 from mempool.torch.offload.link import fit_line
-from solvers.rewriting.copy_calls import Calls
+from solvers.rewriting.copy_overhead import CopyOverhead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -212,7 +212,7 @@ def fused_seconds(seconds: Callable[[fx.Node], float]) -> Callable[[fx.Node], fl
 
 
 @functools.cache
-def copy_calls(device: torch.device, host_limit: int = 0) -> Calls:
+def copy_calls(device: torch.device, host_limit: int = 0) -> CopyOverhead:
     """Measure the seconds that copies cost the program on a device; the best of several rounds."""
     copier = RUNTIME.engine(device, host_limit).sync_copier
     sizes = (
@@ -227,8 +227,8 @@ def copy_calls(device: torch.device, host_limit: int = 0) -> Calls:
     finally:
         RUNTIME.counters = counted
     if copier is None:
-        return Calls(async_seconds)
-    return Calls(async_seconds, copier.sync_bytes, *fit_line(sizes, times))
+        return CopyOverhead(async_seconds)
+    return CopyOverhead(async_seconds, copier.sync_bytes, *fit_line(sizes, times))
 
 
 def _best(

@@ -27,14 +27,19 @@ from mempool.torch.compiled.runtime import RUNTIME
 from mempool.torch.offload.host_memory import PAGE, default_host_limit, pages
 from mempool.torch.offload.host_placement import packed
 from solvers.errors import PlanError
-from solvers.rewriting import Rewriting, rewrite
-from solvers.rewriting.choose import Chooser
-from solvers.rewriting.copy_calls import Calls
+from solvers.rewriting import Rewriting, apply_rewriting
+from solvers.rewriting.copy_overhead import CopyOverhead
+from solvers.rewriting.decide import Decider
+from solvers.rewriting.distance_rule import matching_operations, offload_beyond
 from solvers.rewriting.judge import simulate
-from solvers.rewriting.levels import levels_of
-from solvers.rewriting.pass_split import by_pass
-from solvers.rewriting.pauses import Pause, paused, simulate_around, unpaused, with_results
-from solvers.rewriting.rules import Rules, matching, published
+from solvers.rewriting.pass_boundary import (
+    Pause,
+    add_backward_results,
+    insert_pause,
+    remove_pause,
+    simulate_with_pause,
+    split_by_pass,
+)
 from solvers.swap.link import PRESETS
 from traces.buffers import Buffers
 
@@ -48,8 +53,7 @@ if TYPE_CHECKING:
     from mempool.torch.compiled.joint_graph import MergedGraph
     from mempool.torch.compiled.options import Options
     from solvers.rewriting import Graph, Rewriting
-    from solvers.rewriting.decision import Decision
-    from solvers.rewriting.judge import Timed
+    from solvers.rewriting.records import Decision, Simulation
     from solvers.swap.link import Link
 
 
@@ -70,7 +74,7 @@ class StepDecider:
             graph = graph.with_columns(
                 lasting=graph.lasting | np.isin(graph.base, captured.incoming_gradients)
             )
-        self._graph = with_results(graph, outside.backward) if outside.backward else graph
+        self._graph = add_backward_results(graph, outside.backward) if outside.backward else graph
         self._pauses = bool(self._graph.backward.any())
         freed_values = captured.results if constraints.keep_least and options.limit is not None else ()
         self._pause = Pause(
@@ -82,7 +86,7 @@ class StepDecider:
         self._host_limit = (
             allowed_host_bytes(options) if constraints.host_limit is None else constraints.host_limit
         )
-        self._choosers: dict[int, Chooser] = {}
+        self._choosers: dict[int, Decider] = {}
 
     def least_limit(self) -> int:
         """Return the lowest feasible limit in bytes."""
@@ -139,7 +143,7 @@ class StepDecider:
             PlanError: the host is too small.
         """
         if extreme is Extreme.ALL:
-            return self._convert(self._chooser(self.constraints.between_bytes).everything())
+            return self._convert(self._chooser(self.constraints.between_bytes).offload_everything())
         nominal = self._nominal
         limit = nominal.least_limit() if extreme is Extreme.LEAST else 2 * self._all_bytes
         return self.simulate_decision(nominal.decide_within(limit).rewriting)
@@ -183,18 +187,18 @@ class StepDecider:
     def _convert(self, made: Decision) -> StepDecision:
         """Convert the decision of a chooser."""
         rewriting = made.rewriting
-        return self.simulate_decision(unpaused(self._graph, rewriting) if self._pauses else rewriting)
+        return self.simulate_decision(remove_pause(self._graph, rewriting) if self._pauses else rewriting)
 
-    def _chooser(self, room: int) -> Chooser:
+    def _chooser(self, room: int) -> Decider:
         """Return the chooser for a graph with `room` additional bytes in use between the passes."""
         if room not in self._choosers:
             graph, options = self._graph, self.options
             if self._pauses:
-                graph = paused(graph, replace(self._pause, room=room))
-            self._choosers[room] = Chooser(
+                graph = insert_pause(graph, replace(self._pause, extra_bytes=room))
+            self._choosers[room] = Decider(
                 graph,
                 self.step.link,
-                calls=self.step.calls,
+                overhead=self.step.calls,
                 outside_bytes=self.constraints.outside.always + TICKET_BYTES * int(graph.movable.sum()),
                 host_limit=self._host_limit,
                 movable=_filtered(graph, options),
@@ -206,7 +210,7 @@ class StepDecider:
         """Apply decisions to the step and simulate the result."""
         graph, step, outside = self._graph, self.step, self.constraints.outside
         # Rewritten in the way in which the two graphs carry out the decisions.
-        rewritten = step.calls.within(rewrite(graph, by_pass(graph, rewriting)))
+        rewritten = step.calls.applied_to(apply_rewriting(graph, split_by_pass(graph, rewriting)))
         return StepDecision(
             step.captured,
             rewriting,
@@ -217,13 +221,13 @@ class StepDecider:
             freed_values=self._pause.leaving,
             gradients_stay=self.constraints.gradients_stay,
             between_bytes=self.constraints.between_bytes,
-            own_bytes=step.calls.own_bytes,
+            own_bytes=step.calls.inline_bytes,
         )
 
-    def _simulated(self, graph: Graph) -> Timed:
+    def _simulated(self, graph: Graph) -> Simulation:
         link, outside = self.step.link, self.constraints.outside.always
         if self._pauses:
-            return simulate_around(graph, self._pause, link, outside_bytes=outside)
+            return simulate_with_pause(graph, self._pause, link, outside_bytes=outside)
         return simulate(graph, link, outside_bytes=outside)
 
 
@@ -234,17 +238,17 @@ def allowed_host_bytes(options: Options) -> int:
 
 def _filtered(graph: Graph, options: Options) -> NDArray[np.bool_]:
     """Return the mask of values whose operation matches the include and exclude filters: bool[M]."""
-    made = matching(graph, options.include) if options.include else np.ones(len(graph), bool)
-    made &= ~matching(graph, options.exclude)
+    made = matching_operations(graph, options.include) if options.include else np.ones(len(graph), bool)
+    made &= ~matching_operations(graph, options.exclude)
     result: NDArray[np.bool_] = made[graph.producer]
     return result
 
 
 def _beyond_threshold(graph: Graph, options: Options) -> Rewriting:
-    """Offload every value beyond the threshold by the published rules; near readers share a reload."""
-    rules = Rules(threshold=options.threshold or 0, ahead=1, groupby=TUNABLES.shared_reload_levels)
+    """Offload every value to its readers beyond the threshold; near readers share a reload."""
     chosen = graph.with_columns(movable=graph.movable & _filtered(graph, options)[graph.base])
-    return published(chosen, levels_of(graph), rules)
+    levels = TUNABLES.shared_reload_levels
+    return offload_beyond(chosen, options.threshold or 0, shared_levels=levels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +265,7 @@ class Step:
 
     captured: CapturedGraph
     link: Link
-    calls: Calls
+    calls: CopyOverhead
     workspace: Callable[[fx.Node], int]
     fused: bool
 
@@ -276,7 +280,7 @@ class Step:
         seconds = fused_seconds(modelled) if self.fused else modelled
         columns = {"seconds": [seconds(node) for node in self.captured.operations]}
         captured = replace(self.captured, graph=self.captured.graph.with_columns(**columns))
-        return replace(self, captured=captured, link=PRESETS["nvlink-c2c"], calls=Calls())
+        return replace(self, captured=captured, link=PRESETS["nvlink-c2c"], calls=CopyOverhead())
 
 
 def measure_step(merged: MergedGraph, options: Options) -> Step:
@@ -289,10 +293,10 @@ def measure_step(merged: MergedGraph, options: Options) -> Step:
         captured = capture(merged.module, merged.halves.outputs, seconds=seconds)
         workspace = [costs.workspace(node) for node in captured.operations]
         captured = replace(captured, graph=captured.graph.with_columns(workspace=workspace))
-        link, calls = options.link, Calls()
+        link, calls = options.link, CopyOverhead()
         if link is None:
             calls = copy_calls(device, options.host_limit)
-            link = calls.beside(RUNTIME.engine(device, options.host_limit).link())
+            link = calls.overlapped(RUNTIME.engine(device, options.host_limit).link())
     return Step(captured, link, calls, costs.workspace, options.fused)
 
 
@@ -346,12 +350,14 @@ def place_copies(graph: Graph, rewriting: Rewriting) -> HostPlacement:
         graph: the step before the decisions are applied.
         rewriting: the decisions.
     """
-    swaps = rewriting.swaps
+    swaps = rewriting.offloads
     if not swaps:
         return HostPlacement()
     count = len(graph)
     values = [swap.value for swap in swaps]
-    ends = [max((run for reload in swap.ins for run in reload.consumers), default=count) for swap in swaps]
+    ends = [
+        max((run for reload in swap.reloads for run in reload.consumers), default=count) for swap in swaps
+    ]
     sizes = [pages(int(size)) for size in graph.size[values]]
     buffers = Buffers.of(graph.producer[values], np.minimum(ends, count) + 1, sizes, alignment=PAGE)
     at, size = packed(buffers)

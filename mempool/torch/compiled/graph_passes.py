@@ -16,7 +16,6 @@ from mempool.torch.compiled.graph_editor import (
     result_nodes,
 )
 from mempool.torch.compiled.joint_graph import output_of
-from solvers.rewriting.rewriting import Sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
 
     from mempool.torch.compiled.graph import CapturedGraph
     from mempool.torch.compiled.joint_graph import MergedGraph
-    from solvers.rewriting.rewriting import Rewriting, Swap, SwapIn
+    from solvers.rewriting.records import Offload, Reload, Rewriting
 
 
-def begin_offload(step: NodeIndex, swap: Swap, host_limit: int, at: int) -> fx.Node:
+def begin_offload(step: NodeIndex, swap: Offload, host_limit: int, at: int) -> fx.Node:
     """Insert the begin of an offload; `at` is the offset in the host arena, or -1 for any place."""
     value, slots = step.value[swap.value], step.forward.slots
     assert value is not None
@@ -47,32 +46,29 @@ def _begin_point(step: NodeIndex, run: int) -> Any:
     return step.forward.slots.before(output_of(step.halves.forward))
 
 
-def end_offload(step: NodeIndex, swap: Swap, ticket: fx.Node, *, early: bool, at_once: bool) -> fx.Node:
+def end_offload(step: NodeIndex, swap: Offload, ticket: fx.Node, *, at_once: bool) -> fx.Node:
     """Insert the end of an offload, after which the memory may be freed.
 
     Args:
         step: both graphs.
         swap: the decision.
         ticket: the begin of the offload.
-        early: true if readers of the value itself also wait for the copy.
         at_once: true if the offload is synchronous and happens here; the begin is unused then.
     """
     slots = step.forward.slots
-    with _end_point(step, swap, ticket, early=early):
+    with _end_point(step, swap, ticket):
         if at_once:
             return slots.call(ops.offload_sync, *ticket.args)
         return slots.call(ops.offload_wait, ticket, step.value[swap.value])
 
 
-def _end_point(step: NodeIndex, swap: Swap, ticket: fx.Node, *, early: bool) -> Any:
+def _end_point(step: NodeIndex, swap: Offload, ticket: fx.Node) -> Any:
     """Return the insertion point for the end of an offload, at the latest before a forward reload begins."""
     slots = step.forward.slots
-    back = {run for reload in swap.ins for run in reload.consumers}
+    back = {run for reload in swap.reloads for run in reload.consumers}
     readers = sorted(_readers(step, swap, ticket))
     own = [node for node in readers if not step.reads(node, back)]
     first = next((node for node in readers if step.reads(node, back)), output_of(step.halves.forward))
-    if early and own:
-        return slots.before(min(own[0], first))
     if swap.release < 0:
         last = own[-1] if own else ticket
         return slots.after(last) if last < first else slots.before(first)
@@ -82,7 +78,7 @@ def _end_point(step: NodeIndex, swap: Swap, ticket: fx.Node, *, early: bool) -> 
     return slots.before(first)
 
 
-def _readers(step: NodeIndex, swap: Swap, ticket: fx.Node) -> Iterator[fx.Node]:
+def _readers(step: NodeIndex, swap: Offload, ticket: fx.Node) -> Iterator[fx.Node]:
     """Yield forward operations after the begin of an offload that read the value or a view."""
     for value in (swap.value, *step.views(swap.value)):
         node = step.forward.find(value)
@@ -95,10 +91,9 @@ def insert_reload(
     step: NodeIndex,
     side: GraphSide,
     base: int,
-    reload: SwapIn,
+    reload: Reload,
     handle: fx.Node,
     *,
-    late: bool,
     at_once: bool,
 ) -> None:
     """Give the readers of one reload the reloaded value and views of that value, within one graph.
@@ -109,7 +104,6 @@ def insert_reload(
         base: the offloaded value.
         reload: the reload.
         handle: the end of the offload.
-        late: true if the reload begins no sooner than needed.
         at_once: true if the reload is synchronous.
     """
     readers = set(reload.consumers)
@@ -135,7 +129,7 @@ def insert_reload(
                     ops.reload_sync, side.get(handle), *_layout_arguments(step, side, step.value[base])
                 )
         else:
-            tensor = _reload_asynchronously(step, side, base, reload, handle, min(users), late=late)
+            tensor = _reload_asynchronously(step, side, base, reload, handle, min(users))
         for user in users:
             user.replace_input_with(node, tensor)
 
@@ -144,25 +138,21 @@ def _reload_asynchronously(
     step: NodeIndex,
     side: GraphSide,
     base: int,
-    reload: SwapIn,
+    reload: Reload,
     handle: fx.Node,
     first: fx.Node,
-    *,
-    late: bool,
 ) -> fx.Node:
     place = _layout_arguments(step, side, step.value[base])
     ticket = side.get(handle)
-    with _reload_point(step, side, reload, ticket, first, late=late):
+    with _reload_point(step, side, reload, ticket, first):
         coming = side.slots.call(ops.reload, ticket, *place)
     with side.slots.directly_before(first):
         return side.slots.call(ops.reload_wait, coming, *place)
 
 
-def _reload_point(
-    step: NodeIndex, side: GraphSide, reload: SwapIn, ticket: fx.Node, first: fx.Node, *, late: bool
-) -> Any:
+def _reload_point(step: NodeIndex, side: GraphSide, reload: Reload, ticket: fx.Node, first: fx.Node) -> Any:
     """Return the insertion point for the begin of a reload, never before the end of the offload."""
-    if late or reload.trigger < 0:
+    if reload.trigger < 0:
         return side.slots.directly_before(first)
     count = len(step.graph)
     recomputed_node = reload.trigger - count
@@ -249,7 +239,7 @@ def apply(
     Args:
         merged: the graphs.
         captured: the numbered graph that the decision refers to, from ``merged.module``.
-        rewriting: the decision, valid for `solvers.rewriting.rewrite`; offloaded values are made in the
+        rewriting: the decision, valid for `solvers.rewriting.apply`; offloaded values are made in the
             forward
             pass.
         host_limit: most bytes of host memory; 0: half of the free memory.
@@ -261,22 +251,21 @@ def apply(
     """
     step = NodeIndex(merged, captured)
     recompute(step, rewriting.recomputed)
-    early, late = bool(rewriting.sync & Sync.OUT), bool(rewriting.sync & Sync.IN)
     # In one slot, first offloads begin, then other offloads end, then reloads begin: so reloads find room.
     at = (places or {}).get
-    begun = [(swap, begin_offload(step, swap, host_limit, at(swap.value, -1))) for swap in rewriting.swaps]
-    small = {swap.value for swap in rewriting.swaps if captured.graph.size[swap.value] <= own_bytes}
+    begun = [(swap, begin_offload(step, swap, host_limit, at(swap.value, -1))) for swap in rewriting.offloads]
+    small = {swap.value for swap in rewriting.offloads if captured.graph.size[swap.value] <= own_bytes}
     ended = []
     for swap, ticket in begun:
         at_once = swap.value in small
-        ended.append((swap, end_offload(step, swap, ticket, early=early, at_once=at_once)))
+        ended.append((swap, end_offload(step, swap, ticket, at_once=at_once)))
     for swap, handle in ended:
         at_once = swap.value in small
         # The last reload first: the readers are found through views that an earlier reload has not copied
         # yet.
         for side in (step.backward, step.forward):
-            for reload in sorted(swap.ins, key=lambda reload: min(reload.consumers), reverse=True):
-                insert_reload(step, side, swap.value, reload, handle, late=late, at_once=at_once)
+            for reload in sorted(swap.reloads, key=lambda reload: min(reload.consumers), reverse=True):
+                insert_reload(step, side, swap.value, reload, handle, at_once=at_once)
     for swap, _ in ended:
         _forget_views(step, swap.value)
     for swap, ticket in begun:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers.rewriting.pauses import between
+from solvers.rewriting.pass_boundary import bytes_between_passes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mempool.torch.compiled.graph import CapturedGraph
     from mempool.torch.compiled.options import Options
     from solvers.rewriting import Graph, Rewriting
-    from solvers.rewriting.judge import Timed
+    from solvers.rewriting.records import Simulation
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ class StepDecision:
     captured: CapturedGraph
     rewriting: Rewriting
     rewritten: Graph
-    plain: Timed
-    simulated: Timed
+    plain: Simulation
+    simulated: Simulation
     outside: OutsideBytes
     freed_values: tuple[int, ...] = ()
     gradients_stay: bool = False
@@ -145,7 +145,7 @@ class StepDecision:
     @property
     def changes_graph(self) -> bool:
         """Return true if any value is offloaded or recomputed."""
-        return bool(self.rewriting.swaps or self.rewriting.recomputed)
+        return bool(self.rewriting.offloads or self.rewriting.recomputed)
 
     @property
     def peak_bytes(self) -> int:
@@ -170,7 +170,11 @@ class StepDecision:
         if self.kernel_memory is not None:
             gradients = int(captured.graph.size[list(captured.incoming_gradients)].sum())
             return self.kernel_memory.kept_bytes - self.outside.during(backward=True) - gradients
-        return between(self.rewritten, captured.incoming_gradients) if self.rewritten.backward.any() else 0
+        return (
+            bytes_between_passes(self.rewritten, captured.incoming_gradients)
+            if self.rewritten.backward.any()
+            else 0
+        )
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def _graph(compiled: CompiledGraph) -> dict[str, Any]:
         "offloaded_bytes": timed.moved_bytes,
         "reloaded_bytes": timed.returned_bytes,
         "predicted_host_bytes": timed.host_bytes,
-        "offloaded": [named(swap.value) for swap in decision.rewriting.swaps],
+        "offloaded": [named(swap.value) for swap in decision.rewriting.offloads],
         "recomputed": [named(value) for value in decision.rewriting.recomputed],
     }
 

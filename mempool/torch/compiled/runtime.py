@@ -1,4 +1,8 @@
-"""The layout of a tensor in memory, and the allocation of tensors with a given layout."""
+"""Run the copies of rewritten graphs; graphs refer to copies by tickets.
+
+A graph holds no offloaded tensor but a ticket: a host tensor with one number. The host copy lives as long as
+the ticket. So a backward pass may run twice or never, and each forward pass has separate copies.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from mempool.torch.compiled.options import TUNABLES
 from mempool.torch.compiled.records import NO_OBSERVATIONS, TICKET_BYTES, Constraints, OutsideBytes, RunStart
 from mempool.torch.compiled.runtime_observer import RuntimeObserver
 from solvers.errors import PlanError
-from solvers.rewriting.rules import matching
+from solvers.rewriting.distance_rule import matching_operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +100,9 @@ class SharedLimit:
             self.drop_limit_functions()
         graph, options = compiled.decision.captured.graph, compiled.options
         patterns = {*options.include, *options.exclude} - self.matched_filters
-        self.matched_filters |= {pattern for pattern in patterns if matching(graph, [pattern]).any()}
+        self.matched_filters |= {
+            pattern for pattern in patterns if matching_operations(graph, [pattern]).any()
+        }
         if not compiled.more and (strange := sorted(patterns - self.matched_filters)):
             self.matched_filters |= patterns
             names = [*graph.kinds[:3], *[name for name in graph.modules if name][:3]]

@@ -8,22 +8,22 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from rewriting_graphs import chain, graph_of, graphs, rewritings
+from rewriting_graphs import chain, graph_of, graphs, reverted, rewritings
 from swap_steps import links
 
-from solvers.rewriting import Rewriting, Swap, SwapIn, erase, rewrite
-from solvers.rewriting.choose import Chooser
+from solvers.rewriting import Offload, Reload, Rewriting, apply_rewriting
+from solvers.rewriting.decide import Decider
 from solvers.rewriting.judge import simulate
-from solvers.rewriting.pass_split import by_pass
-from solvers.rewriting.pauses import (
+from solvers.rewriting.pass_boundary import (
     PAUSE,
     RESUMED,
     Pause,
-    between,
-    paused,
-    simulate_around,
-    unpaused,
-    with_results,
+    add_backward_results,
+    bytes_between_passes,
+    insert_pause,
+    remove_pause,
+    simulate_with_pause,
+    split_by_pass,
 )
 from solvers.swap.link import Link
 
@@ -33,12 +33,12 @@ from solvers.swap.link import Link
 def test_decisions_with_a_pause_hold_without_the_pause(graph, link, more):
     """The same bytes during every other operation, and no other offset."""
     assume(graph.backward.any() and not graph.backward[0])
-    with_pause = paused(graph, Pause(more))
-    chooser = Chooser(with_pause, link)
+    with_pause = insert_pause(graph, Pause(more))
+    chooser = Decider(with_pause, link)
     made = chooser.decide(chooser.least()[0]).rewriting
-    without = rewrite(graph, unpaused(graph, made))
-    assert erase(without).same_as(graph)
-    wanted, got = (simulate(one, link) for one in (rewrite(with_pause, made), without))
+    without = apply_rewriting(graph, remove_pause(graph, made))
+    assert reverted(without).same_as(graph)
+    wanted, got = (simulate(one, link) for one in (apply_rewriting(with_pause, made), without))
     assert got.peak_bytes <= wanted.peak_bytes
 
 
@@ -46,7 +46,7 @@ def test_decisions_with_a_pause_hold_without_the_pause(graph, link, more):
 def test_pause_changes_only_the_added_operations(data):
     graph = data.draw(graphs(most_ops=20))
     assume(graph.backward.any() and not graph.backward[0])
-    at, with_pause = int(graph.backward.argmax()), paused(graph, Pause(7))
+    at, with_pause = int(graph.backward.argmax()), insert_pause(graph, Pause(7))
     assert with_pause.names[at : at + 2] == (PAUSE, RESUMED)
     assert not any(len(with_pause.read_by(op)) for op in (at, at + 1))
     assert not np.isin(with_pause.producer, (at, at + 1)).any()
@@ -60,13 +60,13 @@ def test_pause_changes_only_the_added_operations(data):
 def test_bytes_between_the_passes_are_forward_values_read_by_the_backward_pass(data):
     graph = data.draw(graphs(most_ops=20))
     assume(graph.backward.any() and not graph.backward[0])
-    made = rewrite(graph, by_pass(graph, data.draw(rewritings(graph))))
+    made = apply_rewriting(graph, split_by_pass(graph, data.draw(rewritings(graph))))
     turn, there = int(made.backward.argmax()), set[int]()
     for value in range(len(made.size)):
         late = made.lasting[value] or (made.readers_of(value) >= turn).any()
         if late and not made.host[value] and (made.producer[made.base == made.base[value]] < turn).any():
             there.add(int(made.base[value]))
-    assert between(made) == sum(int(made.size[base]) for base in there)
+    assert bytes_between_passes(made) == sum(int(made.size[base]) for base in there)
 
 
 def test_leaving_arriving_and_given_values_count_only_while_needed():
@@ -75,13 +75,13 @@ def test_leaving_arriving_and_given_values_count_only_while_needed():
     link = Link.of_rate(1.0)
     plain = simulate(graph, link).load
     turn = int(graph.backward.argmax())
-    given = simulate_around(graph, Pause(room=1000, given=7), link).load
+    given = simulate_with_pause(graph, Pause(extra_bytes=1000, forward_bytes=7), link).load
     np.testing.assert_array_equal(given, plain + np.where(graph.backward, 0, 7))
-    later = simulate_around(with_results(graph, 5), Pause(), link).load
+    later = simulate_with_pause(add_backward_results(graph, 5), Pause(), link).load
     np.testing.assert_array_equal(later, plain + np.where(graph.backward, 5, 0))
     lasting = graph.with_columns(lasting=graph.lasting | (np.arange(len(graph.size)) == turn))
     stays, leaves = (
-        simulate_around(lasting, pause, link).load for pause in (Pause(), Pause(leaving=(turn,)))
+        simulate_with_pause(lasting, pause, link).load for pause in (Pause(), Pause(leaving=(turn,)))
     )
     np.testing.assert_array_equal(leaves, plain)
     assert (stays >= leaves).all()
@@ -90,13 +90,16 @@ def test_leaving_arriving_and_given_values_count_only_while_needed():
         size=[3, 5, 2], producer=[-1, -1, 0], reads=[[0], [1, 2]], backward=[0, 1], lasting=[1, 0, 0]
     )
     assert simulate(late, link).load.tolist() == [10, 10]
-    assert simulate_around(late, Pause(arriving=(1,)), link).load.tolist() == [5, 10]
+    assert simulate_with_pause(late, Pause(arriving=(1,)), link).load.tolist() == [5, 10]
 
 
 def test_bytes_between_the_passes_exclude_swapped_and_recomputed_values():
     """A chain with the batch and the values of four layers."""
     graph = chain(5, size=10)
-    assert between(graph) == 50
-    swaps = tuple(Swap(value, (SwapIn((9 - value,)),)) for value in (2, 3))
-    assert between(rewrite(graph, by_pass(graph, Rewriting(swaps)))) == 30
-    assert between(rewrite(graph, by_pass(graph, Rewriting(swaps, recomputed=(1,))))) == 20
+    assert bytes_between_passes(graph) == 50
+    swaps = tuple(Offload(value, (Reload((9 - value,)),)) for value in (2, 3))
+    assert bytes_between_passes(apply_rewriting(graph, split_by_pass(graph, Rewriting(swaps)))) == 30
+    assert (
+        bytes_between_passes(apply_rewriting(graph, split_by_pass(graph, Rewriting(swaps, recomputed=(1,)))))
+        == 20
+    )

@@ -1,4 +1,4 @@
-"""Decisions to keep, swap or recompute: the limit holds, contents stay, larger limits are never slower."""
+"""Decisions to keep, offload or recompute: the limit holds, contents stay, larger limits are never slower."""
 
 from __future__ import annotations
 
@@ -7,43 +7,40 @@ import re
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from rewriting_graphs import chain, graph_of, graphs
+from rewriting_graphs import chain, graphs, reverted
 from rewriting_nets import small_net
 from swap_steps import links
 
 from solvers.errors import PlanError
-from solvers.rewriting import Graph, Rewriting, Swap, SwapIn, erase, rewrite
-from solvers.rewriting.choose import Chooser, decide, least_bytes
-from solvers.rewriting.copy_calls import Calls
-from solvers.rewriting.early_offload import copied_early
+from solvers.rewriting import Rewriting, apply_rewriting
+from solvers.rewriting.copy_overhead import CopyOverhead
+from solvers.rewriting.decide import Decider, decide, least_limit
 from solvers.rewriting.judge import simulate
-from solvers.rewriting.published import budget_of, tune
-from solvers.rewriting.release_times import released
 from solvers.swap import Link
 
 
 @settings(max_examples=10)
 @given(graphs(most_ops=20), links())
 def test_decision_predicts_peak_and_seconds_at_any_limit(graph, link):
-    least, _ = least_bytes(graph, link, outside_bytes=3)
+    least, _ = least_limit(graph, link, outside_bytes=3)
     peak = simulate(graph, link, outside_bytes=3).peak_bytes
     assert least <= peak
     before = float("inf")
-    chooser = Chooser(graph, link, outside_bytes=3)
+    chooser = Decider(graph, link, outside_bytes=3)
     for limit in sorted({least, (least + peak) // 2, peak}):
         made = chooser.decide(limit)
-        rewritten = rewrite(graph, made.rewriting)
+        rewritten = apply_rewriting(graph, made.rewriting)
         timed = simulate(rewritten, link, outside_bytes=3)
         assert timed.peak_bytes == made.peak_bytes <= limit
         assert timed.seconds == made.seconds <= before
-        assert erase(rewritten).same_as(graph)
+        assert reverted(rewritten).same_as(graph)
         before = made.seconds
     assert before == pytest.approx(graph.seconds.sum())  # nothing moves where nothing needs to
 
 
 def test_infeasible_limit_is_refused_with_the_least_bytes_and_the_operation():
     graph, link = chain(8), Link.of_rate(1e9)
-    least, op = least_bytes(graph, link, outside_bytes=100)
+    least, op = least_limit(graph, link, outside_bytes=100)
     assert decide(graph, least, link, outside_bytes=100).peak_bytes == least
     for limit in (least - 1, 0, -1):
         with pytest.raises(PlanError, match=rf"{graph.names[op]} \(op\) needs {least}: \d+ .* \d+ that stay"):
@@ -52,12 +49,12 @@ def test_infeasible_limit_is_refused_with_the_least_bytes_and_the_operation():
 
 def test_swapping_everything_keeps_values_away_between_uses():
     graph, link = chain(8), Link.of_rate(1e9)
-    made = Chooser(graph, link).everything()
-    assert {swap.value for swap in made.rewriting.swaps} == set(range(1, 7))  # 7 is read at once
-    assert made.peak_bytes == least_bytes(graph, link)[0]
-    assert Chooser(graph, link, host_limit=made.host_bytes).everything().peak_bytes == made.peak_bytes
+    made = Decider(graph, link).offload_everything()
+    assert {offload.value for offload in made.rewriting.offloads} == set(range(1, 7))  # 7 is read at once
+    assert made.peak_bytes == least_limit(graph, link)[0]
+    assert Decider(graph, link, host_limit=made.host_bytes).offload_everything().peak_bytes == made.peak_bytes
     with pytest.raises(PlanError, match=rf"needs {made.host_bytes} bytes on the host"):
-        Chooser(graph, link, host_limit=made.host_bytes - 1).everything()
+        Decider(graph, link, host_limit=made.host_bytes - 1).offload_everything()
 
 
 def test_decision_without_host_memory_recomputes():
@@ -82,7 +79,7 @@ def test_host_limit_is_kept():
 @pytest.mark.parametrize(("seed", "host_limit"), [(1, 2), (2, 2), (4, 2), (4, 5)])
 def test_refusal_with_a_small_host_names_a_sufficient_host_limit(seed, host_limit):
     graph, link = small_net(seed), Link.of_rate(1e9)
-    least, peak = least_bytes(graph, link)[0], simulate(graph, link).peak_bytes
+    least, peak = least_limit(graph, link)[0], simulate(graph, link).peak_bytes
     held = []
     for limit in range(least, peak + 1):
         try:
@@ -106,7 +103,7 @@ def test_cheap_values_are_recomputed_and_expensive_values_swapped():
     dear = graph.with_columns(seconds=np.full(len(graph), 100.0))
     limit = simulate(graph, slow).peak_bytes * 3 // 4
     assert decide(graph, limit, slow).rewriting.recomputed
-    assert not decide(graph, limit, slow).rewriting.swaps
+    assert not decide(graph, limit, slow).rewriting.offloads
     assert not decide(dear, limit, fast).rewriting.recomputed
 
 
@@ -116,9 +113,9 @@ def test_random_values_and_excluded_values_are_left_alone():
     once = graph.with_columns(repeatable=np.zeros(len(graph), bool))
     assert not decide(once, limit, Link.of_rate(1e3)).rewriting.recomputed
     stays = np.arange(len(graph.size)) > 6
-    limit = least_bytes(graph, link, movable=stays, repeatable=stays)[0]
+    limit = least_limit(graph, link, movable=stays, repeatable=stays)[0]
     made = decide(graph, limit, link, movable=stays, repeatable=stays)
-    touched = [*made.rewriting.recomputed, *(swap.value for swap in made.rewriting.swaps)]
+    touched = [*made.rewriting.recomputed, *(offload.value for offload in made.rewriting.offloads)]
     assert touched
     assert min(touched) > 6
 
@@ -127,86 +124,27 @@ def test_empty_graph_fits_any_limit():
     assert decide(chain(0), 1 << 30, Link.of_rate(1e9)).rewriting == Rewriting()
 
 
-def test_published_methods_are_no_faster_within_the_limit():
-    beaten = 0
-    for seed in range(12):
-        graph, random = small_net(seed), np.random.default_rng(seed)
-        link = Link.of_rate(float(random.choice([1.0, 4.0])), 0.125)
-        least, _ = least_bytes(graph, link)
-        peak = simulate(graph, link).peak_bytes
-        limit = int(random.integers(least, peak + 1))
-        tuned = tune(graph, budget_of(graph, limit))
-        theirs = released(graph, tuned.rewriting, link, limit)
-        judged = simulate(rewrite(graph, theirs), link)
-        ours = decide(graph, limit, link)
-        assert ours.peak_bytes <= limit
-        if judged.peak_bytes <= limit:
-            assert ours.seconds <= judged.seconds
-            beaten += ours.seconds < judged.seconds
-    assert beaten
-
-
-def test_waiting_for_copies_out_is_put_off_as_far_as_the_limit_allows():
-    graph, link = chain(6, size=8), Link(0.5, 1.0, 0.0, 0.0)
-    graph = graph.with_columns(seconds=np.full(len(graph), 4.0))
-    swaps = tuple(
-        Swap(v, (SwapIn(tuple(r for r in graph.readers_of(v).tolist() if graph.backward[r])),))
-        for v in (1, 2, 3)
-    )
-    far, near = (
-        simulate(rewrite(graph, released(graph, Rewriting(swaps), link, limit)), link)
-        for limit in (10**6, 40)
-    )
-    plain = simulate(graph, link).peak_bytes
-    assert near.peak_bytes <= 40 < far.peak_bytes <= plain
-    assert far.seconds < near.seconds
-    assert near.stall_seconds > 0
-
-
 def test_higher_limits_on_a_curve_are_never_slower():
     for seed in range(3):
         graph, link = small_net(seed), Link.of_rate(2.0, 0.125)
-        least, _ = least_bytes(graph, link)
+        least, _ = least_limit(graph, link)
         limits = [*range(least, simulate(graph, link).peak_bytes + 1, 3)]
-        seconds = [made.seconds for made in Chooser(graph, link).curve(limits)]
+        seconds = [made.seconds for made in Decider(graph, link).curve(limits)]
         assert seconds == sorted(seconds, reverse=True)
-
-
-def _swapped(graph: Graph, value: int, after: int, release: int) -> Swap:
-    readers = tuple(run for run in graph.readers_of(value).tolist() if graph.backward[run])
-    return Swap(value, (SwapIn(readers),), after, release)
-
-
-def test_copy_out_begins_while_its_value_is_still_read():
-    graph = graph_of(
-        [0, 8, 1, 1, 1, 1],
-        [-1, 0, 1, 2, 3, 4],
-        [[0], [1], [1, 2], [3], [4, 1]],
-        backward=[False] * 3 + [True] * 2,
-    )
-    late = Rewriting((_swapped(graph, 1, 2, 3),))
-    soon = copied_early(graph, late, Link(0.0, 0.25, 0.0, 0.0))
-    assert [swap.after for swap in soon.swaps] == [0]
-    assert [swap.release for swap in soon.swaps] == [3]
-
-
-def test_copy_out_delayed_by_another_begins_no_later_than_before():
-    graph = chain(8, size=1)
-    graph = graph.with_columns(size=np.where(np.arange(len(graph.size)) == 1, 100, 1))
-    late = Rewriting((_swapped(graph, 1, 4, 6), _swapped(graph, 2, 2, 3)))
-    soon = copied_early(graph, late, Link(0.0, 1.0, 0.0, 0.0))
-    assert all(new.after <= old.after for new, old in zip(soon.swaps, late.swaps, strict=True))
-    rewrite(graph, soon)
 
 
 def test_call_cost_of_copies_is_counted_and_avoided() -> None:
     """With a free link all values are swapped, unless the call costs more than the recompute."""
     graph, free = chain(12), Link(0.0, 0.0, 0.0, 0.0)
     limit = 8 << 20
-    quick, slow = (Chooser(graph, free, calls=Calls(call)).decide(limit) for call in (0.0, 5.0))
+    quick, slow = (Decider(graph, free, overhead=CopyOverhead(call)).decide(limit) for call in (0.0, 5.0))
     assert quick.seconds == quick.plain_seconds
     assert slow.rewriting.recomputed
     assert slow.peak_bytes <= limit
-    copies = sum(1 + len(swap.ins) for swap in slow.rewriting.swaps)
-    assert slow.seconds == pytest.approx(slow.plain_seconds + slow.timed.recomputed_seconds + 5.0 * copies)
-    assert slow.seconds < slow.plain_seconds + 5.0 * sum(1 + len(swap.ins) for swap in quick.rewriting.swaps)
+    copies = sum(1 + len(offload.reloads) for offload in slow.rewriting.offloads)
+    assert slow.seconds == pytest.approx(
+        slow.plain_seconds + slow.simulation.recomputed_seconds + 5.0 * copies
+    )
+    assert slow.seconds < slow.plain_seconds + 5.0 * sum(
+        1 + len(offload.reloads) for offload in quick.rewriting.offloads
+    )

@@ -1,4 +1,4 @@
-"""Application of decisions to a graph, and the inverse."""
+"""Application of decisions to a graph."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from solvers.errors import PlanError
-from solvers.rewriting.graph import Graph, Role
-from solvers.rewriting.rewriting import Rewriting, Sync
+from solvers.rewriting.graph import Role
 from solvers.rewriting.runs import Runs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from solvers.rewriting.rewriting import Swap, SwapIn
+    from solvers.rewriting.graph import Graph
+    from solvers.rewriting.records import Offload, Reload, Rewriting
 
 COPY_OPERATORS = ("mempool.offload", "mempool.reload")
 
 
-def rewrite(graph: Graph, rewriting: Rewriting) -> Graph:
+def apply_rewriting(graph: Graph, rewriting: Rewriting) -> Graph:
     """Insert offloads, reloads and recomputed operations: every reader sees the same contents as before.
 
     Values keep their numbers; new values follow behind them. A recompute for several readers stands before
@@ -35,33 +35,6 @@ def rewrite(graph: Graph, rewriting: Rewriting) -> Graph:
     return writer.written() if writer.rows else graph
 
 
-def erase(graph: Graph) -> Graph:
-    """Remove offloads, reloads and recomputed operations: the inverse of `rewrite`."""
-    keep = graph.role == Role.ORIGINAL
-    if keep.all():
-        return graph
-    number = np.cumsum(keep) - 1
-    there = (graph.producer < 0) | keep[graph.producer]
-    moved = np.isin(graph.role, (Role.SWAP_OUT, Role.SWAP_IN)).any()
-    counts = np.diff(graph.reads_start)
-    operations = ("seconds", "workspace", "backward", "repeatable", "role", "kind", "module")
-    values = ("size", "rank", "lasting", "movable", "host")
-    producer = graph.producer[there]
-    control = graph.control[keep[graph.control].all(axis=1)]
-    return graph.with_columns(
-        **{name: getattr(graph, name)[keep] for name in operations},
-        **{name: getattr(graph, name)[there] for name in values},
-        producer=np.where(producer < 0, -1, number[producer]),
-        base=graph.content[graph.base[there]],
-        content=graph.content[there],
-        reads_start=np.concatenate([[0], np.cumsum(counts[keep])]),
-        reads=graph.content[graph.reads[keep[graph.reader]]],
-        control=number[control],
-        names=tuple(name for name, kept in zip(graph.names, keep.tolist(), strict=True) if kept),
-        kinds=graph.kinds[: -len(COPY_OPERATORS)] if moved else graph.kinds,
-    )
-
-
 @dataclass
 class _Row:
     """Inserted operation: ``like`` is the operation whose columns are copied, -1 for none."""
@@ -74,36 +47,37 @@ class _Row:
 
 
 @dataclass
-class _Back:
+class _Reloading:
     """Reload whose readers are being redirected, with the reloaded number of each view so far."""
 
-    swap: Swap
-    back: SwapIn
+    reload: Reload
     name: str
     views: dict[int, int] = field(default_factory=dict)
 
 
 class _Writer:
     def __init__(self, graph: Graph, runs: Runs, rewriting: Rewriting) -> None:
-        self.graph, self.runs, self.sync = graph, runs, rewriting.sync
+        self.graph, self.runs = graph, runs
         self.rows: list[_Row] = []  # row N + i of the table
         self.values: list[tuple[int, int, bool]] = []  # content, row, host
-        self.outs: dict[int, list[int]] = {}  # rows by the row that they follow directly, -1 before all
-        self.ins: dict[int, list[int]] = {}
-        self.just: dict[int, list[int]] = {}  # swap-ins by the row that they directly precede
-        self.before: dict[int, list[int]] = {}  # recomputed rows by the row that they serve
-        self.views: dict[int, list[int]] = {}  # views of reloaded values by the row that they serve
+        self.offloads_after: dict[
+            int, list[int]
+        ] = {}  # rows by the row that they follow directly, -1 before all
+        self.reloads_after: dict[int, list[int]] = {}
+        self.reloads_before: dict[int, list[int]] = {}  # reloads by the row that they directly precede
+        self.recomputed_before: dict[int, list[int]] = {}  # recomputed rows by the row that they serve
+        self.views_before: dict[int, list[int]] = {}  # views of reloaded values by the row that they serve
         self.releases: list[tuple[int, int]] = []
         self.control: list[tuple[int, int]] = []
-        self.backs: dict[tuple[int, int], _Back] = {}
+        self.reloads: dict[tuple[int, int], _Reloading] = {}
         self.reads = graph.reads.copy()
         self.copies: dict[int, int] = {}  # numbers of recomputed values by original value
         self.row_of: dict[int, int] = {}  # rows of recomputed operations by run
         self.outputs: dict[int, list[int]] = {}
         for value in np.flatnonzero(graph.producer >= 0).tolist():
             self.outputs.setdefault(int(graph.producer[value]), []).append(value)
-        self._retrace()
-        self._swaps(rewriting)
+        self._recompute()
+        self._offload(rewriting)
         self._redirect()
 
     def _row(self, run: int) -> int:
@@ -115,70 +89,60 @@ class _Writer:
         self.values += [(value, number, host) for value in outputs]
         return number, list(range(first, first + len(outputs)))
 
-    def _retrace(self) -> None:
+    def _recompute(self) -> None:
         g, n = self.graph, len(self.graph)
         for operation in sorted(self.runs.before):
-            like = _Row(operation, Role.RECOMPUTED, f"again.{g.names[operation]}", [], backward=True)
+            like = _Row(operation, Role.RECOMPUTED, f"recompute.{g.names[operation]}", [], backward=True)
             outputs = self.outputs[operation]
             row, made = self._put(like, outputs)
             self.row_of[n + operation] = row
             self.copies.update(zip(outputs, made, strict=True))
-            self.before.setdefault(self.runs.before[operation], []).append(row)
+            self.recomputed_before.setdefault(self.runs.before[operation], []).append(row)
 
-    def _swaps(self, rewriting: Rewriting) -> None:
+    def _offload(self, rewriting: Rewriting) -> None:
         g, n = self.graph, len(self.graph)
-        hosts, swaps = list[int](), sorted(rewriting.swaps, key=self._leaves)
-        for swap in swaps:
-            run = swap.after if swap.after >= 0 else int(g.producer[swap.value])
+        hosts, offloads = list[int](), sorted(rewriting.offloads, key=self._leaves)
+        for offload in offloads:
+            run = offload.after if offload.after >= 0 else int(g.producer[offload.value])
             backward = run >= 0 and (run >= n or bool(g.backward[run]))
-            like = int(g.producer[swap.value])
-            out = _Row(like, Role.SWAP_OUT, f"out.{swap.value}", [swap.value], backward)
-            row, (host,) = self._put(out, [swap.value], host=True)
-            self.outs.setdefault(self._row(run), []).append(row)
+            like = int(g.producer[offload.value])
+            out = _Row(like, Role.OFFLOAD, f"offload.{offload.value}", [offload.value], backward)
+            row, (host,) = self._put(out, [offload.value], host=True)
+            self.offloads_after.setdefault(self._row(run), []).append(row)
             hosts.append(host)
-            if swap.release >= 0:
-                self.releases.append((row, self._row(swap.release)))
-        backs = [
-            (swap, i, host) for swap, host in zip(swaps, hosts, strict=True) for i in range(len(swap.ins))
+            if offload.release >= 0:
+                self.releases.append((row, self._row(offload.release)))
+        reloads = [
+            (offload, i, host)
+            for offload, host in zip(offloads, hosts, strict=True)
+            for i in range(len(offload.reloads))
         ]
-        for swap, number, host in sorted(backs, key=lambda back: self._first(back[0].ins[back[1]])):
-            self.backs[swap.value, number] = self._back(swap, number, host)
+        for offload, number, host in sorted(reloads, key=lambda row: self._first(row[0].reloads[row[1]])):
+            self.reloads[offload.value, number] = self._reload(offload, number, host)
 
-    def _leaves(self, swap: Swap) -> tuple[int, bool, int]:
-        return self.runs.place(swap.release) if swap.release >= 0 else (len(self.graph), True, 0)
+    def _leaves(self, offload: Offload) -> tuple[int, bool, int]:
+        return self.runs.place(offload.release) if offload.release >= 0 else (len(self.graph), True, 0)
 
-    def _first(self, back: SwapIn) -> tuple[int, bool, int]:
-        return min(map(self.runs.place, back.consumers))
+    def _first(self, reload: Reload) -> tuple[int, bool, int]:
+        return min(map(self.runs.place, reload.consumers))
 
-    def _back(self, swap: Swap, number: int, host: int) -> _Back:
-        back = swap.ins[number]
-        first = min(back.consumers, key=self.runs.place)
-        operation, name = self.runs.operation(first), f"in.{swap.value}.{number}"
+    def _reload(self, offload: Offload, number: int, host: int) -> _Reloading:
+        reload = offload.reloads[number]
+        first = min(reload.consumers, key=self.runs.place)
+        operation, name = self.runs.operation(first), f"reload.{offload.value}.{number}"
         backward = first >= len(self.graph) or bool(self.graph.backward[first])
-        row, (value,) = self._put(_Row(operation, Role.SWAP_IN, name, [host], backward), [swap.value])
-        trigger = back.trigger
-        if self.sync & Sync.IN:
-            self.control += [(other, row) for other in self._others(first)]
-            trigger = -1
-        if trigger >= 0:
-            self.ins.setdefault(self._row(trigger), []).append(row)
+        row, (value,) = self._put(_Row(operation, Role.RELOAD, name, [host], backward), [offload.value])
+        if reload.trigger >= 0:
+            self.reloads_after.setdefault(self._row(reload.trigger), []).append(row)
+            self.control.append((self._row(reload.trigger), row))
         else:
-            self.just.setdefault(self._row(first), []).append(row)
-        if back.trigger >= 0:
-            self.control.append((self._row(back.trigger), row))
-        return _Back(swap, back, name, {swap.value: value})
-
-    def _others(self, run: int) -> list[int]:
-        """Return the producers of all other inputs that a run reads unchanged."""
-        g, served = self.graph, self.runs.served.get(run, {})
-        reads = g.read_by(self.runs.operation(run)).tolist()
-        plain = [a for a in reads if g.base[a] not in served and not self.runs.again_for(run, a)]
-        return sorted({int(g.producer[a]) for a in plain if g.producer[a] >= 0})
+            self.reloads_before.setdefault(self._row(first), []).append(row)
+        return _Reloading(reload, name, {offload.value: value})
 
     def _redirect(self) -> None:
         """Replace the inputs of the affected runs in order; views are inserted before their first reader."""
         g, n = self.graph, len(self.graph)
-        touched = set(self.runs.served) | {n + op for op in self.runs.before}
+        touched = set(self.runs.reload_numbers) | {n + op for op in self.runs.before}
         for value in self.runs.recomputed:
             touched |= {op for op in g.readers_of(value).tolist() if g.backward[op]}
         for run in sorted(touched, key=self.runs.place):
@@ -190,46 +154,46 @@ class _Writer:
                 self.reads[g.reads_start[run] : g.reads_start[run + 1]] = reads
 
     def _read(self, run: int, value: int) -> int:
-        served = self.runs.copy_of(run, int(self.graph.base[value]))
+        served = self.runs.reload_of(run, int(self.graph.base[value]))
         if served is not None:
-            return self._view(self.backs[served], run, value)
-        return self.copies[value] if self.runs.again_for(run, value) else value
+            return self._view(self.reloads[served], run, value)
+        return self.copies[value] if self.runs.reads_recomputed(run, value) else value
 
-    def _view(self, back: _Back, run: int, value: int) -> int:
+    def _view(self, reload: _Reloading, run: int, value: int) -> int:
         """Return a value in the reloaded memory; insert a missing view in front of the run."""
         g, operation = self.graph, int(self.graph.producer[value])
-        if value in back.views:
-            return back.views[value]
-        if operation in back.back.consumers:  # produced from the reloaded value without changes
+        if value in reload.views:
+            return reload.views[value]
+        if operation in reload.reload.consumers:  # produced from the reloaded value without changes
             return value
         if not g.repeatable[operation]:
             raise PlanError(f"{g.names[operation]} cannot run again: it would give something else")
         reads, base = g.read_by(operation).tolist(), g.base[value]
         if not (g.base[reads] == base).any():
             raise PlanError(f"{g.names[operation]} makes a view of what it does not read")
-        reads = [self._view(back, run, a) if g.base[a] == base else a for a in reads]
-        name = f"{back.name}.{g.names[operation]}"
+        reads = [self._view(reload, run, a) if g.base[a] == base else a for a in reads]
+        name = f"{reload.name}.{g.names[operation]}"
         backward = run >= len(g) or bool(g.backward[run])
         row, made = self._put(
             _Row(operation, Role.RECOMPUTED, name, reads, backward), self.outputs[operation]
         )
-        self.views.setdefault(self._row(run), []).append(row)
-        back.views.update(zip(self.outputs[operation], made, strict=True))
-        return back.views[value]
+        self.views_before.setdefault(self._row(run), []).append(row)
+        reload.views.update(zip(self.outputs[operation], made, strict=True))
+        return reload.views[value]
 
     def _order(self) -> NDArray[np.int64]:
         order = list[int]()
 
         def emit(row: int) -> None:
-            for other in self.before.get(row, ()):
+            for other in self.recomputed_before.get(row, ()):
                 emit(other)
-            order.extend(self.just.get(row, ()))
-            order.extend(self.views.get(row, ()))
+            order.extend(self.reloads_before.get(row, ()))
+            order.extend(self.views_before.get(row, ()))
             order.append(row)
-            order.extend(self.outs.get(row, ()))
-            order.extend(self.ins.get(row, ()))
+            order.extend(self.offloads_after.get(row, ()))
+            order.extend(self.reloads_after.get(row, ()))
 
-        order.extend(self.outs.get(-1, ()))
+        order.extend(self.offloads_after.get(-1, ()))
         for row in range(len(self.graph)):
             emit(row)
         return np.array(order)
@@ -239,27 +203,16 @@ class _Writer:
         n, waits = len(self.graph), list[tuple[int, int]]()
         for out, run in self.releases:
             first = int(position[run])
-            while order[first - 1] >= n and self.rows[order[first - 1] - n].role != Role.SWAP_OUT:
+            while order[first - 1] >= n and self.rows[order[first - 1] - n].role != Role.OFFLOAD:
                 first -= 1
             waits += [(out, row) for row in sorted({run, int(order[first])})]
         return waits
-
-    def _who_waits(
-        self, position: NDArray[np.int64], reader: NDArray[np.int64], memory: NDArray[np.int64]
-    ) -> list[tuple[int, int]]:
-        """Return pairs of a copy out and a later reader of the same memory, also inserted ones."""
-        out_of = np.full(len(self.graph.size) + len(self.values), -1)
-        for out in (row for rows in self.outs.values() for row in rows):
-            out_of[self.rows[out - len(self.graph)].reads] = out
-        outs = out_of[memory]
-        late = (outs >= 0) & (position[reader] > position[outs])
-        return sorted(set(zip(outs[late].tolist(), reader[late].tolist(), strict=True)))
 
     def written(self) -> Graph:
         """Return the graph in the new order."""
         g, order = self.graph, self._order()
         position = np.argsort(order)
-        kinds = g.kinds + (COPY_OPERATORS if self.outs else ())
+        kinds = g.kinds + (COPY_OPERATORS if self.offloads_after else ())
         lengths = np.concatenate([np.diff(g.reads_start), [len(row.reads) for row in self.rows]])
         reads = np.concatenate([self.reads, np.array([v for row in self.rows for v in row.reads], np.int64)])
         starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
@@ -267,9 +220,6 @@ class _Writer:
         picked = np.repeat(starts[order] - start[:-1], lengths[order]) + np.arange(start[-1])
         values = self._values(position)
         control = [*g.control.tolist(), *self.control, *self._released(order, position)]
-        if self.sync & Sync.OUT:
-            reader = np.repeat(np.arange(len(lengths)), lengths)
-            control += self._who_waits(position, reader, values["base"][reads])
         names = [*g.names, *(row.name for row in self.rows)]
         return g.with_columns(
             **{name: column[order] for name, column in self._operations(len(g.kinds)).items()},
@@ -286,14 +236,14 @@ class _Writer:
         g = self.graph
         like = np.array([row.like for row in self.rows])
         role = np.array([row.role for row in self.rows])
-        again = role == Role.RECOMPUTED
+        recomputed = role == Role.RECOMPUTED
         new = {
-            "seconds": np.where(again, g.seconds[like], 0.0),
-            "workspace": np.where(again, g.workspace[like], 0),
+            "seconds": np.where(recomputed, g.seconds[like], 0.0),
+            "workspace": np.where(recomputed, g.workspace[like], 0),
             "backward": np.array([row.backward for row in self.rows]),
-            "repeatable": again,
+            "repeatable": recomputed,
             "role": role,
-            "kind": np.where(again, g.kind[like], kinds + (role == Role.SWAP_IN)),
+            "kind": np.where(recomputed, g.kind[like], kinds + (role == Role.RELOAD)),
             "module": np.where(like < 0, -1, g.module[like]),
         }
         return {name: np.concatenate([getattr(g, name), column]) for name, column in new.items()}

@@ -12,15 +12,15 @@ from rewriting_graphs import chain, graphs, rewritings
 from rewriting_model import slow_loads, slow_seconds
 from swap_steps import links, schedules
 
-from solvers.rewriting import Graph, Rewriting, rewrite
+from solvers.rewriting import Graph, Rewriting, apply_rewriting
 from solvers.rewriting.judge import simulate
-from solvers.rewriting.step_conversion import candidates, planned
+from solvers.rewriting.step_conversion import graph_step, offloadable
 from solvers.swap import Link, Schedule, replay
 
 
 @given(st.data(), graphs(), links())
 def test_simulation_agrees_with_a_slow_model(data, graph, link):
-    made = rewrite(graph, data.draw(rewritings(graph)))
+    made = apply_rewriting(graph, data.draw(rewritings(graph)))
     timed = simulate(made, link, outside_bytes=7)
     assert (timed.load - 7).tolist() == slow_loads(made, host=False)
     assert timed.host_load.tolist() == slow_loads(made, host=True)
@@ -56,13 +56,13 @@ def _free_views(graph: Graph) -> Graph:
 
 @given(st.data(), graphs().map(_free_views), links())
 def test_simulation_agrees_with_the_replay_of_schedules(data, graph, link):
-    plan = planned(graph, candidates(graph), outside=5)
+    plan = graph_step(graph, offloadable(graph), outside=5)
     schedule = _dropped_later(data.draw(schedules(plan.step)))
     # Who is first of those that are asked for at one operation is told by names there, by rows here.
     outs, ins = schedule.out[schedule.copied], schedule.fetch
     if len(set(outs.tolist())) < len(outs) or len(set(ins.tolist())) < len(ins):
         schedule = schedule.select(schedule.buffer == (schedule.buffer[:1].sum() if len(schedule) else 0))
-    made = rewrite(graph, Rewriting(plan.swaps(schedule)))
+    made = apply_rewriting(graph, Rewriting(plan.offloads(schedule)))
     timed, replayed = simulate(made, link, outside_bytes=5), replay(plan.step, link, schedule)
     original = made.role == 0
     assert timed.load[original].tolist() == replayed.load.tolist()

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers.errors import PlanError
-from solvers.rewriting.copy_calls import Calls
-from solvers.rewriting.decision import Decision
-from solvers.rewriting.early_offload import copied_early
+from solvers.rewriting.apply import apply_rewriting
+from solvers.rewriting.copy_overhead import CopyOverhead
 from solvers.rewriting.judge import simulate
-from solvers.rewriting.published import budget_of, tune
-from solvers.rewriting.release_times import released
-from solvers.rewriting.rewrite import rewrite
-from solvers.rewriting.rewriting import Rewriting
-from solvers.rewriting.search import Search
-from solvers.rewriting.step_conversion import Planned, candidates, planned
+from solvers.rewriting.recompute_search import RecomputeSearch
+from solvers.rewriting.records import DEFAULTS, Decision, Rewriting
+from solvers.rewriting.refinement import offload_early
+from solvers.rewriting.step_conversion import GraphStep, graph_step, offloadable
 from solvers.swap.absences import absences_of
 from solvers.swap.planner import OffloadPlanner
 from solvers.swap.schedule import Schedule
@@ -28,15 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from solvers.rewriting.graph import Graph
-    from solvers.rewriting.judge import Timed
+    from solvers.rewriting.records import Simulation
     from solvers.swap.link import Link
-
-#: Number of the found sets of recomputed values for which the swap planner makes a complete plan.
-_CLOSER = 3
-#: Number of lower limits to try if the host is too small for a schedule of the limit.
-_LOWER = 8
-#: In graphs of more operations, only the best set is planned.
-_MANY = 4000
 
 
 def decide(
@@ -64,7 +54,7 @@ def decide(
         PlanError: no solution was found; names the least feasible limit and the operation that needs this
             limit.
     """
-    return Chooser(
+    return Decider(
         graph,
         link,
         outside_bytes=outside_bytes,
@@ -74,7 +64,7 @@ def decide(
     ).decide(limit_bytes)
 
 
-def least_bytes(
+def least_limit(
     graph: Graph,
     link: Link,
     *,
@@ -83,14 +73,14 @@ def least_bytes(
     repeatable: NDArray[np.bool_] | None = None,
 ) -> tuple[int, int]:
     """Return the least limit that can be held at any cost in time, and the limiting operation."""
-    chooser = Chooser(graph, link, outside_bytes=outside_bytes, movable=movable, repeatable=repeatable)
+    chooser = Decider(graph, link, outside_bytes=outside_bytes, movable=movable, repeatable=repeatable)
     return chooser.least()
 
 
-class Chooser:
+class Decider:
     """Decides about one graph for any limits; arguments as of `decide`.
 
-    ``calls`` gives the seconds of the program itself for each copy, which no overlap can hide.
+    ``overhead`` gives the seconds of the program itself for each copy, which no overlap can hide.
     Decisions for a lower limit are remembered and considered for higher ones.
     """
 
@@ -103,25 +93,25 @@ class Chooser:
         host_limit: int | None = None,
         movable: NDArray[np.bool_] | None = None,
         repeatable: NDArray[np.bool_] | None = None,
-        calls: Calls = Calls(),  # noqa: B008  # frozen
+        overhead: CopyOverhead = CopyOverhead(),  # noqa: B008  # frozen
     ) -> None:
-        self.calls = calls
+        self.overhead = overhead
         self.graph, self.link, self.host_limit, self.outside_bytes = graph, link, host_limit, outside_bytes
-        self._movable = candidates(graph) if movable is None else candidates(graph) & movable
+        self._movable = offloadable(graph) if movable is None else offloadable(graph) & movable
         self._repeatable = np.ones(len(graph.size), np.bool_) if repeatable is None else repeatable
-        self._plain = self._timed(Rewriting())
+        self.unchanged = self._simulated(Rewriting())
         self._known: list[Decision] = []
 
     @cached_property
-    def _search(self) -> Search:
-        return Search(
+    def _search(self) -> RecomputeSearch:
+        return RecomputeSearch(
             self.graph,
             self.link,
             self._movable,
             self._repeatable,
             outside=self.outside_bytes,
             host_limit=self.host_limit,
-            calls=self.calls,
+            overhead=self.overhead,
         )
 
     def least(self) -> tuple[int, int]:
@@ -132,28 +122,30 @@ class Chooser:
 
     def decide(self, limit_bytes: int) -> Decision:
         """Return the shortest step found within a limit, see the function `decide`."""
-        if self._plain.peak_bytes <= limit_bytes:
-            return self._decision(limit_bytes, Rewriting(), "nothing", self._plain)
+        if self.unchanged.peak_bytes <= limit_bytes:
+            return self._decision(limit_bytes, Rewriting(), "nothing", self.unchanged)
         fits: list[Decision] = []
-        for asked in self._asked(limit_bytes):
-            self._known += self._made(asked)
-            fits = [one for one in self._known if self._holds(one, limit_bytes)]
+        for target in self._limits(limit_bytes):
+            self._known += self._decisions(target)
+            fits = [made for made in self._known if self._holds(made, limit_bytes)]
             if fits:
                 break
         else:
             least = self.least()[0]
             raise PlanError(self._refusal(limit_bytes), least if limit_bytes < least else None)
-        best = min(fits, key=lambda one: one.cost)
-        return self._decision(limit_bytes, best.rewriting, best.how, best.timed)
+        best = min(fits, key=lambda made: made.cost)
+        return self._decision(limit_bytes, best.rewriting, best.method, best.simulation)
 
-    def _asked(self, limit: int) -> Iterator[int]:
+    def _limits(self, limit: int) -> Iterator[int]:
         """Yield the limits to search: if the host is small, only a schedule of a lower limit may fit."""
         yield limit
         more = limit - self.least()[0]
         if self.host_limit is not None and more > 0:
-            yield from (limit - step * more // _LOWER for step in range(1, _LOWER + 1))
+            yield from (
+                limit - step * more // DEFAULTS.lower_limits for step in range(1, DEFAULTS.lower_limits + 1)
+            )
 
-    def everything(self) -> Decision:
+    def offload_everything(self) -> Decision:
         """Return the decision to offload every movable value while unused, without recompute.
 
         The cost in time is ignored.
@@ -161,9 +153,9 @@ class Chooser:
         Raises:
             PlanError: the host is too small.
         """
-        plan = planned(self.graph, self._movable, recomputed=(), outside=self.outside_bytes)
-        rewriting = Rewriting(plan.swaps(_everything(plan)))
-        made = self._decision(0, rewriting, "everything", self._timed(rewriting))
+        plan = graph_step(self.graph, self._movable, recomputed=(), outside=self.outside_bytes)
+        rewriting = Rewriting(plan.offloads(_everything(plan)))
+        made = self._decision(0, rewriting, "everything", self._simulated(rewriting))
         if self.host_limit is not None and made.host_bytes > self.host_limit:
             raise PlanError(f"all that may move needs {made.host_bytes} bytes on the host")
         return made
@@ -173,72 +165,64 @@ class Chooser:
         found = {limit: self.decide(limit) for limit in sorted(set(limits))}
         return [found[limit] for limit in limits]
 
-    def _made(self, limit: int) -> list[Decision]:
-        """Return decisions that may hold a limit; the best set is planned with a longer search for swaps."""
+    def _decisions(self, limit: int) -> list[Decision]:
+        """Return decisions that may hold a limit; offloads for the best set are searched for longer."""
         least, _, smallest = self._search.least()
         if limit < least:
             return []
-        few = len(self.graph) <= _MANY
-        sets = self._search.sets(limit, _CLOSER if few else 1)
+        few = len(self.graph) <= DEFAULTS.many_operations
+        sets = self._search.sets(limit, DEFAULTS.planned_sets if few else 1)
         made = {
             chosen: self._planned(chosen, limit, tries=0)
             for chosen in dict.fromkeys([*sets, ()] if few else sets)
         }
-        fits = [(one.cost, chosen) for chosen, one in made.items() if self._holds(one, limit)]
+        fits = [
+            (candidate.cost, chosen) for chosen, candidate in made.items() if self._holds(candidate, limit)
+        ]
         if not fits:
             return [self._planned(smallest, limit, tries=None)]
         (seconds, _), best = min(fits)
         found = list(made.values())
-        if seconds > self._plain.seconds:
-            found += self._published(limit)
+        if seconds > self.unchanged.seconds:
             found += [self._planned(best, limit, tries=None)] if few else []
         return found
 
     def _planned(self, chosen: tuple[int, ...], limit: int, *, tries: int | None) -> Decision:
         """Return the decision to recompute ``chosen`` and to offload so as to hold the limit if possible."""
-        plan = planned(self.graph, self._movable, recomputed=chosen, outside=self.outside_bytes)
+        plan = graph_step(self.graph, self._movable, recomputed=chosen, outside=self.outside_bytes)
         planner = OffloadPlanner(plan.step, self.link, host_limit=self.host_limit, tries=tries)
         if planner.floor()[0] > limit:  # count every small buffer, too
             planner = OffloadPlanner(plan.step, self.link, host_limit=self.host_limit, tries=0, least_bytes=1)
         try:
             held = planner.hold(limit)
-            schedule, how = held.schedule, held.method
+            schedule, method = held.schedule, held.method
         except PlanError:
-            schedule, how = _everything(plan), "everything"
-        rewriting = Rewriting(plan.swaps(schedule), chosen)
-        how = f"{how}, {len(chosen)} made again" if chosen else how
-        made = self._decision(limit, rewriting, how, self._timed(rewriting))
-        return self._sooner(made) if made.stall_seconds > 0 else made
+            schedule, method = _everything(plan), "everything"
+        rewriting = Rewriting(plan.offloads(schedule), chosen)
+        method = f"{method}, {len(chosen)} recomputed" if chosen else method
+        made = self._decision(limit, rewriting, method, self._simulated(rewriting))
+        return self._with_early_offloads(made) if made.stall_seconds > 0 else made
 
-    def _sooner(self, made: Decision) -> Decision:
+    def _with_early_offloads(self, made: Decision) -> Decision:
         """Begin copies out while the values are still read, if that makes nothing worse."""
-        rewriting = copied_early(self.graph, made.rewriting, self.link)
+        rewriting = offload_early(self.graph, made.rewriting, self.link)
         early = self._decision(
-            made.limit_bytes, rewriting, f"{made.how}, copied early", self._timed(rewriting)
+            made.limit_bytes, rewriting, f"{made.method}, offloaded early", self._simulated(rewriting)
         )
         worse = early.cost >= made.cost or not self._holds(early, max(made.limit_bytes, made.peak_bytes))
         return made if worse else early
-
-    def _published(self, limit: int) -> list[Decision]:
-        """Return the published tuner's decision, if feasible and limited to movable values."""
-        tuned = tune(self.graph, budget_of(self.graph, limit, self.outside_bytes))
-        values = [swap.value for swap in tuned.rewriting.swaps]
-        if not values or not self._movable[values].all():
-            return []
-        rewriting = released(self.graph, tuned.rewriting, self.link, limit, outside_bytes=self.outside_bytes)
-        return [self._decision(limit, rewriting, "as published", self._timed(rewriting))]
 
     def _holds(self, made: Decision, limit: int) -> bool:
         within = self.host_limit is None or made.host_bytes <= self.host_limit
         return within and made.peak_bytes <= limit
 
-    def _timed(self, rewriting: Rewriting) -> Timed:
-        rewritten = self.calls.within(rewrite(self.graph, rewriting))
+    def _simulated(self, rewriting: Rewriting) -> Simulation:
+        rewritten = self.overhead.applied_to(apply_rewriting(self.graph, rewriting))
         return simulate(rewritten, self.link, outside_bytes=self.outside_bytes)
 
-    def _decision(self, limit: int, rewriting: Rewriting, how: str, timed: Timed) -> Decision:
-        plain = self._plain
-        return Decision(limit, rewriting, timed, plain.peak_bytes, plain.seconds, how)
+    def _decision(self, limit: int, rewriting: Rewriting, method: str, simulation: Simulation) -> Decision:
+        plain = self.unchanged
+        return Decision(limit, rewriting, simulation, plain.peak_bytes, plain.seconds, method)
 
     def _refusal(self, limit: int) -> str:
         g = self.graph
@@ -246,13 +230,13 @@ class Chooser:
         if limit >= least and self.host_limit is None:
             return f"no step found that fits in {limit} bytes, though {least} should be enough"
         if limit >= least:
-            free = Chooser(
+            free = Decider(
                 g,
                 self.link,
                 outside_bytes=self.outside_bytes,
                 movable=self._movable,
                 repeatable=self._repeatable,
-                calls=self.calls,
+                overhead=self.overhead,
             )
             return (
                 f"no step found that fits in {limit} bytes with {self.host_limit} bytes on the host; "
@@ -265,7 +249,7 @@ class Chooser:
         return f"no step fits in {limit} bytes: {needs}, {least - own} that stay"
 
 
-def _everything(plan: Planned) -> Schedule:
+def _everything(plan: GraphStep) -> Schedule:
     """Return the schedule in which every buffer is away while unused."""
     a = absences_of(plan.step)
     order = np.argsort(a.use, kind="stable")

@@ -10,10 +10,10 @@ from rewriting_graphs import chain, graph_of
 from rewriting_nets import attention, small_net
 
 from solvers.errors import PlanError
-from solvers.rewriting import Graph, Rewriting, Role, rewrite
-from solvers.rewriting.choose import decide
+from solvers.rewriting import Graph, Rewriting, Role, apply_rewriting
+from solvers.rewriting.decide import decide
 from solvers.rewriting.judge import simulate
-from solvers.rewriting.recompute import Cuts
+from solvers.rewriting.recompute_search import RecomputeCuts
 from solvers.swap import Link
 
 NOTHING = Link.of_rate(1.0)  # a link so slow that nothing moves
@@ -21,7 +21,7 @@ NOTHING = Link.of_rate(1.0)  # a link so slow that nothing moves
 
 def _cost(graph: Graph, chosen: tuple[int, ...], price: np.ndarray) -> float:
     """Return the seconds of repeated operations plus the prices of other values read by the backward pass."""
-    made = rewrite(graph, Rewriting(recomputed=chosen))
+    made = apply_rewriting(graph, Rewriting(recomputed=chosen))
     again = made.role == Role.RECOMPUTED
     late = made.backward[made.reader]
     kept = np.unique(made.base[made.reads[late]])
@@ -33,8 +33,8 @@ def _cost(graph: Graph, chosen: tuple[int, ...], price: np.ndarray) -> float:
 def test_no_set_costs_less(seed):
     graph = small_net(seed)
     price = np.random.default_rng(seed).choice([0.0, 0.1, 0.5, 1.0, 3.0], len(graph.size))
-    cuts = Cuts(graph, np.ones(len(graph.size), bool))
-    chosen, seconds = cuts.at(price)
+    cuts = RecomputeCuts(graph, np.ones(len(graph.size), bool))
+    chosen, seconds = cuts.cheapest(price)
     made = [v for v in range(len(graph.size)) if graph.producer[v] >= 0]
     forward = [v for v in made if not graph.backward[graph.producer[v]]]
     best = np.inf
@@ -45,7 +45,7 @@ def test_no_set_costs_less(seed):
             except PlanError:
                 continue
     assert _cost(graph, chosen, price) == pytest.approx(best)
-    again = rewrite(graph, Rewriting(recomputed=chosen))
+    again = apply_rewriting(graph, Rewriting(recomputed=chosen))
     assert seconds == pytest.approx(again.seconds[again.role == Role.RECOMPUTED].sum())
 
 
@@ -53,11 +53,11 @@ def test_unrepeatable_values_are_kept_with_their_dependents():
     graph = chain(6)
     dear = np.full(len(graph.size), 100.0)
     random = graph.with_columns(repeatable=np.arange(len(graph)) != 2)  # makes value 3
-    assert set(Cuts(graph, np.ones(len(graph.size), bool)).at(dear)[0]) == {1, 2, 3, 4, 5}
-    assert 3 not in Cuts(random, np.ones(len(graph.size), bool)).at(dear)[0]
-    assert 3 not in Cuts(graph, np.arange(len(graph.size)) != 3).at(dear)[0]
+    assert set(RecomputeCuts(graph, np.ones(len(graph.size), bool)).cheapest(dear)[0]) == {1, 2, 3, 4, 5}
+    assert 3 not in RecomputeCuts(random, np.ones(len(graph.size), bool)).cheapest(dear)[0]
+    assert 3 not in RecomputeCuts(graph, np.arange(len(graph.size)) != 3).cheapest(dear)[0]
     ordered = graph.with_columns(control=[(2, 3)])
-    assert 3 not in Cuts(ordered, np.ones(len(graph.size), bool)).at(dear)[0]
+    assert 3 not in RecomputeCuts(ordered, np.ones(len(graph.size), bool)).cheapest(dear)[0]
 
 
 def test_unrepeatable_view_keeps_its_base():
@@ -69,10 +69,10 @@ def test_unrepeatable_view_keeps_its_base():
         backward=[False, False, True],
         repeatable=[True, False, True],
     )
-    cuts = Cuts(graph, np.ones(4, bool))
-    assert cuts.at(np.full(4, 100.0))[0] == ()
+    cuts = RecomputeCuts(graph, np.ones(4, bool))
+    assert cuts.cheapest(np.full(4, 100.0))[0] == ()
     free = graph.with_columns(repeatable=np.ones(3, bool))
-    assert Cuts(free, np.ones(4, bool)).at(np.full(4, 100.0))[0] == (1,)
+    assert RecomputeCuts(free, np.ones(4, bool)).cheapest(np.full(4, 100.0))[0] == (1,)
 
 
 def test_intermediates_of_additive_attention_are_recomputed():
@@ -83,8 +83,10 @@ def test_intermediates_of_additive_attention_are_recomputed():
         plain[steps] = simulate(graph, NOTHING).peak_bytes
         made = decide(graph, plain[steps] * 9 // 20, NOTHING)
         assert set(made.rewriting.recomputed) <= set(large)
-        assert not made.rewriting.swaps
+        assert not made.rewriting.offloads
         assert made.seconds < 1.01 * made.plain_seconds
-        least[steps] = simulate(rewrite(graph, Rewriting(recomputed=tuple(large))), NOTHING).peak_bytes
+        least[steps] = simulate(
+            apply_rewriting(graph, Rewriting(recomputed=tuple(large))), NOTHING
+        ).peak_bytes
     assert plain[32] > 3.5 * plain[16]
     assert least[32] < 2.2 * least[16]
