@@ -240,33 +240,58 @@ def least_of(
     raise AssertionError("refused too often")
 
 
-@pytest.mark.parametrize(
-    ("make", "compile_step", "share", "used"),
-    [
-        (Late, once, 0.85, 0.999),
-        (Skipped, once, 0.55, 0.999),
-        pytest.param(Blocks, once, 0.35, 0.9, marks=pytest.mark.full),
-        (Regions, by_regions, 0.6, 0.85),
-        (Wide, twice, 0.75, 0.9),
-        (Parts, by_parts, 0.75, 0.9),
-        (Wide, loss_outside, 0.9, 0.9),
-        (Late, accumulated, 0.9, 0.9),
-        (Late, with_optimizer, 0.9, 0.9),
-    ],
-)
+OPTIONS = {"inner": "eager", "link": "pcie3"}
+LARGER = [
+    (Late, once),
+    (Skipped, once),
+    (Blocks, once),
+    (Regions, by_regions),
+    (Wide, twice),
+    (Parts, by_parts),
+    (Late, accumulated),
+    (Late, with_optimizer),
+]
+PROGRAMS = [
+    (Late, once, 0.85, 0.999),
+    (Skipped, once, 0.55, 0.999),
+    pytest.param(Blocks, once, 0.35, 0.9, marks=pytest.mark.full),
+    (Regions, by_regions, 0.6, 0.85),
+    (Wide, twice, 0.75, 0.9),
+    (Parts, by_parts, 0.75, 0.9),
+    (Wide, loss_outside, 0.9, 0.9),
+    (Late, accumulated, 0.9, 0.9),
+    (Late, with_optimizer, 0.9, 0.9),
+]
+
+
+@pytest.mark.parametrize(("make", "compile_step", "share", "used"), PROGRAMS)
 def test_steps_hold_the_least_limit_named_by_refusals(
     make: type[nn.Module], compile_step: Callable[..., Any], share: float, used: float, pool: TensorPool
 ) -> None:
-    """Least and larger limits are held bit-identically, and the least limit is nearly used up."""
-    options = {"inner": "eager", "link": "pcie3"}
+    """The least limit is held bit-identically, and nearly used up."""
     plain, peaks = steps_of(pool, make, compile_step, {"inner": "eager"})
-    least, got, taken = least_of(pool, make, compile_step, options)
+    least, got, taken = least_of(pool, make, compile_step, OPTIONS)
     assert least < share * peaks[-1]
     assert used * least < taken[-1] <= least
     assert taken[2] <= least
     assert same(got, plain)
+
+
+@pytest.mark.parametrize(
+    ("make", "compile_step"),
+    [
+        (Wide, loss_outside),
+        *[pytest.param(make, step, marks=pytest.mark.full) for make, step in LARGER],
+    ],
+)
+def test_steps_hold_larger_limits(
+    make: type[nn.Module], compile_step: Callable[..., Any], pool: TensorPool
+) -> None:
+    """A limit between the least one and the peak without a limit is held bit-identically."""
+    plain, peaks = steps_of(pool, make, compile_step, {"inner": "eager"})
+    least, _, _ = least_of(pool, make, compile_step, OPTIONS)
     limit = int(least + 0.4 * (peaks[-1] - least))
-    got, taken = steps_of(pool, make, compile_step, {**options, "limit": limit})
+    got, taken = steps_of(pool, make, compile_step, {**OPTIONS, "limit": limit})
     assert max(taken[2:]) <= limit
     assert same(got, plain)
 
@@ -432,7 +457,7 @@ class Frozen(nn.Module):
         return self.head(y)
 
 
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
+@pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_parameters_of_forward_only_graphs_count(inner: str) -> None:
     """A forward-only graph above the limit warns, since nothing can move."""
     model, options = Frozen(), {"inner": inner, "limit": 1 << 40}
