@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mempool.planning.plan_files import Saved
-    from mempool.planning.planned_pattern import Planned
+    from mempool.planning.plan_files import SavedPlans
+    from mempool.planning.planned_pattern import PlannedPattern
     from solvers import Progress
     from traces import Buffers, Trace
     from traces.iterations.pattern import Pattern
@@ -306,7 +306,7 @@ class PlannedInput:
 
     given: InputFile
     plan: Plan
-    saved: Saved | None = None
+    saved: SavedPlans | None = None
 
     def write(self, path: str | Path) -> None:
         """Write the plan, or the plans of all variants; a name in .csv makes a MiniMalloc CSV.
@@ -321,10 +321,10 @@ class PlannedInput:
 
             write_csv(self.given.buffers, path, offsets=self.plan.offset[:, 0])
         elif self.saved is not None:
-            from mempool.planning.plan_files import write_saved
+            from mempool.planning.plan_files import write_plans
 
             trace = self.given.trace
-            write_saved(self.saved, path, client="" if trace is None else trace.metadata.get("client", ""))
+            write_plans(self.saved, path, client="" if trace is None else trace.metadata.get("client", ""))
         else:
             solvers.write_plan(self.plan, self.given.buffers, path)
 
@@ -396,13 +396,13 @@ class _Planning:
 
     def _plan_variants(self, given: InputFile, patterns: Sequence[Pattern]) -> PlannedInput:
         """Plan each variant, then all jointly; keep the joint plans if they are worth while."""
-        from mempool.planning.plan_files import Saved
-        from mempool.planning.planned_pattern import Planned
+        from mempool.planning.plan_files import SavedPlans
+        from mempool.planning.planned_pattern import PlannedPattern
 
         options = self.options
         joint = len(patterns) > 1 and options.solver in _JOINT_SOLVERS
         seconds = None if options.seconds is None else options.seconds / (len(patterns) + joint)
-        separate: list[Planned] = []
+        separate: list[PlannedPattern] = []
         interrupted = False
         for number, pattern in enumerate(patterns, 1):
             which = f"kind {number} of {len(patterns)}, " if len(patterns) > 1 else ""
@@ -416,21 +416,21 @@ class _Planning:
                     dataclasses.replace(given, pattern=pattern, buffers=pattern.buffers), plan
                 )
             interrupted = interrupted or plan.stopped_by == "interrupt"
-            separate.append(Planned(pattern, pattern.buffers, plan))
-        saved, plans = Saved(separate), [planned.plan for planned in separate]
+            separate.append(PlannedPattern(pattern, pattern.buffers, plan))
+        saved, plans = SavedPlans(separate), [planned.plan for planned in separate]
         if joint and not interrupted and (together := self._plan_jointly(separate, seconds)) is not None:
             saved = together
             plans.append(together.plans[0].plan)  # all variants share the search of this plan
         return _summary(given, saved, plans, interrupted=interrupted)
 
-    def _plan_jointly(self, separate: Sequence[Planned], seconds: float | None) -> Saved | None:
+    def _plan_jointly(self, separate: Sequence[PlannedPattern], seconds: float | None) -> SavedPlans | None:
         """Plan all variants for any order: buffers that one leaves alive collide with no other's."""
-        from mempool.planning.joint_planning import plan_together
+        from mempool.planning.joint_planning import plan_jointly
 
         self.on_stage(f"planning {len(separate)} kinds of iterations together; Ctrl-C keeps them apart")
         until = time.monotonic() + (math.inf if seconds is None else seconds)
         try:
-            saved = plan_together(
+            saved = plan_jointly(
                 separate, wait_bytes=self.options.wait_bytes, interrupt=lambda: time.monotonic() > until
             )
         except KeyboardInterrupt:
@@ -471,7 +471,9 @@ class _Planning:
         return plan
 
 
-def _summary(given: InputFile, saved: Saved, plans: Sequence[Plan], *, interrupted: bool) -> PlannedInput:
+def _summary(
+    given: InputFile, saved: SavedPlans, plans: Sequence[Plan], *, interrupted: bool
+) -> PlannedInput:
     """Return the plan of the variant with the largest arena, with the effort of all ``plans``."""
     first = max(saved.plans, key=lambda planned: planned.plan.arena_bytes)
     plan = dataclasses.replace(
@@ -485,25 +487,25 @@ def _summary(given: InputFile, saved: Saved, plans: Sequence[Plan], *, interrupt
     return PlannedInput(given, plan, with_first(saved, first))
 
 
-def _stopped_by_time(planned: Planned) -> Planned:
+def _stopped_by_time(planned: PlannedPattern) -> PlannedPattern:
     """Mark an interrupted plan as stopped by the clock, as the search itself would have done."""
     if planned.plan.stopped_by != "interrupt":
         return planned
     return dataclasses.replace(planned, plan=dataclasses.replace(planned.plan, stopped_by="time"))
 
 
-def _joint_load(saved: Saved) -> int:
+def _joint_load(saved: SavedPlans) -> int:
     """Return the most bytes alive in any succession of the jointly planned variants, a lower bound."""
     from solvers.packing.variants import VariantSet
 
-    return peak_load(VariantSet(list(saved.kinds.values())).buffers) if saved.kinds else 0
+    return peak_load(VariantSet(list(saved.variants.values())).buffers) if saved.variants else 0
 
 
-def with_first(saved: Saved, first: Planned) -> Saved:
+def with_first(saved: SavedPlans, first: PlannedPattern) -> SavedPlans:
     """Return the saved plans with this plan in front, the one that other tools take."""
-    from mempool.planning.plan_files import Saved
+    from mempool.planning.plan_files import SavedPlans
 
     order = sorted(range(len(saved.plans)), key=lambda number: saved.plans[number] is not first)
     places = {number: place for place, number in enumerate(order)}
-    kinds = {places[number]: kind for number, kind in saved.kinds.items()}
-    return Saved([saved.plans[number] for number in order], kinds)
+    kinds = {places[number]: kind for number, kind in saved.variants.items()}
+    return SavedPlans([saved.plans[number] for number in order], kinds)

@@ -93,7 +93,7 @@ def replaying(
     marks = _marks(trace)
     with _Pool(device, background=False, **options) as pool:
         if (marks >= 0).any():
-            pool.expect_marks()  # as `mempool.torch.TensorPool.watch` does
+            pool.require_step_marks()  # as `mempool.torch.TensorPool.watch` does
         yield (
             pool,
             _core.Replay(

@@ -100,19 +100,19 @@ def matching_plans(path: Path, solved: InputFile, given: InputFile) -> list[tupl
         PlanError: a plan belongs to another trace, or is wrong.
         TraceError: the file is damaged.
     """
-    from mempool.planning.plan_files import OTHER, read_saved
+    from mempool.planning.plan_files import OTHER, read_plans
     from solvers import read_plan_columns
 
     assert solved.plan is not None
     if solved.format != "plan" or not any(name.startswith(OTHER) for name in read_plan_columns(path)):
         return [_matching_plan(solved.plan, solved.buffers, _with_variant(given, solved.buffers))]
-    saved = read_saved(path)  # also checks the plans that were made jointly
-    keys = [saved.plans[number].key for number in saved.kinds]
+    saved = read_plans(path)  # also checks the plans that were made jointly
+    keys = [saved.plans[number].key for number in saved.variants]
     plans = []
     for number, planned in enumerate(saved.plans):
         variant = _with_variant(given, planned.buffers)
-        if number in saved.kinds and variant.pattern is not None:
-            _check_lifetimes(saved.kinds[number], keys, planned.buffers, variant.pattern)
+        if number in saved.variants and variant.pattern is not None:
+            _check_lifetimes(saved.variants[number], keys, planned.buffers, variant.pattern)
             alignment = np.maximum(planned.buffers.alignment, variant.buffers.alignment)
             plans.append((planned.plan, dataclasses.replace(planned.buffers, alignment=alignment)))
         else:

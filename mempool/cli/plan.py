@@ -25,7 +25,7 @@ from mempool.units import binary
 
 if TYPE_CHECKING:
     from mempool.offline import InputFile, OfflinePlanner, PlannedInput
-    from mempool.planning.plan_files import Saved
+    from mempool.planning.plan_files import SavedPlans
     from solvers import Plan, Progress
     from traces import Buffers
 
@@ -227,7 +227,7 @@ def answer(planned: PlannedInput) -> dict[str, Any]:
     }
 
 
-def _variants(saved: Saved) -> list[dict[str, Any]]:
+def _variants(saved: SavedPlans) -> list[dict[str, Any]]:
     return [
         variant_answer(variant.pattern, variant.buffers) | {"arena_bytes": variant.plan.arena_bytes}
         for variant in saved.plans

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mempool.cuda import DRIVER
 from mempool.cupy.platform import Cuda
-from mempool.cupy.pool import CupyPool, place
+from mempool.cupy.pool import CupyPool, slot
 from mempool.settings import settings
 
 if TYPE_CHECKING:
@@ -57,17 +57,17 @@ def install(*, start: bool = True, driver: str = DRIVER, **options: Any) -> Cupy
 
 def uninstall() -> None:
     """Close the installed pool and restore CuPy; arrays stay valid. Warns if no pool is installed."""
-    place.uninstall()
+    slot.uninstall()
 
 
 def installed() -> CupyPool | None:
     """Return the pool that serves CuPy, or None."""
-    return place.pool
+    return slot.pool
 
 
 def is_installed() -> bool:
     """Return true if a pool serves CuPy."""
-    return place.pool is not None
+    return slot.pool is not None
 
 
 def is_there(driver: str = DRIVER) -> bool:
@@ -95,4 +95,4 @@ def record_arrays(*, frames: bool = False) -> ArrayRecorder:
 def _install(platform: Platform, options: dict[str, Any]) -> CupyPool:
     import cupy  # noqa: F401 - its distribution has another name for each CUDA, so its version is asked of the module
 
-    return place.install(lambda: CupyPool(platform=platform, **options), CupyPool.serve)
+    return slot.install(lambda: CupyPool(platform=platform, **options), CupyPool.serve)

@@ -23,7 +23,7 @@ RECORD = np.dtype([(name, kind) for name, kind in EVENT_FIELDS])
 MARKS = ("step", "begin", "end")
 
 
-class Recording:
+class EventConverter:
     """Converter of a recording's pieces into pieces of one trace; buffers keep their ids across pieces."""
 
     def __init__(self, alignment: int, *, addresses: bool = False) -> None:
@@ -39,7 +39,7 @@ class Recording:
         """
         return self._trace(self._names.rows(packed))
 
-    def brief(self, packed: Packed, streams: list[int]) -> Trace:
+    def convert_brief(self, packed: Packed, streams: list[int]) -> Trace:
         """Convert the next piece of a recording without times and without streams of frees.
 
         Args:
@@ -54,7 +54,7 @@ class Recording:
         return Trace.of(**columns, names=(*MARKS, AUTOMATIC_MARK), metadata=self._metadata)
 
 
-def recurring(
+def find_recurring(
     packed: Packed,
     streams: list[int],
     *,
@@ -67,7 +67,7 @@ def recurring(
     """Find the recurring patterns in a recording without times.
 
     Args:
-        packed: records as in `Recording.brief`.
+        packed: records as in `EventConverter.convert_brief`.
         streams: stream of each sequence.
         alignment: alignment of the device, in bytes.
         small_bytes: see `traces.iterations.pattern.find_patterns`.
@@ -79,5 +79,5 @@ def recurring(
 
     if interrupt is not None and interrupt():
         return []
-    trace = Recording(alignment).brief(packed, streams)
+    trace = EventConverter(alignment).convert_brief(packed, streams)
     return find_patterns(trace, small_bytes=small_bytes, whole_recording=whole_recording, enveloped=enveloped)

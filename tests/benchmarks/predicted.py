@@ -51,7 +51,7 @@ def job_of_run(name: str) -> Any:
 
 
 def real(name: str) -> dict[str, Any]:
-    """What a training process allocates, at its peak, in bytes; and the fit of it, asked before.
+    """Return the peak bytes that a training process allocates, and the estimate made before.
 
     The peak is the pool's own count: no mode is active, which would change what autograd does. Where it is,
     and what of it no operation was given, two further steps under a recorder tell, whose peak may be another.

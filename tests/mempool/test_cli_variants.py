@@ -18,8 +18,8 @@ from mempool import Pool
 from mempool.cli.app import call
 from mempool.cli.check import matching_plans
 from mempool.offline import read_input, with_first
-from mempool.planning.joint_planning import Together, plan_together
-from mempool.planning.plan_files import Saved, read_saved, write_saved
+from mempool.planning.joint_planning import JointPlanning, plan_jointly
+from mempool.planning.plan_files import SavedPlans, read_plans, write_plans
 from solvers import PlanError, peak_load
 from solvers.packing.check import check_variants
 from solvers.packing.variants import VariantSet
@@ -74,7 +74,7 @@ def test_arena_of_joint_plans_equals_the_largest_variants_arena(
     each = result["variants"]
     assert result["arena_bytes"] == each[0]["arena_bytes"] == max(kind["arena_bytes"] for kind in each)
     assert result["peak_load_bytes"] == each[0]["peak_load_bytes"]
-    together = list(read_saved(tmp_path / "run.plan").kinds.values())
+    together = list(read_plans(tmp_path / "run.plan").variants.values())
     assert result["lower_bound_bytes"] >= peak_load(VariantSet(together).buffers) >= result["peak_load_bytes"]
     assert result["arena_bytes"] >= result["lower_bound_bytes"]
     assert result["arena_bytes"] < 1.25 * max(kind["peak_load_bytes"] for kind in each)
@@ -117,9 +117,9 @@ def test_variants_are_planned_separately_by_other_solvers(
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
     answer(capsys, "plan", tmp_path / "run.trace", "--solver", "best_fit", "-o", tmp_path / "run.plan")
-    saved = read_saved(tmp_path / "run.plan")
+    saved = read_plans(tmp_path / "run.plan")
     assert len(saved.plans) == len(THREE)
-    assert not saved.kinds
+    assert not saved.variants
     assert {planned.plan.solver for planned in saved.plans} == {"best_fit"}
     assert answer(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == len(THREE)
 
@@ -150,10 +150,10 @@ def test_variant_beyond_the_capacity_yields_no_plan(
 
 def damaged(path: Path, change: Callable[[list[Any]], None], *, together: bool) -> None:
     """Return the plans with one changed."""
-    saved = read_saved(path)
+    saved = read_plans(path)
     plans = list(saved.plans)
     change(plans)
-    write_saved(Saved(plans, saved.kinds if together else {}), path)
+    write_plans(SavedPlans(plans, saved.variants if together else {}), path)
 
 
 def moved(number: int) -> Callable[[list[Any]], None]:
@@ -174,7 +174,7 @@ def test_invalid_plan_of_any_variant_is_refused(
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
     answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
-    assert read_saved(tmp_path / "run.plan").kinds
+    assert read_plans(tmp_path / "run.plan").variants
     damaged(tmp_path / "run.plan", moved(number), together=together)
     assert call(["check", str(tmp_path / "run.plan"), str(tmp_path / "run.trace")]) != 0
 
@@ -259,14 +259,14 @@ def test_each_of_lifetime_reach_and_staying_is_looked_at(
 def test_first_plan_carries_its_joint_plans_along(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded(tmp_path / "run.trace", THREE)
     answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
-    saved = read_saved(tmp_path / "run.plan")
+    saved = read_plans(tmp_path / "run.plan")
     other = with_first(saved, saved.plans[2])
     assert [planned.key for planned in other.plans] == [saved.plans[n].key for n in (2, 0, 1)]
-    assert [other.plans[n].key for n in other.kinds] == [saved.plans[n].key for n in saved.kinds]
-    for number, kind in other.kinds.items():
+    assert [other.plans[n].key for n in other.variants] == [saved.plans[n].key for n in saved.variants]
+    for number, kind in other.variants.items():
         assert len(kind) == len(other.plans[number].buffers)
         assert kind.buffers.size.tolist() == other.plans[number].buffers.size.tolist()
-    check_variants(list(other.kinds.values()), [other.plans[number].plan for number in other.kinds])
+    check_variants(list(other.variants.values()), [other.plans[number].plan for number in other.variants])
 
 
 @pytest.fixture
@@ -294,18 +294,18 @@ def test_time_limit_is_shared_by_variants_and_an_interrupt_ends_all(
     assert [stop.nodes for stop in solves] == [None, None, 0]
     assert solves[0].target_bytes is None
     assert None not in [stop.target_bytes for stop in solves[1:]]  # beside the largest there is enough
-    saved = read_saved(tmp_path / "run.plan")
+    saved = read_plans(tmp_path / "run.plan")
     assert len(saved.plans) == len(THREE)
-    assert not saved.kinds
+    assert not saved.variants
 
 
 def test_variants_are_planned_separately_where_joint_plans_need_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
-    monkeypatch.setattr(Together, "are_worth_it", lambda *_: False)
+    monkeypatch.setattr(JointPlanning, "are_worth_it", lambda *_: False)
     answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
-    assert not read_saved(tmp_path / "run.plan").kinds
+    assert not read_plans(tmp_path / "run.plan").variants
 
 
 @pytest.mark.parametrize("capacity", ["largest", "less than together"])
@@ -316,7 +316,7 @@ def test_capacity_holds_for_all_joint_plans(
     recorded(tmp_path / "run.trace", THREE, late=True)
     joint = answer(capsys, "plan", tmp_path / "run.trace")
     if capacity == "less than together":
-        together = plan_together
+        together = plan_jointly
 
         def larger(*made: Any, **how: Any) -> Any:
             saved = together(*made, **how)
@@ -325,11 +325,11 @@ def test_capacity_holds_for_all_joint_plans(
             plan = dataclasses.replace(first.plan, arena_bytes=joint["arena_bytes"] + 1)
             return dataclasses.replace(saved, plans=[dataclasses.replace(first, plan=plan), *saved.plans[1:]])
 
-        monkeypatch.setattr(mempool.planning.joint_planning, "plan_together", larger)
+        monkeypatch.setattr(mempool.planning.joint_planning, "plan_jointly", larger)
     command = ["plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan"]
     result = answer(capsys, *command, "--capacity", str(joint["arena_bytes"]))
     assert result["arena_bytes"] <= joint["arena_bytes"]
-    assert bool(read_saved(tmp_path / "run.plan").kinds) == (capacity == "largest")
+    assert bool(read_plans(tmp_path / "run.plan").variants) == (capacity == "largest")
 
 
 def test_zero_time_limit_still_yields_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

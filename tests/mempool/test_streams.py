@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pools import run, simulated
 
 from mempool import Pool, _core
-from mempool.recording.events import Recording
+from mempool.recording.events import EventConverter
 from traces.trace import EventType
 
 BIG = 300_000
@@ -132,11 +132,11 @@ class TestABufferThatAnotherStreamUses:
         pool.trim()
         second = client.allocate(BIG, 1)
         client.use(second, 8)
-        recording = Recording(64)
+        recording = EventConverter(64)
         packed, streams, *_ = client.recording()
         tape = client.take_trace()
         client.use(second, 9)
-        for trace in (recording.trace(tape), Recording(64).brief(packed, streams)):
+        for trace in (recording.trace(tape), EventConverter(64).convert_brief(packed, streams)):
             trace.validate()
             reads = np.flatnonzero(trace.kind == EventType.READ)
             assert trace.stream[reads].tolist() == [7, 8]

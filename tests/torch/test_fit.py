@@ -1,4 +1,4 @@
-"""What a step needs, told before it runs."""
+"""Estimates of a step's memory: totals, shares, the largest batch, and an unchanged process."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ def test_checkpointed_blocks_hold_less() -> None:
 
 
 def test_optimizer_of_real_parameters_is_refused_with_its_class() -> None:
-    """Also where another stands around it, whose class would not do either."""
+    """Also if a wrapper stands around the optimizer, whose class would not do either."""
     made = torch.optim.SGD([nn.Parameter(torch.ones(3))], 0.1)
     for one in (made, Around(made)):
         with pytest.raises(UsageError, match="is a SGD of real parameters"):
@@ -434,7 +434,7 @@ def state_of_the_process() -> list[Any]:
 
 
 class Changing(nn.Module):
-    """What changes what it can, and fails if it is told to."""
+    """Module that changes all process-wide settings, and fails at a given place."""
 
     def __init__(self, fail: str) -> None:
         super().__init__()

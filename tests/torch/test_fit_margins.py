@@ -1,4 +1,4 @@
-"""What a GPU adds to what a trace shows."""
+"""Margins: memory that a GPU needs beyond the operations of a trace."""
 
 from __future__ import annotations
 

@@ -57,11 +57,11 @@ def test_results_are_identical_in_diverging_iterations(scenario: str, peak: int)
     ("part", "kind"),
     [
         ("recorded_step", PlanError),
-        ("packed", ZeroDivisionError),
+        ("reduce_fragmentation", ZeroDivisionError),
         ("schedule_of", ZeroDivisionError),
         ("advance_reloads", PlanError),
         pytest.param("recorded_step", ZeroDivisionError, marks=pytest.mark.full),
-        pytest.param("packed", PlanError, marks=pytest.mark.full),
+        pytest.param("reduce_fragmentation", PlanError, marks=pytest.mark.full),
         pytest.param("schedule_of", PlanError, marks=pytest.mark.full),
         pytest.param("advance_reloads", ZeroDivisionError, marks=pytest.mark.full),
     ],

@@ -351,13 +351,13 @@ import sys, torch
 sys.path.insert(0, sys.argv[1])
 from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.eager.mode import OffloadMode
-swapper = OffloadMode(HostEngine(1 << 28), torch.device("cpu"), 1 << 20)
-swapper.__enter__()
+mode = OffloadMode(HostEngine(1 << 28), torch.device("cpu"), 1 << 20)
+mode.__enter__()
 kept = [torch.full((1 << 18,), float(i)) for i in range(8)]
-for held in list(swapper.storages.records.values()):
-    swapper.mover.offload(held)
-    swapper.mover.release(held)
-swapper.mover.reload(swapper.storages.of(kept[0]))
+for record in list(mode.storages.records.values()):
+    mode.transfers.offload(record)
+    mode.transfers.release(record)
+mode.transfers.reload(mode.storages.of(kept[0]))
 kept[1].untyped_storage().nbytes()
 import atexit
 atexit.register(lambda: print(kept[2][0].item()))
@@ -370,7 +370,7 @@ atexit.register(lambda: print(kept[2][0].item()))
     [
         pytest.param("", 0, marks=pytest.mark.full),
         pytest.param("raise SystemExit(3)", 3, marks=pytest.mark.full),
-        pytest.param("del swapper", 0, marks=pytest.mark.full),
+        pytest.param("del mode", 0, marks=pytest.mark.full),
         ("1 / 0", 1),
     ],
 )

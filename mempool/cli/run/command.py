@@ -161,12 +161,12 @@ def _plan(path: Path | None) -> dict[str, str]:
         return {}
     from mempool import _core
     from mempool.per_rank_files import file_to_read
-    from mempool.planning.plan_files import read_saved
+    from mempool.planning.plan_files import read_plans
     from solvers import read_plan
 
     own = file_to_read(str(path))
     alignment = _core.HostDevice().alignment
-    offsets = [planned.plan.offset for planned in read_saved(own).plans]
+    offsets = [planned.plan.offset for planned in read_plans(own).plans]
     if any(bool((offset[offset >= 0] % alignment).any()) for offset in offsets if offset is not None):
         why = (
             f"its offsets are not multiples of {alignment}; make it by `mempool plan --alignment {alignment}`"

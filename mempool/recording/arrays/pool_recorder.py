@@ -11,7 +11,7 @@ from mempool import _core
 from mempool.errors import UsageError
 from mempool.pool import Pool
 from mempool.recording.arrays import ArrayRecorder
-from mempool.recording.events import Recording
+from mempool.recording.events import EventConverter
 from traces import EventType
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class PoolRecorder(ArrayRecorder):
                     self._taken[device].append(packed)
                 if lost := pool.client.state()["trace_lost"]:
                     raise MemoryError(f"no room for {lost:,} events of the pool")
-                recording = Recording(pool.device.alignment, addresses=True)
+                recording = EventConverter(pool.device.alignment, addresses=True)
                 traces.append((device, recording.trace(b"".join(self._taken[device]))))
             names = [self._rows.name(name) for _, trace in traces for name in trace.names]
             joined = merge_traces(traces, self._table(), names)

@@ -14,7 +14,7 @@ import numpy as np
 from mempool import _core, torch
 from mempool.errors import UsageError
 from mempool.per_rank_files import own_file
-from mempool.recording.events import RECORD, Recording
+from mempool.recording.events import RECORD, EventConverter
 from mempool.recording.torch import AccessRecorder
 from mempool.recording.torch.tracing import FOUND_STEP, STEP, named_only
 from traces.formats.parquet import write_trace
@@ -128,7 +128,7 @@ class PoolTape:
         if lost := client.state()["trace_lost"]:
             raise MemoryError(f"no room for {lost:,} events of the pool")
         records = np.concatenate([np.empty(0, RECORD), *pieces])
-        recording = Recording(self._pool.device.alignment, addresses=True)
+        recording = EventConverter(self._pool.device.alignment, addresses=True)
         return recording.trace(np.concatenate([self._first(records), records]).view(np.uint8))
 
     def _first(self, records: NDArray[Any]) -> NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -56,17 +55,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    assert call(["fit", "--json", *arguments]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
 @pytest.mark.parametrize("function", ["named", "job"])
 def test_names_in_a_function_mean_the_same_as_on_the_command_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], function: str
+    folder: Path, fit_json: Any, function: str
 ) -> None:
-    options = said(capsys, "made.py:plain", *OPTIONS)
-    named = said(capsys, f"made.py:{function}")
+    options = fit_json("made.py:plain", *OPTIONS)
+    named = fit_json(f"made.py:{function}")
     inputs = 0 if function == "named" else 64 * 100 * 2  # a job's own inputs stay as they are, in 32 bits
     for answer in (options, named):
         assert answer["by_class_bytes"]["optimizer_state"] == 196 * 512 + 2 * 512
@@ -74,9 +68,9 @@ def test_names_in_a_function_mean_the_same_as_on_the_command_line(
     assert named["peak_bytes"] - options["peak_bytes"] in (0, inputs, 2 * inputs)
 
 
-def test_loss_by_name_takes_no_labels(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with_labels = said(capsys, "made.py:labelled")
-    assert with_labels["peak_bytes"] == said(capsys, "made.py:plain", "--loss", "cross-entropy")["peak_bytes"]
+def test_loss_by_name_takes_no_labels(folder: Path, fit_json: Any) -> None:
+    with_labels = fit_json("made.py:labelled")
+    assert with_labels["peak_bytes"] == fit_json("made.py:plain", "--loss", "cross-entropy")["peak_bytes"]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from pools import simulated
 from programs import Watched, layers
 
 from mempool import Pool
-from mempool.planning.planned_pattern import make_plan, with_kept
-from mempool.planning.shared_arena import joined
+from mempool.planning.planned_pattern import make_plan, with_pinned
+from mempool.planning.shared_arena import merge_ranges
 from solvers import lower_bound
 from traces.iterations.pattern import find_patterns
 
@@ -107,7 +107,7 @@ def test_plan_around_pinned_ranges_is_within_two_percent_of_the_bound(network: s
             at = begin + -(-size // 64) * 64
         planned = make_plan(pattern, alignment=64, around=around, patient=False)
         assert planned is not None
-        beyond.append(planned.plan.arena_bytes / lower_bound(with_kept(planned.buffers, around)))
+        beyond.append(planned.plan.arena_bytes / lower_bound(with_pinned(planned.buffers, around)))
     assert sum(beyond) / len(beyond) <= 1.02
 
 
@@ -312,9 +312,9 @@ def test_replans_after_layout_changes_avoid_pinned_ranges(pools: tuple[Pool, Poo
 
 def test_overlapping_pinned_ranges_are_joined() -> None:
     """The solver takes disjoint ranges."""
-    assert joined([(20, 30), (0, 6), (5, 9), (7, 8)]) == [(0, 9), (20, 30)]
-    assert joined([(5, 9), (0, 5)]) == [(0, 9)]
-    assert joined([]) == []
+    assert merge_ranges([(20, 30), (0, 6), (5, 9), (7, 8)]) == [(0, 9), (20, 30)]
+    assert merge_ranges([(5, 9), (0, 5)]) == [(0, 9)]
+    assert merge_ranges([]) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9))), st.integers(1, 9))
@@ -322,12 +322,12 @@ def test_many_pinned_ranges_are_joined_into_few_covering_ranges(
     places: list[tuple[int, int]], most: int
 ) -> None:
     ranges = [(begin, begin + length) for begin, length in places]
-    few = joined(ranges, most)
+    few = merge_ranges(ranges, most)
     assert len(few) <= most
     assert all(a[1] < b[0] for a, b in itertools.pairwise(few))
     held = {offset for begin, end in few for offset in range(begin, end)}
     assert held >= {offset for begin, end in ranges for offset in range(begin, end)}
     if ranges:
         assert (min(held), max(held)) == (min(ranges)[0], max(end for _, end in ranges) - 1)
-    if len(joined(ranges)) <= most:
-        assert few == joined(ranges)
+    if len(merge_ranges(ranges)) <= most:
+        assert few == merge_ranges(ranges)

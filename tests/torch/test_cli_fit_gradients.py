@@ -1,4 +1,4 @@
-"""``mempool fit`` on programs that a library trains: it is asked how many batches make a step."""
+"""``mempool fit`` follows a program's gradients: accumulated by a library, and cleared in each order."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import contextlib
+import io
+
+import mempool.torch
 from mempool.cli.app import call
 
 if TYPE_CHECKING:
@@ -99,3 +103,50 @@ def test_compiling_trainer_gives_a_note_on_the_eager_model(answer: Any) -> None:
         "is left out: the result is of the eager" in text for text in answer(TRAINER, "1", "c")["warnings"]
     )
     assert not any("left out" in text for text in answer(TRAINER, "1")["warnings"])
+
+
+#: A model of 4 MiB of parameters and 1 MiB of activations.
+CLEARS = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+x = torch.zeros(128, 512)
+for _ in range(3):
+    {first}
+    output = model(x)
+    loss = output.square().mean()
+    {late}
+    loss.backward()
+    optimizer.step()
+    {last}
+"""
+NOTE = "clears gradients between forward and backward"
+ORDERS = {
+    "behind the step": {"last": "optimizer.zero_grad()"},
+    "before the forward": {"first": "optimizer.zero_grad()"},
+    "before the backward": {"late": "optimizer.zero_grad()"},
+    "before the backward, by the model": {"late": "model.zero_grad()"},
+    "before the backward, with zeros": {"late": "optimizer.zero_grad(set_to_none=False)"},
+}
+
+
+def clearing_script(**lines: str) -> str:
+    return CLEARS.format(**{name: lines.get(name, "pass") for name in ("first", "late", "last")})
+
+
+def real_peak(text: str) -> int:
+    with mempool.torch.install(device="cpu") as pool, contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(text, "train.py", "exec"), {"__name__": "__main__"})
+        return int(pool.report().to_dict()["requested_peak_bytes"])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_peak_and_note_follow_the_order_of_clearing(order: str, answer: Any) -> None:
+    """Predict the bytes of a real run, which differ by the parameters' 4 MiB, within 1 %."""
+    text = clearing_script(**ORDERS[order])
+    estimate = answer(text, asked=("--device", "cpu"))
+    assert estimate["peak_bytes"] == pytest.approx(real_peak(text), rel=0.01)
+    noted = any(NOTE in note for note in estimate["warnings"])
+    assert noted == (order.startswith("before the backward") and "zeros" not in order)
