@@ -1,4 +1,4 @@
-"""Made-up traces of training, with accesses, for what plans and shows swaps."""
+"""Synthetic traces of training with accesses, for tests of offload plans and pictures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MIB = 1 << 20
 
 
 def training(*, marks: bool = True, layers: int = 6, accesses: bool = True) -> Trace:
-    """Alike iterations: a parameter, and a buffer for each layer, written forward and read backward."""
+    """Return equal iterations: a parameter, and a buffer per layer, written forward and read backward."""
     rows: list[tuple[int, int, int, int, int]] = [(Kind.ALLOC, 0, MIB, 0, -1)]
     count, now = 1, 0
     for _ in range(4 if marks else 12):
