@@ -149,7 +149,7 @@ def reverted(graph: Graph) -> Graph:
 
 
 def offload_candidates(graph: Graph) -> list[int]:
-    """The values that a offload may name."""
+    """Return the values that an offload may name."""
     lasts = {int(b) for b in graph.base[graph.lasting]}
     return [
         v for v in range(len(graph.size))
