@@ -16,12 +16,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
 from mempool.torch.compiled import shared_limit as rewriting_budget
-from mempool.torch.compiled.external_memory import ForwardRun, LiveMemory
-from mempool.torch.compiled.options import Options
 from mempool.torch.compiled.partition import incoming_gradients
-from mempool.torch.compiled.records import ExternalMemory, Observations, RunStart
-from mempool.torch.compiled.runtime_observer import RuntimeObserver
-from mempool.torch.compiled.shared_limit import SHARED_LIMITS, GraphUnderLimit, SharedLimit
+from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,33 +240,58 @@ def least_of(
     raise AssertionError("refused too often")
 
 
-@pytest.mark.parametrize(
-    ("make", "compile_step", "share", "used"),
-    [
-        (Late, once, 0.85, 0.999),
-        (Skipped, once, 0.55, 0.999),
-        pytest.param(Blocks, once, 0.35, 0.9, marks=pytest.mark.full),
-        (Regions, by_regions, 0.6, 0.85),
-        (Wide, twice, 0.75, 0.9),
-        (Parts, by_parts, 0.75, 0.9),
-        (Wide, loss_outside, 0.9, 0.9),
-        (Late, accumulated, 0.9, 0.9),
-        (Late, with_optimizer, 0.9, 0.9),
-    ],
-)
+OPTIONS = {"inner": "eager", "link": "pcie3"}
+LARGER = [
+    (Late, once),
+    (Skipped, once),
+    (Blocks, once),
+    (Regions, by_regions),
+    (Wide, twice),
+    (Parts, by_parts),
+    (Late, accumulated),
+    (Late, with_optimizer),
+]
+PROGRAMS = [
+    (Late, once, 0.85, 0.999),
+    (Skipped, once, 0.55, 0.999),
+    pytest.param(Blocks, once, 0.35, 0.9, marks=pytest.mark.full),
+    (Regions, by_regions, 0.6, 0.85),
+    (Wide, twice, 0.75, 0.9),
+    (Parts, by_parts, 0.75, 0.9),
+    (Wide, loss_outside, 0.9, 0.9),
+    (Late, accumulated, 0.9, 0.9),
+    (Late, with_optimizer, 0.9, 0.9),
+]
+
+
+@pytest.mark.parametrize(("make", "compile_step", "share", "used"), PROGRAMS)
 def test_steps_hold_the_least_limit_named_by_refusals(
     make: type[nn.Module], compile_step: Callable[..., Any], share: float, used: float, pool: TensorPool
 ) -> None:
-    """Least and larger limits are held bit-identically, and the least limit is nearly used up."""
-    options = {"inner": "eager", "link": "pcie3"}
+    """The least limit is held bit-identically, and nearly used up."""
     plain, peaks = steps_of(pool, make, compile_step, {"inner": "eager"})
-    least, got, taken = least_of(pool, make, compile_step, options)
+    least, got, taken = least_of(pool, make, compile_step, OPTIONS)
     assert least < share * peaks[-1]
     assert used * least < taken[-1] <= least
     assert taken[2] <= least
     assert same(got, plain)
+
+
+@pytest.mark.parametrize(
+    ("make", "compile_step"),
+    [
+        (Wide, loss_outside),
+        *[pytest.param(make, step, marks=pytest.mark.full) for make, step in LARGER],
+    ],
+)
+def test_steps_hold_larger_limits(
+    make: type[nn.Module], compile_step: Callable[..., Any], pool: TensorPool
+) -> None:
+    """A limit between the least one and the peak without a limit is held bit-identically."""
+    plain, peaks = steps_of(pool, make, compile_step, {"inner": "eager"})
+    least, _, _ = least_of(pool, make, compile_step, OPTIONS)
     limit = int(least + 0.4 * (peaks[-1] - least))
-    got, taken = steps_of(pool, make, compile_step, {**options, "limit": limit})
+    got, taken = steps_of(pool, make, compile_step, {**OPTIONS, "limit": limit})
     assert max(taken[2:]) <= limit
     assert same(got, plain)
 
@@ -436,7 +457,7 @@ class Frozen(nn.Module):
         return self.head(y)
 
 
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
+@pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_parameters_of_forward_only_graphs_count(inner: str) -> None:
     """A forward-only graph above the limit warns, since nothing can move."""
     model, options = Frozen(), {"inner": inner, "limit": 1 << 40}
@@ -458,122 +479,3 @@ def test_refusal_names_concurrent_runs(pool: TensorPool) -> None:
     del plain
     with pytest.raises(BackendCompilerFailed, match="other runs of it hold"):
         steps_of(pool, Wide, twice, {"inner": "eager", "limit": int(0.62 * peaks[-1]), "exclude": "*"})
-
-
-def test_live_memory_holds_no_reference() -> None:
-    """Inputs, results and saved values count for later graphs and stay weakly referenced."""
-    model = nn.Linear(8, 8)
-    batch, result, kept = torch.ones(10), torch.ones(20), torch.ones(30)
-    live_memory = LiveMemory()
-    live_memory.register([model], [batch])
-    live_memory.external(0, [batch, model.weight], more=True)
-    memories = (
-        live_memory.memories(some) for some in ([batch, model.weight], [result, 3], [kept, model.weight])
-    )
-    live_memory.record_forward(0, ForwardRun(*memories))
-    beside = live_memory.external(1, [result], more=True)
-    assert (beside.held, beside.kept, beside.own) == (160, 160, 0)
-    assert beside.parameters == 4 * (64 + 8)
-    assert beside.gradients == 4 * 8  # of the bias, which no graph has read so far
-    other = live_memory.external(1, [], more=False)
-    assert (other.held, other.kept, other.gradients) == (240, 160, 0)
-    again = live_memory.external(0, [batch, model.weight], more=False)
-    assert (again.held, again.own) == (0, 200)
-    del kept
-    assert live_memory.external(1, [result], more=False).held == 40
-    live_memory.step()
-    assert live_memory.external(1, [result], more=False).held == 0
-
-
-def test_observation_ends_after_three_steps() -> None:
-    """A later compilation turns the observations into known bytes."""
-    observer, result = RuntimeObserver(), torch.ones(10)
-    observer.live_memory.register([], [result])
-    number = observer.number("some code", [])
-    first = observer.observed[number]
-    first.note(RunStart(others=1), backward=False)
-    for _ in range(3):
-        assert observer.is_open
-        observer.before_run(backward=False)
-        assert not observer.live_memory.runs(number)
-        observer.live_memory.record_forward(
-            number, ForwardRun({}, observer.live_memory.memories([result]), {})
-        )
-        assert observer.live_memory.runs(number)
-        observer.before_run(backward=True)
-    observer.before_run(backward=False)
-    assert not observer.is_open
-    assert not observer.live_memory.runs(number)
-    assert (observer.number("some code", []), observer.number("other code", [])) == (number, number + 1)
-    assert observer.is_open
-    assert observer.known == {number: first}
-    assert observer.observed[number] is not first
-
-
-def test_failed_recompilation_warns_once() -> None:
-    observer = RuntimeObserver()
-    observer.mark_stale(observer.number("no code", []))
-    with pytest.warns(UserWarning, match="more than was counted"):
-        observer.after_backward()
-    observer.after_backward()  # once
-
-
-def test_earlier_observations_bound_outside_bytes() -> None:
-    """A recompiled graph uses the largest observation, since other graphs have not run yet."""
-    budget, options = SharedLimit(None), Options(limit=1000, beside=1000)
-    now = ExternalMemory(held=50, kept=40, own=3, freed_inputs=(2,), parameters=7, gradients=5)
-    first = GraphUnderLimit(options, budget, 0, True, now)
-    assert (first.counted_external, first.runs) == (now, 1)
-    assert [first.outside(99).during(backward=backward) for backward in (False, True)] == [1060, 1055]
-    seen = budget.observer.known[0] = Observations()
-    for moment in (RunStart(60, 8, 4, 20, 2, kept=10), RunStart(61, 8, 4, 0, 0, kept=11)):
-        seen.note(moment, backward=False)
-    seen.note(RunStart(90, 8, 2, 0, 1, kept=10), backward=True)
-    among = GraphUnderLimit(options, budget, 0, True, now)
-    assert among.counted_external == ExternalMemory(
-        held=90, kept=40, own=2, freed_inputs=(2,), parameters=8, gradients=5
-    )
-    assert among.runs == 3
-    for kept, forward, backward in ((10, 92, 100), (12, 96, 102), (0, 73, 100)):
-        outside = among.outside(kept)
-        assert [outside.during(backward=one) for one in (False, True)] == [1000 + forward, 1000 + backward]
-
-
-def test_pending_gradients_count_until_consumed() -> None:
-    model = nn.Linear(8, 8, bias=False)
-    live_memory = LiveMemory()
-    live_memory.register([model], [])
-    first, second = torch.ones(10), torch.ones(20)
-    live_memory.record_backward([first, None, second])
-    assert live_memory.pending_gradient_bytes([]) == 120
-    assert live_memory.pending_gradient_bytes([first]) == 80
-    del second
-    assert live_memory.pending_gradient_bytes([]) == 40
-    model.weight.grad = torch.ones(8, 8)
-    assert sum(live_memory.gradients().values()) == 256
-    live_memory.step()
-    beside = live_memory.external(
-        0, [], more=True
-    )  # when the forward pass begins; who knows how long they stay
-    assert (beside.held, beside.kept, beside.gradients) == (256, 0, 0)
-
-
-def test_optimizer_state_is_found_by_parameters() -> None:
-    """The state counts once, as part of the option `beside`."""
-    model, other = nn.Linear(8, 8), nn.Linear(8, 8)
-    optimizers = [torch.optim.Adam(one.parameters()) for one in (model, other)]
-    for one in (*model.parameters(), *other.parameters()):
-        one.grad = torch.ones_like(one)
-    for optimizer in optimizers:
-        optimizer.step()
-    state = [one for kept in optimizers[0].state.values() for one in kept.values()]
-    live_memory = LiveMemory()
-    live_memory.register([model], [])
-    live_memory.record_forward(0, ForwardRun(live_memory.memories(state), {}, {}))
-    live_memory.step()
-    beside = live_memory.external(1, [*model.parameters()], more=False)
-    assert beside.state == 2 * 4 * (64 + 8) + 2 * 4  # moments, and the counts of steps
-    assert (beside.held, beside.parameters) == (4 * (64 + 8), 0)
-    for told, there in ((10, beside.state), (10_000, 10_000)):
-        among = GraphUnderLimit(Options(beside=told), SharedLimit(None), 1, False, beside)
-        assert among.outside(0).during(backward=True) == there

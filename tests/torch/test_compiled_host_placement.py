@@ -67,7 +67,7 @@ class Placed(HostEngine):
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Placed]:
     """Install a counting host engine."""
     made = Placed(1 << 26)
-    monkeypatch.setitem(RUNTIME._engines, (CPU, 0), made)
+    monkeypatch.setitem(RUNTIME.engines, (CPU, 0), made)
     yield made
     made.close()
 

@@ -39,7 +39,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], FakeRuntime]:
 
     def of(seed: int) -> FakeRuntime:
         device = FakeRuntime(seed, eager=True)
-        monkeypatch.setitem(RUNTIME._engines, (CPU, 0), CudaEngine(CPU, 1 << 24, runtime=device))
+        monkeypatch.setitem(RUNTIME.engines, (CPU, 0), CudaEngine(CPU, 1 << 24, runtime=device))
         return device
 
     return of

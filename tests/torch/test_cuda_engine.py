@@ -1,7 +1,7 @@
 """Copies by streams: no order that streams can run in makes a wrong byte, and the host waits for none.
 
 A device in small: places of its memory are handed out in the order of the program, as PyTorch's allocator
-does, and written by kernels that are queued; what a storage is moved for follows `Mover`'s rules.
+does, and written by kernels that are queued; moves of a storage follow the rules of `TransferManager`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from fake_streams import FakeRuntime, Stream
 
 from mempool.errors import UsageError
-from mempool.torch.eager.mode import Swapper
+from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.offload import cuda_engine, pinned_memory
 from mempool.torch.offload.cuda_engine import CudaEngine
 from mempool.torch.offload.engine import HostFullError
@@ -205,7 +205,7 @@ def trained(limit: int | None, *, seed: int = 0) -> tuple[list[str], list[Any], 
     if limit is not None:
         made = CudaEngine(CPU, 1 << 24, runtime=runtime)
         made._link = Link.of_rate(1e9)
-        swapper = Swapper(made, CPU, limit)
+        swapper = OffloadMode(made, CPU, limit)
     losses = []
     with swapper:
         for _ in range(5):
@@ -462,6 +462,6 @@ def test_measurement_registers_no_storage(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(cuda_engine, "SIZES", (1, PAGE))
     monkeypatch.setattr(cuda_engine, "measure", lambda copies: copies.timed(PAGE, out=True, back=True))
     _, made = engine()
-    with Swapper(made, CPU, 1 << 30) as swapper:
+    with OffloadMode(made, CPU, 1 << 30) as swapper:
         assert made.link()
         assert swapper.storages.here_bytes == 0

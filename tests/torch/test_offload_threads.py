@@ -349,8 +349,8 @@ SCRIPT = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
 from mempool.torch.offload.host_engine import HostEngine
-from mempool.torch.eager.mode import Swapper
-swapper = Swapper(HostEngine(1 << 28), torch.device("cpu"), 1 << 20)
+from mempool.torch.eager.mode import OffloadMode
+swapper = OffloadMode(HostEngine(1 << 28), torch.device("cpu"), 1 << 20)
 swapper.__enter__()
 kept = [torch.full((1 << 18,), float(i)) for i in range(8)]
 for held in list(swapper.storages.records.values()):

@@ -6,6 +6,7 @@ compiler: nothing is mutated, nothing aliased.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,48 +31,6 @@ LIBRARY.define(f"reload_wait(Tensor ticket, {_PLACE}) -> Tensor")
 LIBRARY.define(f"reload_sync(Tensor ticket, {_PLACE}) -> Tensor")
 
 
-def _offload(value: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
-    return RUNTIME.offload(value, host_limit, at)
-
-
-def _offload_wait(ticket: torch.Tensor, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG001  # see above
-    return RUNTIME.offload_wait(ticket)
-
-
-def _reload(
-    ticket: torch.Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    return RUNTIME.reload(ticket, empty_tensor(size, stride, dtype, device))
-
-
-def _reload_wait(
-    ticket: torch.Tensor,
-    size: Sequence[int],  # noqa: ARG001  # for the fake one
-    stride: Sequence[int],  # noqa: ARG001
-    dtype: torch.dtype,  # noqa: ARG001
-    device: torch.device,  # noqa: ARG001
-) -> torch.Tensor:
-    return RUNTIME.reload_wait(ticket)
-
-
-def _offload_sync(value: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
-    return RUNTIME.offload_sync(value, host_limit, at)
-
-
-def _reload_sync(
-    ticket: torch.Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    return RUNTIME.reload_sync(ticket, empty_tensor(size, stride, dtype, device))
-
-
 def _fake_ticket(*_: object) -> torch.Tensor:
     return torch.empty(1, dtype=torch.int64, device="cpu")
 
@@ -82,14 +41,16 @@ def _fake_tensor(
     return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
-for _name, _real, _fake in (
-    ("offload", _offload, _fake_ticket),
-    ("offload_wait", _offload_wait, _fake_ticket),
-    ("reload", _reload, _fake_ticket),
-    ("reload_wait", _reload_wait, _fake_tensor),
-    ("offload_sync", _offload_sync, _fake_ticket),
-    ("reload_sync", _reload_sync, _fake_tensor),
-):
+_Kernel = Callable[..., torch.Tensor]
+_KERNELS: dict[str, tuple[_Kernel, _Kernel]] = {
+    "offload": (RUNTIME.offload, _fake_ticket),
+    "offload_wait": (lambda ticket, _: RUNTIME.offload_wait(ticket), _fake_ticket),
+    "offload_sync": (RUNTIME.offload_sync, _fake_ticket),
+    "reload": (lambda ticket, *layout: RUNTIME.reload(ticket, empty_tensor(*layout)), _fake_ticket),
+    "reload_wait": (lambda ticket, *_: RUNTIME.reload_wait(ticket), _fake_tensor),
+    "reload_sync": (lambda ticket, *layout: RUNTIME.reload_sync(ticket, empty_tensor(*layout)), _fake_tensor),
+}
+for _name, (_real, _fake) in _KERNELS.items():
     LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"mempool::{_name}", _fake, lib=LIBRARY)
 

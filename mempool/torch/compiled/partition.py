@@ -27,10 +27,12 @@ from solvers.rewriting.judge import simulate
 from solvers.swap.link import Link
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mempool.torch.compiled.inductor.kernels import Kernels
+    from mempool.torch.compiled.joint_graph import MergedGraph
     from mempool.torch.compiled.options import Options
+    from mempool.torch.compiled.records import StepDecision
     from mempool.torch.compiled.shared_limit import SharedLimit
     from solvers.rewriting import Graph
 
@@ -97,38 +99,32 @@ class Partition:
         elif options.rewrites:
             eliminate_common_subexpressions(joint)
         forward, backward = partitioner(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
-        if not options.rewrites:
-            return forward, backward
-        self.guard.results = num_fwd_outputs
-        merged = join(GraphPair(forward, backward, num_fwd_outputs), stale=options.fused)
-        if subgraphs := subgraph_operations(joint):
-            warnings.warn(
-                f"the memory needed inside {', '.join(subgraphs)} is unknown and not part of the limit",
-                stacklevel=2,
+        if options.rewrites:
+            _warn_of_subgraphs(joint)
+            self.guard.results = num_fwd_outputs
+            merged = join(GraphPair(forward, backward, num_fwd_outputs), stale=options.fused)
+            external = self.external
+            if not has_one_input_per_argument(joint, self.argument_count):
+                external = replace(external, freed_inputs=())
+            self._rewrite(
+                merged, GraphUnderLimit(options, self.shared_limit, self.number, self.more, external)
             )
-        step = measure_step(merged, options)
-        external = (
-            self.external
-            if has_one_input_per_argument(joint, self.argument_count)
-            else replace(self.external, freed_inputs=())
-        )
-        among = GraphUnderLimit(options, self.shared_limit, self.number, self.more, external)
-        decision, kept_bytes_at, limit = among.decide(merged, step)
-        begin = self.shared_limit.host_before(self.number)
-        places = place_copies(decision.captured.graph, decision.rewriting).shifted(begin)
-        host_end = begin + places.size * among.runs  # other runs get the places behind
-        if places.at:
-            with _disable_current_modes():
-                RUNTIME.engine(device_of(merged.module), options.host_limit).reserve(host_end)
+            self.guard.incoming_gradients = incoming_gradients(backward)
+        return forward, backward
+
+    def _rewrite(self, merged: MergedGraph, graph: GraphUnderLimit) -> None:
+        """Decide about the merged graph and apply the decision to both graphs."""
+        options, step = self.options, measure_step(merged, self.options)
+        decision, kept_bytes_at, limit = graph.decide(merged, step)
+        places, host_end = self._reserve_host(merged, decision, graph.runs)
         apply(
             merged,
             decision.captured,
             decision.rewriting,
             host_limit=options.host_limit,
             own_bytes=decision.own_bytes,
-            places=places.at,
+            places=places,
         )
-        self.guard.incoming_gradients = incoming_gradients(backward)
         if options.fused:
             self.donated.extend(donated_inputs(merged, decision))
         if decision.kernel_memory is not None:
@@ -142,13 +138,32 @@ class Partition:
             options,
             decision,
             self.timer,
-            external=among.counted_external,
+            external=graph.counted_external,
             host_end=host_end,
             bytes_kept_before=self.shared_limit.bytes_kept_before(self.number),
             kept_bytes_at=kept_bytes_at if self.more and options.limit is not None else None,
         )
         self.shared_limit.add(self.guard.compiled)
-        return forward, backward
+
+    def _reserve_host(
+        self, merged: MergedGraph, decision: StepDecision, runs: int
+    ) -> tuple[Mapping[int, int], int]:
+        """Reserve host memory for the copies of all runs; return the offset by value, and the end."""
+        begin = self.shared_limit.host_before(self.number)
+        places = place_copies(decision.captured.graph, decision.rewriting).shifted(begin)
+        host_end = begin + places.size * runs  # other runs get the places behind
+        if places.at:
+            with _disable_current_modes():
+                RUNTIME.engine(device_of(merged.module), self.options.host_limit).reserve(host_end)
+        return places.at, host_end
+
+
+def _warn_of_subgraphs(joint: fx.GraphModule) -> None:
+    if subgraphs := subgraph_operations(joint):
+        warnings.warn(
+            f"the memory needed inside {', '.join(subgraphs)} is unknown and not part of the limit",
+            stacklevel=2,
+        )
 
 
 def incoming_gradients(backward: fx.GraphModule) -> slice:

@@ -1,4 +1,8 @@
-"""The layout of a tensor in memory, and the allocation of tensors with a given layout."""
+"""Run the copies of rewritten graphs; graphs refer to copies by tickets.
+
+A graph holds no offloaded tensor but a ticket: a host tensor with one number. The host copy lives as long as
+the ticket. So a backward pass may run twice or never, and each forward pass has separate copies.
+"""
 
 from __future__ import annotations
 
@@ -162,10 +166,11 @@ class TransferRuntime:
 
     Attributes:
         counters: counters of the copies since `counters` was last replaced.
+        engines: the engine of each device and host limit.
     """
 
     counters: TransferCounters = field(default_factory=TransferCounters)
-    _engines: dict[tuple[torch.device, int], Engine] = field(default_factory=dict)
+    engines: dict[tuple[torch.device, int], Engine] = field(default_factory=dict)
     _entries: dict[int, OffloadedTensor | ReloadingTensor] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _dead: deque[int] = field(default_factory=deque)
@@ -176,10 +181,10 @@ class TransferRuntime:
         if device.type == "cpu":
             device = torch.device("cpu")
         with self._lock:
-            if (device, host_limit) not in self._engines:
+            if (device, host_limit) not in self.engines:
                 most = host_limit or default_host_limit()
-                self._engines[device, host_limit] = create_engine(device, most)
-            return self._engines[device, host_limit]
+                self.engines[device, host_limit] = create_engine(device, most)
+            return self.engines[device, host_limit]
 
     @property
     def host_copies(self) -> int:
@@ -191,7 +196,7 @@ class TransferRuntime:
     def host_bytes(self) -> int:
         """Return the host memory in bytes that the engines use."""
         self._release_dead()
-        return sum(engine.host_bytes for engine in self._engines.values())
+        return sum(engine.host_bytes for engine in self.engines.values())
 
     def _ticket(self, number: int) -> torch.Tensor:
         """Return a tensor that refers to the entry `number` for as long as the tensor's memory lives."""

@@ -1,4 +1,4 @@
-"""Bytes counted by an allocator: a pool, or PyTorch on a GPU."""
+"""Observations of the memory outside running graphs, made in the steps after a compilation."""
 
 from __future__ import annotations
 

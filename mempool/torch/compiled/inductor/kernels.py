@@ -1,4 +1,4 @@
-"""Orders and groups of inductor's kernels that leave room for kernels and reloads."""
+"""Order the kernels that inductor makes of a graph, and count the bytes in use while each of them runs."""
 
 from __future__ import annotations
 
