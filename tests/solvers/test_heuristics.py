@@ -61,22 +61,6 @@ def test_max_load_first_makes_a_valid_plan_for_any_goal(buffers: Buffers, above:
     check(plan_of(buffers, _core.pack_max_load_first(jobs.native(), order, goal, _core.Cancel())), buffers)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_max_load_first_filling_beats_every_skyline_order_on_flat_work(seed: int) -> None:
-    """The instances are flat random work, where the rule matters most."""
-    jobs = jobs_of(instances.flat(5_000, seed, mean_live=500))
-    order = np.arange(len(jobs), dtype=np.int32)
-    cancel = _core.Cancel()
-
-    def arena(offsets: NDArray[np.int64]) -> int:
-        return int((offsets + jobs.size).max())
-
-    keys = (jobs.size, jobs.lifetime, jobs.size * jobs.lifetime.astype(np.float64))
-    by_key = [np.argsort(-key, kind="stable").astype(np.int32) for key in keys]
-    others = [arena(_core.pack_in_order(jobs.native(), by, cancel)) for by in by_key]
-    assert arena(_core.pack_max_load_first(jobs.native(), order, jobs.lower_bound, cancel)) < min(others)
-
-
 @settings(deadline=None)
 @given(taking(30), st.integers(0, 2**32), st.integers(-3, 10))
 def test_window_repair_makes_a_valid_plan_of_at_most_the_former_height(

@@ -1,7 +1,4 @@
-"""Pair search for the lower of two buffers.
-
-Correct with any rules, on circles, with gaps, alignment and fixed offsets.
-"""
+"""Pairwise search: correct with any rules, on circles, with gaps, alignment and fixed offsets."""
 
 from __future__ import annotations
 
@@ -160,7 +157,7 @@ def test_unreachable_load_is_refuted_also_with_gaps() -> None:
 
 
 @pytest.mark.parametrize("capacity", [1_590_444, 1_590_445])
-def test_equal_seeds_give_equal_plans_and_looks_however_the_budget_is_sliced(capacity: int) -> None:
+def test_equal_seeds_give_equal_plans_and_work_for_any_slices(capacity: int) -> None:
     jobs = jobs_of(circular(16, 455).unrolled(3))
     whole, sliced = pairs(jobs, capacity, seed=1), pairs(jobs, capacity, seed=1)
     assert whole.advance(UNLIMITED)
