@@ -23,7 +23,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from mempool.errors import UsageError
-from mempool.installation import Place, place_of
+from mempool.installation import InstallationSlot, slot_of
 from mempool.pool import Pool
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from mempool.recording.torch.pool_accesses import AccessRecording
+    from mempool.recording.torch.pool_recorder import AccessRecording
     from mempool.torch.eager import OffloadSession
     from mempool.torch.estimate import Fit
     from mempool.torch.introspection.diagnosis import Diagnosis
@@ -64,22 +64,22 @@ def install(*, device: str | torch.device | None = None, **options: Any) -> Tens
         OSError, solvers.PlanError, traces.TraceError: the plan file cannot be read, or holds no plan.
     """
     make = _maker(device, options)
-    return _place.install(lambda: make(**options), lambda pool: pool.begin())
+    return _slot.install(lambda: make(**options), lambda pool: pool.begin())
 
 
 def uninstall() -> None:
     """Close the installed pool: PyTorch is as before, live tensors stay valid. Warn if none is installed."""
-    _place.uninstall()
+    _slot.uninstall()
 
 
 def installed() -> TensorPool | None:
     """Return the pool that serves PyTorch, or None."""
-    return _place.pool
+    return _slot.pool
 
 
 def is_installed() -> bool:
     """Return true if a pool serves PyTorch."""
-    return _place.pool is not None
+    return _slot.pool is not None
 
 
 def diagnose() -> Diagnosis:
@@ -134,7 +134,7 @@ def record(
     Raises:
         UsageError: the pool itself writes a trace.
     """
-    from mempool.recording.torch.pool_accesses import AccessRecording
+    from mempool.recording.torch.pool_recorder import AccessRecording
 
     return AccessRecording(path, model, optimizer)
 
@@ -154,7 +154,7 @@ class TensorPool(Pool):
         """Serve PyTorch's tensors, and keep them within the limit if a limit is set."""
         self.serve()
         ends = self.settings.mode == "replay" and self.settings.limit is None  # swapping finds steps itself
-        shown = self._tape is not None and self.settings.limit is None
+        shown = self._trace_writer is not None and self.settings.limit is None
         if ends or shown:
             from mempool.torch.step_detection import StepDetector
 
@@ -219,7 +219,7 @@ class TensorPool(Pool):
         if self.offloading is not None:
             self.offloading.require_marks()
         self._end_step_detection()
-        self.expect_marks()
+        self.require_step_marks()
         return hooks
 
     def step(self) -> None:
@@ -251,7 +251,7 @@ class TensorPool(Pool):
         if self.offloading is not None:
             self.offloading.end()
         self._end_step_detection()
-        _place.leave(self, self.stop_serving)
+        _slot.leave(self, self.stop_serving)
         super().close()
 
 
@@ -267,7 +267,7 @@ class _Watch:
             hook.remove()
 
 
-_place: Place[TensorPool] = place_of("PyTorch", "mempool.torch")
+_slot: InstallationSlot[TensorPool] = slot_of("PyTorch", "mempool.torch")
 
 
 def _maker(device: str | torch.device | None, options: dict[str, Any]) -> Callable[..., TensorPool]:

@@ -88,7 +88,7 @@ class StepDetector:
         ):
             log.info("iterations recur in no fixed order: they end with the steps of the optimizer")
             self._has_decided = True
-            pool.begin_anew()
+            pool.reset_plans()
             pool.mark_detected_step()
         elif self._shows_steps:
             pool.client.record_detected_step()

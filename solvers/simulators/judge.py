@@ -15,8 +15,8 @@ from solvers.simulators.allocator import course_of
 from solvers.simulators.pytorch import PyTorch, recorded_settings
 from solvers.simulators.simulate import simulation_of
 from traces.errors import TraceError
-from traces.private_pools import pools_as_streams
-from traces.trace import Kind
+from traces.trace import EventType
+from traces.transforms import pools_as_streams
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,19 +47,21 @@ class Recording:
     @property
     def reserves(self) -> NDArray[np.int64]:
         """Rows of the recorded reservations."""
-        return self.begin + np.flatnonzero(self.trace.kind[self.begin :] == Kind.RESERVE)
+        return self.begin + np.flatnonzero(self.trace.kind[self.begin :] == EventType.RESERVE)
 
     @property
     def floor(self) -> int:
         """End of all memory in the trace, as an address."""
-        rows = self.trace.kind == Kind.RESERVE
+        rows = self.trace.kind == EventType.RESERVE
         return int((self.trace.address[rows] + self.trace.size[rows]).max(initial=0))
 
     @property
     def reserved(self) -> NDArray[np.int64]:
         """Bytes held from the device after each event, int64[events]."""
         kind, size = self.trace.kind, self.trace.size
-        return np.cumsum(np.where(kind == Kind.RESERVE, size, np.where(kind == Kind.RELEASE, -size, 0)))
+        return np.cumsum(
+            np.where(kind == EventType.RESERVE, size, np.where(kind == EventType.RELEASE, -size, 0))
+        )
 
     def first_state(self, rules: _core.PyTorchRules) -> FirstState:
         """Return the segments and blocks in use when the recording began.
@@ -68,14 +70,14 @@ class Recording:
             TraceError: segments that overlap.
         """
         trace = self.trace
-        segments = self._first(Kind.RESERVE)
+        segments = self._first(EventType.RESERVE)
         low = trace.address[segments]
         high = low + trace.size[segments]
         if (overlap := high[:-1] > low[1:]).any():
             raise TraceError("a segment on top of another", row=int(segments[1:][overlap][0]))
         return FirstState(self, segments, *self._blocks(low, high, rules))
 
-    def _first(self, kind: Kind) -> NDArray[np.int64]:
+    def _first(self, kind: EventType) -> NDArray[np.int64]:
         """Return the rows of a kind that describe the first state, by address."""
         rows = np.flatnonzero((self.trace.kind[: self.begin] == kind) & (self.trace.size[: self.begin] > 0))
         return rows[np.argsort(self.trace.address[rows], kind="stable")]
@@ -90,7 +92,7 @@ class Recording:
         settles the size. The slack is the number of bytes by which the block may end later.
         """
         trace = self.trace
-        buffers = self._first(Kind.ALLOC)
+        buffers = self._first(EventType.ALLOC)
         within = np.searchsorted(low, trace.address[buffers], side="right") - 1
         inside = (within >= 0) & (trace.address[buffers] < np.append(high, 0)[within])
         buffers, within = buffers[inside], within[inside]
@@ -109,9 +111,9 @@ class Recording:
         """Move ambiguous ends to the address of a later buffer, which shows where the free block begins."""
         trace = self.trace
         freed = np.full(len(trace), len(trace))
-        frees = np.flatnonzero(trace.kind == Kind.FREE)
+        frees = np.flatnonzero(trace.kind == EventType.FREE)
         freed[trace.births[frees]] = frees
-        rows = self.begin + np.flatnonzero(trace.kind[self.begin :] == Kind.ALLOC)
+        rows = self.begin + np.flatnonzero(trace.kind[self.begin :] == EventType.ALLOC)
         rows = rows[np.argsort(trace.address[rows], kind="stable")]
         address = trace.address[rows]
         for k in np.flatnonzero(slack).tolist():
@@ -171,7 +173,7 @@ def recording(trace: Trace, rules: _core.PyTorchRules) -> Recording:
         TraceError: the trace contradicts itself, or has memory at addresses that no device has.
     """
     _ = trace.births
-    reserves = trace.kind == Kind.RESERVE
+    reserves = trace.kind == EventType.RESERVE
     largest = np.maximum(trace.address, trace.size)
     wrong = reserves & ((trace.address < 0) | (trace.size == 0) | (largest > _LARGEST_ADDRESS))
     if wrong.any():
@@ -181,7 +183,10 @@ def recording(trace: Trace, rules: _core.PyTorchRules) -> Recording:
 
 def _from_nothing(trace: Trace, rules: _core.PyTorchRules) -> bool:
     """Return true if the first segment is the one that an empty allocator reserves for the first alloc."""
-    first = trace.kind[:2].tolist() == [Kind.RESERVE, Kind.ALLOC] and trace.address[0] == trace.address[1]
+    first = (
+        trace.kind[:2].tolist() == [EventType.RESERVE, EventType.ALLOC]
+        and trace.address[0] == trace.address[1]
+    )
     size = min(int(trace.size[1]), _LARGEST_ADDRESS) if first else 0
     nothing = trace.metadata.get("alive_before", "0") == "0"
     return first and nothing and rules.segment_for(rules.rounded(size)) == int(trace.size[0])
@@ -190,10 +195,10 @@ def _from_nothing(trace: Trace, rules: _core.PyTorchRules) -> bool:
 def _begin(trace: Trace) -> int:
     """Return the length of the initial run of segments, then buffers, at the time of the first event."""
     at_once = _initial_run(trace.time_ns == trace.time_ns[:1])
-    segments = _initial_run(trace.kind[:at_once] == Kind.RESERVE)
+    segments = _initial_run(trace.kind[:at_once] == EventType.RESERVE)
     text = trace.metadata.get("alive_before", "0")
     before = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
-    return segments + _initial_run(trace.kind[segments : min(segments + before, at_once)] == Kind.ALLOC)
+    return segments + _initial_run(trace.kind[segments : min(segments + before, at_once)] == EventType.ALLOC)
 
 
 def _initial_run(holds: NDArray[np.bool_]) -> int:
@@ -254,7 +259,7 @@ def judge(trace: Trace, **parameters: Any) -> Judgement:
     device ran out of memory, which the recording does not tell.
 
     Args:
-        trace: a recording of one device with addresses and `Kind.RESERVE` rows, as `read_snapshot` returns.
+        trace: a recording of one device with addresses and `EventType.RESERVE` rows, as of `read_snapshot`.
         **parameters: settings of the recorded allocator, fields of `PyTorch`; missing ones are taken from the
             trace's metadata, if present.
 
@@ -263,7 +268,7 @@ def judge(trace: Trace, **parameters: Any) -> Judgement:
             state a recording does not tell; a setting out of range.
         TraceError: the trace contradicts itself.
     """
-    if not (trace.kind == Kind.RESERVE).any():
+    if not (trace.kind == EventType.RESERVE).any():
         raise ValueError("a trace that does not tell what its allocator reserved")
     if trace.metadata.get("expandable", "0") == "1":
         raise ValueError("a recording of expandable segments cannot be judged")
@@ -300,8 +305,8 @@ def _run(
 def _compared(truth: Recording, simulation: Simulation) -> Judgement:
     trace, begin = truth.trace, truth.begin
     rows = np.arange(len(trace)) >= begin
-    allocs = np.flatnonzero(rows & (trace.kind == Kind.ALLOC) & (trace.size > 0))
-    events = np.flatnonzero(rows & ((trace.kind == Kind.ALLOC) | (trace.kind == Kind.FREE)))
+    allocs = np.flatnonzero(rows & (trace.kind == EventType.ALLOC) & (trace.size > 0))
+    events = np.flatnonzero(rows & ((trace.kind == EventType.ALLOC) | (trace.kind == EventType.FREE)))
     alike = simulation.address[allocs] == trace.address[allocs]
     segments = simulation.segments
     made = segments.start >= begin

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from solvers.simulators.simulation import Segments, Simulation
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,16 +33,16 @@ def recorded(trace: Trace) -> Simulation | None:
     Raises:
         TraceError: the trace contradicts itself.
     """
-    segment = np.flatnonzero((trace.kind == Kind.RESERVE) | (trace.kind == Kind.RELEASE))
-    alloc = trace.kind == Kind.ALLOC
+    segment = np.flatnonzero((trace.kind == EventType.RESERVE) | (trace.kind == EventType.RELEASE))
+    alloc = trace.kind == EventType.ALLOC
     placed = np.flatnonzero(alloc & (trace.size > 0))
     by_address = bool((trace.address[segment] >= 0).any())
     if not len(segment) or (by_address and (trace.address[placed] < 0).any()):
         return None
-    sign = np.where(trace.kind == Kind.RESERVE, 1, np.where(trace.kind == Kind.RELEASE, -1, 0))
+    sign = np.where(trace.kind == EventType.RESERVE, 1, np.where(trace.kind == EventType.RELEASE, -1, 0))
     rounded = -(-trace.size // trace.alignment) * trace.alignment
     change = np.where(alloc, rounded, 0)
-    freed = trace.kind == Kind.FREE
+    freed = trace.kind == EventType.FREE
     change[freed] = -rounded[trace.births[freed]]
     live, reserved, segments = np.cumsum(change), np.cumsum(sign * trace.size), recorded_segments(trace)
     if not by_address:  # threads may report in another order than they reserve
@@ -94,13 +94,13 @@ def recorded_segments(trace: Trace) -> Segments:
     """
     held: list[_Range] = []  # sorted, without overlaps
     done: list[tuple[_Range, int]] = []
-    taken = (trace.kind == Kind.RESERVE) | (trace.kind == Kind.RELEASE)
+    taken = (trace.kind == EventType.RESERVE) | (trace.kind == EventType.RELEASE)
     known = taken & (trace.address >= 0) & (trace.size > 0)
     for row in np.flatnonzero(known).tolist():
         address, size = int(trace.address[row]), int(trace.size[row])
         new = _Range(address, address + size, row, int(trace.stream[row]))
         _release(held, done, new)
-        if trace.kind[row] == Kind.RESERVE:
+        if trace.kind[row] == EventType.RESERVE:
             insort(held, new)
     done += [(part, len(trace)) for part in held]
     done.sort(key=lambda entry: entry[0].start)

@@ -16,7 +16,7 @@ from solvers.simulators.pools import BestFit, Bfc, Buddy, Cnmem, CnmemFirstBlock
 from solvers.simulators.pytorch import PyTorch, PyTorchExpandable
 from solvers.simulators.rmm import RmmArena, RmmBinning, RmmPool
 from solvers.simulators.simulation import Course, Simulation
-from traces.private_pools import pools_as_streams
+from traces.transforms import pools_as_streams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +55,7 @@ def simulate(
     """Run a trace's allocs and frees through a simulated allocator.
 
     Deterministic. Only the order of the events counts, their times do not. Refused requests are ignored
-    (`traces.refused.with_attempts` makes buffers of them); private pools are streams of their own.
+    (`traces.transforms.refused_as_buffers` makes buffers of them); private pools are streams of their own.
 
     Args:
         trace: events of one device.

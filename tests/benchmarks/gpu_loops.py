@@ -27,7 +27,7 @@ from mempool.simulate import simulate
 from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import fake_mode
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from traces.trace import Trace
@@ -62,7 +62,7 @@ def record(name: str) -> Trace:
 def row(trace: Trace, allocator: str, limits: list[float]) -> dict[str, Any]:
     """What one allocator makes of it."""
     free, peak = simulate(trace, allocator), int(trace.load().max())
-    ends = np.flatnonzero((trace.kind == Kind.MARK) & (trace.operation == trace.names.index("step")))
+    ends = np.flatnonzero((trace.kind == EventType.MARK) & (trace.operation == trace.names.index("step")))
     fits = {}
     for share in limits:
         failed_at = simulate(trace, allocator, limit_bytes=int(share * peak)).failed_at

@@ -168,12 +168,12 @@ def measured(name: str, steps: int, way: str) -> dict[str, Any]:
     import torch
 
     import mempool.torch
-    from mempool.planning import joint_planning
+    from mempool.planning.options import OPTIONS
     from mempool.reporting.outcomes import missed
     from traces.iterations import envelope
 
     if way == "apart":
-        joint_planning.LEAST_COLLISIONS = sys.maxsize
+        vars(OPTIONS)["joint_collisions"] = sys.maxsize
     if way != "as it is":
         envelope.FEW_KINDS = sys.maxsize
     torch.set_num_threads(1)
@@ -191,7 +191,7 @@ def measured(name: str, steps: int, way: str) -> dict[str, Any]:
         del kept
         now = pool.client.stats()["outcomes"]
         new = {kind: count - before[kind] for kind, count in now.items()}
-        known = list(pool._planner._learner.known)
+        known = list(pool.planner.learner.registry)
         return {
             "program": name,
             "way": way,

@@ -12,7 +12,8 @@ from programs_with_variants import at_random, in_steps, in_turn, marking_last, m
 
 from mempool import Pool
 from mempool.planning import joint_planning
-from mempool.planning.plan_files import read_saved
+from mempool.planning.options import OPTIONS
+from mempool.planning.plan_files import read_plans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +67,7 @@ def test_joint_plans_of_variants_in_any_order_have_no_misses(
     iteration = variants(memory, order(scales), late=late)
     work(pool, iteration, LEARNED)
     assert misses(pool, lambda: work(pool, iteration, 200, first=LEARNED)) == 0
-    assert len(pool._planner._learner.known) == len(set(scales))
+    assert len(pool.planner.learner.registry) == len(set(scales))
     memory.free_all()
 
 
@@ -86,7 +87,7 @@ def test_variants_of_different_lengths_have_no_misses_and_few_replans(
 
 def test_separate_plans_of_variants_would_miss(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves that the tests above have power."""
-    monkeypatch.setattr(joint_planning, "LEAST_COLLISIONS", 1 << 60)
+    monkeypatch.setitem(vars(OPTIONS), "joint_collisions", 1 << 60)
     memory = programs.Watched(pool)
     iteration = variants(memory, at_random((900, 1300, 1900)))
     in_steps(pool, iteration, LEARNED)
@@ -174,7 +175,7 @@ def test_joint_plans_lie_around_pinned_ranges(pool: Pool) -> None:
 
     in_steps(pool, keeping, 5 * LEARNED)
     assert misses(pool, lambda: in_steps(pool, keeping, 100, first=5 * LEARNED - 100)) == 0
-    known = pool._planner._learner.known
+    known = pool.planner.learner.registry
     beside = [place for place in pool.core.arena_ranges() if not any(k.is_blocked_by([place]) for k in known)]
     assert beside  # what is kept
     plans = pool.plans
@@ -204,7 +205,7 @@ def test_marks_win_over_patterns_detected_earlier(pool: Pool) -> None:
     assert pool.plans > 0
     in_steps(pool, looping, LEARNED, first=1)
     assert misses(pool, lambda: in_steps(pool, looping, 200, first=LEARNED)) == 0
-    assert len({len(known.buffers) for known in pool._planner._learner.known}) == 1
+    assert len({len(known.buffers) for known in pool.planner.learner.registry}) == 1
     memory.free_all()
 
 
@@ -212,7 +213,7 @@ def test_single_variant_has_a_plan_of_its_own(pool: Pool) -> None:
     memory = programs.Watched(pool)
     iteration = variants(memory, lambda _: 1024)
     in_steps(pool, iteration, LEARNED)
-    assert not pool._planner._learner.making.together
+    assert not pool.planner.learner.builder.joint
     memory.free_all()
 
 
@@ -221,7 +222,7 @@ def saved(path: Path, order: Callable[[int], int], **how: bool) -> None:
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         in_steps(pool, variants(memory, order, **how), 2 * LEARNED)
-        assert pool._planner._learner.making.together
+        assert pool.planner.learner.builder.joint
         pool.save(path)
         memory.free_all()
 
@@ -263,7 +264,7 @@ def test_another_variant_replans_saved_joint_plans(tmp_path: Path) -> None:
         iteration = variants(memory, order)
         in_steps(pool, iteration, 2 * LEARNED)
         assert misses(pool, lambda: in_steps(pool, iteration, 200, first=2 * LEARNED)) == 0
-        assert len(pool._planner._learner.making.together._plans) == 3
+        assert len(pool.planner.learner.builder.joint._plans) == 3
         memory.free_all()
 
 
@@ -273,7 +274,7 @@ def test_longer_lifetimes_replan_saved_joint_plans(tmp_path: Path) -> None:
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         in_steps(pool, letting_go(memory, order, lambda _: False), 2 * LEARNED)
-        assert pool._planner._learner.making.together
+        assert pool.planner.learner.builder.joint
         pool.save(tmp_path / "plan")
         memory.free_all()
     with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
@@ -301,11 +302,11 @@ def test_saving_loaded_joint_plans_again_changes_nothing(tmp_path: Path) -> None
     saved(first, at_random((900, 1300, 1900)))
     with Pool(simulated(), background=False, plan=first) as pool:
         pool.save(second)
-    before, after = read_saved(first), read_saved(second)
+    before, after = read_plans(first), read_plans(second)
     assert [one.key for one in after.plans] == [one.key for one in before.plans]
-    assert list(after.kinds) == list(before.kinds)
-    for number, kind in before.kinds.items():
-        again = after.kinds[number]
+    assert list(after.variants) == list(before.variants)
+    for number, kind in before.variants.items():
+        again = after.variants[number]
         assert (again.reach == kind.reach).all()
         assert (again.buffers.end == kind.buffers.end).all()
         assert (after.plans[number].plan.offset == before.plans[number].plan.offset).all()
@@ -318,27 +319,27 @@ def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest
         memory = programs.Watched(pool)
         iteration = letting_go(memory, order, lambda number: number >= 2 * LEARNED)
         in_steps(pool, iteration, 2 * LEARNED)
-        in_effect = list(pool._planner._learner.known)
+        in_effect = list(pool.planner.learner.registry)
         tried = []
-        monkeypatch.setattr(joint_planning.Together, "are_worth_it", lambda *made: tried.append(made))
+        monkeypatch.setattr(joint_planning.JointPlanning, "is_worth_it", lambda *made: tried.append(made))
         in_steps(pool, iteration, 30, first=2 * LEARNED)
         assert tried
         pool.save(tmp_path / "plan")
         memory.free_all()
-    again = read_saved(tmp_path / "plan")
+    again = read_plans(tmp_path / "plan")
     assert {one.key for one in again.plans} == {one.key for one in in_effect}
-    assert len(again.kinds) == 3
+    assert len(again.variants) == 3
 
 
 def test_last_remaining_variant_is_saved_without_the_others(tmp_path: Path) -> None:
     saved(tmp_path / "first", at_random((900, 1300)))
     with Pool(simulated(), background=False, plan=tmp_path / "first") as pool:
-        learner = pool._planner._learner
-        del learner.known._plans[1]  # as where many more have come since
+        learner = pool.planner.learner
+        del learner.registry._plans[1]  # as where many more have come since
         pool.save(tmp_path / "second")
-    again = read_saved(tmp_path / "second")
+    again = read_plans(tmp_path / "second")
     assert len(again.plans) == 1
-    assert not again.kinds
+    assert not again.variants
 
 
 def test_variant_of_long_ago_blocks_no_variant(pool: Pool) -> None:
@@ -368,7 +369,7 @@ def test_another_client_on_the_memory_keeps_the_joint_plans(pool: Pool) -> None:
 
         in_steps(pool, both, 3 * LEARNED, first=LEARNED)
         assert misses(pool, lambda: in_steps(pool, both, 100, first=4 * LEARNED)) == 0
-        assert pool._planner._learner.making.together
+        assert pool.planner.learner.builder.joint
     memory.free_all()
 
 
@@ -399,7 +400,7 @@ def test_shrinking_lifetimes_give_way_to_smaller_joint_plans(pool: Pool) -> None
     before = pool.report().to_dict()["arena_bytes"]
     in_steps(pool, keeping, 3000, first=2 * LEARNED)
     pool.client.retire_unused_patterns()
-    assert pool._planner._learner.making.together
+    assert pool.planner.learner.builder.joint
     assert pool.report().to_dict()["arena_bytes"] < before
     assert pool.report().to_dict()["coverage"] > 0.99
     assert misses(pool, lambda: in_steps(pool, keeping, 200, first=4000)) == 0

@@ -13,7 +13,7 @@ from solvers import PlanError
 from solvers.swap import step_of
 from solvers.swap.absences import absences_of
 from solvers.swap.step_of_trace import iteration_of
-from traces import Kind, Trace
+from traces import EventType, Trace
 
 
 class Program:
@@ -23,19 +23,19 @@ class Program:
         self.rows: list[tuple[int, int, int, int, int]] = []
         self.count = self.now = 0
 
-    def row(self, kind: Kind, buffer: int, size: int = 0, name: int = -1) -> None:
+    def row(self, kind: EventType, buffer: int, size: int = 0, name: int = -1) -> None:
         self.rows.append((kind, buffer, size, self.now, name))
 
     def alloc(self, size: int, name: int = -1) -> int:
-        self.row(Kind.ALLOC, self.count, size, name)
+        self.row(EventType.ALLOC, self.count, size, name)
         self.count += 1
         return self.count - 1
 
     def operation(self, name: int, size: int, reads: list[int]) -> int:
         made = self.alloc(size, name)
         for buffer in reads:
-            self.row(Kind.READ, buffer, 0, name)
-        self.row(Kind.WRITE, made, 0, name)
+            self.row(EventType.READ, buffer, 0, name)
+        self.row(EventType.WRITE, made, 0, name)
         self.now += 10
         return made
 
@@ -56,15 +56,15 @@ def programs(draw: st.DrawFn) -> tuple[Trace, int]:
     ]
     alive: list[tuple[int, int]] = []  # buffer, operations left
     for _ in range(6):
-        program.row(Kind.MARK, -1, 0, 3)
+        program.row(EventType.MARK, -1, 0, 3)
         for name, size, life, reads in plan:
             read = [b for b, _ in alive if reads] + weights
             made = program.operation(name, size, read)
             alive = [(b, left - 1) for b, left in [*alive, (made, life)]]
             for buffer in [b for b, left in alive if left <= 0]:
-                program.row(Kind.FREE, buffer)
+                program.row(EventType.FREE, buffer)
             alive = [one for one in alive if one[1] > 0]
-    program.row(Kind.MARK, -1, 0, 3)
+    program.row(EventType.MARK, -1, 0, 3)
     return program.trace(time="operation"), k
 
 
@@ -77,7 +77,7 @@ def test_iteration_is_a_circle_with_the_load_of_the_steady_state(made: tuple[Tra
     assert len(step) == k
     assert step.peak_bytes == trace.load()[first:end].max()
     assert step.duration == pytest.approx(k * 1e-8)
-    touched = ((trace.kind == Kind.READ) | (trace.kind == Kind.WRITE))[first:end].sum()
+    touched = ((trace.kind == EventType.READ) | (trace.kind == EventType.WRITE))[first:end].sum()
     assert len(step.access_op) == touched
     absences_of(step)
 
@@ -89,7 +89,7 @@ def test_whole_trace_is_a_line(made: tuple[Trace, int]) -> None:
     assert not step.circular
     assert len(step) == 6 * k
     assert step.peak_bytes == trace.load().max()
-    assert len(step.access_op) == ((trace.kind == Kind.READ) | (trace.kind == Kind.WRITE)).sum()
+    assert len(step.access_op) == ((trace.kind == EventType.READ) | (trace.kind == EventType.WRITE)).sum()
 
 
 @given(programs())
@@ -105,11 +105,11 @@ def test_equal_neighbouring_operations_without_allocations_are_merged() -> None:
     program = Program()
     made = program.operation(0, 4, [])
     for _ in range(3):
-        program.row(Kind.WRITE, made, 0, 1)
+        program.row(EventType.WRITE, made, 0, 1)
         program.now += 10
-    program.row(Kind.READ, made, 0, 2)
+    program.row(EventType.READ, made, 0, 2)
     program.now += 10
-    program.row(Kind.FREE, made)
+    program.row(EventType.FREE, made)
     assert len(step_of(program.trace())) == 3
     assert len(step_of(program.trace(time="operation"))) == 5
 
@@ -131,11 +131,11 @@ def test_times_may_be_given() -> None:
 
 
 def test_trace_without_accesses_or_time_is_refused() -> None:
-    silent = Trace.of([Kind.ALLOC, Kind.FREE], [0, 0], [4, 0])
+    silent = Trace.of([EventType.ALLOC, EventType.FREE], [0, 0], [4, 0])
     with pytest.raises(PlanError, match="no reads and writes"):
         step_of(silent)
     program = Program()
-    program.row(Kind.READ, program.alloc(4), 0, 0)
+    program.row(EventType.READ, program.alloc(4), 0, 0)
     with pytest.raises(PlanError, match="no time passes"):
         step_of(program.trace())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,13 +59,13 @@ def play(trace: Trace, driver: Driver, model: Model) -> tuple[list[int], list[in
         )
     ):
         address.append(-1)
-        if kind == Kind.ALLOC and size > 0:
+        if kind == EventType.ALLOC and size > 0:
             if (given := model.allocate(size, stream)) is not None:
                 blocks[buffer] = given
                 address[-1] = given[0]
             elif failed_at is None:
                 failed_at = event
-        elif kind == Kind.FREE and buffer in blocks:
+        elif kind == EventType.FREE and buffer in blocks:
             model.free(blocks.pop(buffer)[0], stream)
         live.append(sum(block[1] for block in blocks.values()))
         reserved.append(driver.reserved)

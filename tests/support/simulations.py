@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hypothesis import strategies as st
 
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 if TYPE_CHECKING:
     from solvers.simulators import Simulation
@@ -23,9 +23,9 @@ def event_traces(draw: st.DrawFn, most: int = 60) -> Trace:
     """Draw up to `most` allocs on three streams, some freed at once, late or never, and a few marks."""
     size = st.sampled_from(SIZES) | st.integers(0, 3 * MIB) | st.integers(0, 2048)
     step = st.one_of(
-        st.tuples(st.just(Kind.ALLOC), size, st.integers(0, 2)),
-        st.tuples(st.just(Kind.FREE), st.integers(0, 1 << 30), st.integers(0, 2)),
-        st.tuples(st.just(Kind.MARK), st.just(0), st.just(0)),
+        st.tuples(st.just(EventType.ALLOC), size, st.integers(0, 2)),
+        st.tuples(st.just(EventType.FREE), st.integers(0, 1 << 30), st.integers(0, 2)),
+        st.tuples(st.just(EventType.MARK), st.just(0), st.just(0)),
     )
     return trace_of(draw(st.lists(step, max_size=2 * most)))
 
@@ -36,7 +36,7 @@ def random_trace(seed: int, events: int, largest: int = 8 * MIB) -> Trace:
     alloc = random.random(events) < np.where(np.arange(events) < 400, 0.9, 0.5)
     size = np.exp(random.uniform(0, np.log(largest), events)).astype(np.int64)
     number = np.where(alloc, size, random.integers(0, 1 << 30, events))
-    kind = np.where(alloc, Kind.ALLOC, Kind.FREE)
+    kind = np.where(alloc, EventType.ALLOC, EventType.FREE)
     return trace_of(
         list(zip(kind.tolist(), number.tolist(), random.integers(0, 3, events).tolist(), strict=True))
     )
@@ -48,13 +48,13 @@ def trace_of(steps: list[tuple[int, int, int]]) -> Trace:
     alive: list[int] = []
     buffers = 0
     for kind, number, stream in steps:
-        if kind == Kind.ALLOC:
+        if kind == EventType.ALLOC:
             alive.append(buffers)
             rows.append((kind, buffers, number, stream))
             buffers += 1
-        elif kind == Kind.FREE and alive:
+        elif kind == EventType.FREE and alive:
             rows.append((kind, alive.pop(number % len(alive)), 0, stream))
-        elif kind == Kind.MARK:
+        elif kind == EventType.MARK:
             rows.append((kind, -1, 0, 0))
     table = np.array(rows, np.int64).reshape(-1, 4)
     return Trace.of(table[:, 0], table[:, 1], table[:, 2], stream=table[:, 3])
@@ -71,7 +71,7 @@ def check_simulation(simulation: Simulation, limit_bytes: int | None = None) -> 
     live, failed = 0, []
     for event in range(len(trace)):
         buffer, now = int(trace.buffer[event]), int(simulation.live[event])
-        if trace.kind[event] == Kind.ALLOC:
+        if trace.kind[event] == EventType.ALLOC:
             address, size = int(simulation.address[event]), int(trace.size[event])
             if address >= 0:
                 blocks[buffer] = (address, now - live, size)
@@ -81,7 +81,7 @@ def check_simulation(simulation: Simulation, limit_bytes: int | None = None) -> 
                 failed.append(event)
         else:
             assert simulation.address[event] == -1
-            if trace.kind[event] == Kind.FREE and buffer in blocks:
+            if trace.kind[event] == EventType.FREE and buffer in blocks:
                 live -= blocks.pop(buffer)[1]
         assert now == live, "live bytes are not those of the blocks"
         held = _held(simulation, event)

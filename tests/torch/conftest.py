@@ -77,6 +77,19 @@ def shared_isolation() -> Iterator[None]:
 
 
 @pytest.fixture
+def fit_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Return a function that runs ``mempool fit --json`` and returns the object that the command prints."""
+    from mempool.cli.app import call
+
+    def estimate(*arguments: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert call(["fit", "--json", *arguments]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return estimate
+
+
+@pytest.fixture
 def no_vectors() -> Iterator[None]:
     """Or other kernels would give other last bits: which there are depends on what was measured."""
     from torch._inductor import config

@@ -99,7 +99,7 @@ def job_of(program: str, *, device: str = "cpu", batch: int = 8, **more: Any) ->
 
 
 def fit_of(job: Job, limit_bytes: int | None = None) -> Fit:
-    """Without all that takes more runs."""
+    """Estimate a job by a single run: no remedies, no largest batch."""
     return fit_job(job, limit_bytes, remedies=False, largest=False, allocators=("pytorch",))
 
 

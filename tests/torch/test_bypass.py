@@ -217,7 +217,7 @@ def test_pool_plans_while_operations_are_bypassed() -> None:
         assert hits(pool, loop, 30) > 0.9
         assert bypass_of(pool).is_open
         mode_of(pool).close_bypass()
-        assert mode_of(pool)._room.holds_arena
+        assert mode_of(pool).headroom.holds_arena
         assert pool.client.pool.stats()["arena_bytes"] > 0
 
 

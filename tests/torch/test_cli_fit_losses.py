@@ -247,7 +247,7 @@ def test_literal_sizes_follow_the_batch(fitted: Fitted, loss: str) -> None:
 def test_unknown_numbers_for_another_batch_are_named(
     fitted: Fitted, capsys: pytest.CaptureFixture[str], loss: str, named: str
 ) -> None:
-    """And the program's own batch is tried all the same, without a largest one."""
+    """The program's own batch is estimated nevertheless, without a largest batch."""
     text = program(loss, (10, 4))
     line = text[: text.index(loss[:15])].count("\n") + 1
     named = named.format(line=line, next=line + 1)

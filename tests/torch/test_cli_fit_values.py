@@ -40,12 +40,6 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     return written
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    capsys.readouterr()
-    assert call(["fit", "--json", *arguments]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 3) -> str:
     capsys.readouterr()
     assert call(["fit", *arguments]) == code
@@ -58,17 +52,15 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 3) 
 STEP = "net(x).sum().backward()"
 
 
-def test_weights_of_a_truncated_normal_distribution_change_nothing(
-    script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In a script, in a program, and in a function of it."""
+def test_weights_of_a_truncated_normal_distribution_change_nothing(script: Script, fit_json: Any) -> None:
+    """In a script, run as a module and as a program, and in a function."""
     make = "def make(batch=8):\n    {}\n    return net, torch.zeros(batch, 64)"
     draw = "torch.nn.init.trunc_normal_(net.weight, std=0.02)"
-    plain = said(capsys, script(STEP))
-    assert said(capsys, script(draw, STEP)) == plain
-    assert said(capsys, script(draw, STEP), "--main") == plain
-    named = said(capsys, script(make.format("pass")) + ":make")
-    assert said(capsys, script(make.format(draw)) + ":make") == named
+    plain = fit_json(script(STEP))
+    assert fit_json(script(draw, STEP)) == plain
+    assert fit_json(script(draw, STEP), "--main") == plain
+    named = fit_json(script(make.format("pass")) + ":make")
+    assert fit_json(script(make.format(draw)) + ":make") == named
 
 
 def test_endless_loop_on_a_value_is_refused_with_its_line(
@@ -84,8 +76,8 @@ def test_endless_loop_on_a_value_is_refused_with_its_line(
     assert "train.py:7: a number that was zero 2,000 times is read again" in line
 
 
-def test_long_loop_may_read_a_value_in_each_step(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    """And a number at another line, or one that is known, is another matter."""
+def test_long_loop_may_read_a_value_in_each_step(script: Script, fit_json: Any) -> None:
+    """Reads are counted by line, and known numbers are not counted."""
     lines = (
         "for step in range(2_000):",
         "    loss = (net(x) - x).square().mean()",
@@ -93,7 +85,7 @@ def test_long_loop_may_read_a_value_in_each_step(script: Script, capsys: pytest.
         "    assert loss.item() == 0",
         "    assert torch.tensor(step + 0.5).item() == step + 0.5",
     )
-    assert said(capsys, script(*lines, STEP))["batch"] == 8
+    assert fit_json(script(*lines, STEP))["batch"] == 8
 
 
 LOOP = (
@@ -108,11 +100,11 @@ CAVEAT = "only of what ran"
 
 @pytest.mark.parametrize(("lines", "more"), [(LOOP, []), ((*LOOP, STEP), ["--main"])])
 def test_verdict_is_restricted_by_value_decisions(
-    script: Script, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], more: list[str]
+    script: Script, capsys: pytest.CaptureFixture[str], fit_json: Any, lines: tuple[str, ...], more: list[str]
 ) -> None:
     """Inference and training; in the verdict, in a line below, in JSON, and in the exit code."""
     name = script(*lines)
-    free = said(capsys, name, *more)
+    free = fit_json(name, *more)
     assert (free["fits"], free["caveats"][0]["label"]) == (None, CAVEAT)
     reason = (
         "train.py:9 decides by values of tensors, unknown before the run: conditions are taken to be true, "
@@ -145,11 +137,9 @@ def test_sweep_of_a_program_with_value_decisions_is_restricted(
     assert sum(" ? " in line for line in rest) == 2
 
 
-def test_printed_values_leave_the_verdict_unrestricted(
-    script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_printed_values_leave_the_verdict_unrestricted(script: Script, fit_json: Any) -> None:
     look = "y = net(x)\nprint(y.mean().item())\nif torch.isnan(y).any(): raise ValueError"
-    answer = said(capsys, script(look, "y.sum().backward()"), "--limit", "24GiB")
+    answer = fit_json(script(look, "y.sum().backward()"), "--limit", "24GiB")
     assert (answer["fits"], answer["caveats"]) == (True, [])
 
 
@@ -163,11 +153,11 @@ def test_printed_values_leave_the_verdict_unrestricted(
     ],
 )
 def test_decision_after_the_first_backward_gives_a_note(
-    script: Script, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], named: str | None
+    script: Script, fit_json: Any, lines: tuple[str, ...], named: str | None
 ) -> None:
     """The step that was tried is as the others, so that the verdict stays."""
     name = script("best = 1.0", "loss = net(x).sum()", "loss.backward()", *lines)
-    answer = said(capsys, name, "--limit", "24GiB", "--no-largest-batch")
+    answer = fit_json(name, "--limit", "24GiB", "--no-largest-batch")
     assert (answer["fits"], answer["caveats"]) == (True, [])
     notes = [text for text in answer["warnings"] if "behind the first backward" in text]
     assert [text.partition(" ")[0] for text in notes] == [named] * bool(named)
@@ -206,23 +196,21 @@ def test_function_reading_a_value_names_the_line(script: Script, capsys: pytest.
 CLOSURE = "def loss():\n    sgd.zero_grad()\n    out = net(x).sum()\n    out.backward()\n    return out"
 
 
-def test_a_step_with_a_closure_is_the_step_without(
-    script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain = said(capsys, script(STEP))
-    assert said(capsys, script(CLOSURE, "sgd.step(loss)")) == plain
-    assert said(capsys, script(CLOSURE, "sgd.step(closure=loss)")) == plain
+def test_a_step_with_a_closure_is_the_step_without(script: Script, fit_json: Any) -> None:
+    plain = fit_json(script(STEP))
+    assert fit_json(script(CLOSURE, "sgd.step(loss)")) == plain
+    assert fit_json(script(CLOSURE, "sgd.step(closure=loss)")) == plain
     alone = "def alone():\n    return net(x).sum()\nsgd.step(alone)\nraise AssertionError('stepped')"
-    assert said(capsys, script(alone)) == plain
+    assert fit_json(script(alone)) == plain
 
 
 def test_closure_optimizer_is_refused_and_a_named_optimizer_used(
-    script: Script, capsys: pytest.CaptureFixture[str]
+    script: Script, capsys: pytest.CaptureFixture[str], fit_json: Any
 ) -> None:
     name = script("own = torch.optim.LBFGS(net.parameters())", CLOSURE, "own.step(loss)")
     line = refused(capsys, name, code=2)
     assert "try the step with another one, such as SGD; LBFGS holds up to 2 * history_size more" in line
-    assert said(capsys, name, "--optimizer", "sgd")["peak_bytes"] == said(capsys, script(STEP))["peak_bytes"]
+    assert fit_json(name, "--optimizer", "sgd")["peak_bytes"] == fit_json(script(STEP))["peak_bytes"]
 
 
 POOL = "import concurrent.futures as c\nc.ThreadPoolExecutor().submit(train).{}()"
@@ -241,7 +229,7 @@ POOL = "import concurrent.futures as c\nc.ThreadPoolExecutor().submit(train).{}(
 def test_training_in_another_thread_is_refused(
     script: Script, capsys: pytest.CaptureFixture[str], train: str, start: str
 ) -> None:
-    """Whatever the first one does then; and nothing is said of how it was stopped."""
+    """The actions of the main thread after that have no effect."""
     name = script(f"def train():\n    {train}", start, before="import threading")
     assert refused(capsys, name, "--main") == (
         "mempool: train.py:7: it trains in another thread, where it is not seen: "
@@ -249,19 +237,19 @@ def test_training_in_another_thread_is_refused(
     )
 
 
-def test_inference_in_another_thread_is_ignored(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inference_in_another_thread_is_ignored(script: Script, fit_json: Any) -> None:
     other = "def other():\n    with torch.no_grad(): torch.nn.Identity()(net(x))"
     start = "t = threading.Thread(target=other)\nt.start()\nt.join()"
     name = script(other, start, STEP, before="import threading")
-    assert said(capsys, name) == said(capsys, script(STEP))
+    assert fit_json(name) == fit_json(script(STEP))
 
 
-def test_torchscript_is_estimated_eagerly(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = said(capsys, script(STEP))
+def test_torchscript_is_estimated_eagerly(script: Script, fit_json: Any) -> None:
+    plain = fit_json(script(STEP))
     ways = ("script(net)", "trace(net, x)", "trace(func=net, example_inputs=x)", "script(obj=net)")
     kept = torch.jit.script
     for way in ways:
-        assert said(capsys, script(f"net = torch.jit.{way}", STEP)) == plain
+        assert fit_json(script(f"net = torch.jit.{way}", STEP)) == plain
     assert torch.jit.script is kept
 
 
@@ -273,10 +261,10 @@ COMPILERS = {
 
 @pytest.mark.parametrize("name", COMPILERS)
 def test_compiled_model_of_a_script_is_tried_eagerly_with_a_note(
-    script: Script, capsys: pytest.CaptureFixture[str], name: str
+    script: Script, fit_json: Any, name: str
 ) -> None:
-    plain, kept = said(capsys, script("", STEP)), (torch.compile, torch.nn.Module.compile)
-    found = said(capsys, script(COMPILERS[name], STEP))
+    plain, kept = fit_json(script("", STEP)), (torch.compile, torch.nn.Module.compile)
+    found = fit_json(script(COMPILERS[name], STEP))
     [note] = set(found.pop("warnings")) - set(plain.pop("warnings"))
     assert note.startswith(f"{name} at train.py:6 is left out: the result is of the eager model")
     assert found == plain
@@ -285,28 +273,26 @@ def test_compiled_model_of_a_script_is_tried_eagerly_with_a_note(
 
 @pytest.mark.parametrize("head", ["@torch.compile", "@torch.compile(dynamic=True)"])
 def test_compiled_function_of_a_script_gives_a_note_with_its_line(
-    script: Script, capsys: pytest.CaptureFixture[str], head: str
+    script: Script, fit_json: Any, head: str
 ) -> None:
     name = script(f"{head}\ndef loss(y):\n    return y.square().mean()", "loss(net(x)).backward()")
-    assert any("torch.compile at train.py:6 is left out" in text for text in said(capsys, name)["warnings"])
+    assert any("torch.compile at train.py:6 is left out" in text for text in fit_json(name)["warnings"])
 
 
 @pytest.mark.parametrize("made", ["torch.compile(net)", "torch.nn.Sequential(torch.compile(net))"])
 def test_compiled_model_of_a_function_is_tried_eagerly_with_a_note(
-    script: Script, capsys: pytest.CaptureFixture[str], made: str
+    script: Script, fit_json: Any, made: str
 ) -> None:
     name = script("def make():\n    return torch.nn.Sequential(torch.nn.Linear(64, 64)), x")
-    plain = said(capsys, f"{name}:make")
+    plain = fit_json(f"{name}:make")
     assert not any("torch.compile" in text for text in plain["warnings"])
     name = script(f"def make():\n    net = torch.nn.Linear(64, 64)\n    return {made}, x")
-    found = said(capsys, f"{name}:make")
+    found = fit_json(f"{name}:make")
     assert "the model is compiled by torch.compile: the result is of the eager" in " ".join(found["warnings"])
     assert found["peak_bytes"] == plain["peak_bytes"]
 
 
-def test_compilation_inside_a_library_gives_no_note(
-    script: Script, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_compilation_inside_a_library_gives_no_note(script: Script, fit_json: Any, tmp_path: Path) -> None:
     """But where it compiles the script's model, with the line of the script."""
     library = tmp_path / "site-packages" / "compiling.py"
     library.parent.mkdir()
@@ -315,9 +301,9 @@ def test_compilation_inside_a_library_gives_no_note(
     )
     path = f"sys.path.insert(0, {str(library.parent)!r})"  # absolute: Python caches finders by name
     before = f"import sys; {path}; sys.modules.pop('compiling', 0); import compiling"
-    alone = said(capsys, script(STEP, before=before))["warnings"]
+    alone = fit_json(script(STEP, before=before))["warnings"]
     assert not any("left out" in text for text in alone)
-    prepared = said(capsys, script("net = compiling.prepare(net)", STEP, before=before))["warnings"]
+    prepared = fit_json(script("net = compiling.prepare(net)", STEP, before=before))["warnings"]
     assert any("torch.compile at train.py:6 is left out" in text for text in prepared)
 
 

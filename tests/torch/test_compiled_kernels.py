@@ -321,7 +321,7 @@ def test_readers_in_a_kernel_share_one_reload(monkeypatch: pytest.MonkeyPatch) -
 
     once = least()
     monkeypatch.setattr(
-        "mempool.torch.compiled.inductor.fused.shared", lambda _, rewriting, together: rewriting
+        "mempool.torch.compiled.inductor.fused.merge_shared_reloads", lambda _, rewriting, together: rewriting
     )
     assert once < least()
 

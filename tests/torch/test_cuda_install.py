@@ -45,9 +45,9 @@ def train(on: CudaTorch, pool: mempool.Pool, count: int = 12, **where: int) -> N
 def test_reports_before_the_first_step_keep_the_planning_budget(driver: str) -> None:
     CudaTorch(driver)
     pool = install(driver)
-    planner = pool._planner
-    planner._budget.charge(0.5)
-    assert planner._budget.has_some()
+    planner = pool.planner
+    planner.budget.charge(0.5)
+    assert planner.budget.is_left()
     pool.close()
 
 
@@ -339,10 +339,10 @@ def test_plan_installed_during_close_is_not_replayed(driver: str) -> None:
     pool = install(driver)
     train(on, pool)
     assert pool.planned is not None
-    planner, stop = pool._planner, pool._planner.stop
+    planner, stop = pool.planner, pool.planner.stop
 
     def plan_and_stop(*seconds: float) -> None:  # it ends after the solve that runs
-        planner._learner.making.install(pool.planned, None)
+        planner.learner.builder.install(pool.planned, None)
         stop(*seconds)
 
     planner.stop = plan_and_stop

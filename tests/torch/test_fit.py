@@ -1,4 +1,4 @@
-"""What a step needs, told before it runs."""
+"""Estimates of a step's memory: totals, shares, the largest batch, and an unchanged process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from mempool.torch.estimate.fake.mode import InPlaceAccumulation
 from mempool.torch.estimate.largest_batch import largest
 from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.sources.call_spy import record_calls
-from traces import Kind
+from traces import EventType
 
 
 class Whole(nn.Module):
@@ -156,12 +156,12 @@ def test_peak_equals_a_walk_through_the_second_step(options: dict[str, Any]) -> 
     steps, trace = 0, fit.trace
     for row in range(len(trace)):
         buffer = int(trace.buffer[row])
-        if trace.kind[row] == Kind.ALLOC:
+        if trace.kind[row] == EventType.ALLOC:
             size = -(-int(trace.size[row]) // rounds) * rounds
             alive[buffer] = size, trace.names[trace.category[row]]
-        elif trace.kind[row] == Kind.FREE:
+        elif trace.kind[row] == EventType.FREE:
             del alive[buffer]
-        steps += trace.kind[row] == Kind.MARK and trace.names[trace.operation[row]] == "step"
+        steps += trace.kind[row] == EventType.MARK and trace.names[trace.operation[row]] == "step"
         load = sum(size for size, _ in alive.values())
         if steps == 1 and load > most[0]:
             most = load, dict(alive)
@@ -311,7 +311,7 @@ def test_checkpointed_blocks_hold_less() -> None:
 
 
 def test_optimizer_of_real_parameters_is_refused_with_its_class() -> None:
-    """Also where another stands around it, whose class would not do either."""
+    """Also if a wrapper stands around the optimizer, whose class would not do either."""
     made = torch.optim.SGD([nn.Parameter(torch.ones(3))], 0.1)
     for one in (made, Around(made)):
         with pytest.raises(UsageError, match="is a SGD of real parameters"):
@@ -434,7 +434,7 @@ def state_of_the_process() -> list[Any]:
 
 
 class Changing(nn.Module):
-    """What changes what it can, and fails if it is told to."""
+    """Module that changes all process-wide settings, and fails at a given place."""
 
     def __init__(self, fail: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Fake tensors inside `emulate_device` take what a CUDA device would, and give what PyTorch gives."""
+"""Fake tensors inside `emulate_device` take the memory of a CUDA device, and have the shapes of PyTorch."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
+from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.device.kernels import AttentionCall, Target, backend_of
-from traces.trace import Kind
+from traces.trace import EventType
 
 HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)
 
@@ -44,16 +47,18 @@ def peak_bytes(work: Any) -> int:
     with AccessRecorder() as recorder:
         work()
     trace = recorder.trace()
-    sign = (trace.kind == Kind.ALLOC).astype(int)
+    sign = (trace.kind == EventType.ALLOC).astype(int)
     freed = {
         int(b): int(s)
         for b, s, k in zip(trace.buffer, trace.size, trace.kind, strict=True)
-        if k == Kind.ALLOC
+        if k == EventType.ALLOC
     }
     load = peak = 0
     for kind, buffer, alloc in zip(trace.kind, trace.buffer, sign, strict=True):
         load += (
-            freed[int(buffer)] * (alloc - int(kind == Kind.FREE)) if kind in (Kind.ALLOC, Kind.FREE) else 0
+            freed[int(buffer)] * (alloc - int(kind == EventType.FREE))
+            if kind in (EventType.ALLOC, EventType.FREE)
+            else 0
         )
         peak = max(peak, load)
     return peak
@@ -324,3 +329,65 @@ def test_the_cpu_and_real_tensors_are_left_alone() -> None:
     assert torch.equal(attended, F.scaled_dot_product_attention(*inputs))
     with pytest.raises(UsageError, match="no device 'xpu'"), emulate_device("xpu"):
         pass
+
+
+BATCH, HEADS, WIDTH = 2, 8, 64
+
+
+class Attends(nn.Module):
+    """Attention with a mask that is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q = x @ self.weight
+        return scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+
+def allocated(length: int, *, mask_heads: int = 1) -> list[int]:
+    """Return the bytes of each copy that attention makes of its mask, in two forwards."""
+
+    def inputs(batch: int) -> Any:
+        x = torch.zeros(batch, HEADS, length, WIDTH)
+        return (x, torch.zeros(batch, mask_heads, length, length)), {}
+
+    trace = fit_job(Job(Attends, inputs, BATCH, mode="inference", capability=(8, 0))).trace
+    padding = [k for k, name in enumerate(trace.names) if "pad" in name]
+    allocs = (trace.kind == EventType.ALLOC) & np.isin(trace.operation, padding)
+    sizes: list[int] = trace.size[allocs].tolist()
+    return sizes
+
+
+@pytest.mark.parametrize("length", [640, 648, 656])
+def test_mask_whose_rows_begin_at_multiples_of_eight_is_not_copied(length: int) -> None:
+    assert allocated(length) == []
+
+
+@pytest.mark.parametrize(("length", "row"), [(650, 656), (641, 648), (655, 656)])
+@pytest.mark.parametrize("mask_heads", [1, HEADS])
+def test_other_mask_is_copied_before_it_is_expanded_to_all_heads(
+    length: int, row: int, mask_heads: int
+) -> None:
+    copies = allocated(length, mask_heads=mask_heads)
+    assert copies == [BATCH * mask_heads * length * row * 4] * 2  # one in each of two steps
+
+
+def test_padded_lengths_near_each_other_need_nearly_the_same() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.BertConfig(
+        hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512, vocab_size=100,
+        max_position_embeddings=1024,
+    )  # fmt: skip
+
+    def peak(length: int) -> int:
+        def inputs(batch: int) -> Any:
+            tokens = torch.zeros(batch, length, dtype=torch.int64)
+            return (), {"input_ids": tokens, "attention_mask": torch.zeros_like(tokens), "labels": tokens}
+
+        job = Job(lambda: transformers.BertForMaskedLM(config), inputs, 4, optimizer=torch.optim.AdamW)
+        return fit_job(job).peak_bytes
+
+    peaks = [peak(length) for length in (640, 648, 650, 656)]
+    assert max(peaks) < 1.06 * min(peaks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ import torch
 from torch import nn
 
 import mempool.torch
-from mempool.cli.app import call
 from mempool.torch.estimate.fake.eight_bit_optimizers import BLOCK, STAND_INS, patch_bitsandbytes
 from mempool.torch.estimate.remedies.optimizers import InBackward
 
@@ -82,13 +80,12 @@ def test_state_of_an_optimizer_has_its_layout(name: str, moments: int, bits: int
     "name", ["adamw8bit", "AdamW_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "lion-8bit"]
 )
 def test_command_takes_the_names_of_the_package_and_of_transformers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit_json: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("from torch import nn\nmodel = nn.Linear(1000, 1000)\n")
-    inputs = ["--inputs", "float32[B,1000]", "--batch", "4", "--loss", "mse", "--json"]
-    assert call(["fit", "net.py", *inputs, "--optimizer", name]) == 0
-    found = json.loads(capsys.readouterr().out)["by_class_bytes"]["optimizer_state"]
+    inputs = ["--inputs", "float32[B,1000]", "--batch", "4", "--loss", "mse"]
+    found = fit_json("net.py", *inputs, "--optimizer", name)["by_class_bytes"]["optimizer_state"]
     assert found == state_bytes(1 if "lion" in name else 2, 8, paged="paged" in name)
 
 
@@ -112,12 +109,11 @@ def test_script_with_an_optimizer_of_the_package_uses_its_layout(
     paged: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fit_json: Any,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT.format(made))
-    assert call(["fit", "train.py", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = fit_json("train.py")
     assert answer["by_class_bytes"]["optimizer_state"] == state_bytes(moments, bits, paged=paged)
     if not INSTALLED:
         assert "bitsandbytes" not in sys.modules  # the stand-in is gone with the script
@@ -132,13 +128,12 @@ def test_script_with_an_optimizer_of_the_package_uses_its_layout(
     ],
 )
 def test_script_with_32_bit_overrides_uses_their_layout(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit_json: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = "AdamW8bit(model.parameters())\nmanager = bnb.optim.GlobalOptimManager.get_instance()\n" + line
     (tmp_path / "train.py").write_text(SCRIPT.format(made))
-    assert call(["fit", "train.py", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["by_class_bytes"]["optimizer_state"] == state_bytes(2, 32)
+    assert fit_json("train.py")["by_class_bytes"]["optimizer_state"] == state_bytes(2, 32)
 
 
 TRAINER = """
@@ -156,14 +151,13 @@ Trainer(model=LlamaForCausalLM(config), train_dataset=data, args=told).train()
 
 @pytest.mark.parametrize("optim", ["adamw_bnb_8bit", "paged_adamw_8bit"])
 def test_trainer_with_an_eight_bit_optimizer_keeps_embeddings_in_32_bits(
-    optim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    optim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit_json: Any
 ) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(TRAINER.format(optim))
-    assert call(["fit", "train.py", "--main", "--json"]) == 0
-    classes = json.loads(capsys.readouterr().out)["by_class_bytes"]
+    classes = fit_json("train.py", "--main")["by_class_bytes"]
     embedding, head = 64_000, 64_000
     attention, mlp, norms = 4 * 64 * 64, 3 * 64 * 128, 3 * 64
     eight = head + attention + mlp

@@ -1,4 +1,4 @@
-"""What `fit` says is alive is what PyTorch's own tracker of memory says, to the byte."""
+"""Peaks predicted by `fit` equal those of PyTorch's own memory tracker, to the byte."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODES = ("train", "inference", "eval")
 
 
 class Tracker(mem_tracker.MemTracker):  # type: ignore[misc]
-    """Without its figures for each module, which it cannot make where one is called twice."""
+    """Tracker without figures by module, which fail for a module that is called twice."""
 
     def _pre_fw_hook(self, *_: Any) -> None: ...
     def _post_fw_hook(self, *_: Any) -> None: ...

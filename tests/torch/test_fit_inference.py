@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,12 +13,11 @@ import torch
 from torch import nn
 
 import mempool.torch
-from mempool.cli.app import call
 from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.fake.copies import holds_ones, to_fake
 from mempool.torch.estimate.fake.mode import fake_mode
-from mempool.torch.estimate.sources.transformers_models import hub
-from traces.trace import Kind
+from mempool.torch.estimate.sources.transformers_models import transformers_model
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +83,7 @@ def test_cache_of_a_decoder_with_an_encoder_has_both_parts() -> None:
 
     given = job(model=lambda: transformers.T5ForConditionalGeneration(config), inputs=inputs)
     trace = fit_job(given).trace
-    cached = (trace.kind == Kind.ALLOC) & (trace.category == trace.names.index("key_value_cache"))
+    cached = (trace.kind == EventType.ALLOC) & (trace.category == trace.names.index("key_value_cache"))
     steps = 2
     assert int(trace.size[cached].sum()) == steps * 2 * 2 * WIDTH * (TOKENS + 128) * 4
 
@@ -101,7 +99,7 @@ def test_inference_counts_a_single_output_and_notes_the_bytes_of_two() -> None:
 
 def test_seven_billion_parameters_at_32k_tokens_need_31_gib() -> None:
     """6.738e9 parameters of 2 bytes are 12.55 GiB, the cache is 16, logits are 1.95: 30.5, and an MLP."""
-    config = hub("llama-2-7b", {}).config
+    config = transformers_model("llama-2-7b", {}).config
 
     def inputs(batch: int) -> Any:
         given = torch.zeros(batch, 32_768, dtype=torch.int64)
@@ -242,14 +240,13 @@ WRAPPED = ("def wrapped(x):", "    return [model(x)]")
 def test_script_holds_a_former_output_only_if_the_loop_does(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fit_json: Any,
     lines: list[str],
     outputs: int,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "answers.py").write_text(SCRIPT.format("\n".join(f"    {line}" for line in lines)))
-    assert call(["fit", "answers.py", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = fit_json("answers.py")
     assert found["mode"] == "inference"
     floats = found["peak_bytes"] // 4
     assert floats // 5_000_000 == outputs + 1  # the inputs

@@ -1,4 +1,4 @@
-"""What a GPU adds to what a trace shows."""
+"""Margins: memory that a GPU needs beyond the operations of a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
 from mempool.torch.estimate.margins import IN_ALLOCATOR, MIB, PARTS, in_allocator, margins, parse_margins
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ def test_hopper_has_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_convolution_at_the_peak_needs_its_buffers_twice() -> None:
     trace = traced(nn.Conv2d, 3, 8, 3, (4, 3, 16, 16), backward=False)
-    sizes = trace.size[trace.kind == Kind.ALLOC]
+    sizes = trace.size[trace.kind == EventType.ALLOC]
     assert margins(trace)["cudnn_workspace"] == sizes.sum()  # weight, bias, input and output
 
 
@@ -115,7 +115,7 @@ def test_margins_are_read_from_a_command_line() -> None:
 
 def test_many_processes_have_buffers_and_buckets() -> None:
     names = ("step", "gradients")
-    kinds = [Kind.ALLOC, Kind.FREE, Kind.MARK, Kind.ALLOC]
+    kinds = [EventType.ALLOC, EventType.FREE, EventType.MARK, EventType.ALLOC]
     trace = Trace.of(
         kinds,
         [0, 0, -1, 1],

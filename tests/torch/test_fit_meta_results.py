@@ -1,4 +1,4 @@
-"""What operations answer, by rule and from memory, against PyTorch's own way of finding it out."""
+"""Meta results by rule and from the cache, compared with PyTorch's own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORWARD, BACKWARD = (
     torch.ops.aten.native_batch_norm.default,
     torch.ops.aten.native_batch_norm_backward.default,
 )
-#: Of a tensor: one of as many dimensions that lies otherwise in memory.
+#: Functions that return a tensor of the same rank in another memory layout.
 LAYOUTS = [
     lambda x: x,
     lambda x: x.transpose(0, -1),
@@ -50,7 +50,7 @@ def norms(draw: Any) -> dict[str, Any]:
 
 
 def strides(tensor: Any) -> list[int]:
-    """Of the dimensions where a stride says anything."""
+    """Return the strides of dimensions with more than one element."""
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
@@ -146,7 +146,7 @@ def tensor(made: Any) -> Any:
 
 
 def answered(mode: Any, call: Any, times: int = 1) -> Any:
-    """What an operation answers the last time: sizes, strides, where each part lies; or that it raises."""
+    """Return sizes, strides and storages of an operation's last result, or "raises"."""
     operation, given, kwargs = call
     with mode:
         args = [tensor(made) for made in given]
@@ -214,7 +214,7 @@ def test_each_shape_rule_covers_a_usual_call() -> None:
             assert rule(tuple(tensor(one) for one in call), {}) is not None, operation
 
 
-#: What no rule is about, but is remembered: kinds of answers, views, what is given itself.
+#: Cached operations without a rule: several results, views, and arguments returned unchanged.
 REMEMBERED = [
     *(aten.cat.default, aten.index.Tensor, aten.slice.Tensor, aten.select.int, aten.expand.default),
     *(aten.split.Tensor, aten.unbind.int, aten.permute.default, aten.as_strided.default, aten.bmm.default),

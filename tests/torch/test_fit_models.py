@@ -197,7 +197,7 @@ def test_sparse_gradients_are_small(optimizer: Any) -> None:
 
 
 def computed(tensor: Tensor, mean: float, std: float, a: float, b: float, generator: Any = None) -> Tensor:
-    """As PyTorch truncated a normal distribution before it drew again."""
+    """Truncate a normal distribution as PyTorch did before drawing again."""
     with torch.no_grad():
         tensor.uniform_(-0.9, 0.9, generator=generator).erfinv_()
         return tensor.mul_(std * 2**0.5).add_(mean).clamp_(min=a, max=b)
@@ -205,7 +205,7 @@ def computed(tensor: Tensor, mean: float, std: float, a: float, b: float, genera
 
 @pytest.mark.parametrize("old", [False, True])
 def test_a_truncated_normal_distribution_needs_no_values(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the making of a model and in its forward, in each of the ways that PyTorch has for bounds."""
+    """Draw in a model's constructor and forward, with each of PyTorch's ways to treat bounds."""
     if old:
         monkeypatch.setattr(nn.init, "_no_grad_trunc_normal_", computed)
 

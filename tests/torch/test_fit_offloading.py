@@ -1,4 +1,4 @@
-"""Swapping among what would help: planned for the step as it is predicted, and told as it was planned."""
+"""Offloading among the remedies: planned for the predicted step, and reported as planned."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def plain() -> Fit:
 
 
 def test_rates_of_every_card_are_known() -> None:
-    """In their order: 16 bits are not slower than 32, and the link is one that we know."""
+    """Rates are in order (16 bits are not slower than 32), and the link is known."""
     for card in CARDS:
         rates = rates_of(card.name, card.capability)
         assert 0 < rates.single <= rates.convolutions <= max(rates.half, rates.single)
@@ -102,7 +102,7 @@ def test_a_roofline_is_the_longer_of_products_and_bytes() -> None:
 
 
 def test_the_step_repeats_and_has_the_predicted_peak(plain: Fit) -> None:
-    """What is planned is one iteration on a circle, as large as what `fit` tells."""
+    """The planned step is a circular iteration with the peak that `fit` predicts."""
     trace = run(deep(), 3, clock=Roofline(rates_of()).nanoseconds)
     assert trace.metadata["clock"] == "modelled"
     step = step_of(trace)
@@ -113,7 +113,7 @@ def test_the_step_repeats_and_has_the_predicted_peak(plain: Fit) -> None:
 
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
 def test_offload_schedule_holds_the_limit(plain: Fit, share: float) -> None:
-    """With the arena and what a GPU adds, or it says that it does not fit; and no bound is broken."""
+    """Arena and margins fit the limit, or the schedule is reported not to fit; bounds hold."""
     fit = fit_of(deep(), int(plain.needed_bytes * share))
     found = plan_offload(deep(), fit)
     assert found is not None
@@ -146,7 +146,7 @@ def test_a_slower_link_is_not_better(plain: Fit) -> None:
 
 
 def test_offloading_is_a_remedy_and_in_the_json(plain: Fit) -> None:
-    """With what it was assumed with, the line to write, and before another training."""
+    """The remedy names rates and link, and the line of code."""
     fit = fit_of(deep(), int(plain.needed_bytes * 0.7))
     advice = advise(deep(card="RTX 4090"), fit, most_runs=3)
     (one,) = [help_ for help_ in advice.remedies if help_.name == "swapping"]

@@ -1,4 +1,4 @@
-"""Operations one by one: what `fit` says of a step is what the pool is asked for, or there is a named reason.
+"""Operations and losses one by one: predicted memory equals a real step, or the deviation has a named reason.
 
 Real steps run without a mode: a recorder of PyTorch's operations makes autograd choose otherwise, as tensors
 without memory do.
@@ -15,20 +15,27 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from typing import TYPE_CHECKING, Any
+
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from mempool.torch.estimate.fake.mode import ValuelessMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OPERATIONS = Path(__file__).parents[1] / "support" / "fit_operations.py"
 #: Numbers that PyTorch wraps as tensors, a few at once.
 SCALARS = 24
-#: Where tensors without memory take more than a run does (docs/predicted.md).
+#: Operations for which fake tensors take more memory than a real run (docs/predicted.md).
 MORE = {
     "another formula": {"cumprod", "prod", "prod of rows", "clamp by tensors"},
     "a chain out of place": {"bce with logits, weighed"},
     "draws that are repeated less often": {"trunc_normal_, narrow"},
 }
-#: Where a run takes buffers that no operation shows, such as inside of the CPU's kernels.
+#: Operations with buffers that no operation shows, such as inside the CPU's kernels.
 LESS = {"index by mask", "nansum", "scatter_reduce", "amax", "max of all", "median of all", "masked_scatter"}
 LESS |= {"smooth_l1_loss", "mse_loss", "instance_norm", "batch_norm", "embedding_bag", "kthvalue", "sort"}
 LESS |= {"median", "Tensor.unfold", "group_norm", "attention", "attention, masked", "svdvals", "eigh"}
@@ -36,7 +43,7 @@ LESS |= {"median", "Tensor.unfold", "group_norm", "attention", "attention, maske
 
 @pytest.fixture(scope="module")
 def peaks() -> dict[str, tuple[int, int]]:
-    """Of each operation what is said, and what is real."""
+    """Return the predicted and the real peak of each operation."""
     command = [sys.executable, "-W", "ignore", str(OPERATIONS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -96,3 +103,36 @@ def test_gradients_add_in_place_unless_the_first_is_held(held: bool) -> None:
         (other.sin() + other.exp()).sum().backward()
         (first + second.exp()).sum().backward()
     assert (found[0] == found[1]) is not held
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "smooth_l1": F.smooth_l1_loss,
+    "huber": F.huber_loss,
+    "bce": lambda o, y, **more: F.binary_cross_entropy(o.sigmoid(), y.sigmoid(), **more),
+    "bce_with_logits": lambda o, y, **more: F.binary_cross_entropy_with_logits(o, y.sigmoid(), **more),
+    "soft_margin": lambda o, y, **more: F.soft_margin_loss(o, y.sign(), **more),
+    "kl": lambda o, y, **more: F.kl_div(o, y, **more),
+    "poisson": F.poisson_nll_loss,
+    "cross_entropy": lambda o, _, **more: F.cross_entropy(o, torch.zeros(8, dtype=torch.int64), **more),
+}
+
+
+@pytest.mark.filterwarnings("ignore:reduction")
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_storage_of_a_reduced_loss_is_as_large_as_in_a_real_run(
+    loss: Callable[..., Tensor], reduction: str
+) -> None:
+    """PyTorch writes the mean of some losses into the storage of the loss of each element."""
+
+    def storage_bytes() -> Any:
+        output = torch.zeros(8, 5).requires_grad_()
+        made = loss(output, torch.zeros(8, 5), reduction=reduction)
+        made.sum().backward()
+        return made.untyped_storage().nbytes(), made.shape, output.grad is not None
+
+    real = storage_bytes()
+    with ValuelessMode():
+        assert storage_bytes() == real

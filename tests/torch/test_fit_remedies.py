@@ -1,4 +1,4 @@
-"""What would help a job: what is told adds up, is tried, and leaves all as it was."""
+"""Remedies: savings add up, equal a run of the changed job, and leave the model unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a remedy saves without memory it saves on real tensors, written as it says it is to be written."""
+"""Remedies save on real tensors, with the code that they print, as predicted on fake tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 
-#: Some of `PROGRAMS`; the others are tried in the long lane.
+#: Names in `PROGRAMS`; all but one run in the long lane only.
 SOME = [name if name == "dropping" else pytest.param(name, marks=pytest.mark.full) for name in PROGRAMS]
 
 
@@ -64,7 +64,7 @@ def written(code: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a real run that is recorded, gradients that meet are added out of place (docs/predicted.md)."""
+    """Add gradients out of place, as in a recorded real run (docs/predicted.md)."""
     monkeypatch.setattr(InPlaceAccumulation, "in_place", lambda *_: False)
 
 
@@ -225,7 +225,7 @@ def _back(kept: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("last", ["bfloat16 weights, float32 optimizer", "optimizer in backward"])
 def test_optimizer_wrappers_apply_to_the_chosen_optimizer(last: str) -> None:
-    """Whatever order they are named in."""
+    """The order in which changes are named has no effect."""
     job = job_of("dropping")
     chosen, around = changes_of(job)["SGD with momentum"], changes_of(job)[last]
     own = {"bfloat16 weights, float32 optimizer": MasterWeights, "optimizer in backward": InBackward}[last]
@@ -259,7 +259,7 @@ def test_both_optimizer_wrappers_combine() -> None:
 
 
 def test_copies_in_float32_step_as_the_optimizer_of_float32_does() -> None:
-    """With gradients that are exact in bfloat16 the copies are to the bit what AdamW makes of them."""
+    """Copies equal AdamW's result to the bit if gradients are exact in bfloat16."""
     torch.manual_seed(2)
     own = torch.randn(20).bfloat16().float().requires_grad_()
     low = own.detach().bfloat16().requires_grad_()

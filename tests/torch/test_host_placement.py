@@ -80,13 +80,13 @@ def test_training_places_each_copy_at_its_planned_offset(one_thread: None) -> No
     """So that the host has no more than was planned: also what left before there was a plan is gone."""
     placed: list[tuple[int, int, int]] = []  # where it was asked to, where it lies, where that ends
 
-    class Watched(HostEngine):
+    class RecordingEngine(HostEngine):
         def offload(self, data: Any, at: int = -1) -> Any:
             made = super().offload(data, at)
             placed.append((at, made[0].at, made[0].at + made[0].size))
             return made
 
-    engine = Watched(64 * MIB)
+    engine = RecordingEngine(64 * MIB)
     try:
         with OffloadMode(engine, CPU, 4 * MIB) as mode:
             loop = Wide()

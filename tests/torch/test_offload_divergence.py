@@ -57,13 +57,13 @@ def test_results_are_identical_in_diverging_iterations(scenario: str, peak: int)
     ("part", "kind"),
     [
         ("recorded_step", PlanError),
-        ("packed", ZeroDivisionError),
+        ("reduce_fragmentation", ZeroDivisionError),
         ("schedule_of", ZeroDivisionError),
-        ("fetched_earlier", PlanError),
+        ("advance_reloads", PlanError),
         pytest.param("recorded_step", ZeroDivisionError, marks=pytest.mark.full),
-        pytest.param("packed", PlanError, marks=pytest.mark.full),
+        pytest.param("reduce_fragmentation", PlanError, marks=pytest.mark.full),
         pytest.param("schedule_of", PlanError, marks=pytest.mark.full),
-        pytest.param("fetched_earlier", ZeroDivisionError, marks=pytest.mark.full),
+        pytest.param("advance_reloads", ZeroDivisionError, marks=pytest.mark.full),
     ],
 )
 def test_failed_planning_does_not_end_training(
@@ -81,7 +81,7 @@ def test_failed_planning_does_not_end_training(
 
     plain = came_out("exception", 0)
     monkeypatch.setattr(f"mempool.torch.eager.schedule_planner.{part}", fails)
-    if part == "fetched_earlier":  # is asked for where copies were waited for
+    if part == "advance_reloads":  # is asked for where copies were waited for
         monkeypatch.setattr("mempool.torch.offload.host_engine.HostEngine.waited", lambda *_: 1.0)
     assert came_out("exception", int(SHARE * peak)) == plain
     assert tried

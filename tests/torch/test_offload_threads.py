@@ -169,13 +169,14 @@ MOVING = frozenset((transfers.__file__, host_engine.__file__, str(Path(__file__)
 
 
 def interrupted_at(at: int, work: Any, files: frozenset[str] = MOVING) -> bool:
-    """Do it, with Ctrl-C before the n-th line of what moves storages; whether there were so many."""
+    """Run `work` with Ctrl-C before line `at` of the moving code; return whether the line was reached."""
     lines = itertools.count()
     broken = False
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal broken
-        if frame.f_code.co_filename not in files or frame.f_code.co_name in ("disturb", "send_away", "_make"):
+        skipped = ("disturb", "offload_all", "_make")
+        if frame.f_code.co_filename not in files or frame.f_code.co_name in skipped:
             return trace if event == "call" else None
         if event == "line" and next(lines) == at:
             broken = True
@@ -195,7 +196,7 @@ def interrupted_at(at: int, work: Any, files: frozenset[str] = MOVING) -> bool:
 
 
 def test_no_python_runs_when_a_storage_dies(mode: Adversary) -> None:
-    """Ctrl-C that came there would be printed, and lost."""
+    """Python would print and drop a Ctrl-C raised in a callback."""
     tensor = torch.ones(1000)
     record = mode.storages.of(tensor)
     assert record is not None
@@ -254,14 +255,14 @@ def test_ctrl_c_on_any_line_of_a_move_loses_nothing() -> None:
 def test_failed_transfers_free_their_memory(mode: Adversary) -> None:
     leaving, coming, away = (torch.arange(1000.0).add_(1) for _ in range(3))
     transfers = mode.transfers
-    transfers.leave(mode.storages.of(leaving))
+    transfers.offload(mode.storages.of(leaving))
     for tensor in (coming, away):
-        transfers.leave(mode.storages.of(tensor))
+        transfers.offload(mode.storages.of(tensor))
         transfers.release(mode.storages.of(tensor))
-    transfers.fetch(mode.storages.of(coming))
+    transfers.reload(mode.storages.of(coming))
     del leaving, coming, away, tensor
     gc.collect()
-    transfers.settle_all()
+    transfers.wait_all()
     mode.step()
     assert not mode.storages.records
     assert mode.storages.resident_bytes == 0
@@ -350,13 +351,13 @@ import sys, torch
 sys.path.insert(0, sys.argv[1])
 from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.eager.mode import OffloadMode
-swapper = OffloadMode(HostEngine(1 << 28), torch.device("cpu"), 1 << 20)
-swapper.__enter__()
+mode = OffloadMode(HostEngine(1 << 28), torch.device("cpu"), 1 << 20)
+mode.__enter__()
 kept = [torch.full((1 << 18,), float(i)) for i in range(8)]
-for held in list(swapper.storages.records.values()):
-    swapper.mover.offload(held)
-    swapper.mover.release(held)
-swapper.mover.reload(swapper.storages.of(kept[0]))
+for record in list(mode.storages.records.values()):
+    mode.transfers.offload(record)
+    mode.transfers.release(record)
+mode.transfers.reload(mode.storages.of(kept[0]))
 kept[1].untyped_storage().nbytes()
 import atexit
 atexit.register(lambda: print(kept[2][0].item()))
@@ -369,7 +370,7 @@ atexit.register(lambda: print(kept[2][0].item()))
     [
         pytest.param("", 0, marks=pytest.mark.full),
         pytest.param("raise SystemExit(3)", 3, marks=pytest.mark.full),
-        pytest.param("del swapper", 0, marks=pytest.mark.full),
+        pytest.param("del mode", 0, marks=pytest.mark.full),
         ("1 / 0", 1),
     ],
 )

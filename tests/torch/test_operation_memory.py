@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from models import MODELS
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mempool.recording.torch.ledger import storages_in
 from mempool.recording.torch.operations import learn
-from mempool.recording.torch.storages import storages_in
 from mempool.torch.eager.eviction_policy import EvictionPolicy, victims
 from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.eager.op_footprints import OpFootprints, PoolCounters

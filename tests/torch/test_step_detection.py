@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from answers import said
+from answers import answer
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -17,7 +17,7 @@ import mempool.torch
 from mempool.cli.app import call
 from mempool.torch.optimizer_steps import LISTENERS
 from mempool.torch.step_detection import OPTIONS, StepDetector
-from traces import Kind
+from traces import EventType
 from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
@@ -194,9 +194,9 @@ def test_trace_shows_optimizer_steps_from_the_first(mode: Any, tmp_path: Path, o
         for _ in range(steps):
             training.step()
     trace = read_trace(tmp_path / "run.trace")
-    marks = np.flatnonzero(trace.kind == Kind.MARK)
+    marks = np.flatnonzero(trace.kind == EventType.MARK)
     assert [trace.names[name] for name in trace.operation[marks]] == steps * ["optimizer step"]
-    between = np.diff(np.searchsorted(np.flatnonzero(trace.kind == Kind.ALLOC), marks))
+    between = np.diff(np.searchsorted(np.flatnonzero(trace.kind == EventType.ALLOC), marks))
     assert (between > 0).all()
 
 
@@ -207,7 +207,7 @@ def test_trace_of_a_marked_program_shows_only_its_marks(tmp_path: Path, one_thre
             with pool.iteration():
                 training.step()
     trace = read_trace(tmp_path / "run.trace")
-    marks = trace.operation[trace.kind == Kind.MARK]
+    marks = trace.operation[trace.kind == EventType.MARK]
     assert [trace.names[name] for name in marks] == 5 * ["begin", "end"]
 
 
@@ -247,7 +247,7 @@ def planned_from(
     file = str(tmp_path / "run.trace")
     with mempool.torch.install(device="cpu", background=False, record=file, **options):
         program()
-    return said(capsys, "plan", file)
+    return answer(capsys, "plan", file)
 
 
 @pytest.mark.parametrize("then", ["inference", "another optimizer"])
@@ -285,9 +285,9 @@ def test_each_step_is_shown_once_within_a_limit(
 
     planned_from(tmp_path, capsys, program, limit="64MiB")
     trace = read_trace(tmp_path / "run.trace")
-    marks = np.flatnonzero(trace.kind == Kind.MARK)
+    marks = np.flatnonzero(trace.kind == EventType.MARK)
     assert {trace.names[name] for name in trace.operation[marks]} <= {"optimizer step"}
-    between = np.diff(np.searchsorted(np.flatnonzero(trace.kind == Kind.ALLOC), marks))
+    between = np.diff(np.searchsorted(np.flatnonzero(trace.kind == EventType.ALLOC), marks))
     assert (between > 0).all()
 
 

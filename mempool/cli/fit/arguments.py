@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mempool.cli.parsing import parsed
+from mempool.cli.options import parsed
 from mempool.torch import model_spec
 
 if TYPE_CHECKING:

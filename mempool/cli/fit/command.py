@@ -10,7 +10,7 @@ import typer
 
 from mempool.cli.options import allocators
 from mempool.cli.output import ExitCode, Stop, print_json, progress
-from mempool.cli.output_files import why_not
+from mempool.cli.output_files import write_obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -241,7 +241,7 @@ def _check_outputs(trace: Path | None, plot: Path | None, *, sweep: bool) -> Non
     if trace is not None and sweep:
         raise typer.BadParameter("--trace is of one size, not of a sweep")
     for path in (trace, plot):
-        if path is not None and (reason := why_not(path)):
+        if path is not None and (reason := write_obstacle(path)):
             raise Stop(ExitCode.FILE, f"{path}: {reason}")
 
 

@@ -41,7 +41,7 @@ class OffloadSession:
             host_bytes=host_bytes,
             client=pool.client,
             on_iteration_end=pool.mark_detected_step,
-            reset_plans=pool.begin_anew,
+            reset_plans=pool.reset_plans,
         )
         self._process = os.getpid()
         self._ended = False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from mempool.recording.torch.storages import storages_in
+from mempool.recording.torch.ledger import storages_in
 from mempool.torch.eager.storages import OFFLOADED
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mempool.logs import log
-from mempool.recording.torch.storages import storages_in
+from mempool.recording.torch.ledger import storages_in
 from mempool.torch.eager.arena_admission import ArenaAdmission
 from mempool.torch.eager.bypass import Bypass
 from mempool.torch.eager.dispatcher_patches import DispatcherPatches

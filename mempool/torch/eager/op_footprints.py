@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from mempool.recording.torch.storages import storages_in, tensors_in
+from mempool.recording.torch.ledger import storages_in, tensors_in
 from mempool.torch.eager.operator_traits import PLAIN
 from mempool.torch.offload.options import OPTIONS
 

@@ -11,8 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from mempool.logs import log
+from mempool.recording.torch.ledger import is_wrapper
 from mempool.recording.torch.operations import Operation, learn
-from mempool.recording.torch.storages import is_wrapper
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -12,7 +12,7 @@ import torch
 
 from mempool.torch.offload.options import OPTIONS
 from solvers.swap import Step
-from traces.iterations.detect import tail_period
+from traces.iterations.cycles import tail_period
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

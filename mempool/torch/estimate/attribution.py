@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces import Kind
+from traces import EventType
 from traces.buffers import buffers_of
 from traces.columns import distinct
 
@@ -55,7 +55,7 @@ def steps_of(trace: Trace) -> NDArray[np.int64]:
     """Return the rows of the marks that end steps, int64[k]."""
     if "step" not in trace.names:
         return np.empty(0, np.int64)
-    return np.flatnonzero((trace.kind == Kind.MARK) & (trace.operation == trace.names.index("step")))
+    return np.flatnonzero((trace.kind == EventType.MARK) & (trace.operation == trace.names.index("step")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +153,7 @@ def _cut(path: str, depth: int | None) -> str:
 def _phases(trace: Trace) -> NDArray[np.int64]:
     """Return each event's index in `PHASES`, or -1 before the first phase; step marks end no phase."""
     number = [PHASES.index(name) if name in PHASES else -1 for name in (*trace.names, "")]
-    phase = np.where(trace.kind == Kind.MARK, np.array(number)[trace.operation], -1)
+    phase = np.where(trace.kind == EventType.MARK, np.array(number)[trace.operation], -1)
     marked = np.flatnonzero(phase >= 0)
     last = np.searchsorted(marked, np.arange(len(trace)), side="right") - 1
     return np.where(last >= 0, np.append(phase[marked], -1)[last], -1)

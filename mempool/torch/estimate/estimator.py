@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mempool.analysis.allocator_specs import parse_choice
-from mempool.analysis.compare import RECORDED
+from mempool.analysis.compare import RECORDED, parse_allocator
 from mempool.errors import UsageError
 from mempool.simulate import simulate
 from mempool.torch.estimate.attribution import PeakAttribution, rounded
@@ -19,21 +18,21 @@ from traces import TraceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from mempool.analysis.compare import Choice
+    from mempool.analysis.compare import AllocatorSpec
     from mempool.torch.estimate.job import Job
     from traces import Trace
 
 DEFAULT_ALLOCATORS = ("pytorch", "pytorch_expandable", "planned")
 
 
-def choice_of(text: str) -> Choice:
+def choice_of(text: str) -> AllocatorSpec:
     """Return the allocator of a name, with settings behind a colon.
 
     Raises:
         UsageError: the name is unknown.
     """
     try:
-        choice = parse_choice(text)
+        choice = parse_allocator(text)
     except ValueError as error:
         raise UsageError(str(error)) from None
     if choice.allocator == RECORDED:

@@ -100,10 +100,10 @@ class Job:
         given = {name: getattr(self, name) for name in ("loss", "labels", "optimizer", "dtype", "autocast")}
         if any(isinstance(value, str) for value in given.values()):
             from mempool.torch.estimate.sources.optimizers_and_losses import (
-                resolved,  # which scripts need, that make jobs
+                resolve_names,  # which scripts need, that make jobs
             )
 
-            for name, value in resolved(given).items():
+            for name, value in resolve_names(given).items():
                 object.__setattr__(self, name, value)
         for name in ("loss", "optimizer"):
             if (value := getattr(self, name)) is not None and not callable(value):

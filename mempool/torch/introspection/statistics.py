@@ -47,7 +47,7 @@ def replace_functions(source: Source) -> None:
     with _functions.lock:
         _functions.source = source
         _functions.resume_history()
-        for name, answer in _FUNCTIONS.items():
+        for name, answer in FUNCTIONS.items():
             present = getattr(torch._C, name, None)
             if present is None or present is _replacements.get(name):
                 continue  # absent from this version or build, or replaced already
@@ -241,7 +241,7 @@ _functions = MemoryFunctions()
 _replacements: dict[str, Callable[..., Any]] = {}
 _originals: dict[str, Callable[..., Any]] = {}
 #: Answers by name in `torch._C`. `torch.accelerator` calls the same functions under its own names.
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_memoryStats": _functions.memory_stats,
     "_cuda_resetPeakMemoryStats": _functions.reset_peaks,
     "_cuda_resetAccumulatedMemoryStats": _functions.reset_totals,

@@ -103,8 +103,8 @@ class _Kernels:
             enter = self._stack.enter_context
             enter(patch_foreach_defaults())
             enter(autocast.autocast_of_cuda())
-            enter(kernels.overriding("AutocastCPU", autocast.of_cuda()))
-            enter(kernels.overriding("AutogradCPU", kernels.of_cuda(self.target)))
+            enter(kernels.override_kernels("AutocastCPU", autocast.cuda_autocast_kernels()))
+            enter(kernels.override_kernels("AutogradCPU", kernels.cuda_kernels(self.target)))
             enter(_no_inference_mode())
 
     def remove(self) -> None:

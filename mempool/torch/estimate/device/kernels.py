@@ -347,7 +347,7 @@ def scratch_bytes(query: Tensor, key: Tensor) -> list[int]:
 
 
 @contextlib.contextmanager
-def overriding(key: str, kernels: Mapping[str, Any]) -> Iterator[None]:
+def override_kernels(key: str, kernels: Mapping[str, Any]) -> Iterator[None]:
     """Let the dispatcher call these kernels, in the whole process, while the block runs.
 
     Args:
@@ -365,9 +365,9 @@ def overriding(key: str, kernels: Mapping[str, Any]) -> Iterator[None]:
         library._destroy()
 
 
-def of_cuda(target: Target) -> dict[str, Callable[..., Any]]:
+def cuda_kernels(target: Target) -> dict[str, Callable[..., Any]]:
     """Return the kernels of a target, by operator name."""
-    ours: dict[str, Callable[..., Any]] = {
+    overrides: dict[str, Callable[..., Any]] = {
         "scaled_dot_product_attention": lambda *args, **kwargs: _attention_kernel(target, *args, **kwargs),
         "dropout": _dropout,
         "softmax.int": lambda *args, **kwargs: _softmax(_aten._softmax, *args, **kwargs),
@@ -375,10 +375,10 @@ def of_cuda(target: Target) -> dict[str, Callable[..., Any]]:
         "lstm_cell": _lstm_cell,
         **{f"{kind}.{form}": _recurrent(kind) for kind in KEPT for form in ("input", "data")},
     }
-    return {name: _of_fake_only(name, kernel) for name, kernel in ours.items()}
+    return {name: _for_fake_tensors(name, kernel) for name, kernel in overrides.items()}
 
 
-def _of_fake_only(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _for_fake_tensors(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a kernel: use PyTorch's own for real tensors, and if the kernel returns NotImplemented."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(_aten, packet), overload or "default")

@@ -18,10 +18,15 @@ from mempool.torch.estimate.fake.copies import EAGER, is_compiled
 from mempool.torch.estimate.inputs import Arguments, batch_of, call_arguments, resizable
 from mempool.torch.estimate.job import Job
 from mempool.torch.estimate.sources import transformers_models
-from mempool.torch.estimate.sources.optimizers_and_losses import resolved
+from mempool.torch.estimate.sources.optimizers_and_losses import resolve_names
 from mempool.torch.estimate.sources.scripts import fake_execution, load_module, load_script
 from mempool.torch.estimate.sources.targets import Sizes, Target, called_target, fresh_tensor, model_copies
-from mempool.torch.estimate.sources.transformers_models import TransformersModel, hub, names, task_of
+from mempool.torch.estimate.sources.transformers_models import (
+    TransformersModel,
+    known_names,
+    task_of,
+    transformers_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +54,7 @@ def transformers_target(found: TransformersModel, sizes: Sizes) -> Target:
     Raises:
         UsageError: the inputs are not known, or the sequence is longer than the model's positions.
     """
-    seq = transformers_models.sequence(found, sizes.seq)
+    seq = transformers_models.sequence_length(found, sizes.seq)
     takes_images = "pixel_values" in found.takes
     vision = getattr(found.config, "vision_config", found.config)
     if sizes.image is not None and hasattr(vision, "image_size"):
@@ -58,7 +63,10 @@ def transformers_target(found: TransformersModel, sizes: Sizes) -> Target:
     return Target(
         f"{found.kind.__name__} of {found.config.model_type} ({found.task})",
         found.model,
-        lambda batch: ((), transformers_models.inputs(found, batch, seq, sizes.image, labels=sizes.labels)),
+        lambda batch: (
+            (),
+            transformers_models.model_inputs(found, batch, seq, sizes.image, labels=sizes.labels),
+        ),
         seq=seq,
         uses=frozenset(uses),
     )
@@ -272,7 +280,7 @@ def _parts(made: Any, name: str) -> tuple[nn.Module, Any, dict[str, Any]]:
         for key in attributes:
             if key not in Job.__dataclass_fields__:
                 raise UsageError(f"{name} returns {key!r}, which a Job has not")
-        return made["model"], made.get("inputs"), resolved(attributes)
+        return made["model"], made.get("inputs"), resolve_names(attributes)
     raise UsageError(
         f"{name} returns a {type(made).__name__}: neither a model, nor (model, inputs), nor a dictionary"
     )
@@ -318,7 +326,7 @@ def find_target(spec: ModelSpec, sizes: Sizes, scripts: Scripts | None = None) -
         OSError: a file cannot be read.
     """
     if spec.kind == "transformers":
-        target = transformers_target(hub(spec.name, spec.arguments, sizes.task), sizes)
+        target = transformers_target(transformers_model(spec.name, spec.arguments, sizes.task), sizes)
     else:
         target = program_target(_loaded(spec, sizes, {} if scripts is None else scripts), spec, sizes)
     if sizes.inputs is not None:
@@ -347,7 +355,7 @@ def _loaded(spec: ModelSpec, sizes: Sizes, scripts: Scripts) -> Loaded:
     try:
         return load_module(spec.where)
     except UsageError as error:
-        near = difflib.get_close_matches(spec.where, names(), n=3, cutoff=0.8) if not spec.name else []
+        near = difflib.get_close_matches(spec.where, known_names(), n=3, cutoff=0.8) if not spec.name else []
         if not near:
             raise
         hint = ", ".join(f"transformers:{name}" for name in near)

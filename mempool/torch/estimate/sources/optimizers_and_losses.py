@@ -42,7 +42,7 @@ def optimizer_of(spec: ModelSpec) -> Callable[..., torch.optim.Optimizer]:
     """
     arguments = dict(spec.arguments)
     if spec.kind:
-        made = _of_file(spec)
+        made = _function_of_module(spec)
     else:
         name, _, more = spec.name.lower().partition("+")
         eight = _EIGHT_BIT.get(re.sub("bnb|[-_]", "", name))
@@ -70,14 +70,14 @@ def loss_of_name(spec: ModelSpec) -> Callable[[Any], torch.Tensor]:
         UsageError: the name is unknown.
     """
     if spec.kind:
-        made: Callable[[Any], torch.Tensor] = _of_file(spec)
+        made: Callable[[Any], torch.Tensor] = _function_of_module(spec)
         return made
     if (found := LOSSES.get(spec.name.lower().replace("_", "-"))) is None or spec.arguments:
         raise UsageError(_unknown("loss", spec.name, list(LOSSES)))
     return lambda output: found(_tensor(output))
 
 
-def resolved(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_names(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes of a `Job` with names replaced by the losses, optimizers and types they stand for.
 
     Names are those of the command line: "cross-entropy", "sgd+momentum", "bf16". A loss by name makes the
@@ -97,7 +97,7 @@ def resolved(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _of_file(spec: ModelSpec) -> Any:
+def _function_of_module(spec: ModelSpec) -> Any:
     module = (load_script if spec.kind == "script" else load_module)(spec.where).module
     if not spec.name or not callable(found := getattr(module, spec.name, None)):
         raise UsageError(f"{spec.where} has no function {spec.name!r}")
