@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
 import own_process
+from problem_classes import GENERATORS, flat, scattered
 from test_proofs import problem
 
 from mempool.demo.worker import resident_bytes
@@ -27,7 +31,6 @@ from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, solve
 from solvers.packing.plan import DEFAULT_NODES
 from traces import workload
 from traces.buffers import Buffers
-from traces.instances import GENERATORS, flat, scattered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

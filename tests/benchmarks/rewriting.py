@@ -1,4 +1,4 @@
-"""What rewriting a step's graph reaches, beside what others published: tables of docs/rewriting.md.
+"""Decisions about graphs compared with published results: tables of docs/benchmarks.md.
 
     python tests/benchmarks/rewriting.py [--quick] [--only PART ...]
 
@@ -111,7 +111,7 @@ def ends(graph: Callable[[int], Graph], limit: float, step: int = 1) -> tuple[in
 
 
 def bound(graph: Graph, limit: float) -> float:
-    """What no swapping of what rewriting may move takes less than, seconds."""
+    """Return a lower bound in seconds on the stall of any offload schedule of the movable values."""
     return LinkBound(graph_step(graph, offloadable(graph)).step, TWELVE).stall_seconds(int(limit))
 
 

@@ -1,4 +1,4 @@
-"""How far decisions about graphs are from the shortest step there is, and how long they take.
+"""Optimality gap and duration of decisions about graphs.
 
     python tests/benchmarks/rewriting_gap.py [--graphs 300] [--layers 1430]
 
@@ -61,7 +61,7 @@ def speed(layers: int) -> None:
         took = time.process_time() - begin
         swaps, again = len(made.rewriting.offloads), len(made.rewriting.recomputed)
         slower = made.seconds / made.plain_seconds - 1
-        print(f"{share:.0%}: {slower:.1%} slower, {swaps} swapped, {again} made again, {took:.1f} s")
+        print(f"{share:.0%}: {slower:.1%} slower, {swaps} offloaded, {again} recomputed, {took:.1f} s")
 
 
 if __name__ == "__main__":

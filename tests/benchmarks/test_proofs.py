@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from problem_classes import GENERATORS
 
 from solvers import Plan, Status, Stop, check, solve
-from traces.instances import GENERATORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

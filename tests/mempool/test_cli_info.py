@@ -201,7 +201,7 @@ def doubled(single: Trace, second: int) -> Trace:
 
 
 @pytest.fixture
-def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
+def single(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     monkeypatch.chdir(tmp_path)
     made = generate(60, 1)
     write_trace(made, "single.trace")

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from answers import answer
 from commands import COMMAND
+from problem_classes import aligned
 
 from mempool.cli.app import call
 from mempool.units import binary
@@ -27,7 +28,6 @@ from solvers.packing.options import OPTIONS
 from traces import Buffers, Trace
 from traces.formats.minimalloc import write_csv
 from traces.formats.parquet import write_trace
-from traces.instances import aligned
 from traces.workload import generate
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import numpy as np
 import programs
 import pytest
 from pools import run, simulated
+from problem_classes import flat
 
 import solvers
 from mempool import Pool
 from mempool.planning.options import OPTIONS
 from mempool.planning.planned_pattern import PlannedPattern, make_plan
-from traces.instances import flat
 from traces.iterations.pattern import Pattern
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import crossing
+from problem_classes import circular
 
 from solvers import Status, Stop, check, solve
 from solvers._core import PairwiseSearch
 from solvers.packing.jobs import Jobs, jobs_of
 from traces.buffers import Buffers
-from traces.instances import circular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -48,7 +48,7 @@ def test_views_have_the_memory_of_a_value_read_by_their_operation(case: tuple[Gr
 
 @settings(max_examples=50)
 @given(decided())
-def test_each_offload_has_one_copy_out_and_its_reloads(case: tuple[Graph, Rewriting]) -> None:
+def test_each_offload_has_a_copy_out_and_all_reloads(case: tuple[Graph, Rewriting]) -> None:
     graph, rewriting = case
     new = apply_rewriting(graph, rewriting)
     outs = np.flatnonzero(new.role == Role.OFFLOAD)

@@ -94,7 +94,7 @@ def test_distant_readers_of_movable_values_alone_read_reloads(graph: Graph, thre
 
 @settings(max_examples=60)
 @given(graphs(most_ops=20), THRESHOLDS)
-def test_near_readers_share_a_reload_that_begins_two_levels_before(graph: Graph, threshold: int) -> None:
+def test_near_readers_share_a_reload_beginning_two_levels_before(graph: Graph, threshold: int) -> None:
     level = levels_of(graph).level
     for offload in offload_beyond(graph, threshold).offloads:
         groups = [sorted(int(level[op]) for op in reload.consumers) for reload in offload.reloads]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from problem_classes import GENERATORS
 
 from solvers import Plan, Status, Stop, check, solve
 from solvers.packing.progress import ProgressTotal
 from solvers.packing.rotation import Attempts, columns_to_try
 from traces.buffers import Buffers
-from traces.instances import GENERATORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

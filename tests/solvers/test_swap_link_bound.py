@@ -105,8 +105,8 @@ def test_buffer_without_writes_is_never_copied_out() -> None:
     assert LinkBound(step, link).peak_bytes() == 12
 
 
-def test_copies_that_are_longer_than_all_rooms_do_not_mislead_the_solver() -> None:
-    """Nothing can be copied without waiting: 8 bytes that nothing writes come back in a second.
+def test_copies_longer_than_every_time_window_do_not_mislead_the_solver() -> None:
+    """No buffer can be copied without waiting: 8 bytes that nothing writes come back in a second.
 
     With coefficients of 10**9 the solver of whole buffers proved a bound of 4.1 seconds.
     """

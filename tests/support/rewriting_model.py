@@ -1,4 +1,4 @@
-"""A rewritten graph run row by row, slowly and plainly."""
+"""Slow model of the judge of rewritten graphs, row by row."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def waited_at(graph: Graph, out: int) -> int:
-    """The row before which a program waits for a swap-out."""
+    """Return the row before which a program waits for an offload."""
     edges = [later for earlier, later in graph.control.tolist() if earlier == out]
     others = [row for row in range(out + 1, len(graph)) if graph.role[row] != Role.OFFLOAD]
     return min(edges or others, default=len(graph))
 
 
 def slow_loads(graph: Graph, *, host: bool) -> list[int]:
-    """Bytes during each row: every memory is asked whether it is there."""
+    """Return the bytes alive during each row, memory by memory."""
     loads = []
     for row in range(len(graph)):
         total = 0 if host else int(graph.workspace[row])
@@ -41,7 +41,7 @@ def slow_loads(graph: Graph, *, host: bool) -> list[int]:
 
 
 def slow_seconds(graph: Graph, link: Link) -> float:
-    """When all has ended."""
+    """Return the seconds at which the last operation or copy ends."""
     now, free = 0.0, {"out": 0.0, "in": 0.0}
     done: dict[int, float] = {}
     outs = [row for row in range(len(graph)) if graph.role[row] == Role.OFFLOAD]

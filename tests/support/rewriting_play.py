@@ -1,4 +1,4 @@
-"""The published simulator again, slow and plain: memories, and who still reads them."""
+"""Slow model of the published simulator, which counts the readers of each memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def slow_play(graph: Graph, levels: Levels, rewriting: Rewriting) -> int:
-    """The most bytes on the device."""
+    """Return the most bytes on the device."""
     new = apply_rewriting(graph, rewriting)
     order = sorted(range(len(graph)), key=lambda op: (levels.level[op], op))
     name = {name: op for op, name in enumerate(graph.names)}
@@ -67,7 +67,7 @@ def _readers(new: Graph, name: dict[str, int]) -> dict[int, set[int]]:
 
 
 def _due(graph: Graph, levels: Levels, rewriting: Rewriting, order: list[int]) -> dict[int, list[str]]:
-    """The copies that come after each operation."""
+    """Return the reloads that begin after each operation."""
     place = {op: i for i, op in enumerate(order)}
     due: dict[int, list[str]] = {}
     for offload in rewriting.offloads:

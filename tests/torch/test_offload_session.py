@@ -296,6 +296,25 @@ def test_unmarked_loop_is_detected_and_planned(mode: OffloadMode) -> None:
     assert counts.on_demand - on_demand <= 1
 
 
+@pytest.mark.parametrize("limit", ["4MiB", "1GiB"])
+def test_pool_serves_an_unmarked_inference_loop_from_its_plan(limit: str) -> None:
+    """No optimizer ends iterations: the pool and the mode each find the period by themselves."""
+    layers = [part for _ in range(8) for part in (torch.nn.Linear(256, 256), torch.nn.Tanh())]
+    net, x = torch.nn.Sequential(*layers), torch.ones(512, 256)
+    with (
+        torch.inference_mode(),
+        mempool.torch.install(device="cpu", limit=limit, host_limit="64MiB", background=False) as pool,
+    ):
+        for step in range(80):
+            if step == 60:
+                before = pool.client.stats()["outcomes"]
+            net(x)
+            pool.plan_now()
+        after = pool.client.stats()["outcomes"]
+    new = {name: after[name] - before[name] for name in after}
+    assert new["hit"] == sum(new.values()) > 0
+
+
 def test_untouched_storages_are_offloaded_and_do_not_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -133,7 +133,9 @@ def test_windows_of_equal_sizes_belong_to_the_same_variant(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, "FIRST_WINDOWS", 1)
         patch.setattr(windows, "LAST_WINDOWS", 2)
-        chosen = windows._worth_a_look(np.array(main, bool), np.array(size, np.int64), np.array(bounds))
+        chosen = windows.first_and_last_of_each_variant(
+            np.array(main, bool), np.array(size, np.int64), np.array(bounds)
+        )
     kinds: dict[tuple[int, ...], list[int]] = {}
     for k, window in enumerate(sizes):
         kinds.setdefault(tuple(window), []).append(k)

@@ -197,7 +197,7 @@ def _windows_of(
         main = sequence_with_most_bytes(sequence[marked], size[marked])
     window_count = len(bounds)
     if not anywhere:
-        bounds = bounds[_first_and_last_of_each_variant(sequence == main, size, bounds)]
+        bounds = bounds[first_and_last_of_each_variant(sequence == main, size, bounds)]
     joined = []
     if enveloped is not None and len(mark_events):
         joined = envelopes(sequence, size, freed_before, bounds, main, enveloped)
@@ -237,7 +237,7 @@ def _variants(
     return sorted(variants, key=lambda variant: -variant[0][-1])
 
 
-def _first_and_last_of_each_variant(
+def first_and_last_of_each_variant(
     of_main: NDArray[np.bool_], size: NDArray[np.int64], bounds: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the windows that are among the first or the last of their variant, in order.

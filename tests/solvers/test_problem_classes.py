@@ -6,14 +6,14 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+import problem_classes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problem_classes import GENERATORS, aligned, circular, flat, pinned, scattered, tight
 
 from solvers import load_curve, peak_load, solve
-from traces import instances
 from traces.buffers import COLUMNS
-from traces.instances import GENERATORS, aligned, circular, flat, pinned, scattered, tight
 
 if TYPE_CHECKING:
     from traces import Buffers
@@ -50,7 +50,7 @@ def test_some_tight_buffers_are_pinwheels() -> None:
     def separated(begin: np.ndarray, end: np.ndarray) -> bool:
         return any(((end <= at) | (begin >= at)).all() for at in begin[begin > begin.min()])
 
-    parts = [instances._cut(5, np.random.default_rng(seed)) for seed in range(100)]
+    parts = [problem_classes._cut(5, np.random.default_rng(seed)) for seed in range(100)]
     whole = [not separated(start, end) and not separated(low, high) for start, end, low, high in parts]
     assert 5 < sum(whole) < 95
 
