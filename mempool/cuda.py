@@ -32,7 +32,7 @@ def device(index: int | None, driver: str = DRIVER, memory: str = "plain") -> _c
     try:
         return _core.CudaDevice(index, driver=driver, memory=memory)
     except (RuntimeError, ValueError) as error:
-        raise UsageError(advised(error)) from None
+        raise UsageError(with_advice(error)) from None
 
 
 def check(device: _core.CudaDevice) -> _core.CudaDevice:
@@ -44,20 +44,20 @@ def check(device: _core.CudaDevice) -> _core.CudaDevice:
     try:
         device.check()
     except RuntimeError as error:
-        raise UsageError(advised(error)) from None
+        raise UsageError(with_advice(error)) from None
     return device
 
 
-def refused(device: _core.CudaDevice, size: int) -> str:
+def refusal_message(device: _core.CudaDevice, size: int) -> str:
     """Return the driver's error for this thread's request of ``size`` bytes, if not out of memory."""
     return f"CUDA error: {device.last_refusal}, while {size:,} bytes were asked for"
 
 
-def advised(error: Exception) -> str:
+def with_advice(error: Exception) -> str:
     """Return the text of a driver's error, with advice if known."""
     text = str(error)
-    for said, advice in _ADVICE.items():
+    for part, advice in _ADVICE.items():
         # CUDA's runtime spells the names without underscores
-        if said.replace("_", "").lower() in text.replace("_", "").lower():
+        if part.replace("_", "").lower() in text.replace("_", "").lower():
             return f"{text}; {advice}"
     return text

@@ -13,7 +13,7 @@ from mempool import _core, cuda, sharing
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.pool import Pool
 from mempool.settings import NEVER, settings
-from mempool.streams import number
+from mempool.streams import stream_number
 
 
 class CallbackPool(Pool):
@@ -73,7 +73,7 @@ class CallbackPool(Pool):
         except OutOfMemoryError:
             if self._cuda.refusals == refusals:
                 raise
-            raise RuntimeError(cuda.refused(self._cuda, size)) from None
+            raise RuntimeError(cuda.refusal_message(self._cuda, size)) from None
 
     def take(self, size: int, stream: int = 0) -> int:
         """Return the address of ``size`` bytes, first used on ``stream``; free dropped buffers first.
@@ -83,7 +83,7 @@ class CallbackPool(Pool):
             UsageError: a graph is being captured on the stream.
             RuntimeError: see `allocate`.
         """
-        stream = number(stream)
+        stream = stream_number(stream)
         if _core.cupy_capture(self.core, stream):
             raise UsageError(
                 f"a graph is being captured on stream {stream:#x}, and would use the memory of these "
@@ -94,7 +94,7 @@ class CallbackPool(Pool):
 
     def give(self, address: int, stream: int) -> None:
         """Free a buffer whose last use is queued on ``stream``, or done. Never raises."""
-        self.client.free(address, number(stream))
+        self.client.free(address, stream_number(stream))
 
     def give_later(self, address: int) -> None:
         """Drop a buffer without waiting: the next drop or allocation frees the memory. Never raises."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mempool.settings import Settings
 
 
-class Installed(Protocol):
+class Installable(Protocol):
     """An installable object: a `Pool`, or one object over several pools."""
 
     settings: Settings
@@ -28,11 +28,11 @@ class Installed(Protocol):
         """Replace locks in a forked child, where the threads that hold locks are gone."""
 
 
-P = TypeVar("P", bound="Installed")
-_places: dict[tuple[str, int], Place[Any]] = {}
+P = TypeVar("P", bound="Installable")
+_slots: dict[tuple[str, int], InstallationSlot[Any]] = {}
 
 
-class Place(Generic[P]):
+class InstallationSlot(Generic[P]):
     """Installation slot of one framework (or of one device in a framework).
 
     Attributes:
@@ -88,7 +88,7 @@ class Place(Generic[P]):
                 self.pool = None
 
 
-def place_of(name: str, module: str, index: int = 0) -> Place[Any]:
+def slot_of(name: str, module: str, index: int = 0) -> InstallationSlot[Any]:
     """Return the slot of a framework: one per process, however often the adapter is reloaded.
 
     Args:
@@ -96,14 +96,14 @@ def place_of(name: str, module: str, index: int = 0) -> Place[Any]:
         module: our module for the framework, which has ``uninstall``.
         index: index of the device, in a framework with a slot for each device.
     """
-    return _places.setdefault((module, index), Place(name, module, index))
+    return _slots.setdefault((module, index), InstallationSlot(name, module, index))
 
 
 def _after_fork_in_child() -> None:
-    for place in list(_places.values()):
-        place.lock = threading.RLock()
-        if place.pool is not None:
-            place.pool.renew_locks()
+    for slot in list(_slots.values()):
+        slot.lock = threading.RLock()
+        if slot.pool is not None:
+            slot.pool.renew_locks()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

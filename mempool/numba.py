@@ -26,7 +26,7 @@ from numba.cuda.cudadrv import driver as numba_driver
 
 from mempool.cuda_callbacks import CallbackPool
 from mempool.errors import OutOfMemoryError, UsageError
-from mempool.installation import Place, place_of
+from mempool.installation import InstallationSlot, slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,17 +51,17 @@ def install(**options: Any) -> NumbaPool:
     Raises:
         UsageError: a pool is installed already, Numba has used CUDA, or the options make no sense.
     """
-    return _place.install(lambda: NumbaPool(**options), NumbaPool.serve)
+    return _slot.install(lambda: NumbaPool(**options), NumbaPool.serve)
 
 
 def uninstall() -> None:
     """Close the installed pool: later contexts use Numba's own memory. Warns if no pool is installed."""
-    _place.uninstall()
+    _slot.uninstall()
 
 
 def installed() -> NumbaPool | None:
     """Return the pool that serves Numba, or None."""
-    return _place.pool
+    return _slot.pool
 
 
 class NumbaPool(CallbackPool):
@@ -83,7 +83,7 @@ class NumbaPool(CallbackPool):
 
     def close(self) -> None:
         """Leave Numba and stop planning; contexts of this pool keep using the pool. Arrays stay valid."""
-        _place.leave(self, self._stop_serving)
+        _slot.leave(self, self._stop_serving)
         super().close()
 
     def _stop_serving(self) -> None:
@@ -102,7 +102,7 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
 
     def initialize(self) -> None:
         """Assign the installed pool to this context, even if the pool closes before the first buffer."""
-        self._pool = self._pool or _place.pool
+        self._pool = self._pool or _slot.pool
 
     def memalloc(self, size: int) -> Any:
         """Allocate a buffer of ``size`` bytes, first used on any stream.
@@ -126,8 +126,8 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
             UsageError: the pool belongs to another device.
         """
         if not self._bound:
-            with _place.lock:
-                pool = self._pool or _place.pool or _place.install(NumbaPool, lambda _: None)
+            with _slot.lock:
+                pool = self._pool or _slot.pool or _slot.install(NumbaPool, lambda _: None)
             pool.bind(self.context.device.id)
             self._pool, self._bound = pool, True
         assert self._pool is not None
@@ -189,6 +189,6 @@ def _has_context() -> bool:
     return any(device.primary_context is not None for device in devices.values())
 
 
-_place: Place[NumbaPool] = place_of("Numba", "mempool.numba")
+_slot: InstallationSlot[NumbaPool] = slot_of("Numba", "mempool.numba")
 #: Class that ``NUMBA_CUDA_MEMORY_MANAGER=mempool.numba`` looks up.
 _numba_memory_manager = Manager

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mempool import _core
 from mempool.errors import OutOfMemoryError, UsageError
-from mempool.installation import Place, place_of
+from mempool.installation import InstallationSlot, slot_of
 from mempool.pool import Pool
 
 if TYPE_CHECKING:
@@ -44,26 +44,26 @@ def install(**options: Any) -> ArrayPool:
         UsageError: a pool is installed already, or the options make no sense.
         ImportError: the allocator of this NumPy is unknown.
     """
-    return _place.install(lambda: ArrayPool(**options), ArrayPool.serve)
+    return _slot.install(lambda: ArrayPool(**options), ArrayPool.serve)
 
 
 def uninstall() -> None:
     """Close the installed pool and restore NumPy; arrays stay valid. Warns if no pool is installed."""
-    _place.uninstall()
+    _slot.uninstall()
 
 
 def installed() -> ArrayPool | None:
     """Return the pool that serves NumPy, or None."""
-    return _place.pool
+    return _slot.pool
 
 
 def is_installed() -> bool:
     """Return true if a pool serves NumPy."""
-    return _place.pool is not None
+    return _slot.pool is not None
 
 
 def record_arrays(*, frames: bool = False) -> ArrayRecorder:
-    """Return a recorder of reads and writes; see `mempool.recording.access_recorder.record_arrays`.
+    """Return a recorder of reads and writes; see `mempool.recording.arrays.pool_recorder.record_arrays`.
 
     Args:
         frames: keep source lines.
@@ -74,9 +74,9 @@ def record_arrays(*, frames: bool = False) -> ArrayRecorder:
     Raises:
         UsageError: the pool writes a trace file.
     """
-    from mempool.recording import access_recorder
+    from mempool.recording.arrays import pool_recorder
 
-    return access_recorder.record_arrays(installed(), frames=frames)
+    return pool_recorder.record_arrays(installed(), frames=frames)
 
 
 class ArrayPool(Pool):
@@ -99,7 +99,7 @@ class ArrayPool(Pool):
 
     def close(self) -> None:
         """Leave NumPy and stop planning. Arrays stay valid."""
-        _place.leave(self, self._stop_serving)
+        _slot.leave(self, self._stop_serving)
         super().close()
 
     def _stop_serving(self) -> None:
@@ -109,7 +109,7 @@ class ArrayPool(Pool):
             self._hook.stop()
 
 
-_place: Place[ArrayPool] = place_of("NumPy", "mempool.numpy")
+_slot: InstallationSlot[ArrayPool] = slot_of("NumPy", "mempool.numpy")
 
 
 def _explain_memory_errors() -> None:
@@ -122,7 +122,7 @@ def _explain_memory_errors() -> None:
     def init(self: Any, shape: Any, dtype: Any) -> None:
         plain_init(self, shape, dtype)
         self._mempool = ""
-        if _place.pool is not None:
+        if _slot.pool is not None:
             numbers = _core.Client.last_out_of_memory()
             if numbers["asked_bytes"] == self._total_size:
                 self._mempool = "; " + str(OutOfMemoryError(numbers)).partition("; ")[2]

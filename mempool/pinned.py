@@ -23,7 +23,7 @@ import numpy as np
 
 from mempool import _core, cuda
 from mempool.pool import Pool
-from mempool.streams import number
+from mempool.streams import stream_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +128,7 @@ class _Buffer:
 
     def used_by(self, stream: Any) -> None:
         """Add a stream, or a stream's handle, to ``streams``."""
-        name = number(operator.index(getattr(stream, "ptr", stream)))
+        name = stream_number(operator.index(getattr(stream, "ptr", stream)))
         self.streams[name, self._device.context_of(name)] = stream
 
     def __del__(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mempool import _core, sharing
 from mempool.errors import OutOfMemoryError, UsageError
-from mempool.per_rank_files import file_to_read, own_file
+from mempool.per_rank_files import file_to_read, own_file, rank
 from mempool.planning.planner_thread import Planner, first_cache_bytes
 from mempool.settings import NEVER, Settings, check_swapping, made_with, settings
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from mempool.planning.plan_files import Saved
-    from mempool.planning.planned_pattern import Planned
-    from mempool.recording.trace_writer import Tape
+    from mempool.planning.plan_files import SavedPlans
+    from mempool.planning.planned_pattern import PlannedPattern
+    from mempool.recording.trace_writer import BackgroundTraceWriter
     from mempool.reporting.check_faults import Fault, FaultCollector
-    from mempool.reporting.report import Report
+    from mempool.reporting.report import PoolSnapshot, Report
 
 
 class Pool:
@@ -96,15 +96,15 @@ class Pool:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._closed = False
-        self._tape: Tape | None = None
-        self._loaded: Saved | None = None
-        self._planner = Planner(
+        self._trace_writer: BackgroundTraceWriter | None = None
+        self._loaded: SavedPlans | None = None
+        self.planner = Planner(
             self.core,
             self.client,
             self.device,
             small_bytes=self.settings.small_bytes,
             wait_bytes=price,
-            explain=self._news() if self.settings.explain else None,
+            explain=self._new_divergences() if self.settings.explain else None,
             framework=self.framework,
             patient=not self.settings.background,
         )
@@ -115,7 +115,7 @@ class Pool:
             raise
         # Finalizer of a pool that is dropped unclosed; it does not wait, since the planner's own thread may
         # drop the pool.
-        weakref.finalize(self, self._planner.stop, 0.0).atexit = False
+        weakref.finalize(self, self.planner.stop, 0.0).atexit = False
         _open.add(self)
 
     def _make_core(self, *, share_streams: bool) -> _core.Pool:
@@ -143,7 +143,7 @@ class Pool:
         with _core.Bypass():
             self._load_files()
         if self._loaded is not None and self.settings.mode == "replay":
-            first, *others = self._loaded.from_the_beginning()
+            first, *others = self._loaded.in_warm_up_order()
             try:
                 for planned in others:
                     self.client.install(planned.native(), planned.pattern.iterations_seen)
@@ -152,29 +152,31 @@ class Pool:
                 raise UsageError(f"{self.settings.plan}: {error}: the plan is of another device") from None
         if self.settings.mode == "replay":
             if self.settings.background:
-                self._planner.start(self._loaded)
+                self.planner.start(self._loaded)
             else:
-                self._planner.begin(self._loaded)
+                self.planner.begin(self._loaded)
         elif self.settings.mode == "record" and self.settings.background:
-            self._planner.start_watching()
-        if self._tape is not None and self.settings.background:
-            self._tape.start()
+            self.planner.start_thread()
+        if self._trace_writer is not None and self.settings.background:
+            self._trace_writer.start()
 
-    def _news(self) -> Callable[[], list[str]]:
-        from mempool.reporting.explain import News
+    def _new_divergences(self) -> Callable[[], list[str]]:
+        from mempool.reporting.explain import NewDivergences
 
-        return News(self.client)
+        return NewDivergences(self.client)
 
     def _load_files(self) -> None:
         if self.settings.plan is not None:
-            from mempool.planning.plan_files import read_saved_apart
+            from mempool.planning.plan_files import read_plans_in_subprocess
 
-            self._loaded = read_saved_apart(self.settings.plan)
+            self._loaded = read_plans_in_subprocess(self.settings.plan)
         if self.settings.record is not None:
-            from mempool.recording.trace_writer import Tape
+            from mempool.recording.trace_writer import BackgroundTraceWriter
 
             whose = self.framework or self.name
-            self._tape = Tape(self.client, self.settings.record, self.device.alignment, whose)
+            self._trace_writer = BackgroundTraceWriter(
+                self.client, self.settings.record, self.device.alignment, whose
+            )
             _recording.add(self)
 
     # --- iterations
@@ -275,14 +277,14 @@ class Pool:
     # --- state and reports
 
     @property
-    def planned(self) -> Planned | None:
+    def planned(self) -> PlannedPattern | None:
         """Plan in use or made last, with the pattern; None without one."""
-        return self._planner.planned or (None if self._loaded is None else self._loaded.plans[0])
+        return self.planner.planned or (None if self._loaded is None else self._loaded.plans[0])
 
     @property
     def plans(self) -> int:
         """Number of plans that this pool has made."""
-        return self._planner.plans
+        return self.planner.plans
 
     @property
     def state(self) -> str:
@@ -303,10 +305,30 @@ class Pool:
         with _core.Bypass():
             from mempool.reporting.report import make_report
 
-            report = make_report(self)
+            report = make_report(self.snapshot())
         if self._fault_collector is not None:
             report.values["faults"] = [str(fault) for fault in self.faults()]
         return report
+
+    def snapshot(self) -> PoolSnapshot:
+        """Return the pool's present state, for reports."""
+        from mempool.reporting.report import PoolSnapshot
+
+        return PoolSnapshot(
+            name=self.name,
+            state=self.state,
+            rank=rank(),
+            client_state=self.client.state(),
+            client_stats=self.client.stats(),
+            core_stats=self.core.stats(),
+            divergences=self.client.divergences(),
+            planned=self.planned,
+            plans=self.plans,
+            arena_used_bytes=sum(end - begin for begin, end in self.core.arena_ranges()),
+            shared_with=sharing.other_clients(self),
+            max_reserved_bytes=self.settings.max_reserved,
+            offloading=self.swapping_values(),
+        )
 
     def swapping_values(self) -> dict[str, Any] | None:
         """Return the report's part about offloading; None if nothing is offloaded."""
@@ -321,7 +343,7 @@ class Pool:
         with _core.Bypass():
             from mempool.reporting.explain import explain
 
-            return explain(self)
+            return explain(self.snapshot())
 
     def save(self, path: str | Path) -> None:
         """Write the plans in use; ``Pool(plan=path)`` later replays them from the first iteration.
@@ -333,40 +355,40 @@ class Pool:
             UsageError: there is no plan yet.
         """
         with _core.Bypass():
-            from mempool.planning.plan_files import write_saved_apart
+            from mempool.planning.plan_files import write_plans_in_subprocess
 
-            saved = self._planner.saved() or self._loaded
+            saved = self.planner.saved() or self._loaded
             if saved is None:
                 raise UsageError("there is no plan yet: no iteration has been seen to repeat")
             whose = self.framework or self.name
             own = own_file(os.fspath(path))
-            write_saved_apart(saved, own, client=whose, made_with=made_with(self.framework))
+            write_plans_in_subprocess(saved, own, client=whose, made_with=made_with(self.framework))
 
     # --- planning and the end
 
     def plan_now(self) -> bool:
         """Look at the recording in the calling thread; return true if that gave a plan."""
         with _core.Bypass():
-            return self._planner.look()
+            return self.planner.look()
 
-    def begin_anew(self) -> None:
+    def reset_plans(self) -> None:
         """Drop all plans and record again, at the planner's next turn.
 
         Useful when the meaning of an iteration changes, as when a program begins to mark iterations.
         """
-        self._planner.begin_anew()
+        self.planner.reset_plans()
 
-    def expect_marks(self) -> None:
+    def require_step_marks(self) -> None:
         """Announce calls of `step` or `iteration`: no plan is made before the first one.
 
         Repetitions before the first mark, such as the layers of a first training step, are parts of an
         iteration. After 65,536 allocations without a mark, plans are made all the same.
         """
-        self._planner.expect_marks()
+        self.planner.require_step_marks()
 
     def wait(self, seconds: float = 10.0) -> bool:
         """Wait until there is a plan; return false if there is none after ``seconds``."""
-        return self._planner.wait(seconds)
+        return self.planner.wait(seconds)
 
     def close(self) -> None:
         """Stop planning and finish the trace file. Buffers stay valid, and requests are still served."""
@@ -378,7 +400,7 @@ class Pool:
         self.leave_open_at_exit()
         if not ours:
             return  # a forked child has neither the planner nor the file
-        self._planner.stop()
+        self.planner.stop()
         self.client.set_recording(False)
         if len(self.core.clients()) > 1:  # the other clients need no memory kept for plans of this one
             self.client.drop_patterns()
@@ -386,9 +408,9 @@ class Pool:
         if self._fault_collector is not None:
             self._fault_collector.end()
             self._fault_collector.log()
-        if self._tape is not None:
+        if self._trace_writer is not None:
             with _core.Bypass():
-                self._tape.close()
+                self._trace_writer.close()
         if explained:
             from mempool.logs import log
 

@@ -18,7 +18,7 @@ import rmm.mr
 
 from mempool.cuda_callbacks import CallbackPool
 from mempool.errors import UsageError
-from mempool.installation import Place, place_of
+from mempool.installation import InstallationSlot, slot_of
 
 #: Resources must live as long as any of their allocations, which may be longer than the interpreter.
 _kept: list[Any] = []
@@ -37,17 +37,17 @@ def install(index: int = 0, **options: Any) -> RmmPool:
     Raises:
         UsageError: a pool is installed there already, or the options make no sense.
     """
-    return _place(index).install(lambda: RmmPool(index, **options), RmmPool.serve)
+    return _slot(index).install(lambda: RmmPool(index, **options), RmmPool.serve)
 
 
 def uninstall(index: int = 0) -> None:
     """Close a device's installed pool and restore the earlier resource. Warns if no pool is installed."""
-    _place(index).uninstall()
+    _slot(index).uninstall()
 
 
 def installed(index: int = 0) -> RmmPool | None:
     """Return the pool that serves a device, or None."""
-    return _place(index).pool
+    return _slot(index).pool
 
 
 def resource(pool: CallbackPool) -> Any:
@@ -89,7 +89,7 @@ class RmmPool(CallbackPool):
 
     def close(self) -> None:
         """Leave RMM and stop planning. Buffers stay valid."""
-        _place(self._served).leave(self, self._stop_serving)
+        _slot(self._served).leave(self, self._stop_serving)
         super().close()
 
     def _stop_serving(self) -> None:
@@ -104,5 +104,5 @@ def _handle(stream: Any) -> int:
     return int(stream.__cuda_stream__()[1])
 
 
-def _place(index: int) -> Place[RmmPool]:
-    return place_of("RMM", "mempool.rmm", index)
+def _slot(index: int) -> InstallationSlot[RmmPool]:
+    return slot_of("RMM", "mempool.rmm", index)

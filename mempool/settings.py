@@ -185,7 +185,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
 
 
 def _from_environment() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     converters: dict[str, Callable[[str], Any]] = {
         "": _mode,
         "_PLAN": str,
@@ -198,8 +198,8 @@ def _from_environment() -> dict[str, Any]:
     }
     for name, convert in converters.items():
         if text := os.environ.get(f"MEMPOOL{name}", "").strip():
-            found[name[1:].lower() or "mode"] = convert(text)
-    return found
+            values[name[1:].lower() or "mode"] = convert(text)
+    return values
 
 
 def _flag(text: str) -> bool:

@@ -41,9 +41,9 @@ def check(
     if not (device is None or device is share.device or (device == "host" and _is_host(share))):
         raise UsageError(f"{share!r} has another device: leave device out, or share a pool of {device!r}")
     for name in COMMON:
-        asked, has = getattr(own, name), getattr(share.settings, name)
-        if given.get(name) is not None and asked != has:
-            raise UsageError(f"{name} is {asked}, and {has} in the pool to share: leave it out")
+        requested, present = getattr(own, name), getattr(share.settings, name)
+        if given.get(name) is not None and requested != present:
+            raise UsageError(f"{name} is {requested}, and {present} in the pool to share: leave it out")
     if own.check or share.settings.check:
         raise UsageError("check=True lays every buffer between redzones: such a pool shares with nobody")
     return _price(share, price, asked=given.get("wait_bytes") is not None)
@@ -69,7 +69,7 @@ def settings_of(share: Pool, own: Settings, price: int) -> Settings:
     return dataclasses.replace(own, wait_bytes=price, **common)
 
 
-def others(pool: Pool) -> list[str]:
+def other_clients(pool: Pool) -> list[str]:
     """Return the names of the other clients of a pool's memory."""
     names = pool.core.clients()
     names.remove(pool.name)
@@ -86,7 +86,7 @@ def pool_of(share: Any, index: int | None) -> Any:
 def keep_as_closed(pool: Pool) -> None:
     """Retain free memory for a closed pool that goes on serving: all, or none if others share it."""
     pool.core.trim()
-    pool.client.set_retained_limit(0 if others(pool) else EVERYTHING)
+    pool.client.set_retained_limit(0 if other_clients(pool) else EVERYTHING)
 
 
 def cuda_device(

@@ -13,9 +13,9 @@ from mempool import _core
 from mempool.pool import Pool
 from mempool.recording.events import MARKS
 from solvers import simulators
-from solvers.simulators.native import Allocator, check_bytes
+from solvers.simulators.allocator import Allocator, check_bytes
 from solvers.simulators.simulation import Course, Segments
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -93,7 +93,7 @@ def replaying(
     marks = _marks(trace)
     with _Pool(device, background=False, **options) as pool:
         if (marks >= 0).any():
-            pool.expect_marks()  # as `mempool.torch.TensorPool.watch` does
+            pool.require_step_marks()  # as `mempool.torch.TensorPool.watch` does
         yield (
             pool,
             _core.Replay(
@@ -114,7 +114,7 @@ def _marks(trace: Trace) -> NDArray[np.int8]:
     for at, name in enumerate(trace.names):
         if name in MARKS:
             number[at] = MARKS.index(name)
-    own = (trace.kind == Kind.MARK) & (trace.category < 0)
+    own = (trace.kind == EventType.MARK) & (trace.category < 0)
     return np.where(own, number[trace.operation], np.int8(-1))
 
 

@@ -9,6 +9,6 @@ from mempool import _core
 LEGACY, PER_THREAD = 1, 2
 
 
-def number(handle: int) -> int:
+def stream_number(handle: int) -> int:
     """Return the core's number of the stream that this handle denotes in the calling thread."""
     return {LEGACY: 0, PER_THREAD: _core.thread_stream()}.get(handle, handle)

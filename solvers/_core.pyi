@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 
 
 class SimulatedDevice:
-    """Addresses without memory, and a limit in bytes."""
+    """Device with addresses and a limit in bytes, without memory."""
 
     def __init__(self, limit: int, floor: int = 0) -> None:
-        """Own addresses begin above the floor."""
+        """Create a device whose own addresses begin above the floor."""
 
     def answer(self, size: int, address: int) -> None:
-        """
-        Where a reservation of that size lies, the first that has no earlier answer.
-        """
+        """Give the next unanswered reservation of this size this address."""
 
     @property
     def limit(self) -> int: ...
@@ -30,17 +28,19 @@ class SimulatedDevice:
     @property
     def segments(self, /) -> tuple[numpy.typing.NDArray[numpy.int64], ...]:
         """
-        Columns address, size, stream, region, start, end; the end is -1 of what is still held.
+        Columns address, size, stream, region, start, end; the end of a segment still held is -1.
         """
 
 LARGEST_DEVICE: int = 72057594037927936
 
 class SimulatedAllocator:
-    """What takes from a device and serves requests, once."""
+    """
+    Allocator that serves the requests of one trace from the memory of a device.
+    """
 
     def run(self, kind: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], birth: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], stream: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], adopted: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], address: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], int]:
         """
-        Address of each alloc, bytes live and reserved after each event, and the first alloc that failed, or -1. `birth` is the row of the alloc of each event's buffer. What led to the first state comes first, as `adopted` events: handles of the buffers alive in it, -1 for the others. With the column `address`, what the recorded allocator gave back is given back.
+        Return the address of each alloc, bytes live and reserved after each event, and the first failed alloc or -1. `birth` is the row of the alloc of each event's buffer. The first len(adopted) events describe the first state: `adopted` has the handles of its live buffers, -1 for the others. With the column `address`, recorded releases of memory are repeated.
         """
 
 class SimulatedFit(SimulatedAllocator):
@@ -66,16 +66,16 @@ class SimulatedPyTorch(SimulatedAllocator):
 
     def adopt(self, address: int, size: int, stream: int, used: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], slack: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
         """
-        A segment that was there before, and the blocks that were in use in it, by address; their handles. `slack` is how much further each may reach into what is free behind it.
+        Add a segment of the first state and its used blocks by address; return the blocks' handles. `slack` is the number of bytes by which a block may reach into the free range behind.
         """
 
     def learned(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
         """
-        Handles of adopted blocks, and where they must end for the addresses that were recorded; later ones count.
+        Return handles of adopted blocks and the ends that the recorded addresses require; later entries win.
         """
 
 class SimulatedPyTorchExpandable(SimulatedAllocator):
-    """The same with expandable segments."""
+    """PyTorch's caching allocator with expandable segments."""
 
     def __init__(self, device: SimulatedDevice, rules: PyTorchRules) -> None: ...
 
@@ -85,7 +85,9 @@ class SimulatedCupy(SimulatedAllocator):
     def __init__(self, device: SimulatedDevice) -> None: ...
 
 class SimulatedCnmem(SimulatedAllocator):
-    """CNMeM, which takes so many bytes first, and perhaps more."""
+    """
+    CNMeM with `first` bytes reserved at first, and more later if it grows.
+    """
 
     def __init__(self, device: SimulatedDevice, *, first: int, grows: bool) -> None: ...
 
@@ -95,12 +97,12 @@ class SimulatedBfc(SimulatedAllocator):
     def __init__(self, device: SimulatedDevice, *, region: int, slack: int, collects: bool) -> None: ...
 
 class SimulatedBuddy(SimulatedAllocator):
-    """The binary buddy system."""
+    """Binary buddy system."""
 
     def __init__(self, device: SimulatedDevice, *, least: int, region: int) -> None: ...
 
 class SimulatedRmmPool(SimulatedAllocator):
-    """RMM's pool; no maximum is -1."""
+    """RMM's pool; the maximum -1 means none."""
 
     def __init__(self, device: SimulatedDevice, *, initial: int, maximum: int) -> None: ...
 
@@ -110,7 +112,7 @@ class SimulatedRmmBinning(SimulatedAllocator):
     def __init__(self, device: SimulatedDevice, *, least: int, most: int, blocks: int, initial: int, maximum: int) -> None: ...
 
 class SimulatedRmmArena(SimulatedAllocator):
-    """RMM's arena of so many bytes."""
+    """RMM's arena of `bytes` bytes."""
 
     def __init__(self, device: SimulatedDevice, *, bytes: int) -> None: ...
 

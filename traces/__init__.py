@@ -6,6 +6,6 @@ import pyarrow.
 
 from traces.buffers import Buffers, buffers_of
 from traces.errors import TraceError
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
-__all__ = ["Buffers", "Kind", "Trace", "TraceError", "buffers_of"]
+__all__ = ["Buffers", "EventType", "Trace", "TraceError", "buffers_of"]

@@ -10,24 +10,24 @@ from numpy.typing import NDArray
 
 def tail_period(values: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], repeats: int) -> tuple[int, int]:
     """
-    Period and length of the longest tail that repeats at least so often; (0, 0) where there is none.
+    Return period and length of the longest tail with at least `repeats` periods; (0, 0) if there is none.
     """
 
-def iterations_begin(sequence: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+def iterations_start(sequence: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """
-    The first allocation of the iterations that the sequences end with; -1 where the main one does not repeat.
+    Return the first allocation of the iterations at the end of the sequences; -1 if the main sequence does not repeat.
     """
 
-def heaviest(sequence: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
-    """The sequence that allocates most bytes, of several the lowest."""
+def sequence_with_most_bytes(sequence: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """Return the sequence that allocates most bytes, the lowest of several."""
 
 LEAST_EVIDENCE: int = 24
 
 LEAST_REPEATS: int = 3
 
-def iterations_begin_but_rare(sequence: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+def iterations_start_without_rare_sizes(sequence: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """
-    The same for what does not vary: without the sizes that come rarely, if most stays.
+    Return the same as `iterations_start` for the allocations without rare sizes, if most allocations remain.
     """
 
 LEAST_RARE: int = 2
@@ -40,16 +40,16 @@ LEAST_EVIDENCE_BUT_RARE: int = 256
 
 LEAST_REPEATS_BUT_RARE: int = 4
 
-def quietest(row: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], freed_before: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, period: int) -> int:
+def least_load_position(row: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], freed_before: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, period: int) -> int:
     """
-    The place in the periods from `start` on at which least of what comes and goes is alive.
+    Return the position in the periods from `start` on at which the fewest temporary bytes are alive.
     """
 
 class Refused(ValueError):
     pass
 
 class Snapshot:
-    """What a memory snapshot says."""
+    """The events of a memory snapshot."""
 
     @property
     def columns(self) -> dict[str, numpy.typing.NDArray[Any]]: ...
@@ -69,14 +69,12 @@ class Snapshot:
     @property
     def known(self) -> list[tuple[int, int, int]]:
         """
-        Of each device its events, and the bytes that were live and reserved before the first of them.
+        Number of events, and bytes live and reserved before the first event, of each device.
         """
 
     @property
     def device_free(self) -> list[int]:
-        """
-        Bytes that were free on the device at each refused request; -1 where unknown.
-        """
+        """Bytes free on the device at each refused request, -1 where unknown."""
 
     @property
     def alive_before(self) -> int: ...
@@ -86,25 +84,25 @@ class Snapshot:
 
 def is_library_file(path: str) -> bool:
     """
-    Tell whether a source file, by its path, is of an installed library or of Python itself.
+    Return true if the path of a source file belongs to an installed library or to Python itself.
     """
 
 def read_snapshot(descriptor: int, total: int, lenient: bool, paths: bool, progress: Callable[[int, int], object] | None) -> Snapshot:
     """
-    Read a snapshot from an open file of `total` bytes (0: unknown), of which `progress` is told; Refused says why not.
+    Read a snapshot from an open file of `total` bytes (0: unknown) and report progress; raise `Refused` with the reason.
     """
 
 class Living:
     """
-    Which buffer lives at which address of a device; what cannot be is Refused.
+    Table of the living buffer at each address of a device; impossible events raise `Refused`.
     """
 
     def __init__(self) -> None: ...
 
     def alloc(self, address: int, size: int, buffer: int) -> None:
-        """A buffer, by its number, is born."""
+        """Add a buffer by its number."""
 
     def free(self, address: int, size: int, unknown: int) -> int:
         """
-        The buffer that is freed; `unknown`, of so many bytes, where none was ever seen there.
+        Remove and return the buffer at an address; return `unknown`, a buffer of `size` bytes from before the recording, if the address is new.
         """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -100,7 +100,7 @@ def with_device_free(free_bytes: Iterable[int]) -> dict[str, str]:
 
 def device_free(trace: Trace) -> NDArray[np.int64]:
     """Return the bytes that were free on the device at each refused request, int64[k]; -1 where unknown."""
-    count = int((trace.kind == Kind.REFUSED).sum())
+    count = int((trace.kind == EventType.REFUSED).sum())
     free = np.full(count, -1, np.int64)
     for at, text in enumerate(trace.metadata.get(_DEVICE_FREE, "").split(",")[:count]):
         free[at] = _number(text, unknown=-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from traces.errors import TraceError
-from traces.formats.sniff import sniff
+from traces.formats.registry import format_of
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -22,9 +22,9 @@ def read(
     skipped: Counter[str] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Trace:
-    """Read a trace file, a PyTorch snapshot or profiler trace, an RMM log, or lines of CuPy's hook.
+    """Read a file of any format of `traces.formats.registry` that has events.
 
-    The buffers of a MiniMalloc CSV are converted to equivalent events (`traces.of_buffers`).
+    The buffers of a MiniMalloc CSV are converted to equivalent events (`traces.transforms`).
 
     Args:
         path: the file, recognised by content.
@@ -37,37 +37,10 @@ def read(
         TraceError: naming the file: an unknown format, or impossible events.
         OSError: the file cannot be opened.
     """
-    kind = sniff(path)
-    if kind == "trace":
-        from traces.formats.parquet import read_trace
-
-        return read_trace(path, skipped=skipped, progress=progress)
-    if kind == "snapshot":
-        from traces.formats.snapshot import read_snapshot
-
-        return read_snapshot(path, skipped=skipped, progress=progress)
-    if kind == "rmm":
-        from traces.formats.rmm_log import read_rmm_log
-
-        return read_rmm_log(path, skipped=skipped, progress=progress)
-    if kind == "cupy":
-        from traces.formats.cupy_hook import read_cupy_hook
-
-        return read_cupy_hook(path, skipped=skipped, progress=progress)
-    if kind == "chrome":
-        from traces.formats.chrome import read_chrome
-
-        return read_chrome(path, skipped=skipped, progress=progress)
-    if kind == "csv":
-        from traces.formats.minimalloc import read_csv
-        from traces.of_buffers import trace_of
-
-        buffers = read_csv(path)
-        try:
-            return trace_of(buffers)
-        except TraceError as error:
-            raise TraceError(error.reason, file=path) from None
-    raise TraceError(f"a {kind}, which has no events", file=path)
+    file_format = format_of(path)
+    if file_format.read is None:
+        raise TraceError(f"{file_format.description}, which has no events", file=path)
+    return file_format.read(path, skipped=skipped, progress=progress)
 
 
 def read_pieces(path: StrPath, *, skipped: Counter[str] | None = None) -> Iterator[Trace]:
@@ -83,14 +56,8 @@ def read_pieces(path: StrPath, *, skipped: Counter[str] | None = None) -> Iterat
     Raises:
         TraceError, OSError: as `read`.
     """
-    kind = sniff(path)
-    if kind == "rmm":
-        from traces.formats.rmm_log import iter_rmm_log
-
-        yield from iter_rmm_log(path, skipped=skipped)
-    elif kind == "cupy":
-        from traces.formats.cupy_hook import iter_cupy_hook
-
-        yield from iter_cupy_hook(path, skipped=skipped)
+    file_format = format_of(path)
+    if file_format.read_pieces is not None:
+        yield from file_format.read_pieces(path, skipped=skipped)
     else:
         yield read(path, skipped=skipped)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-class Kind(enum.IntEnum):
+class EventType(enum.IntEnum):
     """The type of an event."""
 
     ALLOC = 0
@@ -35,7 +35,7 @@ class Kind(enum.IntEnum):
 
 #: Name of the marks that recorders set by themselves at each optimizer step. These marks end iterations if
 #: nothing else separates iterations.
-FOUND = "optimizer step"
+AUTOMATIC_MARK = "optimizer step"
 
 #: Categories of the marks that open and close a named range of the program, such as ``record_function``
 #: writes. Ranges of one device nest; their marks do not divide iterations.
@@ -73,7 +73,7 @@ class Trace:
     """Events in host order, as read-only columns of equal length.
 
     Attributes:
-        kind: uint8, a `Kind`.
+        kind: uint8, a `EventType`.
         buffer: int64, id of the buffer, unique to one alloc; -1 for marks and segments.
         size: int64, bytes requested by an alloc or a refused request, or bytes of a segment that is reserved
             or released; 0 elsewhere.
@@ -193,13 +193,13 @@ class Trace:
     @property
     def of_buffers(self) -> NDArray[np.bool_]:
         """Mask of the events of buffers (allocs, frees and accesses), bool[n]."""
-        result: NDArray[np.bool_] = self.kind <= Kind.WRITE
+        result: NDArray[np.bool_] = self.kind <= EventType.WRITE
         return result
 
     @property
     def devices(self) -> tuple[int, ...]:
         """The devices that have events other than marks, in ascending order."""
-        return tuple(distinct(self.device[self.kind != Kind.MARK]).tolist())
+        return tuple(distinct(self.device[self.kind != EventType.MARK]).tolist())
 
     def on_device(self, device: int) -> Trace:
         """Return the events of one device and all marks except other devices' ranges; all get that device."""
@@ -209,7 +209,7 @@ class Trace:
 
     def rows_on_device(self, device: int) -> NDArray[np.int64]:
         """Return the rows that `on_device` keeps, int64[m]."""
-        common = (self.kind == Kind.MARK) & (self.category < 0)
+        common = (self.kind == EventType.MARK) & (self.category < 0)
         return np.flatnonzero((self.device == device) | common)
 
     def validate(self) -> None:
@@ -238,8 +238,8 @@ class Trace:
         Raises:
             TraceError: the trace contradicts itself.
         """
-        change = np.where(self.kind == Kind.ALLOC, self.size, 0)
-        freed = self.kind == Kind.FREE
+        change = np.where(self.kind == EventType.ALLOC, self.size, 0)
+        freed = self.kind == EventType.FREE
         change[freed] = -self.size[self.births[freed]]
         # Sizes up to 2**62 may overflow int64 when added, so the high and low halves are summed separately.
         high, low = np.cumsum(change >> 31), np.cumsum(change & (2**31 - 1))
@@ -273,14 +273,14 @@ class Trace:
         # The earliest wrong event of a buffer is its first event or follows its free: comparing with the
         # previous event is enough.
         after_free = np.zeros(len(order), np.bool_)
-        after_free[1:] = ~opens[1:] & (kind[:-1] == Kind.FREE)
-        again = ~opens & (kind == Kind.ALLOC)
-        wrong = np.flatnonzero((opens & (kind != Kind.ALLOC)) | again | after_free)
+        after_free[1:] = ~opens[1:] & (kind[:-1] == EventType.FREE)
+        again = ~opens & (kind == EventType.ALLOC)
+        wrong = np.flatnonzero((opens & (kind != EventType.ALLOC)) | again | after_free)
         if not len(wrong):
             return
         at = wrong[order[wrong].argmin()]
         row = int(order[at])
-        what, buffer = Kind(int(kind[at])).name.lower(), int(self.buffer[row])
+        what, buffer = EventType(int(kind[at])).name.lower(), int(self.buffer[row])
         if again[at]:
             raise TraceError(f"buffer {buffer} is allocated a second time", row=row)
         why = "after its free" if after_free[at] else "before its alloc"
@@ -289,12 +289,12 @@ class Trace:
     def faults(self) -> list[tuple[NDArray[np.bool_], str]]:
         """Return masks of the rows that are impossible in themselves, each bool[n], with the reason."""
         of_buffer = self.of_buffers
-        segment = (self.kind == Kind.RESERVE) | (self.kind == Kind.RELEASE)
-        placed, refused = (self.kind == Kind.ALLOC) | segment, self.kind == Kind.REFUSED
-        named = (self.kind == Kind.ALLOC) | (self.kind == Kind.MARK)
+        segment = (self.kind == EventType.RESERVE) | (self.kind == EventType.RELEASE)
+        placed, refused = (self.kind == EventType.ALLOC) | segment, self.kind == EventType.REFUSED
+        named = (self.kind == EventType.ALLOC) | (self.kind == EventType.MARK)
         names = len(self.names)
         return [
-            (self.kind > max(Kind), "unknown kind of event"),
+            (self.kind > max(EventType), "unknown kind of event"),
             (self.size < 0, "negative size"),
             (self.size > LARGEST, "size beyond 2**62"),
             (~placed & ~refused & (self.size != 0), "only an alloc has a size"),

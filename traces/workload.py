@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from traces.buffers import Buffers
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,8 +69,8 @@ def generate(
         raise ValueError("needs an iteration")
     rng = np.random.default_rng(seed)
     step = _step(n_buffers, rng, replaced)
-    mark = _table(Kind.MARK, [-1], 0, _NAMES.index("iteration"))
-    pieces = [_table(Kind.ALLOC, np.arange(step.layers), step.weight, _NAMES.index("parameters"))]
+    mark = _table(EventType.MARK, [-1], 0, _NAMES.index("iteration"))
+    pieces = [_table(EventType.ALLOC, np.arange(step.layers), step.weight, _NAMES.index("parameters"))]
     for table in _iterations(step, iterations):
         pieces += [mark, table]
     events = np.concatenate([*pieces, mark], axis=1)
@@ -93,8 +93,8 @@ def buffers(n_buffers: int, seed: int = 0, *, replaced: float = 0.0) -> Buffers:
     kind, row, _ = _events(step)
     at = np.arange(2 * n_buffers)
     start, end = np.empty(n_buffers, np.int64), np.empty(n_buffers, np.int64)
-    start[row[kind == Kind.ALLOC]] = at[kind == Kind.ALLOC]
-    end[row[kind == Kind.FREE]] = at[kind == Kind.FREE]
+    start[row[kind == EventType.ALLOC]] = at[kind == EventType.ALLOC]
+    end[row[kind == EventType.FREE]] = at[kind == EventType.FREE]
     end += np.where(step.death >= step.length, 2 * n_buffers, 0)
     kept = 3 * step.layers
     return Buffers.of(
@@ -155,7 +155,7 @@ def _events(step: _Step) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[
     death = np.where(step.death >= step.length, step.death - step.length, step.death)
     time = np.concatenate([step.birth, death])
     order = np.argsort(time, kind="stable")
-    kind = np.repeat(np.array([Kind.ALLOC, Kind.FREE], np.uint8), n)
+    kind = np.repeat(np.array([EventType.ALLOC, EventType.FREE], np.uint8), n)
     return kind[order], order % n, time[order]
 
 
@@ -170,12 +170,12 @@ def _iterations(step: _Step, iterations: int) -> Iterator[NDArray[np.int64]]:
     n, layers = len(step.size), step.layers
     phase = np.searchsorted([layers, 2 * layers], time, side="right") + _NAMES.index("forward")
     ids = 3 * layers + row
-    wraps = (kind == Kind.FREE) & (step.death[row] >= step.length)
-    table = _table(kind, ids - n * wraps, np.where(kind == Kind.ALLOC, step.size[row], 0), phase)
+    wraps = (kind == EventType.FREE) & (step.death[row] >= step.length)
+    table = _table(kind, ids - n * wraps, np.where(kind == EventType.ALLOC, step.size[row], 0), phase)
     # Two optimizer states are made when the optimizer first reaches a layer.
     made = np.searchsorted(time, 2 * layers + np.repeat(np.arange(layers), 2) + 0.1)
     state = _table(
-        Kind.ALLOC, np.arange(layers, 3 * layers), np.repeat(step.weight, 2), _NAMES.index("optimizer")
+        EventType.ALLOC, np.arange(layers, 3 * layers), np.repeat(step.weight, 2), _NAMES.index("optimizer")
     )
     yield np.insert(table, made, state, axis=1)[:, np.insert(~wraps, made, values=True)]
     for iteration in range(1, iterations):
@@ -186,10 +186,10 @@ def _iterations(step: _Step, iterations: int) -> Iterator[NDArray[np.int64]]:
 
 def _with_accesses(events: NDArray[np.int64]) -> NDArray[np.int64]:
     """Add a write after each alloc and a read before each free."""
-    alloc, free = events[0] == Kind.ALLOC, events[0] == Kind.FREE
+    alloc, free = events[0] == EventType.ALLOC, events[0] == EventType.FREE
     count = 1 + (alloc | free)
     result = np.repeat(events, count, axis=1)
     last = np.cumsum(count) - 1
-    result[0, last[alloc]], result[2, last[alloc]] = Kind.WRITE, 0
-    result[0, last[free] - 1] = Kind.READ
+    result[0, last[alloc]], result[2, last[alloc]] = EventType.WRITE, 0
+    result[0, last[free] - 1] = EventType.READ
     return result

@@ -9,7 +9,7 @@ import numpy as np
 
 from mempool.units import binary, source_line
 from traces.completeness import History, completeness, device_free
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ def refusals(trace: Trace) -> Refusals | None:
     Raises:
         TraceError: the trace contradicts itself.
     """
-    rows = np.flatnonzero(trace.kind == Kind.REFUSED)
+    rows = np.flatnonzero(trace.kind == EventType.REFUSED)
     if not len(rows):
         return None
     event = int(rows[trace.size[rows].argmax()])
@@ -138,7 +138,7 @@ def _refusals(trace: Trace) -> Iterator[str]:
 
 def pool_caveats(trace: Trace) -> Iterator[str]:
     """Yield a sentence about private pools, if the trace has any."""
-    in_pool = (trace.pool > 0) & ((trace.kind == Kind.RESERVE) | (trace.kind == Kind.ALLOC))
+    in_pool = (trace.pool > 0) & ((trace.kind == EventType.RESERVE) | (trace.kind == EventType.ALLOC))
     count = len(np.unique(trace.pool[in_pool]))
     if count:
         pools = "1 private pool" if count == 1 else f"{count:,} private pools"

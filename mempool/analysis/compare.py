@@ -1,8 +1,9 @@
-"""Comparison of many allocators on one trace, a row each."""
+"""Comparison of many allocators on one trace, a row each, and the parsing of their names."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool.analysis.caveats import place_of
+from mempool.errors import UsageError
 from mempool.simulate import ALLOCATORS, simulate
+from mempool.units import parse_bytes
 from solvers.simulators.recorded import recorded
-from traces import Kind
+from traces import EventType
 from traces.completeness import completeness
-from traces.refused import with_attempts
+from traces.transforms import refused_as_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +26,13 @@ if TYPE_CHECKING:
     from traces import Trace
     from traces.completeness import History
 
+
 #: Name of the trace's own allocator, as recorded.
 RECORDED = "recorded"
 
 
 @dataclass(frozen=True)
-class Choice:
+class AllocatorSpec:
     """An allocator, named as in `mempool.simulate.ALLOCATORS` or `RECORDED`, with settings."""
 
     allocator: str
@@ -114,7 +118,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Unable:
+class FailedComparison:
     """An allocator that cannot be compared on these events; ``error`` gives the reason in one line."""
 
     allocator: str
@@ -129,40 +133,44 @@ class Unable:
 
 def compare(
     trace: Trace,
-    choices: Sequence[Choice] | None = None,
+    allocators: Sequence[AllocatorSpec] | None = None,
     *,
     limit_bytes: int | None = None,
-    told: Callable[[str], object] = lambda _: None,
-) -> Iterator[Row | Unable]:
+    on_allocator: Callable[[str], object] = lambda _: None,
+) -> Iterator[Row | FailedComparison]:
     """Simulate allocators on a trace; yield a row for each device and allocator as soon as ready.
 
     Args:
         trace: events; each device is simulated separately.
-        choices: the allocators to compare; None for the recorded one, if the trace contains enough, and all
-            that exist.
+        allocators: the allocators to compare; None for the recorded one, if the trace contains enough, and
+            all that exist.
         limit_bytes: memory of each device.
-        told: called with the name of each allocator before the simulation.
+        on_allocator: called with the name of each allocator before the simulation.
 
     Raises:
         TraceError: the trace contradicts itself.
     """
     trace.validate()
-    silent = _without_recorded(trace) if choices is not None and Choice(RECORDED) in choices else set()
+    silent = (
+        _without_recorded(trace)
+        if allocators is not None and AllocatorSpec(RECORDED) in allocators
+        else set()
+    )
     for device in trace.devices:
         events = trace if len(trace.devices) == 1 else trace.on_device(device)
-        attempts, of_events = with_attempts(events)
+        attempts, of_events = refused_as_buffers(events)
         rows = trace.rows_on_device(device)
-        for choice in _all(events) if choices is None else choices:
-            real = choice.allocator == RECORDED
+        for spec in _all(events) if allocators is None else allocators:
+            real = spec.allocator == RECORDED
             if real and device in silent:
                 continue
-            told(choice.allocator)
+            on_allocator(spec.allocator)
             asked, own = (events, rows) if real else (attempts, rows[of_events])
             try:
-                row = _row(asked, choice, device, limit_bytes)
+                row = _row(asked, spec, device, limit_bytes)
                 row = replace(row, refused=0 if real else len(attempts) - len(events))
             except ValueError as error:  # unknown settings, or settings that do not suit these events
-                yield Unable(choice.allocator, device, choice.settings, " ".join(str(error).split()))
+                yield FailedComparison(spec.allocator, device, spec.settings, " ".join(str(error).split()))
                 continue
             failed = row.failed_at
             if failed is not None:
@@ -176,17 +184,17 @@ def _without_recorded(trace: Trace) -> set[int]:
     A profiler's trace tells reserved bytes of GPUs, and none of the host.
     """
     known = {device: recorded(trace.on_device(device)) is not None for device in trace.devices}
-    return {device for device, told in known.items() if not told} if any(known.values()) else set()
+    return {device for device, complete in known.items() if not complete} if any(known.values()) else set()
 
 
-def _all(trace: Trace) -> list[Choice]:
-    known = [Choice(RECORDED)] if recorded(trace) is not None else []
-    return known + [Choice(name) for name in ALLOCATORS]
+def _all(trace: Trace) -> list[AllocatorSpec]:
+    known = [AllocatorSpec(RECORDED)] if recorded(trace) is not None else []
+    return known + [AllocatorSpec(name) for name in ALLOCATORS]
 
 
-def _simulation(trace: Trace, choice: Choice, limit_bytes: int | None) -> Simulation:
-    if choice.allocator != RECORDED:
-        return simulate(trace, choice.allocator, limit_bytes=limit_bytes, **choice.settings)
+def _simulation(trace: Trace, spec: AllocatorSpec, limit_bytes: int | None) -> Simulation:
+    if spec.allocator != RECORDED:
+        return simulate(trace, spec.allocator, limit_bytes=limit_bytes, **spec.settings)
     found = recorded(trace)
     if found is None:
         raise ValueError(
@@ -195,31 +203,33 @@ def _simulation(trace: Trace, choice: Choice, limit_bytes: int | None) -> Simula
     return found
 
 
-def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> Row:
+def _row(trace: Trace, spec: AllocatorSpec, device: int, limit_bytes: int | None) -> Row:
     begin = time.process_time()
-    made = _simulation(trace, choice, limit_bytes)
+    simulation = _simulation(trace, spec, limit_bytes)
     seconds = time.process_time() - begin
     known = completeness(trace, device)
-    failure = _failure(made, limit_bytes, known.reserved_before_bytes if choice.allocator == RECORDED else 0)
-    if made.failed_at is not None and limit_bytes is not None:
+    failure = _failure(
+        simulation, limit_bytes, known.reserved_before_bytes if spec.allocator == RECORDED else 0
+    )
+    if simulation.failed_at is not None and limit_bytes is not None:
         with contextlib.suppress(ValueError):  # some allocators need a limit
-            made = _simulation(trace, choice, None)
-    served = int(made.requested.max(initial=0))  # less than the load if allocs failed
-    live, reserved = made.peak_live_bytes, made.peak_reserved_bytes
-    whole, real = max(reserved, 1), choice.allocator == RECORDED
+            simulation = _simulation(trace, spec, None)
+    served = int(simulation.requested.max(initial=0))  # less than the load if allocs failed
+    live, reserved = simulation.peak_live_bytes, simulation.peak_reserved_bytes
+    whole, real = max(reserved, 1), spec.allocator == RECORDED
     return Row(
-        allocator=choice.allocator,
+        allocator=spec.allocator,
         device=device,
-        settings=choice.settings,
-        peak_load_bytes=int(made.trace.load().max(initial=0)),
+        settings=spec.settings,
+        peak_load_bytes=int(simulation.trace.load().max(initial=0)),
         refused=0,
         peak_live_bytes=live,
         peak_reserved_bytes=reserved,
-        fragmentation=made.fragmentation,
+        fragmentation=simulation.fragmentation,
         internal_fragmentation=None if real else (live - served) / whole,
         external_fragmentation=None if real else (reserved - live) / whole,
-        driver_calls=made.driver_calls,
-        largest_free_bytes=made.largest_free_bytes,
+        driver_calls=simulation.driver_calls,
+        largest_free_bytes=simulation.largest_free_bytes,
         fits=False if failure is not None else None if limit_bytes is None or not known.is_whole else True,
         history=known.history,
         failed_at=failure,
@@ -227,20 +237,68 @@ def _row(trace: Trace, choice: Choice, device: int, limit_bytes: int | None) -> 
     )
 
 
-def _failure(made: Simulation, limit_bytes: int | None, before_bytes: int) -> Failure | None:
+def _failure(simulation: Simulation, limit_bytes: int | None, before_bytes: int) -> Failure | None:
     """Return the first request that does not fit; ``before_bytes`` were reserved before the first event."""
-    refused = np.flatnonzero(made.trace.kind == Kind.REFUSED)  # only in a recorded simulation
-    event = int(refused[0]) if len(refused) else made.failed_at
+    refused = np.flatnonzero(simulation.trace.kind == EventType.REFUSED)  # only in a recorded simulation
+    event = int(refused[0]) if len(refused) else simulation.failed_at
     if event is None:
-        if limit_bytes is None or made.peak_reserved_bytes <= limit_bytes:
+        if limit_bytes is None or simulation.peak_reserved_bytes <= limit_bytes:
             return None
-        event = _first_alloc(made.trace, int(np.argmax(made.reserved > limit_bytes)))  # no such limit then
+        event = _first_alloc(
+            simulation.trace, int(np.argmax(simulation.reserved > limit_bytes))
+        )  # no such limit then
     real = len(refused) > 0
     before = not real and limit_bytes is not None and before_bytes > limit_bytes
-    return Failure(event, int(made.trace.size[event]), *place_of(made.trace, event), real, before)
+    return Failure(event, int(simulation.trace.size[event]), *place_of(simulation.trace, event), real, before)
 
 
 def _first_alloc(trace: Trace, event: int) -> int:
     """Return the first alloc at or after an event: the alloc that a segment was reserved for."""
-    later = np.flatnonzero(trace.kind[event:] == Kind.ALLOC)
+    later = np.flatnonzero(trace.kind[event:] == EventType.ALLOC)
     return event + int(later[0]) if len(later) else event
+
+
+def parse_allocator(text: str) -> AllocatorSpec:
+    """Parse the name and settings of an allocator.
+
+    Examples are "pytorch" and "pytorch:max_split_size_mb=128,garbage_collection_threshold=0.8".
+    Values are numbers, true, false, none, or sizes such as 2MiB. Text without "=", as in
+    ``PYTORCH_CUDA_ALLOC_CONF``, is passed unchanged to an allocator that has a setting ``conf``.
+
+    Raises:
+        ValueError: the allocator or a setting does not exist, or a value is not accepted.
+    """
+    name, _, rest = text.partition(":")
+    if name not in ALLOCATORS and (name != RECORDED or rest):
+        raise ValueError(f"no allocator {name!r}; there are {', '.join((RECORDED, *ALLOCATORS))}")
+    if name == RECORDED:
+        return AllocatorSpec(name)
+    known = [field.name for field in dataclasses.fields(ALLOCATORS[name]) if field.init]  # type: ignore[arg-type]
+    settings = {"conf": rest} if rest and "=" not in rest and "conf" in known else _settings(rest)
+    if unknown := sorted(settings.keys() - set(known)):
+        raise ValueError(f"{name} has no setting {', '.join(unknown)}; there are {', '.join(known)}")
+    try:
+        ALLOCATORS[name](**settings)  # checks the settings before a trace exists
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return AllocatorSpec(name, settings)
+
+
+def _settings(text: str) -> dict[str, Any]:
+    settings = {}
+    for part in filter(None, text.split(",")):
+        key, given, value = part.partition("=")
+        if not given:
+            raise ValueError(f"{part!r} is not KEY=VALUE")
+        settings[key.strip()] = _value(value.strip())
+    return settings
+
+
+def _value(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for convert in (int, float, parse_bytes):
+        with contextlib.suppress(ValueError, UsageError):
+            return convert(text)
+    return text

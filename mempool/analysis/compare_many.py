@@ -1,15 +1,21 @@
-"""Comparison of allocators on many traces at once."""
+"""Comparison of allocators on many traces at once, in processes of this machine or on a cluster."""
 
 from __future__ import annotations
 
 import functools
+import os
+import signal
+import threading
 from collections import Counter
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from multiprocessing import active_children, get_context, parent_process
+from typing import TYPE_CHECKING, TypeVar
 
 from mempool.analysis.caveats import caveats
-from mempool.analysis.compare import Choice, Row, Unable, compare
-from mempool.analysis.parallel import each
+from mempool.analysis.compare import AllocatorSpec, FailedComparison, Row, compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Compared:
+class FileComparison:
     """The result of one file.
 
     Attributes:
@@ -29,7 +35,7 @@ class Compared:
     """
 
     file: str
-    rows: tuple[Row | Unable, ...] = ()
+    rows: tuple[Row | FailedComparison, ...] = ()
     caveats: dict[int, list[str]] = field(default_factory=dict)
     skipped: Counter[str] | None = None
     error: str | None = None
@@ -37,60 +43,145 @@ class Compared:
 
 def compare_files(
     files: Sequence[str],
-    choices: Sequence[Choice] | None = None,
+    allocators: Sequence[AllocatorSpec] | None = None,
     *,
     limit_bytes: int | None = None,
     lenient: bool = False,
     executor: Executor | None = None,
-    told: Callable[[str], object] = lambda _: None,
-) -> Iterator[Compared]:
+    on_activity: Callable[[str], object] = lambda _: None,
+) -> Iterator[FileComparison]:
     """Compare allocators on many files; yield each file as soon as ready.
 
     A file that is no trace, or that kills a process, is reported as such and does not disturb the others.
 
     Args:
         files: different paths, as the workers see them; traces in any format.
-        choices: as for `compare`.
+        allocators: as for `compare`.
         limit_bytes: as for `compare`.
         lenient: omit impossible events.
-        executor: as for `each`. One file without an executor is compared in this process.
-        told: for a file compared in this process, called with the present activity.
+        executor: as for `map_files`. One file without an executor is compared in this process.
+        on_activity: for a file compared in this process, called with the present activity.
     """
-    task = functools.partial(compare_file, choices=choices, limit_bytes=limit_bytes, lenient=lenient)
+    task = functools.partial(compare_file, allocators=allocators, limit_bytes=limit_bytes, lenient=lenient)
     if executor is None and len(files) == 1:
-        yield task(files[0], told=told)
+        yield task(files[0], on_activity=on_activity)
         return
-    for file, result in each(files, task, executor):
-        if isinstance(result, Compared):
+    for file, result in map_files(files, task, executor):
+        if isinstance(result, FileComparison):
             yield result
         else:
             reason = " ".join(str(result).split())[:200]
-            yield Compared(file, error=f"{file}: {type(result).__name__}: {reason}")
+            yield FileComparison(file, error=f"{file}: {type(result).__name__}: {reason}")
 
 
 def compare_file(
     file: str,
     *,
-    choices: Sequence[Choice] | None,
+    allocators: Sequence[AllocatorSpec] | None,
     limit_bytes: int | None,
     lenient: bool,
-    told: Callable[[str], object] = lambda _: None,
-) -> Compared:
+    on_activity: Callable[[str], object] = lambda _: None,
+) -> FileComparison:
     """Compare allocators on one file; errors of the file are reported in the result."""
     from traces.read import read
 
     skipped = Counter[str]() if lenient else None
     try:
         trace = read(
-            file, skipped=skipped, progress=lambda done, total: told(f"reading, {done / max(total, 1):.0%}")
+            file,
+            skipped=skipped,
+            progress=lambda done, total: on_activity(f"reading, {done / max(total, 1):.0%}"),
         )
-        rows = compare(trace, choices, limit_bytes=limit_bytes, told=lambda name: told(f"simulating {name}"))
+        rows = compare(
+            trace,
+            allocators,
+            limit_bytes=limit_bytes,
+            on_allocator=lambda name: on_activity(f"simulating {name}"),
+        )
         known = {device: caveats(trace.on_device(device), device) for device in trace.devices}
-        return Compared(file, tuple(rows), known, skipped)
+        return FileComparison(file, tuple(rows), known, skipped)
     except MemoryError:
-        return Compared(file, error=f"{file}: out of memory")
+        return FileComparison(file, error=f"{file}: out of memory")
     except OSError as error:
-        return Compared(file, error=f"{file}: {error.strerror or error}")
+        return FileComparison(file, error=f"{file}: {error.strerror or error}")
     except ValueError as error:
         text = str(error)
-        return Compared(file, error=text if text.startswith(file) else f"{file}: {text}")
+        return FileComparison(file, error=text if text.startswith(file) else f"{file}: {text}")
+
+
+R = TypeVar("R")
+
+
+def map_files(
+    files: Sequence[str], task: Callable[[str], R], executor: Executor | None = None
+) -> Iterator[tuple[str, R | Exception]]:
+    """Run a task for each file; yield file and result, or the raised exception, as soon as known.
+
+    Args:
+        files: different paths, as the workers see them.
+        task: the function to call; must be picklable, unless the executor does not need that.
+        executor: the workers; None for processes of this machine, one per core. There, a process that dies
+            (for lack of memory, say) breaks the work of the others; the lost files are then done again, each
+            in a process of its own, so that only the file at fault fails.
+    """
+    if executor is not None:
+        yield from _through(executor, files, task)
+        return
+    left = dict.fromkeys(files)
+    with _processes(min(len(files), cores())) as pool:
+        for file, result in _through(pool, files, task):
+            if not isinstance(result, BrokenProcessPool):
+                del left[file]
+                yield file, result
+    for file in left:
+        with _processes(1) as alone:
+            yield from _through(alone, [file], task)
+
+
+def cores() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
+    """Start worker processes; an exception, such as Ctrl-C, ends them in the middle of their work."""
+    others = set(active_children())
+    # Spawned, not forked: a forked child would lack the threads of this project and of Arrow.
+    pool = ProcessPoolExecutor(max(count, 1), mp_context=get_context("spawn"), initializer=_begin)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(active_children()) - others:
+            process.terminate()
+        raise
+    pool.shutdown()
+
+
+def _begin() -> None:
+    """Initialize a worker process: ignore Ctrl-C, which the parent handles, and end with the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _through(
+    executor: Executor, files: Sequence[str], task: Callable[[str], R]
+) -> Iterator[tuple[str, R | Exception]]:
+    futures = {executor.submit(task, file): file for file in files}
+    try:
+        for future in as_completed(futures):
+            error = future.exception()
+            if error is not None and not isinstance(error, Exception):
+                raise error
+            yield futures[future], future.result() if error is None else error
+    finally:
+        for future in futures:
+            future.cancel()

@@ -1,4 +1,4 @@
-"""Buffers alive at the peak load: by role, by operation and source line, by bytes and lifetime."""
+"""Buffers alive at the peak load: by role, operation and source line; and their absences around the peak."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces import Kind, buffers_of
+from traces import EventType, buffers_of
 from traces.trace import RANGE_BEGIN
 
 if TYPE_CHECKING:
@@ -126,14 +126,14 @@ def phases(trace: Trace) -> NDArray[np.int32]:
     if RANGE_BEGIN in trace.names:
         return _innermost_ranges(trace)
     known = [at for at, name in enumerate(trace.names) if name in PHASES]
-    named = (trace.kind == Kind.MARK) & np.isin(trace.operation, known)
+    named = (trace.kind == EventType.MARK) & np.isin(trace.operation, known)
     last = np.maximum.accumulate(np.where(named, np.arange(len(trace)), -1))
     return np.append(trace.operation, np.int32(-1))[last]
 
 
 def _innermost_ranges(trace: Trace) -> NDArray[np.int32]:
     begins = trace.names.index(RANGE_BEGIN)
-    marks = np.flatnonzero((trace.kind == Kind.MARK) & (trace.category >= 0))
+    marks = np.flatnonzero((trace.kind == EventType.MARK) & (trace.category >= 0))
     inner = np.full(len(marks) + 1, -1, np.int32)  # inner[k]: the innermost range after k marks
     opened: list[int] = []
     for at, row in enumerate(marks.tolist(), 1):
@@ -152,3 +152,55 @@ def by_bytes_and_time(peak: Peak) -> NDArray[np.int64]:
         -peak.size.astype(np.float64) * (peak.end - peak.alloc), kind="stable"
     )
     return order
+
+
+#: Shortest useful absence, as a fraction of an iteration: a shorter one leaves no time to copy a buffer out
+#: and back.
+LEAST_ABSENCE = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Absences:
+    """Absences of the m buffers alive at the peak, in rows as in `Peak`; times are rows of the trace.
+
+    Attributes:
+        last: int64[m], the last access at or before the peak, or the alloc.
+        next: int64[m], the next access after the peak, or the free; the length of the trace without either.
+        used_again: bool[m], true if ``next`` is an access; else the buffer could have been freed earlier.
+    """
+
+    last: NDArray[np.int64]
+    next: NDArray[np.int64]
+    used_again: NDArray[np.bool_]
+
+    @property
+    def length(self) -> NDArray[np.int64]:
+        """Return the length of each absence in events, int64[m]."""
+        return self.next - self.last
+
+    def late(self, peak: Peak) -> NDArray[np.bool_]:
+        """Return which buffers were last used before the peak and could have been freed, bool[m]."""
+        late: NDArray[np.bool_] = ~self.used_again & (self.last < peak.event)
+        return late
+
+    def away(self, iteration_events: int) -> NDArray[np.bool_]:
+        """Return which absences last `LEAST_ABSENCE` of an iteration or longer, bool[m]."""
+        away: NDArray[np.bool_] = self.length >= LEAST_ABSENCE * iteration_events
+        return away
+
+
+def absences(trace: Trace, peak: Peak) -> Absences | None:
+    """Return the absences around the peak; None if the trace has no accesses and they are unknown."""
+    accesses = np.flatnonzero((trace.kind == EventType.READ) | (trace.kind == EventType.WRITE))
+    if not len(accesses):
+        return None
+    # Map from each alloc event to the row of the peak, -1 for others.
+    row_of = np.full(len(trace), -1, np.int64)
+    row_of[peak.alloc] = np.arange(len(peak.alloc))
+    row = row_of[trace.births[accesses]]
+    accesses, row = accesses[row >= 0], row[row >= 0]
+    before = accesses <= peak.event
+    last, following = peak.alloc.copy(), peak.end.copy()
+    np.maximum.at(last, row[before], accesses[before])
+    np.minimum.at(following, row[~before], accesses[~before])
+    return Absences(last, following, following < peak.end)

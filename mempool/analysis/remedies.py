@@ -1,17 +1,25 @@
-"""Remedies that would save memory, with the most that each would save."""
+"""Remedies that would save memory, with the most that each would save, and the simulations behind them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mempool.analysis.idle_at_peak import LEAST_ABSENCE
+from mempool.analysis.peak import LEAST_ABSENCE
+from mempool.simulate import simulate
+from mempool.units import binary
+from solvers.simulators.pytorch import recorded_settings
+from traces import EventType, TraceError
+from traces.completeness import History
+from traces.transforms import refused_as_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mempool.analysis.idle_at_peak import Absences
-    from mempool.analysis.peak import Peak
+    from mempool.analysis.peak import Absences, Peak
+    from solvers.simulators import Simulation
+    from traces import Trace
+    from traces.completeness import Completeness
 
 
 @dataclass(frozen=True)
@@ -64,4 +72,96 @@ def remedies(
                 f"swap or recompute: these are not touched for {LEAST_ABSENCE:.0%} of an iteration or more",
             ),
         ]
-    return sorted((one for one in found if one.saves_bytes > 0), key=lambda one: -one.saves_bytes)
+    return sorted(
+        (remedy for remedy in found if remedy.saves_bytes > 0), key=lambda remedy: -remedy.saves_bytes
+    )
+
+
+#: Most events of a simulated trace: longer traces take seconds.
+MOST_EVENTS = 2_000_000
+#: Settings to simulate: name, value (in MiB where a size), and the allocator that has the setting.
+SETTINGS = (
+    ("expandable_segments", True, "pytorch_expandable"),
+    *(("max_split_size_mb", size, "pytorch") for size in (64, 128, 256)),
+    *(("large_segment_size_mb", size, "pytorch") for size in (40, 100, 200)),
+)
+
+
+@dataclass(frozen=True)
+class ReservedEstimates:
+    """Simulations of a recorded device.
+
+    Attributes:
+        pool_bytes: most bytes that `mempool run` would reserve; None where that cannot be simulated.
+        plan_bytes: the arena of a plan of everything recorded: no pool that learns can do better.
+        refused: the same two with the requests that failed; None where none did.
+        remedies: changes that save memory, or not, compared with the recording.
+    """
+
+    pool_bytes: int | None
+    plan_bytes: int | None
+    refused: tuple[int | None, int | None] | None
+    remedies: list[Remedy]
+
+
+def estimate_reserved(
+    trace: Trace, recorded: Simulation | None, known: Completeness
+) -> ReservedEstimates | None:
+    """Simulate the pool, a plan, and settings; None if no simulation is possible.
+
+    The pool is compared with the recorded peak. A setting is compared with the smaller of the recorded peak
+    and the simulated allocator under the recording's settings, so that no simulation error counts as a merit
+    of the setting. The same holds for the pool if the recording lacks a beginning, since the recorded
+    reservation may have been simulation for an unknown load. For each setting the best value is reported.
+
+    Args:
+        trace: events of one device; simulated if recorded in PyTorch and at most `MOST_EVENTS` long.
+        recorded: the recorded allocator, if known.
+        known: the recorded part of the history; without any history, nothing is simulated.
+    """
+    if recorded is None or trace.metadata.get("framework") != "pytorch" or len(trace) > MOST_EVENTS:
+        return None
+    if known.history is History.ABSENT:
+        return None
+    own = recorded_settings(trace.metadata)
+    expandable = trace.metadata.get("expandable") == "1"
+    peak = recorded.peak_reserved_bytes
+    now = _reserved(trace, "pytorch_expandable" if expandable else "pytorch", **own)
+    base = peak if known.is_whole or now is None else min(peak, now)
+    pool, plan = _reserved(trace, "planned_online"), _reserved(trace, "planned")
+    found = [] if pool is None else [_pool_remedy(base, pool, plan)]
+    if now is not None and not expandable:  # expandable segments lack the gaps that settings reduce
+        found += _settings(trace, own, min(peak, now))
+    refused = None
+    if (trace.kind == EventType.REFUSED).any():
+        asked, _ = refused_as_buffers(trace)
+        refused = _reserved(asked, "planned_online"), _reserved(asked, "planned")
+    return ReservedEstimates(pool, plan, refused, found)
+
+
+def _pool_remedy(base: int, pool: int, plan: int | None) -> Remedy:
+    how = "run it under the pool: `mempool run`; other allocators: `mempool compare`; simulated"
+    if plan is not None and base > plan:
+        how += f", at best {binary(base - plan)} by a plan of all that was recorded"
+    return Remedy("pool", base - pool, how)
+
+
+def _settings(trace: Trace, own: dict[str, Any], base: int) -> list[Remedy]:
+    best: dict[str, Remedy] = {}
+    for setting, value, allocator in SETTINGS:
+        change = {} if allocator == "pytorch_expandable" else {setting: value}
+        if (reserved := _reserved(trace, allocator, **own | change)) is None:
+            continue
+        how = f"{setting}:{value} in PYTORCH_CUDA_ALLOC_CONF; simulated"
+        remedy = Remedy("setting", base - reserved, how)
+        best[setting] = max(remedy, best.get(setting, remedy), key=lambda candidate: candidate.saves_bytes)
+    return list(best.values())
+
+
+def _reserved(trace: Trace, allocator: str, **settings: Any) -> int | None:
+    """Return the most bytes held from the device; None if the allocator refuses the settings or the trace."""
+    try:
+        simulation = simulate(trace, allocator, **settings)
+    except (ValueError, TraceError):
+        return None
+    return simulation.peak_reserved_bytes if simulation.failed_at is None else None

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mempool.analysis.caveats import Refusals, refusals
-from mempool.analysis.idle_at_peak import Absences, absences
-from mempool.analysis.peak import Peak, at_peak
-from mempool.analysis.remedies import Remedy, remedies
-from mempool.analysis.reserved_estimates import Tried, tried
+from mempool.analysis.peak import Absences, Peak, absences, at_peak
+from mempool.analysis.remedies import Remedy, ReservedEstimates, estimate_reserved, remedies
 from solvers.simulators.recorded import recorded
 from traces.completeness import completeness
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Where:
+class DeviceSummary:
     """The analysis of one device.
 
     Attributes:
@@ -40,7 +38,7 @@ class Where:
         recorded: behaviour of the recorded allocator, None if unknown.
         known: the recorded part of the device's history.
         refusals: the failed requests, None if none failed.
-        tried: simulations of the pool, a plan and settings, None if none was possible.
+        estimates: simulations of the pool, a plan and settings, None if none was possible.
         remedies: remedies, the largest saving first.
     """
 
@@ -54,7 +52,7 @@ class Where:
     recorded: Simulation | None
     known: Completeness
     refusals: Refusals | None
-    tried: Tried | None
+    estimates: ReservedEstimates | None
     remedies: list[Remedy]
 
     def row(self, event: int) -> int:
@@ -70,7 +68,9 @@ class Where:
         return int(self.recorded.reserved[event] - self.recorded.live[event])
 
 
-def where(trace: Trace, begins: NDArray[np.int64] | None = None, only: int | None = None) -> Iterator[Where]:
+def summarize(
+    trace: Trace, begins: NDArray[np.int64] | None = None, only: int | None = None
+) -> Iterator[DeviceSummary]:
     """Analyse each device of a trace.
 
     Args:
@@ -84,24 +84,24 @@ def where(trace: Trace, begins: NDArray[np.int64] | None = None, only: int | Non
     begins = np.empty(0, np.int64) if begins is None else begins
     for device in trace.devices if only is None else (only,):
         rows = trace.rows_on_device(device)
-        own = np.searchsorted(rows, begins)  # the same beginnings, as rows of the device's events
+        own_begins = np.searchsorted(rows, begins)  # the same beginnings, as rows of the device's events
         events = trace if len(rows) == len(trace) else trace.on_device(device)
-        peak = at_peak(events, own)
-        idle, made, known = absences(events, peak), recorded(events), completeness(trace, device)
-        iteration = int(np.median(np.diff(own))) if len(own) > 1 else len(events)
-        simulated = tried(events, made, known)
+        peak = at_peak(events, own_begins)
+        idle, allocator, known = absences(events, peak), recorded(events), completeness(trace, device)
+        iteration = int(np.median(np.diff(own_begins))) if len(own_begins) > 1 else len(events)
+        simulated = estimate_reserved(events, allocator, known)
         unused = None
-        if made is not None and simulated is None and known.is_whole:
-            unused = made.peak_reserved_bytes - peak.bytes
-        yield Where(
+        if allocator is not None and simulated is None and known.is_whole:
+            unused = allocator.peak_reserved_bytes - peak.bytes
+        yield DeviceSummary(
             device,
             events,
             np.append(rows, len(trace)),
             iteration,
-            len(own),
+            len(own_begins),
             peak,
             idle,
-            made,
+            allocator,
             known,
             refusals(events),
             simulated,

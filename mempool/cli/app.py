@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mempool.cli import check, convert, demo, show
+from mempool.cli import check, convert, demo, plan, show
 from mempool.cli.compare.command import compare
 from mempool.cli.fit.command import fit
 from mempool.cli.info.command import info
 from mempool.cli.output import ExitCode, Stop, error_line
-from mempool.cli.plan.command import plan
 from mempool.cli.run.command import CONTEXT, RunCommand, run
 from mempool.cli.swap.command import swap
 
@@ -30,7 +29,7 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command(cls=RunCommand, context_settings=CONTEXT)(run)
-app.command()(plan)
+app.command()(plan.plan)
 app.command()(check.check)
 app.command()(info)
 app.command()(compare)

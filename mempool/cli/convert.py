@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from mempool.cli.options import Frames, Lenient  # noqa: TC001 - typer reads them from the signature
+from mempool.cli.options import Frames, Json, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import facts, print_json, progress
-from mempool.cli.output_files import written_over
+from mempool.cli.output_files import overwritten_file
 
 if TYPE_CHECKING:
     from traces import Trace
 
 #: Suffixes of formats that are not written here: a user who asks for one would find Parquet under that name.
-_OTHERS = (".gz", ".html", ".json", ".log", ".perfetto", ".pftrace", ".pickle", ".pkl", ".plan")
+_UNWRITABLE_SUFFIXES = (".gz", ".html", ".json", ".log", ".perfetto", ".pftrace", ".pickle", ".pkl", ".plan")
 
 
 def convert(
@@ -36,7 +36,7 @@ def convert(
     *,
     frames: Frames = False,
     lenient: Lenient = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Write a trace as Parquet, or the buffers of a trace as a MiniMalloc CSV.
 
@@ -55,51 +55,51 @@ def convert(
     skipped = Counter[str]() if lenient else None
     with progress(f"converting {source}"):
         if target.suffix == ".csv":
-            said = _as_csv(source, target, skipped)
+            answer = _as_csv(source, target, skipped)
         else:
-            said = _as_trace(source, target, skipped, frames=frames)
-    said |= {"target": str(target), "skipped": skipped}
+            answer = _as_trace(source, target, skipped, frames=frames)
+    answer |= {"target": str(target), "skipped": skipped}
     if json:
-        print_json(said)
+        print_json(answer)
         return
-    rows = [(name, f"{said[name]:,}") for name in ("events", "buffers")]
-    facts(f"{target}: {said['format']}", [*rows, *sorted(said["metadata"].items())])
+    rows = [(name, f"{answer[name]:,}") for name in ("events", "buffers")]
+    facts(f"{target}: {answer['format']}", [*rows, *sorted(answer["metadata"].items())])
 
 
 def _check_target(source: Path, target: Path) -> None:
-    if written_over([source], [target]) is not None:
+    if overwritten_file([source], [target]) is not None:
         raise typer.BadParameter("what is converted would be overwritten")
-    if target.suffix.lower() in _OTHERS:
+    if target.suffix.lower() in _UNWRITABLE_SUFFIXES:
         raise typer.BadParameter(f"no {target.suffix} is written, but .csv, and .trace or .parquet")
 
 
 def _as_trace(source: Path, target: Path, skipped: Counter[str] | None, *, frames: bool) -> dict[str, Any]:
-    from mempool.cli.inputs import tell_skipped
-    from traces import Kind
+    from mempool.cli.inputs import print_skipped
+    from traces import EventType
     from traces.formats.parquet import TraceWriter
     from traces.read import read_pieces
 
     pieces = read_pieces(source, skipped=skipped)
     first = next(pieces)
-    tell_skipped(source, skipped)
+    print_skipped(source, skipped)
     metadata = dict(first.metadata)
     events = buffers = 0
     with TraceWriter(target, metadata=metadata) as writer:
         for piece in itertools.chain([first], pieces):
             writer.write(piece if frames else _without_frames(piece))
             events += len(piece)
-            buffers += int((piece.kind == Kind.ALLOC).sum())
+            buffers += int((piece.kind == EventType.ALLOC).sum())
     return {"format": "trace", "events": events, "buffers": buffers, "metadata": metadata}
 
 
 def _as_csv(source: Path, target: Path, skipped: Counter[str] | None) -> dict[str, Any]:
-    from mempool.cli.inputs import tell_skipped
+    from mempool.cli.inputs import print_skipped
     from traces import buffers_of
     from traces.formats.minimalloc import write_csv
     from traces.read import read
 
     trace = read(source, skipped=skipped)
-    tell_skipped(source, skipped)
+    print_skipped(source, skipped)
     buffers = buffers_of(trace)
     write_csv(buffers, target)
     return {

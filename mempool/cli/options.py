@@ -1,14 +1,15 @@
-"""Options that several verbs share."""
+"""Options that several verbs share, and the parsing of option texts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+T = TypeVar("T")
 Lenient = Annotated[
     bool, typer.Option("--lenient", help="Leave out events that cannot be, and count them, rather than stop.")
 ]
@@ -19,6 +20,7 @@ Device = Annotated[
     int | None,
     typer.Option("--device", metavar="N", help="Of a trace of several devices, this one; -1 is the host."),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def allocators(*more: str) -> Callable[[str], list[str]]:
@@ -34,3 +36,17 @@ def allocators(*more: str) -> Callable[[str], list[str]]:
         return [name for name in (*more, *ALLOCATORS) if name.startswith(incomplete)]
 
     return complete
+
+
+def parsed(option: str, parse: Callable[[str], T], text: str | None) -> T | None:
+    """Return the result of ``parse`` on an option's text; None for None.
+
+    Raises:
+        typer.BadParameter: ``parse`` raised a UsageError or ValueError; the message names the option.
+    """
+    from mempool.errors import UsageError
+
+    try:
+        return None if text is None else parse(text)
+    except (UsageError, ValueError) as error:
+        raise typer.BadParameter(f"{option}: {error}") from None

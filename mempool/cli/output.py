@@ -52,8 +52,8 @@ def write_json(answer: Mapping[str, Any], path: str) -> None:
     """Write the object of ``--json FILE`` atomically: the whole file or none."""
     from traces.files import atomic
 
-    with atomic(path) as beside:
-        beside.write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
 
 
 def percent(fraction: float) -> str:
@@ -82,12 +82,12 @@ def facts(title: str, rows: Sequence[tuple[str, str]]) -> None:
     from rich.table import Table
 
     table = Table(title=plain(title), title_justify="left", show_header=False, box=None, pad_edge=False)
-    for what, text in rows:
-        table.add_row(plain(what), plain(text))
+    for name, text in rows:
+        table.add_row(plain(name), plain(text))
     console().print(table)
 
 
-def tell_caveats(title: str, sentences: Sequence[str]) -> None:
+def print_caveats(title: str, sentences: Sequence[str]) -> None:
     """Print the caveats of a file, before any results."""
     for sentence in sentences:
         console().print(plain(f"{title}: {sentence}"))
@@ -101,9 +101,9 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, f
     grid = Table(
         title=plain(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
     )
-    for at, name in enumerate(header):
+    for column, name in enumerate(header):
         grid.add_column(
-            name, justify="left" if at in (0, fold) else "right", overflow="fold", no_wrap=at != fold
+            name, justify="left" if column in (0, fold) else "right", overflow="fold", no_wrap=column != fold
         )
     for row in rows:
         grid.add_row(*map(plain, row))
@@ -129,7 +129,7 @@ def bar(text: str) -> Iterator[Callable[[int, int], None]]:
     Yields a function that takes the amount done and the total; the total is 0 if unknown.
     """
     if not sys.stderr.isatty():
-        yield lambda _done, _all: None
+        yield lambda _done, _total: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -137,4 +137,4 @@ def bar(text: str) -> Iterator[Callable[[int, int], None]]:
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task(plain(text).plain, total=None)
-        yield lambda done, everything: shown.update(task, completed=done, total=everything or None)
+        yield lambda done, total: shown.update(task, completed=done, total=total or None)

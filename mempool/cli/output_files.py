@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def why_not(path: Path) -> str | None:
+def write_obstacle(path: Path) -> str | None:
     """Return why no file can be written at a path, or None.
 
     A file is created as a test: neither modes nor names tell the answer everywhere.
@@ -26,9 +26,9 @@ def why_not(path: Path) -> str | None:
             if stat.S_ISDIR(mode):
                 return os.strerror(errno.EISDIR)
             return None if os.access(target, os.W_OK) else os.strerror(errno.EACCES)
-        beside = target.with_name(f".{os.urandom(8).hex()}.tmp")
-        os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        beside.unlink()
+        temporary = target.with_name(f".{os.urandom(8).hex()}.tmp")
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        temporary.unlink()
     except OSError as error:
         return error.strerror or str(error)
     except ValueError as error:  # a null character in the name
@@ -36,17 +36,17 @@ def why_not(path: Path) -> str | None:
     return None
 
 
-def written_over(kept: Iterable[Path], outputs: Iterable[Path | None]) -> Path | None:
+def overwritten_file(inputs: Iterable[Path], outputs: Iterable[Path | None]) -> Path | None:
     """Return an output that would overwrite an input or another output; None if there is none.
 
     Devices and pipes overwrite nothing.
     """
-    taken = {os.path.realpath(path) for path in kept}
+    taken = {os.path.realpath(path) for path in inputs}
     for output in outputs:
         if output is None or (output.exists() and not output.is_file()):
             continue
-        place = os.path.realpath(output)
-        if place in taken:
+        real = os.path.realpath(output)
+        if real in taken:
             return output
-        taken.add(place)
+        taken.add(real)
     return None

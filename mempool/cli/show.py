@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mempool.cli.options import Frames, Lenient, allocators
-from mempool.cli.output import ExitCode, Stop, bar, facts, print_json, progress, tell_caveats
-from mempool.cli.output_files import why_not, written_over
-from mempool.cli.parsing import parsed
+from mempool.cli.options import Frames, Json, Lenient, allocators, parsed
+from mempool.cli.output import ExitCode, Stop, facts, print_caveats, print_json, progress
+from mempool.cli.output_files import overwritten_file, write_obstacle
 from mempool.units import binary
 
 if TYPE_CHECKING:
-    from mempool.cli.inputs import Work
+    from mempool.offline import InputFile
     from mempool.show import Scene
     from traces import Trace
 
@@ -50,7 +49,7 @@ def show(
         typer.Option(metavar="FILE", help="Write this for ui.perfetto.dev; and no page unless -o is given."),
     ] = None,
     opened: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     r"""Write a page that shows where memory goes, buffers and addresses over time: one file, no network.
 
@@ -68,7 +67,7 @@ def show(
         mempool swap run.trace --limit 12GiB -o moves.json
         mempool show run.trace --swap moves.json --open
     """
-    from mempool.analysis.allocator_specs import parse_choice
+    from mempool.analysis.compare import parse_allocator
 
     page = output or (None if perfetto and not opened else Path(f"{trace.stem}.html"))
     _check_outputs(
@@ -79,25 +78,25 @@ def show(
             ExitCode.FAILED, "show draws with bokeh, which is not installed: pip install 'mempool[show]'"
         )
     for text in allocator or ():
-        parsed("--allocator", parse_choice, text)
+        parsed("--allocator", parse_allocator, text)
     scene, skipped = _scene(trace, plan, allocator or [], swap, lenient=lenient)
-    said = _written(scene, page, perfetto, frames=frames) | {"skipped": skipped}
+    answer = _write_outputs(scene, page, perfetto, frames=frames) | {"skipped": skipped}
     if page and opened:
         import webbrowser
 
         webbrowser.open(page.resolve().as_uri())
     if json:
-        print_json(said)
+        print_json(answer)
     else:
-        _show(trace.name, said)
+        _print(trace.name, answer)
 
 
 def _check_outputs(inputs: list[Path], outputs: list[Path]) -> None:
     """Refuse unwritable outputs, and outputs that would replace an input, before the work."""
-    if path := written_over(inputs, outputs):
+    if path := overwritten_file(inputs, outputs):
         raise typer.BadParameter(f"{path} would take the place of another file of this command")
     for path in outputs:
-        if reason := why_not(path):
+        if reason := write_obstacle(path):
             raise Stop(ExitCode.FILE, f"{path}: {reason}")
 
 
@@ -105,21 +104,20 @@ def _scene(
     trace: Path, plan: Path | None, allocators: list[str], swap: Path | None, *, lenient: bool
 ) -> tuple[Scene, dict[str, int] | None]:
     """Return the scene to draw, and the number of omitted events, by reason."""
-    from mempool.cli.inputs import read_work
+    from mempool.cli.inputs import read_file
     from mempool.show import scene_of
     from mempool.show.swaps import with_swaps
 
-    with bar(f"reading {trace}") as told:
-        given = read_work(trace, whole=True, lenient=lenient, progress=told)
-        solved = given if plan is None else read_work(plan)
+    given = read_file(trace, whole=True, lenient=lenient)
+    solved = given if plan is None else read_file(plan)
     if plan is not None:
         if solved.plan is None:
-            raise Stop(ExitCode.FILE, f"{plan}: a {solved.kind} without offsets, not a plan")
-        _check_for(solved, given, trace, plan)
+            raise Stop(ExitCode.FILE, f"{plan}: a {solved.format} without offsets, not a plan")
+        _check_plan_matches(solved, given, trace, plan)
     if allocators and given.trace is None:
-        raise typer.BadParameter(f"allocators are simulated on traces; {trace} is a {given.kind}")
+        raise typer.BadParameter(f"allocators are simulated on traces; {trace} is a {given.format}")
     if swap is not None and given.trace is None:
-        raise typer.BadParameter(f"moves are of traces; {trace} is a {given.kind}")
+        raise typer.BadParameter(f"moves are of traces; {trace} is a {given.format}")
     with progress(f"placing {len(given.buffers):,} buffers"):
         swaps = None if swap is None or given.trace is None else _swaps(swap, given.trace)
         try:
@@ -154,69 +152,73 @@ def _swaps(path: Path, trace: Trace) -> Scene:
         raise Stop(ExitCode.FILE, f"{path}: {error}") from None
 
 
-def _check_for(solved: Work, given: Work, trace: Path, plan: Path) -> None:
+def _check_plan_matches(solved: InputFile, given: InputFile, trace: Path, plan: Path) -> None:
     """Refuse a plan for another trace, whose picture would be wrong."""
-    from mempool.cli.check import matching
-    from mempool.cli.inputs import read_work
+    from mempool.cli.check import matching_plans
+    from mempool.cli.inputs import read_file
     from solvers import PlanError
 
     assert solved.plan is not None
     if solved.plan.period is not None:  # the plan is of one iteration
-        given = read_work(trace, lenient=given.skipped is not None)
+        given = read_file(trace, lenient=given.skipped is not None)
     try:
-        matching(plan, solved, given)
+        matching_plans(plan, solved, given)
     except PlanError as error:
         raise Stop(ExitCode.FILE, f"{plan}: {error}") from None
 
 
-def _written(scene: Scene, page: Path | None, perfetto: Path | None, *, frames: bool) -> dict[str, Any]:
+def _write_outputs(scene: Scene, page: Path | None, perfetto: Path | None, *, frames: bool) -> dict[str, Any]:
     from mempool.show import Figure, write_perfetto
     from traces.files import atomic
 
-    said: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "buffers": sum(len(timeline.size) for timeline in scene.timelines),
         "timelines": [timeline.title for timeline in scene.timelines],
-        "caveats": [{"of": one.title, "caveat": text} for one in scene.timelines for text in one.caveats],
+        "caveats": [
+            {"of": timeline.title, "caveat": text}
+            for timeline in scene.timelines
+            for text in timeline.caveats
+        ],
         "refused": [
-            {"of": one.title, "count": len(one.notes.refused), "largest_bytes": int(one.notes.asked.max())}
-            for one in scene.timelines
-            if len(one.notes.refused)
+            {
+                "of": timeline.title,
+                "count": len(timeline.annotations.refused),
+                "largest_bytes": int(timeline.annotations.asked.max()),
+            }
+            for timeline in scene.timelines
+            if len(timeline.annotations.refused)
         ],
         "views": [{"view": view.title, "of": scene.timelines[view.timeline].title} for view in scene.views],
     }
     if page:
-        with progress(f"writing {page}"), atomic(page) as beside:
+        with progress(f"writing {page}"), atomic(page) as temporary:
             text, counts = Figure(scene, frames).page()
-            beside.write_text(text, encoding="utf-8")
-        said |= {"page": str(page), "page_bytes": page.stat().st_size} | counts
+            temporary.write_text(text, encoding="utf-8")
+        answer |= {"page": str(page), "page_bytes": page.stat().st_size} | counts
     if perfetto:
         with progress(f"writing {perfetto}"):
             slices = write_perfetto(scene, perfetto, frames=frames)
-        said |= {"perfetto": str(perfetto), "perfetto_bytes": perfetto.stat().st_size, "slices": slices}
-    return said
+        answer |= {"perfetto": str(perfetto), "perfetto_bytes": perfetto.stat().st_size, "slices": slices}
+    return answer
 
 
-def _show(name: str, said: dict[str, Any]) -> None:
-    for one in said["caveats"]:
-        tell_caveats(f"{name}, {one['of']}" if len(said["timelines"]) > 1 else name, [one["caveat"]])
-    for one in said["refused"]:
-        requests = "1 request" if one["count"] == 1 else f"{one['count']:,} requests"
-        tell_caveats(
-            f"{name}, {one['of']}" if len(said["timelines"]) > 1 else name,
-            [f"out of memory: {requests} refused, the largest {binary(one['largest_bytes'])}"],
+def _print(name: str, answer: dict[str, Any]) -> None:
+    several = len(answer["timelines"]) > 1
+    for entry in answer["caveats"]:
+        print_caveats(f"{name}, {entry['of']}" if several else name, [entry["caveat"]])
+    for entry in answer["refused"]:
+        requests = "1 request" if entry["count"] == 1 else f"{entry['count']:,} requests"
+        print_caveats(
+            f"{name}, {entry['of']}" if several else name,
+            [f"out of memory: {requests} refused, the largest {binary(entry['largest_bytes'])}"],
         )
-    rows = [("buffers", f"{said['buffers']:,}"), ("views", ", ".join(one["view"] for one in said["views"]))]
-    if "page" in said:
-        rows.append(("page", f"{said['page']}, {binary(said['page_bytes'])}"))
-        if said["drawn"] < said["pieces"]:
-            rows.append(
-                (
-                    "drawn",
-                    f"the largest {said['drawn']:,} one by one, {said['pieces'] - said['drawn']:,} as grey",
-                )
-            )
-    if "perfetto" in said:
-        rows.append(
-            ("perfetto", f"{said['perfetto']}, {binary(said['perfetto_bytes'])}, {said['slices']:,} slices")
-        )
+    views = ", ".join(entry["view"] for entry in answer["views"])
+    rows = [("buffers", f"{answer['buffers']:,}"), ("views", views)]
+    if "page" in answer:
+        rows.append(("page", f"{answer['page']}, {binary(answer['page_bytes'])}"))
+        if (grey := answer["pieces"] - answer["drawn"]) > 0:
+            rows.append(("drawn", f"the largest {answer['drawn']:,} one by one, {grey:,} as grey"))
+    if "perfetto" in answer:
+        size = binary(answer["perfetto_bytes"])
+        rows.append(("perfetto", f"{answer['perfetto']}, {size}, {answer['slices']:,} slices"))
     facts("written", rows)

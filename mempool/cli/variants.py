@@ -1,4 +1,4 @@
-"""Output about the variants of iterations in a trace."""
+"""Output about the iterations of a trace: the variants, and a pattern that is no iteration."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ if TYPE_CHECKING:
     from traces.iterations.pattern import Pattern
 
 
-def iterations_told(pattern: Pattern) -> str:
+def describe_iterations(pattern: Pattern) -> str:
     """Return the number of iterations, and whether the pattern is an envelope of varying sizes."""
     if pattern.least is None:
         return f"{pattern.iterations} alike"
     return f"{pattern.iterations} whose sizes vary, each buffer as large as in any"
 
 
-def answer(pattern: Pattern, buffers: Buffers) -> dict[str, Any]:
+def describe_rejected(pattern: Pattern) -> str:
+    """Return the text about a pattern that is no main part of its trace."""
+    return f"{len(pattern.buffers):,} allocations, {pattern.iterations} alike, are a small part"
+
+
+def variant_answer(pattern: Pattern, buffers: Buffers) -> dict[str, Any]:
     """Return the ``--json`` object of one variant; ``buffers`` may have planned lifetimes."""
     from solvers import peak_load
 
@@ -33,19 +38,19 @@ def answer(pattern: Pattern, buffers: Buffers) -> dict[str, Any]:
     }
 
 
-def show(kinds: Sequence[dict[str, Any]]) -> None:
+def print_variants(variants: Sequence[dict[str, Any]]) -> None:
     """Print a table of several variants, with their arenas if planned."""
-    arenas = ("arena",) if "arena_bytes" in kinds[0] else ()
+    arenas = ("arena",) if "arena_bytes" in variants[0] else ()
     table(
         "\nkinds of iterations",
         ("iterations", "buffers", "peak load", *arenas),
         [
             (
-                f"{kind['iterations']:,}" + (" whose sizes vary" if kind["sizes_vary"] else ""),
-                f"{kind['buffers']:,}",
-                binary(kind["peak_load_bytes"]),
-                *(binary(kind["arena_bytes"]) for _ in arenas),
+                f"{variant['iterations']:,}" + (" whose sizes vary" if variant["sizes_vary"] else ""),
+                f"{variant['buffers']:,}",
+                binary(variant["peak_load_bytes"]),
+                *(binary(variant["arena_bytes"]) for _ in arenas),
             )
-            for kind in kinds
+            for variant in variants
         ],
     )

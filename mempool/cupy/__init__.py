@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mempool.cuda import DRIVER
 from mempool.cupy.platform import Cuda
-from mempool.cupy.pool import CupyPool, place
+from mempool.cupy.pool import CupyPool, slot
 from mempool.settings import settings
 
 if TYPE_CHECKING:
@@ -57,17 +57,17 @@ def install(*, start: bool = True, driver: str = DRIVER, **options: Any) -> Cupy
 
 def uninstall() -> None:
     """Close the installed pool and restore CuPy; arrays stay valid. Warns if no pool is installed."""
-    place.uninstall()
+    slot.uninstall()
 
 
 def installed() -> CupyPool | None:
     """Return the pool that serves CuPy, or None."""
-    return place.pool
+    return slot.pool
 
 
 def is_installed() -> bool:
     """Return true if a pool serves CuPy."""
-    return place.pool is not None
+    return slot.pool is not None
 
 
 def is_there(driver: str = DRIVER) -> bool:
@@ -76,7 +76,7 @@ def is_there(driver: str = DRIVER) -> bool:
 
 
 def record_arrays(*, frames: bool = False) -> ArrayRecorder:
-    """Return a recorder of reads and writes; see `mempool.recording.access_recorder.record_arrays`.
+    """Return a recorder of reads and writes; see `mempool.recording.arrays.pool_recorder.record_arrays`.
 
     Args:
         frames: keep source lines.
@@ -87,12 +87,12 @@ def record_arrays(*, frames: bool = False) -> ArrayRecorder:
     Raises:
         UsageError: the pool writes a trace file.
     """
-    from mempool.recording import access_recorder
+    from mempool.recording.arrays import pool_recorder
 
-    return access_recorder.record_arrays(installed(), frames=frames)
+    return pool_recorder.record_arrays(installed(), frames=frames)
 
 
 def _install(platform: Platform, options: dict[str, Any]) -> CupyPool:
     import cupy  # noqa: F401 - its distribution has another name for each CUDA, so its version is asked of the module
 
-    return place.install(lambda: CupyPool(platform=platform, **options), CupyPool.serve)
+    return slot.install(lambda: CupyPool(platform=platform, **options), CupyPool.serve)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mempool import _core
 from mempool.errors import UsageError
-from mempool.streams import number
+from mempool.streams import stream_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -161,7 +161,7 @@ class Captures:
             captures._restore()
 
     def _begin(self, stream: Any, plain: Callable[[], None], *, owns: bool) -> None:
-        name, pool = number(int(getattr(stream, "ptr", stream))), self._pool_here()[1].core
+        name, pool = stream_number(int(getattr(stream, "ptr", stream))), self._pool_here()[1].core
         _core.cupy_hold_devices()
         try:
             plain()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mempool.cupy.platform import Platform
-    from mempool.planning.planned_pattern import Planned
+    from mempool.planning.planned_pattern import PlannedPattern
     from mempool.reporting.report import Report
 
 
@@ -167,7 +167,7 @@ class Devices:
         return "closed" if self._closed else "off" if self.settings.mode == "off" else "recording"
 
     @property
-    def planned(self) -> Planned | None:
+    def planned(self) -> PlannedPattern | None:
         """Plan as of `Pool.planned`: of the first device with a plan."""
         return next((pool.planned for pool in self.pools.values() if pool.planned is not None), None)
 

@@ -57,7 +57,7 @@ class Cuda:
                 raise UsageError("CuPy sees no CUDA device; does CUDA_VISIBLE_DEVICES hide them?")
             self.device(0)  # checks the kind of memory
         except RuntimeError as error:  # our own error, or CuPy's
-            text = str(error) if isinstance(error, UsageError) else cuda.advised(error)
+            text = str(error) if isinstance(error, UsageError) else cuda.with_advice(error)
             raise UsageError(f"CuPy has no GPU to use here: {text}") from None
 
     def device(self, index: int) -> _core.CudaDevice:

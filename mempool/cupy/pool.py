@@ -14,7 +14,7 @@ from mempool.cupy.devices import DevicePool, Devices, Share
 from mempool.cupy.platform import Cuda
 from mempool.cupy.statistics import Statistics
 from mempool.errors import UsageError
-from mempool.installation import Place, place_of
+from mempool.installation import InstallationSlot, slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +90,7 @@ class CupyPool(Devices, Statistics):
             return True
         numbers = _core.Client.last_out_of_memory()
         if isinstance(pool.device, _core.CudaDevice) and refusals != self._mine.refusals:
-            raise RuntimeError(cuda.refused(pool.device, size))
+            raise RuntimeError(cuda.refusal_message(pool.device, size))
         from mempool.cupy.out_of_memory import OutOfMemoryError
 
         raise OutOfMemoryError(numbers)
@@ -174,7 +174,7 @@ class CupyPool(Devices, Statistics):
         self._close(self._stop_serving)
 
     def _close(self, stop: Callable[[], None]) -> None:
-        place.leave(self, stop)
+        slot.leave(self, stop)
         self.close_pools()
 
     def __enter__(self) -> Self:
@@ -193,4 +193,4 @@ class CupyPool(Devices, Statistics):
         return self.report()._repr_html_()
 
 
-place: Place[CupyPool] = place_of("CuPy", "mempool.cupy")
+slot: InstallationSlot[CupyPool] = slot_of("CuPy", "mempool.cupy")

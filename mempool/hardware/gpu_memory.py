@@ -134,18 +134,18 @@ def card(name: str) -> Card:
         UsageError: no card or several sizes have the name; the message lists candidates.
     """
     wanted = _key(name)
-    for one in CARDS:
-        if wanted and wanted in _keys(one.name):
-            return one
+    for gpu in CARDS:
+        if wanted and wanted in _keys(gpu.name):
+            return gpu
     if (sized := _SIZE.match(name)) is not None:
         base, box = _key(sized[1]), int(sized[2]) << 30
-        for one in CARDS:
-            if base and base in _keys(one.name) and 0.9 * box <= one.memory_bytes <= box:
-                return one
-    sizes = [one.name for one in CARDS if re.fullmatch(re.escape(wanted) + r"\d+gb", _key(one.name))]
+        for gpu in CARDS:
+            if base and base in _keys(gpu.name) and 0.9 * box <= gpu.memory_bytes <= box:
+                return gpu
+    sizes = [gpu.name for gpu in CARDS if re.fullmatch(re.escape(wanted) + r"\d+gb", _key(gpu.name))]
     if wanted and sizes:
         raise UsageError(f"there are several sizes of {name!r}: {', '.join(sizes)}")
-    keys = {key: one.name for one in CARDS for key in _keys(one.name)}
+    keys = {key: gpu.name for gpu in CARDS for key in _keys(gpu.name)}
     near = dict.fromkeys(keys[key] for key in difflib.get_close_matches(wanted, keys, n=4, cutoff=0.5))
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(_CARDS)}"
     other = "Any other: --limit 24GiB, say, with the memory that nvidia-smi tells"
@@ -163,4 +163,4 @@ def _keys(name: str) -> set[str]:
     keys = {key, key.removeprefix("rtx"), key.removeprefix("gtx")}
     sizes = {"h100": "80gb", "rtx4090": "24gb", "rtx3090": "24gb", "rtx3060": "12gb", "gh200": "480gb"}
     size = sizes.get(key, "")
-    return keys | {one + size for one in keys}
+    return keys | {gpu + size for gpu in keys}

@@ -30,7 +30,7 @@ class Rates:
     link: str
 
     def __str__(self) -> str:
-        tera = [f"{one / 1e12:g}" for one in (self.single, self.convolutions, self.half)]
+        tera = [f"{rate / 1e12:g}" for rate in (self.single, self.convolutions, self.half)]
         return (
             f"{self.name}'s full rates ({self.bandwidth / 1e9:,.0f} GB/s; {tera[0]} TFLOPS in float32, "
             f"{tera[1]} in convolutions, {tera[2]} in 16 bits)"

@@ -29,12 +29,16 @@ class Roofline:
     def nanoseconds(self, func: Any, args: Any, kwargs: Any, result: Any) -> int:
         """Return the lower bound of an operation's time in nanoseconds; 0 for a view."""
         written = _written(func, args)
-        given = {id(one): one.nbytes() for one in _storages((args, kwargs))}
-        made = {id(one): one.nbytes() for one in _storages(result) if id(one) not in given}
-        if not made and not written:
+        read_bytes = {id(item): item.nbytes() for item in _storages((args, kwargs))}
+        new_bytes = {id(item): item.nbytes() for item in _storages(result) if id(item) not in read_bytes}
+        if not new_bytes and not written:
             return 0
         # An in-place operation reads a storage before the write.
-        moved = sum(given.values()) + sum(made.values()) + sum(given.get(one, 0) for one in written)
+        moved = (
+            sum(read_bytes.values())
+            + sum(new_bytes.values())
+            + sum(read_bytes.get(item, 0) for item in written)
+        )
         seconds: float = max(self._products(func, args, kwargs, result), moved / self.rates.bandwidth)
         return round(1e9 * seconds)
 
@@ -43,7 +47,7 @@ class Roofline:
         counts = flop_registry.get(func.overloadpacket)
         if counts is None:
             return 0.0
-        floats = [one.dtype for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
+        floats = [item.dtype for item in tree_iter((args, kwargs)) if isinstance(item, torch.Tensor)]
         rate = self.rates.single
         if any(dtype in _HALF for dtype in floats):
             rate = self.rates.half
@@ -53,15 +57,15 @@ class Roofline:
 
 
 def _storages(values: Any) -> list[Any]:
-    return [one.untyped_storage() for one in tree_iter(values) if isinstance(one, torch.Tensor)]
+    return [item.untyped_storage() for item in tree_iter(values) if isinstance(item, torch.Tensor)]
 
 
 def _written(func: Any, args: Any) -> set[int]:
     """Return the storages among the arguments that an operation writes."""
-    says = zip(args, func._schema.arguments, strict=False)
+    pairs = zip(args, func._schema.arguments, strict=False)
     return {
         id(storage)
-        for given, said in says
-        if said.alias_info is not None and said.alias_info.is_write
-        for storage in _storages(given)
+        for read_bytes, argument in pairs
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for storage in _storages(read_bytes)
     }

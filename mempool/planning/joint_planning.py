@@ -10,149 +10,153 @@ import dataclasses
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from mempool.planning.backoff import Rarely
+from mempool.planning.backoff import ExponentialBackoff
+from mempool.planning.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from mempool.planning.backoff import Counts
-    from mempool.planning.plan_files import Saved
-    from mempool.planning.planned_pattern import Planned
-    from mempool.planning.variants import Kinds
+    from mempool.planning.backoff import AllocationCounts
+    from mempool.planning.plan_files import SavedPlans
+    from mempool.planning.planned_pattern import PlannedPattern
+    from mempool.planning.variants import VariantLifetimes
     from solvers.packing.variants import IterationVariant
     from traces.iterations.pattern import Pattern
 
-#: Collisions with live buffers since the last plan that trigger joint planning: at least LEAST_COLLISIONS,
-#: and this share of all allocations; fewer may come from a single kept tensor.
-LEAST_COLLISIONS, MOST_COLLIDING = 16, 1 / 512
-#: Largest size of a joint arena relative to the largest separate arena, or to the peak load.
-MOST_TOGETHER = 1.25
 
-
-class Together:
+class JointPlanning:
     """Jointly planned variants of one client."""
 
     def __init__(self) -> None:
         """Start without joint plans."""
-        self._plans: list[Planned] = []
+        self._plans: list[PlannedPattern] = []
         #: Variants of the joint plans in effect, by key; later attempts may have used others.
-        self._made_of: dict[bytes, IterationVariant] = {}
-        self._again = Rarely()
+        self._variants: dict[bytes, IterationVariant] = {}
+        self._backoff = ExponentialBackoff()
         self._allocations = self._occupied = 0  # counters at the last plan
-        self._lately: set[bytes] = set()  # keys of variants in the recording at the last check
-        self._most = 0  # number of joinable variants at the last check
+        self._recent_keys: set[bytes] = set()  # keys of variants in the recording at the last check
+        self._largest_set = 0  # number of joinable variants at the last check
 
     def __bool__(self) -> bool:
         return bool(self._plans)
 
-    def have(self, planned: Planned) -> bool:
+    def includes(self, planned: PlannedPattern) -> bool:
         """Return true if this plan is one of the joint plans."""
-        return any(planned is one for one in self._plans)
+        return any(planned is joint_plan for joint_plan in self._plans)
 
     @cached_property
-    def _kinds(self) -> Kinds:
-        from mempool.planning.variants import Kinds  # imported late, as few programs need the module
+    def _lifetimes(self) -> VariantLifetimes:
+        from mempool.planning.variants import (
+            VariantLifetimes,  # imported late, as few programs need the module
+        )
 
-        return Kinds()
+        return VariantLifetimes()
 
     @contextlib.contextmanager
-    def anew(self, seen: Iterable[Pattern]) -> Iterator[Callable[[], None]]:
-        """Use lifetimes of `seen` only, inside the context; keep them if the yielded function is called."""
-        from mempool.planning.variants import Kinds
+    def fresh_observations(self, patterns: Iterable[Pattern]) -> Iterator[Callable[[], None]]:
+        """Use only the lifetimes of `patterns` inside; keep them if the yielded function is called."""
+        from mempool.planning.variants import VariantLifetimes
 
-        before, kept = self._kinds, []
-        self.__dict__["_kinds"] = Kinds(before)
-        self._kinds.note(list(seen), ())
+        before, kept = self._lifetimes, []
+        self.__dict__["_kinds"] = VariantLifetimes(before)
+        self._lifetimes.note(list(patterns), ())
         try:
             yield lambda: kept.append(True)
         finally:
             if not kept:
                 self.__dict__["_kinds"] = before
 
-    def take_over(self, key: bytes, former: set[bytes]) -> None:
+    def supersede(self, key: bytes, former: set[bytes]) -> None:
         """Move the observations of the plans in `former` to plan `key`, which supersedes them."""
         if former:
-            self._kinds.take_over(key, former)
+            self._lifetimes.supersede(key, former)
 
-    def planned(self, now: Counts, occupied: int) -> None:
+    def plan_installed(self, now: AllocationCounts, occupied: int) -> None:
         """Note a new plan; ``occupied``: total number of allocations whose planned place was in use."""
         self._allocations, self._occupied = now.allocations, occupied
 
-    def collide(self, now: Counts, occupied: int) -> bool:
+    def has_collisions(self, now: AllocationCounts, occupied: int) -> bool:
         """Return true if collisions since the last plan justify joint planning, or a joint plan has any."""
         collisions, passed = occupied - self._occupied, now.allocations - self._allocations
-        return collisions >= (1 if self._plans else max(LEAST_COLLISIONS, MOST_COLLIDING * passed))
+        return collisions >= (
+            1 if self._plans else max(OPTIONS.joint_collisions, OPTIONS.joint_collision_share * passed)
+        )
 
-    def joined(self, known: Iterable[Planned]) -> list[Planned]:
+    def candidates(self, known: Iterable[PlannedPattern]) -> list[PlannedPattern]:
         """Return the plans to make jointly: of recently recorded or already joint variants."""
-        may = [planned for planned in known if self._kinds.can_be_joined(planned)]
-        return [planned for planned in may if planned.key in self._lately or self.have(planned)]
+        may = [planned for planned in known if self._lifetimes.can_be_joined(planned)]
+        return [planned for planned in may if planned.key in self._recent_keys or self.includes(planned)]
 
-    def are_due(self, known: Sequence[Planned], seen: Sequence[Pattern], iteration: int) -> bool:
+    def is_due(self, known: Sequence[PlannedPattern], patterns: Sequence[Pattern], iteration: int) -> bool:
         """Return true if these variants need a joint plan: one is new, or a buffer outlives the plan."""
-        self._kinds.note(seen, known)
-        self._lately = {pattern.key for pattern in seen}
-        joined = self.joined(known)
+        self._lifetimes.note(patterns, known)
+        self._recent_keys = {pattern.key for pattern in patterns}
+        joined = self.candidates(known)
         if len(joined) < 2:
             return False
-        if len(joined) > self._most:
-            self._most, self._again = len(joined), Rarely()
-        if not self._again.may_be_done(iteration):
+        if len(joined) > self._largest_set:
+            self._largest_set, self._backoff = len(joined), ExponentialBackoff()
+        if not self._backoff.is_allowed(iteration):
             return False
-        apart = bool(self._plans) and not all(map(self.have, joined))
-        return apart or self._kinds.outgrew(joined)
+        incomplete = bool(self._plans) and not all(map(self.includes, joined))
+        return incomplete or self._lifetimes.outgrew(joined)
 
     def make(
-        self, known: Sequence[Planned], iteration: int, make_plans: Callable[..., list[Planned] | None]
-    ) -> list[Planned] | None:
+        self,
+        known: Sequence[PlannedPattern],
+        iteration: int,
+        make_plans: Callable[..., list[PlannedPattern] | None],
+    ) -> list[PlannedPattern] | None:
         """Plan variants jointly; return None if the problem is too large or the search was interrupted.
 
         Args:
             known: plans of variants that can be planned jointly.
             iteration: number of the present iteration.
-            make_plans: `mempool.planning.variants.make_plans`, called with the plans and their variants.
+            make_plans: called with plans and variants, such as `variants.make_joint_plans`.
         """
-        self._again.is_done(iteration)
-        kinds = self._kinds.of(known)
-        made = None if kinds is None else make_plans(known, kinds)
-        if kinds is None or made is None:
+        self._backoff.record_attempt(iteration)
+        variants = self._lifetimes.of(known)
+        made = None if variants is None else make_plans(known, variants)
+        if variants is None or made is None:
             return None
-        self._kinds.are_planned(known, kinds)  # noted even if the plans turn out useless
+        self._lifetimes.are_planned(known, variants)  # noted even if the plans turn out useless
         return made
 
-    def are_worth_it(self, made: Sequence[Planned], known: Sequence[Planned]) -> bool:
+    def is_worth_it(self, made: Sequence[PlannedPattern], known: Sequence[PlannedPattern]) -> bool:
         """Return true if new joint plans need little more memory than `known`, or than the peak load."""
-        now, before = (max(one.plan.arena_bytes for one in plans) for plans in (made, known))
-        return now <= before or now <= MOST_TOGETHER * max(self._kinds.load(), 0 if self else before)
+        now, before = (max(planned.plan.arena_bytes for planned in plans) for plans in (made, known))
+        return now <= before or now <= OPTIONS.joint_arena_factor * max(
+            self._lifetimes.load(), 0 if self else before
+        )
 
-    def are(self, made: Sequence[Planned]) -> None:
+    def adopt(self, made: Sequence[PlannedPattern]) -> None:
         """Note that the latest joint plans are in effect."""
         self._plans = list(made)
-        self._made_of = self._kinds.planned()
+        self._variants = self._lifetimes.planned()
 
-    def kinds(self, known: Sequence[Planned]) -> dict[int, IterationVariant]:
+    def variants(self, known: Sequence[PlannedPattern]) -> dict[int, IterationVariant]:
         """Return the variant of each jointly planned element of `known`, by index."""
-        numbers = {planned.key: number for number, planned in enumerate(known) if self.have(planned)}
-        columns = [column for column, key in enumerate(self._made_of) if key in numbers]
+        numbers = {planned.key: number for number, planned in enumerate(known) if self.includes(planned)}
+        columns = [column for column, key in enumerate(self._variants) if key in numbers]
         if len(columns) < 2:  # the other variants are no longer known
             return {}
         return {
-            numbers[key]: dataclasses.replace(kind, reach=kind.reach[:, columns])
-            for key, kind in self._made_of.items()
+            numbers[key]: dataclasses.replace(variant, reach=variant.reach[:, columns])
+            for key, variant in self._variants.items()
             if key in numbers
         }
 
-    def load(self, known: Sequence[Planned], kinds: Mapping[int, IterationVariant]) -> None:
-        """Adopt plans from a file; `kinds` has the variants of those that were made jointly."""
-        if kinds:
-            plans = [known[number] for number in kinds]
-            self._kinds.take_up(plans, list(kinds.values()))
-            self.are(plans)
+    def load(self, known: Sequence[PlannedPattern], variants: Mapping[int, IterationVariant]) -> None:
+        """Adopt plans from a file; `variants` has those that were made jointly."""
+        if variants:
+            plans = [known[number] for number in variants]
+            self._lifetimes.take_up(plans, list(variants.values()))
+            self.adopt(plans)
 
 
-def plan_together(
-    made: Sequence[Planned], *, wait_bytes: int, interrupt: Callable[[], bool] | None = None
-) -> Saved | None:
+def plan_jointly(
+    made: Sequence[PlannedPattern], *, wait_bytes: int, interrupt: Callable[[], bool] | None = None
+) -> SavedPlans | None:
     """Plan variants jointly, so that each may follow any other, from separately made plans.
 
         made: plans of all variants of a finished recording, with one alignment.
@@ -163,24 +167,24 @@ def plan_together(
         One plan for each of ``made``, in their order; None if no variant's follower is known, the problem is
         too large, the search was interrupted before the first plan, or joint plans need clearly more memory.
     """
-    from mempool.planning.plan_files import Saved
-    from mempool.planning.variants import make_plans
+    from mempool.planning.plan_files import SavedPlans
+    from mempool.planning.variants import make_joint_plans
 
-    together = Together()
-    if not together.are_due(made, [planned.pattern for planned in made], 0):
+    together = JointPlanning()
+    if not together.is_due(made, [planned.pattern for planned in made], 0):
         return None
-    joined = together.joined(made)
+    joined = together.candidates(made)
     alignment = int(made[0].buffers.alignment.max(initial=1))
     new = together.make(
         joined,
         0,
-        lambda known, kinds: make_plans(
-            known, kinds, alignment=alignment, wait_bytes=wait_bytes, patient=True, interrupt=interrupt
+        lambda known, variants: make_joint_plans(
+            known, variants, alignment=alignment, wait_bytes=wait_bytes, patient=True, interrupt=interrupt
         ),
     )
-    if new is None or not together.are_worth_it(new, joined):
+    if new is None or not together.is_worth_it(new, joined):
         return None
-    together.are(new)
+    together.adopt(new)
     instead = {planned.key: planned for planned in new}
     plans = [instead.get(planned.key, planned) for planned in made]
-    return Saved(plans, together.kinds(plans))
+    return SavedPlans(plans, together.variants(plans))

@@ -10,52 +10,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mempool.logs import log
-from mempool.planning.backoff import NEVER, SPOILT, Due, Rarely
-from mempool.planning.plan_builder import LEAST_CACHE
+from mempool.planning.backoff import NEVER, ExponentialBackoff, WakeConditions
+from mempool.planning.options import OPTIONS
 from mempool.planning.registry import MOST_KNOWN
-from mempool.planning.replanner import Replanning
+from mempool.planning.replanner import Replanner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mempool import _core
-    from mempool.planning.plan_builder import Making
-    from mempool.planning.plan_files import Saved
-    from mempool.planning.planned_pattern import Planned
+    from mempool.planning.plan_builder import PlanBuilder
+    from mempool.planning.plan_files import SavedPlans
+    from mempool.planning.planned_pattern import PlannedPattern
     from traces.iterations.pattern import Pattern
-
-
-#: Number of looks without any result after which a device without pages keeps some free segments; none are
-#: kept at first, since it is unknown which buffers will stay and hold the segments.
-LOOKS_BEFORE_CACHING = 6
-#: Number of marked iterations to wait for the frees of buffers that outlive their iteration.
-PATIENT_ITERATIONS = 5
-#: Least number of new events before another look at iterations that are known.
-LEAST_NEWS = 16
-#: Share of iterations below which a variant that differs in one size only is not worth a plan.
-SELDOM = 1 / 8
-#: A recording that spans this many times the allocations of all variants shows which variant follows which,
-#: and how long buffers live in each case.
-ENOUGH_OF_EACH = 8
-#: Largest miss rate at which a step still counts as part of a planned epoch; beyond it, the resemblance is
-#: chance.
-MOST_ASTRAY = 1 / 64
-#: Longest pause, in iterations, before an outgrown upper-bound pattern is enlarged again.
-LONGEST_WAIT = 32
-#: Where marks are expected: number of allocations without a mark after which none is expected any longer, and
-#: number of events between two looks for the first mark.
-MOST_UNMARKED, EVENTS_UNMARKED = 1 << 16, 256
-#: Longest warm-up to learn, in allocations; looking at a longer one repeatedly would cost too much.
-MOST_WARM_UP = 1 << 13
 
 
 class Learner:
     """Learner of one client.
 
     Attributes:
-        known: plans of the client.
-        making: builder of plans.
-        again: replanner for plans that have to be made again.
+        registry: plans of the client.
+        builder: builder of plans.
+        replanner: replanner for plans that have to be made again.
     """
 
     def __init__(
@@ -63,7 +39,7 @@ class Learner:
         core: _core.Pool,
         client: _core.Client,
         device: _core.Device,
-        making: Making,
+        builder: PlanBuilder,
         *,
         small_bytes: int,
         interrupt: Callable[[], bool],
@@ -74,60 +50,64 @@ class Learner:
             core: the pool.
             client: client whose recording is analysed.
             device: device whose memory is planned.
-            making: builder of plans.
+            builder: builder of plans.
             small_bytes: requests up to this size are not planned.
             interrupt: polled now and then; true stops the work.
         """
         self._core, self._client = core, client
         self._device, self._small_bytes = device, small_bytes
         self._interrupt = interrupt
-        self.making, self.known, self._rest = making, making.known, making.rest
-        self.again = Replanning(client, making)
-        self._vain = 0
+        self.builder, self.registry, self._schedule = builder, builder.registry, builder.schedule
+        self.replanner = Replanner(client, builder)
+        self._fruitless = 0
         self._dropped = 0
         self._misses_seen = -1
-        self._over_at = NEVER  # iteration by which the one with the latest misses has ended
+        self._iteration_over_at = NEVER  # iteration by which the one with the latest misses has ended
         # backoff of enlarging an upper-bound pattern, by the pattern's length
-        self._wider: dict[int, Rarely] = {}
+        self._enlarge_backoff: dict[int, ExponentialBackoff] = {}
         self._recorded_at = 0  # iteration in which recording began
         self._marked = False  # true if a mark had been seen at an earlier look
-        self._expects_marks = False
+        self._requires_marks = False
 
-    def expect_marks(self) -> None:
+    def require_step_marks(self) -> None:
         """Expect marks: a repetition before the first mark is a part of an iteration and gets no plan."""
-        self._expects_marks = True
+        self._requires_marks = True
 
-    def begin(self, loaded: Saved | None = None) -> None:
+    def begin(self, loaded: SavedPlans | None = None) -> None:
         """Begin recording; loaded plans replay already."""
         if loaded is not None:
-            self.making.load(loaded)
+            self.builder.load(loaded)
             self._misses_seen = self._misses()  # nothing to learn while the program follows the loaded plans
         self._record()
 
-    def saved(self) -> Saved | None:
+    def saved(self) -> SavedPlans | None:
         """Return the known plans, for `begin` in another process; None if no plan is known."""
-        from mempool.planning.plan_files import Saved
+        from mempool.planning.plan_files import SavedPlans
 
-        plans = list(self.known)
-        return Saved(plans, self.making.together.kinds(plans)) if plans else None
+        plans = list(self.registry)
+        return SavedPlans(plans, self.builder.joint.variants(plans)) if plans else None
 
-    def begin_anew(self) -> None:
+    def reset_plans(self) -> None:
         """Forget all plans and record again."""
-        self.making.forget()
+        self.builder.forget()
         self._client.set_recording(False)  # the old recording says nothing about later iterations
         self._record()
 
     def _record(self) -> None:
         self._client.set_recording(True)
-        self._rest.recorded_from(self.making.counts())
+        self._schedule.recording_began(self.builder.counts())
         self._recorded_at = self._client.state()["iterations"]
 
     def look(self) -> bool:
         """Look at the recording once; return true if a plan was installed."""
-        self.known.tell_of_a_stranger()
-        self.desert_if_useless()
-        done = self.again.beside() or self.again.around() or (self.may_learn() and self.learn())
-        return done or (self.again.may_polish() and self.polish())
+        self.registry.warn_if_foreign()
+        self.drop_if_useless()
+        done = (
+            self.replanner.replan_for_shared_arena()
+            or self.replanner.replan_around_pinned()
+            or (self.may_learn() and self.learn())
+        )
+        return done or (self.replanner.may_refine() and self.refine())
 
     def may_learn(self) -> bool:
         """Return true if the recording may hold anything new; end recording once the program has settled."""
@@ -135,15 +115,15 @@ class Learner:
         if not state["recording"]:
             self.resume_if_changed()
             return False
-        if self._expects_marks and not state["marked"] and state["allocations"] < MOST_UNMARKED:
-            self._client.check_again_after(EVENTS_UNMARKED)
+        if self._requires_marks and not state["marked"] and state["allocations"] < OPTIONS.max_unmarked:
+            self._client.check_again_after(OPTIONS.unmarked_events)
             return False
         misses = self._misses()
-        if state["replaying"] and state["settled"] and not self.again.improves:
+        if state["replaying"] and state["settled"] and not self.replanner.improves:
             self._settle()
             return False
-        seen = misses == self._misses_seen and state["iterations"] < self._over_at
-        if state["replaying"] and seen and not self.again.improves:
+        seen = misses == self._misses_seen and state["iterations"] < self._iteration_over_at
+        if state["replaying"] and seen and not self.replanner.improves:
             # No misses since the last look: nothing to learn.
             self._client.check_again_after(max(64, 2 * state["allocations"] // max(state["iterations"], 1)))
             return False
@@ -154,116 +134,116 @@ class Learner:
         state = self._client.state()
         missed, self._misses_seen = self._misses_seen, self._misses()
         # One iteration is enough to enlarge an upper-bound pattern, but it has to be complete.
-        grew = missed < self._misses_seen and self.known.have_envelopes()
-        self._over_at = state["iterations"] + 1 if grew else NEVER
-        self._perhaps_marked(state)
+        grew = missed < self._misses_seen and self.registry.has_envelopes()
+        self._iteration_over_at = state["iterations"] + 1 if grew else NEVER
+        self._drop_unmarked_plans(state)
         patterns, counts = self._patterns()
         if not patterns:
-            self._nothing_found()
-        if self.again.improves and patterns and self._shows_enough(patterns[0], state):
-            if self.again.improve(patterns, self._not_young(patterns), counts):
+            self._note_fruitless_look()
+        if self.replanner.improves and patterns and self._shows_all_followers(patterns[0], state):
+            if self.replanner.improve(patterns, self._settled_patterns(patterns), counts):
                 return True
-            if self._rest.share_of_misses(self.making.counts()) == 0:
+            if self._schedule.miss_rate(self.builder.counts()) == 0:
                 self._settle()
                 return False
         if (fresh := self._fresh(patterns, state)) is not None:
             return self._plan(fresh, counts)
-        if self._is_together_due(patterns, state) and self.making.plan_together():
+        if self._is_joint_planning_due(patterns, state) and self.builder.plan_jointly():
             return True
         for pattern in patterns:
             if longer := self._longer_lived(pattern, state):
                 return self._plan(longer, counts)
-        self._nothing_new(patterns, state)
+        self._schedule_next_look(patterns, state)
         return False
 
-    def _perhaps_marked(self, state: dict[str, Any]) -> None:
+    def _drop_unmarked_plans(self, state: dict[str, Any]) -> None:
         """Drop plans found without marks at the first mark: parts of iterations, or several in a row."""
         if state["marked"] and not self._marked:
             self._marked = True
-            if self.known.are_found():
-                self.making.forget()
+            if self.registry.are_detected():
+                self.builder.forget()
 
     def _fresh(self, patterns: list[Pattern], state: dict[str, Any]) -> Pattern | None:
         """Return the first pattern worth planning; None if MOST_KNOWN variants keep recurring already."""
-        come = sum(any(known.same_sequence(pattern) for pattern in patterns) for known in self.known)
+        come = sum(any(known.same_sequence(pattern) for pattern in patterns) for known in self.registry)
         if state["marked"] and come >= MOST_KNOWN:
             return None
         return next((pattern for pattern in patterns if self._is_worth_planning(pattern, state)), None)
 
-    def _nothing_new(self, patterns: list[Pattern], state: dict[str, Any]) -> None:
+    def _schedule_next_look(self, patterns: list[Pattern], state: dict[str, Any]) -> None:
         """Schedule the next look after one without new patterns."""
         if state["events_dropped"] > self._dropped:
             # The ring has wrapped and shows nothing new: stop paying for recording, and try again much later.
             self._dropped = state["events_dropped"]
-            if not self.known and self._client.grow_recording():
+            if not self.registry and self._client.grow_recording():
                 return
             self._client.set_recording(False)
-            self._rest.since_vain(self.making.counts(), replaying=state["replaying"])
+            self._schedule.pause_fruitless(self.builder.counts(), replaying=state["replaying"])
         elif patterns:
             # A new pattern shows only after a good part of the recorded length, not in the next few events.
             kept = state["events_kept"]
             known = state["replaying"] and not patterns[0].unresolved
             self._client.check_again_after(
-                max(LEAST_NEWS, 2 * len(patterns[0].buffers), kept // 8 if known else 0)
+                max(OPTIONS.min_new_events, 2 * len(patterns[0].buffers), kept // 8 if known else 0)
             )
 
     def _settle(self) -> None:
         """End recording since all follows the plan; for good unless the plan may be improved later."""
         self._client.set_recording(False)
-        self._rest.since_settled(self.making.counts(), improvable=self.again.may_improve())
+        self._schedule.pause_settled(self.builder.counts(), improvable=self.replanner.may_improve())
 
-    def rest(self) -> None:
+    def pause_after_failure(self) -> None:
         """End recording for a long pause after a failure that may be temporary."""
         self._client.set_recording(False)
-        self._rest.since_failure(self.making.counts())
+        self._schedule.pause_failed(self.builder.counts())
 
     def _misses(self) -> int:
         """Return the total number of allocations that had no plan or did not follow the plan."""
-        return self.making.counts().misses
+        return self.builder.counts().misses
 
     def _patterns(self) -> tuple[list[Pattern], list[int]]:
         """Return the recurring patterns, and the number of allocations of each sequence until then."""
-        from mempool.planning import variable_shapes
-        from mempool.recording.events import recurring
+        from mempool.planning import variants
+        from mempool.recording.events import find_recurring
 
         found = self._client.find_recurrence()
         if found is None:
             return [], []
         begin, allocations = found
-        wanted = {} if begin <= MOST_WARM_UP else {"allocations": allocations - begin}
+        wanted = {} if begin <= OPTIONS.max_warm_up else {"allocations": allocations - begin}
         packed, streams, counts, whole = self._client.recording(**wanted)
-        patterns = recurring(
+        patterns = find_recurring(
             packed,
             streams,
             alignment=self._device.alignment,
             small_bytes=self._small_bytes,
             whole_recording=whole,
-            enveloped=variable_shapes.lengths(self.known),
+            enveloped=variants.envelope_lengths(self.registry),
             interrupt=self._interrupt,
         )
-        return variable_shapes.widened(patterns, self.known), counts
+        return variants.widen_envelopes(patterns, self.registry), counts
 
     def _longer_lived(self, pattern: Pattern, state: dict[str, Any]) -> Pattern | None:
         """Return the known pattern with this one's longer lifetimes; None if unknown or not longer."""
-        known = next((known for known in self.known if known.same_sequence(pattern)), None)
-        if known is None or self.making.together.have(known) or self._is_young(pattern):
+        known = next((known for known in self.registry if known.same_sequence(pattern)), None)
+        if known is None or self.builder.joint.includes(known) or self._is_young(pattern):
             return None  # lifetimes of jointly planned variants depend on the followers
-        longer = self.making.prospects.longer(known.key)
-        if not known.outlived_by(pattern) or not longer.may_be_done(state["iterations"]):
+        longer = self.builder.metadata.extension_backoff(known.key)
+        if not known.outlived_by(pattern) or not longer.is_allowed(state["iterations"]):
             return None
-        longer.is_done(state["iterations"])
+        longer.record_attempt(state["iterations"])
         return known.extended(pattern)
 
     def _is_worth_planning(self, pattern: Pattern, state: dict[str, Any]) -> bool:
         """Return true if this pattern, which has no plan yet, deserves one."""
-        if self._is_young(pattern) or any(known.serves(pattern) for known in self.known):
+        if self._is_young(pattern) or any(known.serves(pattern) for known in self.registry):
             return False
         if pattern.least is not None:
             return self._is_worth_enveloping(pattern, state)
         cannot_be_had = state["refusal"] == "memory" and not state["replaying"]  # the known plan is of no use
-        spoilt = state["miss_score"] >= SPOILT or cannot_be_had
-        astray = self._rest.share_of_misses(self.making.counts()) > MOST_ASTRAY
-        for known in self.known:
+        spoilt = state["miss_score"] >= OPTIONS.changed_score or cannot_be_had
+        astray = self._schedule.miss_rate(self.builder.counts()) > OPTIONS.astray_rate
+        for known in self.registry:
             if not spoilt and known.rotates_to(pattern):
                 return False
             if known.is_close_to(pattern) and not self._deserves_its_own(pattern, known, state, helps=spoilt):
@@ -278,21 +258,23 @@ class Learner:
         An upper-bound pattern gets no plan while the plans of its variants are followed, and an enlarged one
         only as often as the backoff allows.
         """
-        alike = [known for known in self.known if known.same_order(pattern)]
+        alike = [known for known in self.registry if known.same_order(pattern)]
         of_kinds = any(known.pattern.least is None for known in alike)
-        if of_kinds and self._rest.share_of_misses(self.making.counts()) <= MOST_ASTRAY:
+        if of_kinds and self._schedule.miss_rate(self.builder.counts()) <= OPTIONS.astray_rate:
             return False
         if not any(known.pattern.least is not None for known in alike):
             return True
-        again = self._wider.setdefault(len(pattern.buffers), Rarely(LONGEST_WAIT))
-        if not again.may_be_done(state["iterations"]):
-            self._over_at = again.at
+        again = self._enlarge_backoff.setdefault(
+            len(pattern.buffers), ExponentialBackoff(OPTIONS.max_enlarge_pause)
+        )
+        if not again.is_allowed(state["iterations"]):
+            self._iteration_over_at = again.allowed_at
             return False
-        again.is_done(state["iterations"])
+        again.record_attempt(state["iterations"])
         return True
 
     def _deserves_its_own(
-        self, pattern: Pattern, known: Planned, state: dict[str, Any], *, helps: bool
+        self, pattern: Pattern, known: PlannedPattern, state: dict[str, Any], *, helps: bool
     ) -> bool:
         """Return true if this pattern deserves a separate plan although a similar pattern has one."""
         # The pattern has to recur often enough: a pattern of equal length is a variant that differs in one
@@ -300,99 +282,109 @@ class Learner:
         # lengths, such as sentences.
         marked = bool(state["marked"])
         one_length = not marked or len(pattern.buffers) == len(known.buffers)
-        share = SELDOM if one_length else 1 / MOST_KNOWN
+        share = OPTIONS.rare_variant if one_length else 1 / MOST_KNOWN
         return pattern.iterations >= share * pattern.iterations_seen and (helps or marked)
 
     def _is_young(self, pattern: Pattern) -> bool:
         """Return true if frees of buffers that outlive their iteration may still be unrecorded."""
-        return pattern.unresolved > 0 and pattern.iterations < PATIENT_ITERATIONS
+        return pattern.unresolved > 0 and pattern.iterations < OPTIONS.patient_iterations
 
-    def _not_young(self, patterns: list[Pattern]) -> list[Pattern]:
+    def _settled_patterns(self, patterns: list[Pattern]) -> list[Pattern]:
         """Return the patterns whose frees are all known."""
         return [pattern for pattern in patterns if not self._is_young(pattern)]
 
-    def _is_completed(self, known: Planned, state: dict[str, Any]) -> bool:
+    def _is_completed(self, known: PlannedPattern, state: dict[str, Any]) -> bool:
         """Return true if an iteration has ended, or too little is recorded for two lengths of this plan."""
-        passed = state["allocations"] - self._rest.began
+        passed = state["allocations"] - self._schedule.began
         return bool(state["iterations"] > self._recorded_at or passed < 2 * len(known.buffers))
 
     def _plan(self, pattern: Pattern, counts: list[int]) -> bool:
-        stays = self.making.stays()
-        planned = self.making.plan(pattern, stays)
-        if planned is not None and stays and not self.making.can_be_had(planned):
+        stays = self.builder.live_pinned_ranges()
+        planned = self.builder.plan(pattern, stays)
+        if planned is not None and stays and not self.builder.fits_memory(planned):
             stays = []
-            planned = self.making.plan(pattern)
+            planned = self.builder.plan(pattern)
         if planned is None:
             return False
-        self.making.install(planned, counts)
-        self.making.prospects.made_around(planned.key, stays)
-        self.making.may_get_better(planned)
-        self._vain = 0
+        self.builder.install(planned, counts)
+        self.builder.metadata.set_avoided_ranges(planned.key, stays)
+        self.builder.note_refinable(planned)
+        self._fruitless = 0
         self._client.check_again_after(max(64, 4 * len(pattern.buffers)))
         return True
 
-    def _is_together_due(self, patterns: list[Pattern], state: dict[str, Any]) -> bool:
+    def _is_joint_planning_due(self, patterns: list[Pattern], state: dict[str, Any]) -> bool:
         """Return true if buffers that one variant leaves alive block the plans of other variants."""
-        making, together = self.making, self.making.together
-        if not state["replaying"] or not together.collide(making.counts(), making.beside.occupied()):
+        builder, together = self.builder, self.builder.joint
+        if not state["replaying"] or not together.has_collisions(
+            builder.counts(), builder.neighbors.slot_collisions()
+        ):
             return False
-        if making.beside.shares() and not together:
+        if builder.neighbors.shares_memory() and not together:
             return False  # the buffers in the way may belong to other clients
-        return together.are_due(list(self.known), self._not_young(patterns), state["iterations"])
+        return together.is_due(list(self.registry), self._settled_patterns(patterns), state["iterations"])
 
-    def _shows_enough(self, pattern: Pattern, state: dict[str, Any]) -> bool:
+    def _shows_all_followers(self, pattern: Pattern, state: dict[str, Any]) -> bool:
         """Return true if the recording shows all lifetimes, for joint plans with every follower."""
         if self._is_young(pattern):
             return False
-        together = sum(len(known.buffers) for known in self.known if self.making.together.have(known))
-        return bool(state["allocations"] - self._rest.began >= ENOUGH_OF_EACH * together)
+        together = sum(len(known.buffers) for known in self.registry if self.builder.joint.includes(known))
+        return bool(state["allocations"] - self._schedule.began >= OPTIONS.joint_recording_factor * together)
 
-    def polish(self) -> bool:
+    def refine(self) -> bool:
         """Refine the latest plan by a longer search, unless the program leaves the plan meanwhile."""
-        done = self.again.polish(lambda: self._interrupt() or self._has_changed())
+        done = self.replanner.refine(lambda: self._interrupt() or self._has_changed())
         if not done:
             self.resume_if_changed()
         return done
 
-    def looks_may_be_in_vain(self) -> bool:
+    def tolerates_fruitless_looks(self) -> bool:
         """Return true if fruitless looks have no effect on the caching of segments."""
         return self._device.page > 0 or self._device.slow_return
 
-    def _nothing_found(self) -> None:
-        self._vain += 1
-        for_nothing = self.known.latest is None and not self.looks_may_be_in_vain()
-        if self._vain == LOOKS_BEFORE_CACHING and for_nothing:
-            kept = max(LEAST_CACHE, self._core.stats()["reserved"]["peak"] // 8)
+    def _note_fruitless_look(self) -> None:
+        self._fruitless += 1
+        for_nothing = self.registry.latest is None and not self.tolerates_fruitless_looks()
+        if self._fruitless == OPTIONS.looks_before_caching and for_nothing:
+            kept = max(OPTIONS.min_cache_bytes, self._core.stats()["reserved"]["peak"] // 8)
             self._client.set_retained_limit(kept)
 
-    def due(self) -> Due:
+    def due(self) -> WakeConditions:
         """Return the earliest counters at which the learner or replanner has work to do."""
-        state, now = self._client.state(), self.making.counts()
-        rest = Due(NEVER, NEVER, NEVER)
+        state, now = self._client.state(), self.builder.counts()
+        rest = WakeConditions(NEVER, NEVER, NEVER)
         if not state["recording"]:
-            rest = self._rest.due(now, replaying=state["replaying"])
-        in_allocations = max(1, min(rest.allocations - now.allocations, self.known.judged_in()))
+            rest = self._schedule.wake_conditions(now, replaying=state["replaying"])
+        in_allocations = max(
+            1, min(rest.allocations - now.allocations, self.registry.allocations_until_verdict())
+        )
         allocations, misses = now.allocations + in_allocations, max(rest.misses, now.misses + 1)
-        making = self.making
-        return Due(allocations, misses, rest.spoilt, making.prospects.blocked.at, making.beside.layouts)
+        builder = self.builder
+        return WakeConditions(
+            allocations,
+            misses,
+            rest.miss_score,
+            builder.metadata.replan_backoff.allowed_at,
+            builder.neighbors.avoided_layouts,
+        )
 
     def resume_if_changed(self) -> None:
         """Record again if the pattern has changed for good or, without a plan, after a long pause."""
         if not self._client.state()["recording"] and self._has_changed():
             log.info("recording again")
-            self.again.recording_begins()
+            self.replanner.recording_begins()
             self._record()
 
     def _has_changed(self) -> bool:
         """Return true if recording should start again; called while recording is off."""
         state = self._client.state()
-        return self._rest.is_over(
-            self.making.counts(), replaying=state["replaying"], spoilt=state["miss_score"]
+        return self._schedule.is_over(
+            self.builder.counts(), replaying=state["replaying"], miss_score=state["miss_score"]
         )
 
-    def desert_if_useless(self) -> None:
+    def drop_if_useless(self) -> None:
         """Drop all plans if the program does not follow them."""
-        if self.known.are_useless():
+        if self.registry.are_useless():
             log.info("nothing follows the plan")
-            self.making.forget()
-            self._rest.since_deserted(self.making.counts(), recording=self._client.state()["recording"])
+            self.builder.forget()
+            self._schedule.plans_dropped(self.builder.counts(), recording=self._client.state()["recording"])

@@ -9,37 +9,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mempool.logs import log
-from mempool.planning.backoff import Counts, Rest
-from mempool.planning.joint_planning import Together
-from mempool.planning.prospects import Prospects
-from mempool.planning.registry import KnownPlans
-from mempool.planning.shared_arena import Beside, joined
+from mempool.planning.backoff import AllocationCounts, RecordingSchedule
+from mempool.planning.joint_planning import JointPlanning
+from mempool.planning.options import OPTIONS
+from mempool.planning.registry import PlanMetadata, PlanRegistry
+from mempool.planning.shared_arena import ArenaNeighbors, merge_ranges
 from mempool.reporting.outcomes import missed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mempool import _core
-    from mempool.planning.plan_files import Saved
-    from mempool.planning.planned_pattern import Planned
+    from mempool.planning.plan_files import SavedPlans
+    from mempool.planning.planned_pattern import PlannedPattern
     from traces.iterations.pattern import Pattern
 
 
-#: Coverage of the peak below which a plan may be improved later.
-LEAST_COVERAGE = 0.99
-#: Least free memory kept beside an arena, in bytes; an eighth of the arena if that is more.
-LEAST_CACHE = 32 << 20
-
-
-class Making:
+class PlanBuilder:
     """Plans of one client, and the steps of making and installing them.
 
     Attributes:
-        known: plans in effect, or ready for the next iteration of their pattern.
-        prospects: possible improvements of each plan.
-        together: plans that were made jointly.
-        beside: offsets of other clients' plans in the shared arena.
-        rest: schedule of recording.
+        registry: plans in effect, or ready for the next iteration of their pattern.
+        metadata: possible improvements of each plan.
+        joint: plans that were made jointly.
+        neighbors: offsets of other clients' plans in the shared arena.
+        schedule: schedule of recording.
     """
 
     def __init__(
@@ -67,29 +61,27 @@ class Making:
         self._core, self._client, self._device = core, client, device
         self._wait_bytes, self._patient = wait_bytes, patient
         self._interrupt = interrupt
-        self.known = KnownPlans(client, framework=framework)
-        self.prospects, self.together = Prospects(), Together()
-        self.beside, self.rest = Beside(client), Rest()
+        self.registry = PlanRegistry(client, framework=framework)
+        self.metadata, self.joint = PlanMetadata(), JointPlanning()
+        self.neighbors, self.schedule = ArenaNeighbors(client), RecordingSchedule()
 
-    def load(self, loaded: Saved) -> None:
+    def load(self, loaded: SavedPlans) -> None:
         """Add plans from a file, which replay already."""
-        from mempool.planning.planned_pattern import LESS
-
-        self.known.load(loaded.plans)
-        self.together.load(loaded.plans, loaded.kinds)
+        self.registry.load(loaded.plans)
+        self.joint.load(loaded.plans, loaded.variants)
         largest = max(loaded.plans, key=lambda planned: planned.plan.arena_bytes)
-        self._keep_beside(largest)
-        if largest.plan.arena_bytes > LESS * largest.plan.lower_bound_bytes:
-            self.beside.begin_anew()
+        self._retain_free_segments(largest)
+        if largest.plan.arena_bytes > OPTIONS.smaller_factor * largest.plan.lower_bound_bytes:
+            self.neighbors.assume_stale()
 
     def forget(self) -> None:
         """Drop all plans."""
-        self.known.drop()
-        self.prospects, self.together = Prospects(), Together()
+        self.registry.drop()
+        self.metadata, self.joint = PlanMetadata(), JointPlanning()
 
-    def counts(self) -> Counts:
+    def counts(self) -> AllocationCounts:
         """Return the counters of allocations and misses."""
-        return Counts(self._client.state()["allocations"], missed(self._client.stats()["outcomes"]))
+        return AllocationCounts(self._client.state()["allocations"], missed(self._client.stats()["outcomes"]))
 
     def iteration(self) -> int:
         """Return the number of iterations so far."""
@@ -99,9 +91,9 @@ class Making:
         """Return the (begin, end) offsets of all ranges in use in the arena now."""
         return set(self._core.arena_ranges())
 
-    def stays(self) -> list[tuple[int, int]]:
+    def live_pinned_ranges(self) -> list[tuple[int, int]]:
         """Return the (begin, end) offsets of pinned ranges that plans avoid and that are still in use."""
-        around = (self.prospects.around(known.key) for known in self.known)
+        around = (self.metadata.avoided_ranges(known.key) for known in self.registry)
         return sorted(set[tuple[int, int]]().union(*around) & self.arena_ranges())
 
     def plan(
@@ -111,7 +103,7 @@ class Making:
         *,
         patient: bool | None = None,
         interrupt: Callable[[], bool] | None = None,
-    ) -> Planned | None:
+    ) -> PlannedPattern | None:
         """Plan a pattern without installing the plan; return None if interrupted.
 
         Args:
@@ -122,32 +114,34 @@ class Making:
         """
         from mempool.planning.planned_pattern import make_plan
 
-        how = {} if patient is None else {"patient": patient}
-        planned: Planned | None = self._made(make_plan, pattern, around=around, interrupt=interrupt, **how)
+        options = {} if patient is None else {"patient": patient}
+        planned: PlannedPattern | None = self._made(
+            make_plan, pattern, around=around, interrupt=interrupt, **options
+        )
         return planned
 
     def _made(
         self,
         make: Callable[..., Any],
-        *what: object,
+        *arguments: object,
         around: Sequence[tuple[int, int]] = (),
         interrupt: Callable[[], bool] | None = None,
-        **how: object,
+        **options: object,
     ) -> Any:
         """Return the result of a planning function; None if interrupted."""
         interrupt = interrupt or self._interrupt
         made = make(
-            *what,
+            *arguments,
             alignment=self._device.alignment,
-            around=joined([*around, *self.beside.reaches()]),
+            around=merge_ranges([*around, *self.neighbors.avoided_ranges()]),
             wait_bytes=self._wait_bytes,
             interrupt=interrupt,
-            **{"patient": self._patient, **how},
+            **{"patient": self._patient, **options},
         )
         return None if interrupt() else made
 
     def install(
-        self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None = None
+        self, planned: PlannedPattern, counts: list[int] | None, *, instead_of: PlannedPattern | None = None
     ) -> bool:
         """Install a plan in the core.
 
@@ -160,33 +154,33 @@ class Making:
             False if the plan to be replaced no longer exists.
         """
         pattern = planned.pattern
-        self.together.planned(self.counts(), self.beside.occupied())
-        longer = any(known.same_sequence(pattern) for known in self.known)
-        served = {known.key for known in self.known if planned.serves(known.pattern)} - {planned.key}
-        if not self.known.install(planned, counts, instead_of=instead_of):
+        self.joint.plan_installed(self.counts(), self.neighbors.slot_collisions())
+        longer = any(known.same_sequence(pattern) for known in self.registry)
+        served = {known.key for known in self.registry if planned.serves(known.pattern)} - {planned.key}
+        if not self.registry.install(planned, counts, instead_of=instead_of):
             return False
-        self.together.take_over(planned.key, served)
-        self.prospects.keep({known.key for known in self.known})
-        if pattern.coverage < LEAST_COVERAGE or longer or instead_of is not None:
-            self.prospects.improvable.add(planned.key)
+        self.joint.supersede(planned.key, served)
+        self.metadata.keep({known.key for known in self.registry})
+        if pattern.coverage < OPTIONS.min_coverage or longer or instead_of is not None:
+            self.metadata.improvable.add(planned.key)
         anew = instead_of is None and not longer
-        self.rest.planned(self.counts(), anew=anew)
+        self.schedule.plan_installed(self.counts(), anew=anew)
         if anew:
-            self.prospects.begin_anew()
-        self._keep_beside(planned)
+            self.metadata.reset_backoff()
+        self._retain_free_segments(planned)
         return True
 
-    def may_get_better(self, planned: Planned) -> None:
+    def note_refinable(self, planned: PlannedPattern) -> None:
         """Note whether a plan made in haste deserves a longer search later."""
         if not self._patient and planned.is_hard(wait_bytes=self._wait_bytes):
-            self.prospects.hard.add(planned.key)
+            self.metadata.hard.add(planned.key)
 
-    def plan_together(
+    def plan_jointly(
         self,
         around: Sequence[tuple[int, int]] = (),
         *,
         if_smaller: bool = False,
-        known: list[Planned] | None = None,
+        known: list[PlannedPattern] | None = None,
     ) -> bool:
         """Plan all known variants jointly, so that each may follow any other; return true on success.
 
@@ -195,34 +189,34 @@ class Making:
             if_smaller: install only plans that need clearly less memory or leave less unplanned.
             known: plans to use in place of the known ones, with the same sequences.
         """
-        from mempool.planning.planned_pattern import are_better
-        from mempool.planning.variants import make_plans
+        from mempool.planning.planned_pattern import are_clearly_better
+        from mempool.planning.variants import make_joint_plans
 
-        known = self.together.joined(self.known) if known is None else known
+        known = self.joint.candidates(self.registry) if known is None else known
         if len(known) < 2:
             return False
-        around = sorted((set(around) & self.arena_ranges()).union(self.stays()))
-        made = self.together.make(
-            known, self.iteration(), lambda *kinds: self._made(make_plans, *kinds, around=around)
+        around = sorted((set(around) & self.arena_ranges()).union(self.live_pinned_ranges()))
+        made = self.joint.make(
+            known, self.iteration(), lambda *kinds: self._made(make_joint_plans, *kinds, around=around)
         )
         if made is None:
             return False
         largest = max(made, key=lambda planned: planned.plan.arena_bytes)
-        instead = [next(k for k in self.known if k.same_sequence(each.pattern)) for each in made]
-        if if_smaller and not are_better(made, instead):
+        replaced = [next(k for k in self.registry if k.same_sequence(each.pattern)) for each in made]
+        if if_smaller and not are_clearly_better(made, replaced):
             return False
-        in_the_way = bool(around or self.beside.reaches())
-        if not (self.can_be_had(largest) if in_the_way else self.together.are_worth_it(made, known)):
+        in_the_way = bool(around or self.neighbors.avoided_ranges())
+        if not (self.fits_memory(largest) if in_the_way else self.joint.is_worth_it(made, known)):
             return False
         log.info("%d kinds of iterations are planned together", len(made))
-        for before, planned in zip(instead, made, strict=True):
+        for before, planned in zip(replaced, made, strict=True):
             if self.install(planned, None, instead_of=before):
-                self.prospects.made_around(planned.key, around)
-                self.prospects.improvable.discard(planned.key)
-        self.together.are(made)
+                self.metadata.set_avoided_ranges(planned.key, around)
+                self.metadata.improvable.discard(planned.key)
+        self.joint.adopt(made)
         return True
 
-    def can_be_had(self, planned: Planned) -> bool:
+    def fits_memory(self, planned: PlannedPattern) -> bool:
         """Return true if the arena and the present use outside it fit limit, budget and device."""
         managed = getattr(self._device, "kind", "") == "managed"  # managed memory may exceed the device's
         stats, total = self._core.stats(), 0 if managed else self._device.memory()[1]
@@ -230,7 +224,7 @@ class Making:
         most = min(stats["max_reserved_bytes"], stats["budget_bytes"], total or stats["max_reserved_bytes"])
         return bool(planned.plan.arena_bytes + max(outside, 0) <= most)
 
-    def _keep_beside(self, planned: Planned) -> None:
+    def _retain_free_segments(self, planned: PlannedPattern) -> None:
         """Keep some free segments for allocations that do not follow the plan."""
         if not self._device.slow_return:
-            self._client.set_retained_limit(max(LEAST_CACHE, planned.plan.arena_bytes // 8))
+            self._client.set_retained_limit(max(OPTIONS.min_cache_bytes, planned.plan.arena_bytes // 8))

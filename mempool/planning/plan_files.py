@@ -10,15 +10,18 @@ import contextlib
 import dataclasses
 import json
 import math
+import pickle
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
-from mempool.planning.planned_pattern import Planned
+from mempool.planning.options import OPTIONS
+from mempool.planning.planned_pattern import PlannedPattern
 from mempool.planning.registry import MOST_KNOWN
-from mempool.planning.subprocess_call import apart
 from traces.columns import LARGEST, MOST_THREADS
 from traces.errors import TraceError
 from traces.iterations.pattern import Pattern, WarmUp
@@ -36,50 +39,66 @@ T = TypeVar("T")
 #: Prefix of the columns that are embedded files of other plans.
 OTHER = "other."
 
+#: Program of the subprocess; stdout is redirected to stderr, so that prints do not mix with the answer.
+_CODE = """
+import os, pickle, sys
+answer = os.fdopen(os.dup(1), "wb")
+os.dup2(2, 1)
+sys.path[:] = pickle.load(sys.stdin.buffer)
+call, arguments, options = pickle.load(sys.stdin.buffer)
+try:
+    said = True, call(*arguments, **options)
+except Exception as error:
+    said = False, error
+pickle.dump(said, answer)
+"""
+
 
 @dataclass(frozen=True)
-class Saved:
+class SavedPlans:
     """Plans of a pool, ready to be saved.
 
     Attributes:
         plans: plans, the latest first.
-        kinds: variants that were planned jointly, by their index in ``plans``, in the order of the columns of
-            `solvers.packing.variants.IterationVariant.reach`.
+        variants: variants that were planned jointly, by their index in ``plans``, in the order of the columns
+            of `solvers.packing.variants.IterationVariant.reach`.
     """
 
-    plans: Sequence[Planned]
-    kinds: Mapping[int, IterationVariant] = field(default_factory=dict)
+    plans: Sequence[PlannedPattern]
+    variants: Mapping[int, IterationVariant] = field(default_factory=dict)
 
-    def from_the_beginning(self) -> list[Planned]:
+    def in_warm_up_order(self) -> list[PlannedPattern]:
         """Return the plans, the first of the program (with the shortest warm-up) first."""
 
-        def since(planned: Planned) -> float:
+        def since(planned: PlannedPattern) -> float:
             warm_up = planned.pattern.warm_up
             return math.inf if warm_up is None else len(warm_up.size)
 
         plans = sorted(self.plans, key=since)
-        first = next((one for one in plans if one.native_warm_up() is not None), self.plans[0])
-        return [first, *(one for one in plans if one is not first)]
+        first = next((stored for stored in plans if stored.native_warm_up() is not None), self.plans[0])
+        return [first, *(stored for stored in plans if stored is not first)]
 
 
-def write_planned(planned: Planned, path: str | Path, *, client: str = "", made_with: str = "") -> None:
+def write_planned(
+    planned: PlannedPattern, path: str | Path, *, client: str = "", made_with: str = ""
+) -> None:
     """Write a file of one plan; ``client`` names the owner: "numpy", "torch"."""
-    write_saved(Saved([planned]), path, client=client, made_with=made_with)
+    write_plans(SavedPlans([planned]), path, client=client, made_with=made_with)
 
 
-def write_saved(saved: Saved, path: str | Path, *, client: str = "", made_with: str = "") -> None:
+def write_plans(saved: SavedPlans, path: str | Path, *, client: str = "", made_with: str = "") -> None:
     """Write all plans of a pool; ``client`` names the owner: "numpy", "torch"."""
     extra = {"client": client, "made_with": made_with or saved.plans[0].made_with}
     others = {}
     for number in range(1, len(saved.plans)):
         file = BytesIO()
-        _write_one(saved, number, file, extra, {})
+        _write_stored(saved, number, file, extra, {})
         others[f"{OTHER}{number}"] = np.frombuffer(file.getbuffer(), np.uint8)
-    _write_one(saved, 0, path, extra, others)
+    _write_stored(saved, 0, path, extra, others)
 
 
-def _write_one(
-    saved: Saved,
+def _write_stored(
+    saved: SavedPlans,
     number: int,
     path: str | Path | BinaryIO,
     extra: Mapping[str, str],
@@ -87,7 +106,7 @@ def _write_one(
 ) -> None:
     from solvers import write_plan
 
-    planned, kind = saved.plans[number], saved.kinds.get(number)
+    planned, variant = saved.plans[number], saved.variants.get(number)
     pattern, warm_up = planned.pattern, planned.pattern.warm_up
     columns = {"sequence": pattern.sequence, **columns}
     if pattern.least is not None:
@@ -100,23 +119,23 @@ def _write_one(
         if warm_up is None
         else json.dumps({name: column.tolist() for name, column in vars(warm_up).items()}),
     }
-    if kind is not None:
-        extra["kind"] = str(list(saved.kinds).index(number))
-        columns |= {"kind.end": kind.buffers.end, "kind.reach": kind.reach.ravel()}
+    if variant is not None:
+        extra["kind"] = str(list(saved.variants).index(number))
+        columns |= {"kind.end": variant.buffers.end, "kind.reach": variant.reach.ravel()}
     write_plan(planned.plan, planned.buffers, path, extra=extra, extra_columns=columns)
 
 
-def read_planned(path: str | Path) -> Planned:
+def read_planned(path: str | Path) -> PlannedPattern:
     """Read the latest plan of a file, and check the plan before use.
 
     Raises:
         solvers.PlanError: the file is no plan of an iteration, or its plan is wrong.
         traces.TraceError: the file is damaged.
     """
-    return read_saved(path).plans[0]
+    return read_plans(path).plans[0]
 
 
-def read_saved(path: str | Path) -> Saved:
+def read_plans(path: str | Path) -> SavedPlans:
     """Read all plans of a file, and check the plans before use.
 
     Raises:
@@ -125,8 +144,8 @@ def read_saved(path: str | Path) -> Saved:
     """
     from solvers import PlanError
 
-    one = _read_one(path, path)
-    columns, ones = one.columns, [one]
+    stored = _read_stored(path, path)
+    columns, stored_plans = stored.columns, [stored]
     count = sum(name.startswith(OTHER) for name in columns)
     if count >= MOST_KNOWN:
         raise PlanError(f"{path}: {count + 1} plans are more than {MOST_KNOWN}")
@@ -134,21 +153,21 @@ def read_saved(path: str | Path) -> Saved:
         column = columns.get(f"{OTHER}{number}")
         if column is None or column.dtype != np.uint8:
             raise TraceError(f"damaged plan: its other plans are not 1 to {count}", file=str(path))
-        ones.append(_read_one(BytesIO(column.tobytes()), path))
-    if len({one.planned.key for one in ones}) != len(ones):
+        stored_plans.append(_read_stored(BytesIO(column.tobytes()), path))
+    if len({stored.planned.key for stored in stored_plans}) != len(stored_plans):
         raise PlanError(f"{path}: two plans of the same sequence")
     with _damage(path):
-        kinds = _kinds(ones)
-    return Saved([one.planned for one in ones], kinds)
+        variants = _variants(stored_plans)
+    return SavedPlans([stored.planned for stored in stored_plans], variants)
 
 
-class _One(NamedTuple):
-    planned: Planned
+class _StoredPlan(NamedTuple):
+    planned: PlannedPattern
     extra: dict[str, str]
     columns: dict[str, NDArray[Any]]
 
 
-def _read_one(file: str | Path | BinaryIO, path: str | Path) -> _One:
+def _read_stored(file: str | Path | BinaryIO, path: str | Path) -> _StoredPlan:
     """Read one plan with all columns; errors name ``path``."""
     from solvers import PlanError, check, read_plan, read_plan_columns
 
@@ -187,7 +206,7 @@ def _read_one(file: str | Path | BinaryIO, path: str | Path) -> _One:
             warm_up=_warm_up(extra.get("warm_up", ""), buffers),
             least=_least(columns["least"], buffers) if "least" in columns else None,
         )
-    return _One(Planned(pattern, buffers, plan, extra.get("made_with", "")), extra, columns)
+    return _StoredPlan(PlannedPattern(pattern, buffers, plan, extra.get("made_with", "")), extra, columns)
 
 
 @contextlib.contextmanager
@@ -203,66 +222,72 @@ def _damage(path: str | Path) -> Iterator[None]:
         raise TraceError(f"damaged plan: {type(error).__name__}: {error}", file=str(path)) from None
 
 
-def _kinds(ones: Sequence[_One]) -> dict[int, IterationVariant]:
+def _variants(stored_plans: Sequence[_StoredPlan]) -> dict[int, IterationVariant]:
     """Return the jointly planned variants, after checking that their plans hold in any succession."""
-    from mempool.planning.variants import MOST_PIECES, pieces
+    from mempool.planning.variants import pieces
     from solvers import PlanError
     from solvers.packing.check import check_variants
     from solvers.packing.variants import MOST_COLUMNS, IterationVariant
 
-    places = {number: int(one.extra["kind"]) for number, one in enumerate(ones) if "kind" in one.extra}
+    places = {
+        number: int(stored.extra["kind"])
+        for number, stored in enumerate(stored_plans)
+        if "kind" in stored.extra
+    }
     if not places:
         return {}
     numbers = sorted(places, key=places.__getitem__)
     if [places[number] for number in numbers] != list(range(len(numbers))) or len(numbers) == 1:
         raise ValueError("kinds are missing")
-    together = [ones[number].planned for number in numbers]
-    most = max(planned.plan.columns for planned in together)
-    if pieces(together) > MOST_PIECES or most > MOST_COLUMNS:  # checking more would take long
-        size = sum(len(planned.buffers) for planned in together)
-        what = f"{len(together)} kinds of {size} buffers in up to {most} columns"
-        raise PlanError(f"{what} are more than are planned together")
-    kinds = {}
+    joint = [stored_plans[number].planned for number in numbers]
+    most = max(planned.plan.columns for planned in joint)
+    if pieces(joint) > OPTIONS.max_joint_pieces or most > MOST_COLUMNS:  # checking more would take long
+        size = sum(len(planned.buffers) for planned in joint)
+        problem = f"{len(joint)} kinds of {size} buffers in up to {most} columns"
+        raise PlanError(f"{problem} are more than are planned together")
+    variants = {}
     for number in numbers:
-        planned, columns = ones[number].planned, ones[number].columns
+        planned, columns = stored_plans[number].planned, stored_plans[number].columns
         rows, count = planned.buffers, len(numbers)
         end = _numbers(columns["kind.end"], "a kind's end", len(rows), 0, LARGEST)
         reach = _numbers(columns["kind.reach"], "a kind's reach", len(rows) * count, 0, LARGEST)
         buffers = dataclasses.replace(rows, end=end)
         sequence = planned.pattern.sequence.astype(np.int64)
-        kinds[number] = IterationVariant(buffers, reach.reshape(-1, count), sequence, planned.pattern.least)
-    check_variants(list(kinds.values()), [planned.plan for planned in together])
-    return kinds
+        variants[number] = IterationVariant(
+            buffers, reach.reshape(-1, count), sequence, planned.pattern.least
+        )
+    check_variants(list(variants.values()), [planned.plan for planned in joint])
+    return variants
 
 
-def read_saved_apart(path: str) -> Saved:
-    """Read as `read_saved`, in a subprocess unless Arrow is loaded already."""
-    return _apart(path, read_saved, path)
+def read_plans_in_subprocess(path: str) -> SavedPlans:
+    """Read as `read_plans`, in a subprocess unless Arrow is loaded already."""
+    return _in_subprocess(path, read_plans, path)
 
 
-def write_saved_apart(saved: Saved, path: str, *, client: str, made_with: str) -> None:
-    """Write as `write_saved`, in a subprocess unless Arrow is loaded already."""
-    _apart(path, write_saved, saved, path, client=client, made_with=made_with)
+def write_plans_in_subprocess(saved: SavedPlans, path: str, *, client: str, made_with: str) -> None:
+    """Write as `write_plans`, in a subprocess unless Arrow is loaded already."""
+    _in_subprocess(path, write_plans, saved, path, client=client, made_with=made_with)
 
 
-def _apart(path: str, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+def _in_subprocess(path: str, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
     if path.startswith(("/dev/", "/proc/")):  # such names denote other files in another process
         return call(*arguments, **options)
-    return apart("pyarrow", call, *arguments, **options)
+    return call_in_subprocess("pyarrow", call, *arguments, **options)
 
 
 def _numbers(values: Any, name: str, count: int | None, least: int, most: int) -> NDArray[np.int64]:
     """Return a column of integers, after checking their number and bounds."""
-    found = np.asarray(values)
-    if found.ndim != 1 or (count is not None and len(found) != count):
+    column = np.asarray(values)
+    if column.ndim != 1 or (count is not None and len(column) != count):
         raise ValueError(f"{name} is not a column of {'numbers' if count is None else count}")
-    if len(found) == 0:
+    if len(column) == 0:
         return np.zeros(0, np.int64)
-    if not np.issubdtype(found.dtype, np.integer):
+    if not np.issubdtype(column.dtype, np.integer):
         raise ValueError(f"{name} holds something else than whole numbers")
-    if int(found.min()) < least or int(found.max()) > most:
+    if int(column.min()) < least or int(column.max()) > most:
         raise ValueError(f"{name} is out of range")
-    return found.astype(np.int64)
+    return column.astype(np.int64)
 
 
 def _least(column: Any, buffers: Buffers) -> NDArray[np.int64]:
@@ -282,3 +307,38 @@ def _warm_up(text: str, buffers: Buffers) -> WarmUp | None:
     sequence = _numbers(table["sequence"], "the warm-up's sequence", count, 0, MOST_THREADS)
     marks = _numbers(table["marks"], "the warm-up's marks", None, 0, count)
     return WarmUp(sequence.astype(np.int32), size, position, marks)
+
+
+def call_in_subprocess(needs: str, call: Callable[..., T], *arguments: object, **options: object) -> T:
+    """Call a function, in a subprocess if the function ``needs`` a module that is not loaded here.
+
+    Function, arguments and result are pickled; no data from outside is unpickled. If no subprocess can be
+    started, the call is made here.
+
+    Raises:
+        Exception: the error that the function raises.
+    """
+    answer = None if needs in sys.modules or not sys.executable else _run_subprocess(call, arguments, options)
+    if answer is None:
+        return call(*arguments, **options)
+    succeeded, result = answer
+    if not succeeded:
+        raise result
+    value: T = result
+    return value
+
+
+def _run_subprocess(call: object, arguments: object, options: object) -> tuple[bool, Any] | None:
+    """Return success of the call, and the result or error; None if the subprocess failed."""
+    try:
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, "-I", "-c", _CODE],  # without PYTHONPATH, which `mempool run` may have changed
+            input=pickle.dumps(sys.path) + pickle.dumps((call, arguments, options)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+        answer: tuple[bool, Any] = pickle.loads(done.stdout)  # noqa: S301 - of our own code
+        return answer
+    except Exception:  # sandbox, embedded Python, no memory: in each case, the call can be made here
+        return None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool import _core
+from mempool.planning.options import OPTIONS
 from mempool.settings import NEVER
 from traces.columns import distinct
 
@@ -21,26 +22,9 @@ if TYPE_CHECKING:
     from traces.buffers import Buffers
     from traces.iterations.pattern import Pattern, WarmUp
 
-#: Node budget of the pool's own solves; nodes are counted, not timed, so that all ranks of a job get the same
-#: plan.
-POOL_NODES = 20_000_000
-#: Node budget where the first solve missed GOOD (arena relative to the lower bound) and nothing else waits;
-#: few patterns need this budget, a second each.
-HARD_NODES, GOOD = 1_000_000_000, 1.01
-#: Share of the longer pattern that a common beginning and end must have for two patterns to be close.
-CLOSE = 0.9
-#: Arena size relative to the lower bound at which a solve stops early.
-CLOSE_ENOUGH = 1.001
-#: Factor by which another plan must need less memory to replace a plan.
-LESS = 1.1
-#: Increase in coverage of the peak that justifies another plan too.
-MORE = 0.01
-#: Least saving, as a share of the arena, for taking the arena in the middle of an iteration.
-LEAST_SAVED = 1 / 64
-
 
 @dataclass(frozen=True, eq=False)
-class Planned:
+class PlannedPattern:
     """A pattern, its buffers with the device's alignment, and their planned offsets.
 
     ``made_with`` is the framework and its version, as "torch 2.13.0", or empty, for people to read.
@@ -124,7 +108,7 @@ class Planned:
         after = mine[::-1][:shorter] != theirs[::-1][:shorter]
         prefix = int(before.argmax()) if before.any() else shorter
         suffix = int(after.argmax()) if after.any() else shorter
-        return prefix + suffix >= CLOSE * longer
+        return prefix + suffix >= OPTIONS.close_patterns * longer
 
     def outlived_by(self, pattern: Pattern) -> bool:
         """Return true if a buffer of the same sequence outlives the planned lifetime more than once.
@@ -145,7 +129,7 @@ class Planned:
             warm_up=pattern.warm_up or self.pattern.warm_up,
         )
 
-    def shown_as(self, pattern: Pattern) -> Planned:
+    def shown_as(self, pattern: Pattern) -> PlannedPattern:
         """Return this plan with the lifetimes of `pattern`, of the same sequence, for a later plan."""
         rows = dataclasses.replace(
             pattern.buffers, alignment=self.buffers.alignment, offset=self.buffers.offset
@@ -157,8 +141,8 @@ class Planned:
         """Return true if the pattern of the same sequence needs clearly less, or leaves less unplanned."""
         from solvers import peak_load
 
-        less = peak_load(pattern.buffers) * LESS < self.plan.arena_bytes
-        return less or pattern.coverage > self.pattern.coverage + MORE
+        less = peak_load(pattern.buffers) * OPTIONS.smaller_factor < self.plan.arena_bytes
+        return less or pattern.coverage > self.pattern.coverage + OPTIONS.coverage_gain
 
     def is_hard(self, *, wait_bytes: int) -> bool:
         """Return true if the search ran out of nodes before the plan was good, and more may help.
@@ -221,7 +205,7 @@ class Planned:
         before = np.where(at < 0, 0, loads[at]) - own
         place = int(before.argmin())
         saved = int(before[0] - before[place])
-        return place if saved > self.plan.arena_bytes * LEAST_SAVED else 0
+        return place if saved > self.plan.arena_bytes * OPTIONS.low_water_saving else 0
 
     def native_warm_up(self) -> _core.Pattern | None:
         """Return the warm-up as a core pattern that leads into this one; None if unknown."""
@@ -285,11 +269,11 @@ class Planned:
         return [first, *(s for s in distinct(self.pattern.sequence).tolist() if s != first)]
 
 
-def are_better(made: Sequence[Planned], known: Sequence[Planned]) -> bool:
+def are_clearly_better(made: Sequence[PlannedPattern], known: Sequence[PlannedPattern]) -> bool:
     """Return true if plans need clearly less memory than others of the same patterns, or cover more."""
     now, before = (max(each.plan.arena_bytes for each in plans) for plans in (made, known))
     gained = (each.pattern.coverage - old.pattern.coverage for each, old in zip(made, known, strict=True))
-    return now * LESS < before or max(gained) > MORE
+    return now * OPTIONS.smaller_factor < before or max(gained) > OPTIONS.coverage_gain
 
 
 def make_plan(
@@ -301,7 +285,7 @@ def make_plan(
     around: Sequence[tuple[int, int]] = (),
     wait_bytes: int = NEVER,
     patient: bool = True,
-) -> Planned | None:
+) -> PlannedPattern | None:
     """Plan a pattern and check the plan; return None if interrupted before the first plan.
 
     Only the native search is used: OR-Tools would bring hundreds of modules, a second and some 100 MB into a
@@ -323,25 +307,27 @@ def make_plan(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
     search = Search(wait_bytes=wait_bytes, patient=patient, interrupt=interrupt, seed=seed)
-    everything, bound = with_kept(buffers, around), lower_bound(buffers)
+    everything, bound = with_pinned(buffers, around), lower_bound(buffers)
     plan = search.alone(buffers) if not around else search.briefly(everything)
     if plan.offset is None:
         return None
     check(plan, everything)
     if not around:
-        return Planned(pattern, buffers, plan)
-    plan = as_if_alone(dataclasses.replace(plan, offset=plan.offset[: len(rows)]), buffers, bound)
-    if plan.arena_bytes > LESS * bound:  # space below a pinned range is hard to use for many buffers
+        return PlannedPattern(pattern, buffers, plan)
+    plan = restrict_plan(dataclasses.replace(plan, offset=plan.offset[: len(rows)]), buffers, bound)
+    if (
+        plan.arena_bytes > OPTIONS.smaller_factor * bound
+    ):  # space below a pinned range is hard to use for many buffers
         apart = search.briefly(buffers)
         if apart.offset is None:
             return None
         base = _first_gap(apart.arena_bytes, around, alignment)
         if base + apart.arena_bytes < plan.arena_bytes:
             moved = np.where(apart.offset >= 0, apart.offset + base, apart.offset)
-            plan = as_if_alone(dataclasses.replace(apart, offset=moved), buffers, bound)
+            plan = restrict_plan(dataclasses.replace(apart, offset=moved), buffers, bound)
     check(plan, buffers)
     within = sum(max(min(end, plan.arena_bytes) - begin, 0) for begin, end in around)
-    planned = Planned(pattern, buffers, plan, around_bytes=within)
+    planned = PlannedPattern(pattern, buffers, plan, around_bytes=within)
     assert not planned.is_blocked_by(around)
     return planned
 
@@ -364,13 +350,13 @@ class Search:
 
     def briefly(self, buffers: Buffers) -> Plan:
         """Search with the small node budget, as among pinned ranges, where more nodes gain little."""
-        return self._searched(buffers, POOL_NODES, CLOSE_ENOUGH)
+        return self._searched(buffers, OPTIONS.pool_nodes, OPTIONS.close_enough)
 
     def alone(self, buffers: Buffers) -> Plan:
         """Search without pinned ranges, for longer if the search is patient and the problem hard."""
         plan = self.briefly(buffers)
         if self.patient and plan.offset is not None and _is_hard(plan, buffers, self.wait_bytes):
-            longer = self._searched(buffers, HARD_NODES, GOOD)
+            longer = self._searched(buffers, OPTIONS.hard_nodes, OPTIONS.good)
             if longer.offset is not None and longer.arena_bytes < plan.arena_bytes:
                 return longer
         return plan
@@ -386,10 +372,12 @@ class Search:
 
 def _is_hard(plan: Plan, buffers: Buffers, wait_bytes: int) -> bool:
     shared = wait_bytes < NEVER and len(distinct(buffers.stream)) > 1
-    return plan.stopped_by == "nodes" and plan.arena_bytes > GOOD * plan.lower_bound_bytes and not shared
+    return (
+        plan.stopped_by == "nodes" and plan.arena_bytes > OPTIONS.good * plan.lower_bound_bytes and not shared
+    )
 
 
-def as_if_alone(plan: Plan, buffers: Buffers, bound: int) -> Plan:
+def restrict_plan(plan: Plan, buffers: Buffers, bound: int) -> Plan:
     """Limit a plan made among pinned ranges to its buffers: arena, lower bound, status feasible."""
     from solvers import Status
 
@@ -408,7 +396,7 @@ def _first_gap(size: int, around: Sequence[tuple[int, int]], alignment: int) -> 
     return base
 
 
-def with_kept(buffers: Buffers, around: Sequence[tuple[int, int]]) -> Buffers:
+def with_pinned(buffers: Buffers, around: Sequence[tuple[int, int]]) -> Buffers:
     """Append one immortal buffer at a fixed offset for each range to avoid."""
     from traces.buffers import COLUMNS, Buffers
 

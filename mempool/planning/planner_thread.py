@@ -6,48 +6,33 @@ import atexit
 import contextlib
 import importlib
 import os
+import resource
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mempool import _core
 from mempool.logs import log
 from mempool.planning.learner import Learner
-from mempool.planning.plan_builder import Making
-from mempool.planning.processor_budget import Budget, cost_of_thread
+from mempool.planning.options import OPTIONS
+from mempool.planning.plan_builder import PlanBuilder
 from mempool.settings import EVERYTHING, NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
-    from mempool.planning.plan_files import Saved
-    from mempool.planning.planned_pattern import Planned
+    from mempool.planning.plan_files import SavedPlans
+    from mempool.planning.planned_pattern import PlannedPattern
 
 
-#: Limits of the log lines with ``explain``: lines at a time, and seconds between two times.
-MOST_LINES = 8
-SECONDS_BETWEEN_LINES = 5.0
 _FOR_EVER = 1e9  # seconds
-#: Number of plans that are free of charge while the program follows its plans: one for each remembered
-#: variant, and as many joint plans.
-MOST_LEARNED = 32
-#: Cost limits of looking and planning: seconds of processor time at once (enough for a program that repeats),
-#: then this share of the elapsed time. One long solve counts as at most this many seconds of debt.
-ALLOWANCE_SECONDS = 0.1
-SHARE = 0.01
-MOST_DEBT_SECONDS = 0.05
-#: Seconds at once where the memory is a GPU's: fruitless looks before the first step of a training use up a
-#: part, and a training lasts longer than a script. With 0.1 s, the first plan on an H100 came after five
-#: seconds.
-ALLOWANCE_SECONDS_ON_A_GPU = 1.0
-#: Seconds between two checks for budget or for something to log.
-SECONDS_BETWEEN_TURNS = 0.25
 #: Modules that planning imports.
 NEEDED = (
     "traces.iterations.pattern",
     "solvers.packing.streams",
-    "mempool.planning.planned_pattern",
+    "mempool.planning.variants",
     "mempool.recording.events",
 )
 
@@ -71,6 +56,71 @@ def first_cache_bytes(device: _core.Device) -> int:
     the pool waits until the arena is taken or memory is short.
     """
     return EVERYTHING if device.page or device.slow_return else 0
+
+
+def thread_cost_seconds() -> float:
+    """Return the seconds that the calling thread has cost the process, by work and by lock handovers."""
+    return time.thread_time() + OPTIONS.handover_seconds * resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+class ProcessorBudget:
+    """Budget of processor time in seconds: an allowance at once, then a share of the elapsed time.
+
+    Begun work is finished, so a budget can be overdrawn; the debt is bounded, lest one long solve forbid the
+    next look for minutes.
+    """
+
+    def __init__(
+        self,
+        *,
+        allowance: float,
+        share: float,
+        most_debt: float,
+        clock: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = thread_cost_seconds,
+    ) -> None:
+        """Start with the full allowance.
+
+        Args:
+            allowance: seconds that can be spent at once; savings do not grow beyond the allowance.
+            share: share of the elapsed time that is added.
+            most_debt: largest debt, in seconds.
+            clock: returns the elapsed time in seconds.
+            spent: returns the cost of the calling thread so far, in seconds.
+        """
+        self._allowance, self._share, self._most_debt = allowance, share, most_debt
+        self._clock, self._spent = clock, spent
+        self._left, self._then = allowance, clock()
+
+    def is_left(self) -> bool:
+        """Return true if some budget is left."""
+        return self.left() > 0
+
+    def left(self) -> float:
+        """Return the seconds that may be spent now; negative for a debt."""
+        now = self._clock()
+        self._left = min(self._allowance, self._left + self._share * (now - self._then))
+        self._then = now
+        return self._left
+
+    def charge(self, seconds: float) -> None:
+        """Charge `seconds` to the budget."""
+        self._left = max(-self._most_debt, self._left - seconds)
+
+    @contextmanager
+    def charged(self) -> Iterator[Callable[[], None]]:
+        """Charge the calling thread's cost inside the context, unless the yielded function is called."""
+        before, charge = self._spent(), True
+
+        def forgive() -> None:
+            nonlocal charge
+            charge = False
+
+        try:
+            yield forgive
+        finally:
+            if charge:
+                self.charge(self._spent() - before)
 
 
 class Planner:
@@ -107,20 +157,20 @@ class Planner:
         self._explain = explain
         self._learning = threading.RLock()
         self._looking = False
-        self._tell_at = 0.0
+        self._next_log_at = 0.0
         # not logged: "capture" ends soon, "limit" is reported by offloading
-        self._told_refusals = {"", "capture", "limit"}
+        self._logged_refusals = {"", "capture", "limit"}
         self._device = device
-        self._budget = Budget(
-            allowance=ALLOWANCE_SECONDS_ON_A_GPU if device.slow_return else ALLOWANCE_SECONDS,
-            share=SHARE,
-            most_debt=MOST_DEBT_SECONDS,
-            spent=cost_of_thread,
+        self.budget = ProcessorBudget(
+            allowance=OPTIONS.gpu_allowance_seconds if device.slow_return else OPTIONS.allowance_seconds,
+            share=OPTIONS.time_share,
+            most_debt=OPTIONS.max_debt_seconds,
+            spent=thread_cost_seconds,
         )
-        self._work_left = self._anew = False
+        self._work_left = self._reset_requested = False
         self._learned = 0  # number of looks that gave a plan
         interrupt = self._stop.is_set
-        making = Making(
+        builder = PlanBuilder(
             core,
             client,
             device,
@@ -129,26 +179,26 @@ class Planner:
             interrupt=interrupt,
             patient=patient,
         )
-        self._learner = Learner(core, client, device, making, small_bytes=small_bytes, interrupt=interrupt)
+        self.learner = Learner(core, client, device, builder, small_bytes=small_bytes, interrupt=interrupt)
 
     @property
-    def planned(self) -> Planned | None:
+    def planned(self) -> PlannedPattern | None:
         """Plan made last, or None."""
-        return self._learner.known.latest
+        return self.learner.registry.latest
 
     @property
     def plans(self) -> int:
         """Number of plans made so far."""
-        return self._learner.known.made
+        return self.learner.registry.made
 
     @property
     def known(self) -> int:
         """Number of patterns that have a plan now."""
-        return len(self._learner.known)
+        return len(self.learner.registry)
 
-    def begin(self, loaded: Saved | None = None) -> None:
+    def begin(self, loaded: SavedPlans | None = None) -> None:
         """Begin recording; plans are made by calls of `look`. Loaded plans replay already."""
-        self._learner.begin(loaded)
+        self.learner.begin(loaded)
 
     def look(self) -> bool:
         """Look at the recording once; return true if a plan was installed."""
@@ -159,33 +209,33 @@ class Planner:
                 return False  # called by a signal handler in the middle of this very look
             self._looking = True
             try:
-                self._perhaps_begin_anew()
-                return self._learner.look()
+                self._reset_if_requested()
+                return self.learner.look()
             finally:
                 self._looking = False
 
-    def expect_marks(self) -> None:
+    def require_step_marks(self) -> None:
         """Expect marks: no plan is made before the first mark."""
-        self._learner.expect_marks()
+        self.learner.require_step_marks()
 
-    def begin_anew(self) -> None:
+    def reset_plans(self) -> None:
         """Request to drop all plans and record again; do not wait for that."""
-        self._anew = True
+        self._reset_requested = True
         self._client.wake()
 
-    def _perhaps_begin_anew(self) -> None:
-        if self._anew:
-            self._anew = False
-            self._learner.begin_anew()
+    def _reset_if_requested(self) -> None:
+        if self._reset_requested:
+            self._reset_requested = False
+            self.learner.reset_plans()
 
-    def saved(self) -> Saved | None:
+    def saved(self) -> SavedPlans | None:
         """Return the known plans, for `begin` in another process; None if no plan is known."""
         if self._pid != os.getpid():
-            return self._learner.saved()  # a forked child lacks the thread that holds the lock
+            return self.learner.saved()  # a forked child lacks the thread that holds the lock
         with self._learning:
-            return self._learner.saved()
+            return self.learner.saved()
 
-    def start(self, loaded: Saved | None = None) -> None:
+    def start(self, loaded: SavedPlans | None = None) -> None:
         """Begin recording, and plan in a thread of low priority."""
         # Import the modules that planning needs before the program is at work: an import in a thread beside
         # the program would alternate with it hundreds of times, and delay the first plan.
@@ -193,9 +243,9 @@ class Planner:
             for module in NEEDED:
                 importlib.import_module(module)
         self.begin(loaded)
-        self.start_watching()
+        self.start_thread()
 
-    def start_watching(self) -> None:
+    def start_thread(self) -> None:
         """Start the thread; without a recording, the thread only returns idle memory."""
         # NumPy fails if two threads import it at once, and the program may be about to import NumPy.
         importlib.import_module("numpy")
@@ -229,15 +279,15 @@ class Planner:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while not self._stop.is_set():
             try:
-                self.round()
+                self.run_once()
             except Exception:
                 if self._stop.is_set() or not threading.main_thread().is_alive():
                     return  # the interpreter is shutting down: imports may fail
                 log.exception("the planner failed; the pool goes on without a new plan for now")
                 with self._learning, contextlib.suppress(Exception):
-                    self._learner.rest()
+                    self.learner.pause_after_failure()
 
-    def round(self, seconds: float = _FOR_EVER) -> None:
+    def run_once(self, seconds: float = _FOR_EVER) -> None:
         """Wait for work, at most `seconds`, then do the work; the thread repeats this function."""
         news = self._wait(seconds)
         if self._stop.is_set():
@@ -248,75 +298,75 @@ class Planner:
     def _wait(self, seconds: float) -> bool:
         """Wait until there may be work; return true if the recording deserves a look."""
         if self._work_left or self._explain is not None:
-            seconds = min(seconds, SECONDS_BETWEEN_TURNS)
+            seconds = min(seconds, OPTIONS.turn_seconds)
         with self._learning:
-            due = self._learner.due()
+            due = self.learner.due()
         news, looked = self._client.wait_for_work(
             seconds,
-            search_seconds=self._budget.left() if self._learner.looks_may_be_in_vain() else 0.0,
+            search_seconds=self.budget.left() if self.learner.tolerates_fruitless_looks() else 0.0,
             allocations=due.allocations,
             misses=due.misses,
-            miss_score=due.spoilt,
-            replan_at_iteration=due.around,
-            **({} if due.others_layouts is None else {"other_layouts": due.others_layouts}),
+            miss_score=due.miss_score,
+            replan_at_iteration=due.replan_at_iteration,
+            **({} if due.other_layouts is None else {"other_layouts": due.other_layouts}),
         )
-        self._budget.charge(looked)
+        self.budget.charge(looked)
         return news
 
     def _turn(self, *, work: bool) -> bool:
         """Do all work that the budget allows; return true if some is left."""
-        self._perhaps_begin_anew()
-        if self._budget.has_some() and self._learner.making.beside.shares():
-            with self._budget.charged():
-                self._learner.again.beside()
-        if self._client.pinned_ranges() and self._budget.has_some():
-            with self._budget.charged():
-                self._learner.again.around()
-        if work and not self._learner.may_learn():
+        self._reset_if_requested()
+        if self.budget.is_left() and self.learner.builder.neighbors.shares_memory():
+            with self.budget.charged():
+                self.learner.replanner.replan_for_shared_arena()
+        if self._client.pinned_ranges() and self.budget.is_left():
+            with self.budget.charged():
+                self.learner.replanner.replan_around_pinned()
+        if work and not self.learner.may_learn():
             work = False
-        elif work and self._budget.has_some():
+        elif work and self.budget.is_left():
             work = False
             self._learn()
         elif not work:
-            self._learner.resume_if_changed()
-        self._learner.desert_if_useless()
-        if (left := self._learner.again.may_polish()) and self._budget.has_some():
+            self.learner.resume_if_changed()
+        self.learner.drop_if_useless()
+        if (left := self.learner.replanner.may_refine()) and self.budget.is_left():
             left = False
-            with self._budget.charged():
-                self._learner.polish()
-        self._tell()
+            with self.budget.charged():
+                self.learner.refine()
+        self._log_news()
         return work or left
 
     def _learn(self) -> None:
         """Try to make a plan, charged to the budget unless the program follows known plans."""
-        follows = self._learner.known.are_followed()
-        with self._budget.charged() as forgive:
-            learned = self._learner.learn()
+        follows = self.learner.registry.are_followed()
+        with self.budget.charged() as forgive:
+            learned = self.learner.learn()
             self._learned += learned
-            if learned and follows and self._learned <= MOST_LEARNED:
+            if learned and follows and self._learned <= OPTIONS.free_plans:
                 forgive()
 
-    def _tell(self) -> None:
+    def _log_news(self) -> None:
         """Log once why the arena cannot be had and, with ``explain``, new departures from the plan."""
         state = self._client.state()
-        if state["refusal"] not in self._told_refusals:
-            self._told_refusals.add(state["refusal"])
-            log.warning("%s; going on without, trying again later", self._refused(state))
-        self._learner.known.tell_of_a_stranger()
-        if self._explain is not None and time.monotonic() >= self._tell_at:
-            for line in self._explain()[:MOST_LINES]:
+        if state["refusal"] not in self._logged_refusals:
+            self._logged_refusals.add(state["refusal"])
+            log.warning("%s; going on without, trying again later", self._refusal_message(state))
+        self.learner.registry.warn_if_foreign()
+        if self._explain is not None and time.monotonic() >= self._next_log_at:
+            for line in self._explain()[: OPTIONS.log_lines]:
                 log.warning("%s", line)
-            self._tell_at = time.monotonic() + SECONDS_BETWEEN_LINES
+            self._next_log_at = time.monotonic() + OPTIONS.log_seconds
 
-    def _refused(self, state: dict[str, Any]) -> str:
+    def _refusal_message(self, state: dict[str, Any]) -> str:
         """Return the message about the refused arena: size, reason and, if known, free memory."""
         from mempool.reporting.outcomes import REFUSALS
         from mempool.units import binary
 
         free, total = self._device.memory() if state["refusal"] == "memory" else (0, 0)
-        there_is = f", which has {binary(free)} free of {binary(total)}" if total else ""
-        what = f"an arena of {binary(state['needed_bytes'])}"
-        return f"{what} cannot be had from the device{there_is}: {REFUSALS[state['refusal']]}"
+        free_memory = f", which has {binary(free)} free of {binary(total)}" if total else ""
+        arena = f"an arena of {binary(state['needed_bytes'])}"
+        return f"{arena} cannot be had from the device{free_memory}: {REFUSALS[state['refusal']]}"
 
     def wait(self, seconds: float) -> bool:
         """Wait until a plan is made or in effect; return false after `seconds`, or if no thread plans."""

@@ -1,31 +1,30 @@
-"""Registry of the plans that the core replays, with the rate at which the program follows them."""
+"""Registry of the plans that the core replays: metadata of each, and the rate at which they are followed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from mempool.logs import log
-from mempool.planning.backoff import NEVER
+from mempool.planning.backoff import NEVER, ExponentialBackoff
+from mempool.planning.options import OPTIONS
 from mempool.settings import made_with
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mempool import _core
-    from mempool.planning.planned_pattern import Planned
+    from mempool.planning.planned_pattern import PlannedPattern
     from traces.iterations.pattern import Pattern
 
+    Ranges = set[tuple[int, int]]
 
-#: Plans are useless after this many allocations off the plans and a share of hits below this one.
-MOST_STRAYS, LEAST_HITS = 1 << 14, 0.01
-#: Least number of allocations, besides two iterations, before a loaded plan is judged as foreign.
-LEAST_TO_JUDGE = 64
+
 STRAYS = ("size_mismatch", "slot_occupied", "past_end", "desynchronized")
 #: Largest number of plans, the same as in the core.
 MOST_KNOWN = 16
 
 
-class KnownPlans:
+class PlanRegistry:
     """Plans of one client, the latest first.
 
     Attributes:
@@ -36,32 +35,34 @@ class KnownPlans:
     def __init__(self, client: _core.Client, *, framework: str) -> None:
         """Start without plans; `framework`: name of the framework that uses the memory, or empty."""
         self._client, self._framework = client, framework
-        self._plans: list[Planned] = []
-        self._loaded: Planned | None = None
-        self._told_stranger = False
+        self._plans: list[PlannedPattern] = []
+        self._loaded: PlannedPattern | None = None
+        self._warned_foreign = False
         self._dropped_at = 0, 0  # hits and strays when all plans were dropped last
         self._installed_at = 0, 0  # hits and strays when a plan was installed last
-        self.latest: Planned | None = None
+        self.latest: PlannedPattern | None = None
         self.made = 0
 
-    def __iter__(self) -> Iterator[Planned]:
+    def __iter__(self) -> Iterator[PlannedPattern]:
         return iter(self._plans)
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def load(self, plans: Sequence[Planned]) -> None:
+    def load(self, plans: Sequence[PlannedPattern]) -> None:
         """Add plans from a file, which replay already, the latest first."""
         self.latest = self._loaded = plans[0]
         self._plans = list(plans)
 
-    def install(self, planned: Planned, counts: list[int] | None, *, instead_of: Planned | None) -> bool:
+    def install(
+        self, planned: PlannedPattern, counts: list[int] | None, *, instead_of: PlannedPattern | None
+    ) -> bool:
         """Install a plan in the core, as a new one or in place of another of the same sequence.
 
         Returns:
             False if the core has dropped the plan to be replaced, which is then dropped here too.
         """
-        self.tell_of_a_stranger(at_last=True)
+        self.warn_if_foreign(at_last=True)
         pattern = planned.pattern
         instead = instead_of is not None
         if not self._client.install(planned.native(counts), pattern.iterations_seen, instead=instead):
@@ -85,15 +86,15 @@ class KnownPlans:
         self.latest, self._plans = None, []
         self._dropped_at = self._followed()
 
-    def have_envelopes(self) -> bool:
+    def has_envelopes(self) -> bool:
         """Return true if a plan is for an upper-bound pattern (iterations that differ in sizes only)."""
         return any(known.pattern.least is not None for known in self)
 
-    def are_found(self) -> bool:
+    def are_detected(self) -> bool:
         """Return true if there are plans and none was loaded from a file."""
         return self._loaded is None and self.latest is not None
 
-    def alike(self, pattern: Pattern) -> Planned | None:
+    def find(self, pattern: Pattern) -> PlannedPattern | None:
         """Return the plan of this pattern, or of a rotation of this pattern; None if unknown."""
         same = [known for known in self if known.same_sequence(pattern)]
         return next(iter(same or [known for known in self if known.rotates_to(pattern)]), None)
@@ -107,35 +108,35 @@ class KnownPlans:
         if self._loaded is not None or self.latest is None:
             return False
         hits, strays = self._followed_since(self._dropped_at)
-        return strays >= MOST_STRAYS and hits < strays * LEAST_HITS
+        return strays >= OPTIONS.max_strays and hits < strays * OPTIONS.min_hit_rate
 
     def are_followed(self) -> bool:
         """Return true without plans, or if hits since the last plan are at least as many as strays."""
         hits, strays = self._followed_since(self._installed_at)
         return self.latest is None or hits >= strays
 
-    def judged_in(self) -> int:
+    def allocations_until_verdict(self) -> int:
         """Return the number of allocations before the plans can be useless, or a loaded plan foreign."""
         if self._loaded is not None:
             hits, strays = self._followed()
-            return NEVER if self._told_stranger else self._least_to_judge() - hits - strays
+            return NEVER if self._warned_foreign else self._least_to_judge() - hits - strays
         if self.latest is None:
             return NEVER
         hits, strays = self._followed_since(self._dropped_at)
-        return max(MOST_STRAYS, int(hits / LEAST_HITS)) - strays
+        return max(OPTIONS.max_strays, int(hits / OPTIONS.min_hit_rate)) - strays
 
-    def tell_of_a_stranger(self, *, at_last: bool = False) -> None:
+    def warn_if_foreign(self, *, at_last: bool = False) -> None:
         """Warn once if the program should have followed the loaded plan by now and has not.
 
         Args:
             at_last: true if the program may follow another plan from now on.
         """
-        if self._loaded is None or self._told_stranger:
+        if self._loaded is None or self._warned_foreign:
             return
         hits, strays = self._followed()
-        if hits + strays < (LEAST_TO_JUDGE if at_last else self._least_to_judge()):
+        if hits + strays < (OPTIONS.min_allocations_to_judge if at_last else self._least_to_judge()):
             return
-        self._told_stranger = True
+        self._warned_foreign = True
         if hits < strays:
             now = made_with(self._framework)
             known = self._loaded.made_with and self._loaded.made_with != now
@@ -146,7 +147,7 @@ class KnownPlans:
 
     def _least_to_judge(self) -> int:
         assert self._loaded is not None
-        return max(LEAST_TO_JUDGE, 2 * len(self._loaded.buffers))
+        return max(OPTIONS.min_allocations_to_judge, 2 * len(self._loaded.buffers))
 
     def _followed(self) -> tuple[int, int]:
         """Return the total number of hits, and of allocations that departed from a plan."""
@@ -156,3 +157,45 @@ class KnownPlans:
     def _followed_since(self, then: tuple[int, int]) -> tuple[int, int]:
         hits, strays = self._followed()
         return hits - then[0], strays - then[1]
+
+
+class PlanMetadata:
+    """Metadata of one client's plans, by plan key.
+
+    Attributes:
+        improvable: keys of plans that may use more memory than needed.
+        hard: keys of plans that a longer search may improve.
+        replan_backoff: backoff of planning around pinned ranges.
+    """
+
+    def __init__(self) -> None:
+        self.improvable: set[bytes] = set()
+        self.hard: set[bytes] = set()
+        self.replan_backoff = ExponentialBackoff()
+        self._avoided: dict[bytes, Ranges] = {}
+        self._extension_backoff: dict[bytes, ExponentialBackoff] = {}
+
+    def reset_backoff(self) -> None:
+        """Reset the backoff for a new pattern, whose plan may be replan_backoff by pinned ranges at once."""
+        self.replan_backoff = ExponentialBackoff()
+
+    def avoided_ranges(self, key: bytes) -> Ranges:
+        """Return the arena ranges that a plan avoids."""
+        return self._avoided.get(key, set())
+
+    def set_avoided_ranges(self, key: bytes, ranges: Iterable[tuple[int, int]]) -> None:
+        """Set the arena ranges that a plan avoids."""
+        self._avoided[key] = set(ranges)
+
+    def extension_backoff(self, key: bytes) -> ExponentialBackoff:
+        """Return the backoff of replanning a pattern for longer lifetimes."""
+        return self._extension_backoff.setdefault(key, ExponentialBackoff())
+
+    def keep(self, keys: set[bytes]) -> None:
+        """Drop the metadata of all plans except `keys`."""
+        self.improvable &= keys
+        self.hard &= keys
+        self._avoided = {key: ranges for key, ranges in self._avoided.items() if key in keys}
+        self._extension_backoff = {
+            key: longer for key, longer in self._extension_backoff.items() if key in keys
+        }

@@ -6,125 +6,125 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from mempool.logs import log
-from mempool.planning.plan_builder import LEAST_COVERAGE
+from mempool.planning.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mempool import _core
-    from mempool.planning.plan_builder import Making
+    from mempool.planning.plan_builder import PlanBuilder
     from traces.iterations.pattern import Pattern
 
 
-#: Least lifetime, in iterations, of a buffer that plans avoid although it does not block any plan yet.
-LEAST_STAY = 2
-
-
-class Replanning:
+class Replanner:
     """Replanner of one client.
 
     Attributes:
         improves: true if the present recording serves to find a smaller plan.
     """
 
-    def __init__(self, client: _core.Client, making: Making) -> None:
+    def __init__(self, client: _core.Client, builder: PlanBuilder) -> None:
         """Start without observations."""
-        self._client, self._making = client, making
+        self._client, self._builder = client, builder
         self.improves = False
-        self._seen_alive: set[tuple[int, int]] | None = None  # ranges in use in the arena some iterations ago
+        self._ranges_in_use_before: set[tuple[int, int]] | None = (
+            None  # ranges in use in the arena some iterations ago
+        )
 
-    def beside(self) -> bool:
+    def replan_for_shared_arena(self) -> bool:
         """Plan around other clients' plans that are alive at the same time; return true if replanned.
 
         When the other clients are gone, plans move closer again if that makes the arena clearly smaller.
         """
-        making, others = self._making, self._making.beside
-        collides = others.collides(making.known)
-        if not collides and not others.may_come_closer():
+        builder, others = self._builder, self._builder.neighbors
+        collides = others.collides(builder.registry)
+        if not collides and not others.may_move_closer():
             return False
-        from mempool.planning.planned_pattern import are_better
+        from mempool.planning.planned_pattern import are_clearly_better
 
-        others.begin()
-        reaches = others.reaches()
-        if making.together:
-            blocked = collides and any(known.is_blocked_by(reaches) for known in making.known)
-            done = making.plan_together(if_smaller=not blocked)
+        others.avoid_others()
+        reaches = others.avoided_ranges()
+        if builder.joint:
+            blocked = collides and any(known.is_blocked_by(reaches) for known in builder.registry)
+            done = builder.plan_jointly(if_smaller=not blocked)
             if blocked and not done:
-                others.give_up()
+                others.allow_overlap()
             return done
         done = False
-        for known in list(making.known):
+        for known in list(builder.registry):
             blocked = collides and known.is_blocked_by(reaches)
-            stays = making.prospects.around(known.key) & making.arena_ranges()
-            planned = making.plan(known.pattern, sorted(stays))
-            if planned is None or (blocked and not making.can_be_had(planned)):
-                others.give_up()
+            stays = builder.metadata.avoided_ranges(known.key) & builder.arena_ranges()
+            planned = builder.plan(known.pattern, sorted(stays))
+            if planned is None or (blocked and not builder.fits_memory(planned)):
+                others.allow_overlap()
                 return done
-            if blocked or are_better([planned], [known]):
-                done = making.install(planned, None, instead_of=known) or done
+            if blocked or are_clearly_better([planned], [known]):
+                done = builder.install(planned, None, instead_of=known) or done
         if done:
             log.info("planning beside others on the same memory")
         return done
 
-    def around(self) -> bool:
+    def replan_around_pinned(self) -> bool:
         """Plan around kept buffers that repeatedly block plans; return true if there is a new plan.
 
         Nothing alive is moved. Where kept buffers keep changing, the backoff makes replanning ever rarer.
         """
-        making = self._making
-        blockers = self._client.pinned_ranges() if making.known else []
-        iteration, when = making.iteration(), making.prospects.blocked
-        if not blockers or self.improves or not when.may_be_done(iteration):
+        builder = self._builder
+        blockers = self._client.pinned_ranges() if builder.registry else []
+        iteration, backoff = builder.iteration(), builder.metadata.replan_backoff
+        if not blockers or self.improves or not backoff.is_allowed(iteration):
             return False
-        blocked = [known for known in making.known if known.is_blocked_by(blockers)]
-        stays = self._what_stays(set(blockers), iteration)
+        blocked = [known for known in builder.registry if known.is_blocked_by(blockers)]
+        stays = self._ranges_to_avoid(set(blockers), iteration)
         if stays is None:
             return False
-        when.is_done(iteration)  # counts even if planning fails
-        done, together = False, making.together
-        if any(map(together.have, blocked)):
-            mine = set[tuple[int, int]]().union(*(known.ranges() for known in making.known))
-            done = making.plan_together(sorted((stays - mine) | stays.intersection(blockers)))
-            blocked = [known for known in making.known if known in blocked and not together.have(known)]
-        for known in [making.known.latest] if making.known.latest in blocked else blocked:
+        backoff.record_attempt(iteration)  # counts even if planning fails
+        done, together = False, builder.joint
+        if any(map(together.includes, blocked)):
+            mine = set[tuple[int, int]]().union(*(known.ranges() for known in builder.registry))
+            done = builder.plan_jointly(sorted((stays - mine) | stays.intersection(blockers)))
+            blocked = [
+                known for known in builder.registry if known in blocked and not together.includes(known)
+            ]
+        for known in [builder.registry.latest] if builder.registry.latest in blocked else blocked:
             assert known is not None
             around = sorted(stays - known.ranges() | stays.intersection(blockers))
-            planned = making.plan(known.pattern, around)
-            if planned is None or not making.can_be_had(planned):
+            planned = builder.plan(known.pattern, around)
+            if planned is None or not builder.fits_memory(planned):
                 return done
             log.info("planning around %d buffers that stay in the arena", len(around))
-            if making.install(planned, None, instead_of=known):
-                making.prospects.made_around(planned.key, around)
+            if builder.install(planned, None, instead_of=known):
+                builder.metadata.set_avoided_ranges(planned.key, around)
         return done or bool(blocked)
 
-    def _what_stays(self, blockers: set[tuple[int, int]], iteration: int) -> set[tuple[int, int]] | None:
+    def _ranges_to_avoid(self, blockers: set[tuple[int, int]], iteration: int) -> set[tuple[int, int]] | None:
         """Return the arena ranges to avoid: the blockers, and ranges that may block the next plan.
 
         A range that was in use some iterations ago and is in use now is pinned. Returns None while no earlier
         observation exists.
         """
-        now = self._making.arena_ranges()
-        if self._seen_alive is None:
-            self._seen_alive = now
-            self._making.prospects.blocked.not_before(iteration + LEAST_STAY)
+        now = self._builder.arena_ranges()
+        if self._ranges_in_use_before is None:
+            self._ranges_in_use_before = now
+            self._builder.metadata.replan_backoff.forbid_before(iteration + OPTIONS.pinned_iterations)
             return None
-        seen, self._seen_alive = self._seen_alive, None
+        seen, self._ranges_in_use_before = self._ranges_in_use_before, None
         return now & (blockers | seen)
 
-    def may_polish(self) -> bool:
+    def may_refine(self) -> bool:
         """Return true if the program has long followed a plan that was made in haste."""
-        making, latest, state = self._making, self._making.known.latest, self._client.state()
+        builder, latest, state = self._builder, self._builder.registry.latest, self._client.state()
         return (
             latest is not None
-            and latest.key in making.prospects.hard
-            and not making.prospects.around(latest.key)
-            and not making.together.have(latest)
+            and latest.key in builder.metadata.hard
+            and not builder.metadata.avoided_ranges(latest.key)
+            and not builder.joint.includes(latest)
             and state["replaying"]
             and not state["recording"]
-            and not making.beside.reaches()
+            and not builder.neighbors.avoided_ranges()
         )
 
-    def polish(self, interrupt: Callable[[], bool]) -> bool:
+    def refine(self, interrupt: Callable[[], bool]) -> bool:
         """Search longer for a plan that was made in haste; return true if that gave a better one.
 
         Done once for each plan, and only after the program has followed the plan for long: the search takes a
@@ -135,11 +135,11 @@ class Replanning:
         Args:
             interrupt: polled now and then; true stops the search.
         """
-        making, known = self._making, self._making.known.latest
+        builder, known = self._builder, self._builder.registry.latest
         assert known is not None
-        hard, improvable = making.prospects.hard, making.prospects.improvable
+        hard, improvable = builder.metadata.hard, builder.metadata.improvable
         hard.remove(known.key)
-        planned = making.plan(known.pattern, patient=True, interrupt=interrupt)
+        planned = builder.plan(known.pattern, patient=True, interrupt=interrupt)
         if planned is None:
             hard.add(known.key)
             return False
@@ -147,19 +147,19 @@ class Replanning:
             return False
         log.info("a longer search made a smaller arena")
         was = known.key in improvable
-        done = making.install(planned, None, instead_of=known)
+        done = builder.install(planned, None, instead_of=known)
         if not was:
             improvable.discard(planned.key)
         return done
 
     def may_improve(self) -> bool:
         """Return true if some plan may use more memory than needed, now or later."""
-        return bool(self._making.prospects.improvable or self._making.together)
+        return bool(self._builder.metadata.improvable or self._builder.joint)
 
     def recording_begins(self) -> None:
         """Note that recording begins; if plans can be improved, use the recording for that."""
         self.improves = self.may_improve() and self._client.state()["replaying"]
-        self._seen_alive = self._making.arena_ranges() if self.improves else None
+        self._ranges_in_use_before = self._builder.arena_ranges() if self.improves else None
 
     def improve(self, patterns: list[Pattern], settled: list[Pattern], counts: list[int]) -> bool:
         """Make plans again that use more memory than needed by now; return true if that gave better plans.
@@ -171,42 +171,42 @@ class Replanning:
             settled: patterns whose frees are all known.
             counts: number of allocations of each sequence so far.
         """
-        return self._improve(patterns[0], counts) or self._improve_together(settled)
+        return self._improve(patterns[0], counts) or self._improve_joint(settled)
 
     def _improve(self, pattern: Pattern, counts: list[int]) -> bool:
-        from mempool.planning.planned_pattern import are_better
+        from mempool.planning.planned_pattern import are_clearly_better
 
         self.improves = False
-        making, improvable = self._making, self._making.prospects.improvable
-        stays = making.arena_ranges() & (self._seen_alive or set())
-        self._seen_alive = None
-        known = making.known.alike(pattern)
+        builder, improvable = self._builder, self._builder.metadata.improvable
+        stays = builder.arena_ranges() & (self._ranges_in_use_before or set())
+        self._ranges_in_use_before = None
+        known = builder.registry.find(pattern)
         if known is None or known.key not in improvable or not known.may_be_improved_by(pattern):
             return False
         same = known.same_sequence(pattern)
         around = sorted(stays - known.ranges())
         if same and pattern.warm_up is None:
             pattern = dataclasses.replace(pattern, warm_up=known.pattern.warm_up)
-        planned = making.plan(pattern, around)
-        if planned is None or not are_better([planned], [known]):
+        planned = builder.plan(pattern, around)
+        if planned is None or not are_clearly_better([planned], [known]):
             return False
         log.info("planned for less than before")
-        how: dict[str, Any] = {"counts": None, "instead_of": known} if same else {"counts": counts}
-        making.install(planned, **how)
-        if not around and pattern.coverage >= LEAST_COVERAGE:
+        options: dict[str, Any] = {"counts": None, "instead_of": known} if same else {"counts": counts}
+        builder.install(planned, **options)
+        if not around and pattern.coverage >= OPTIONS.min_coverage:
             improvable -= {known.key, planned.key}
         return True
 
-    def _improve_together(self, settled: list[Pattern]) -> bool:
+    def _improve_joint(self, settled: list[Pattern]) -> bool:
         """Improve the joint plans of the recorded variants; the others are dropped from the joint plan."""
-        making, together = self._making, self._making.together
-        shown = {pattern.key: pattern for pattern in settled if pattern.reach}
-        known = [known for known in making.known if together.have(known) and known.key in shown]
+        builder, together = self._builder, self._builder.joint
+        recorded = {pattern.key: pattern for pattern in settled if pattern.reach}
+        known = [known for known in builder.registry if together.includes(known) and known.key in recorded]
         if len(known) < 2:
             return False
-        instead = [each.shown_as(shown[each.key]) for each in known]
-        with together.anew(shown.values()) as confirm:
-            if making.plan_together(if_smaller=True, known=instead):
+        instead = [each.shown_as(recorded[each.key]) for each in known]
+        with together.fresh_observations(recorded.values()) as confirm:
+            if builder.plan_jointly(if_smaller=True, known=instead):
                 log.info("planned for less than before")
                 confirm()
                 return True

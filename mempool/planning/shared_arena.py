@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from mempool.planning.options import OPTIONS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mempool import _core
-    from mempool.planning.planned_pattern import Planned
+    from mempool.planning.planned_pattern import PlannedPattern
 
-#: Number of requests that find another buffer in their place before plans are made around other clients'.
-MOST_COLLISIONS = 16
 _NEVER_SEEN = (1 << 64) - 2  # impossible number of layout changes
-#: Largest number of ranges to avoid that is given to the solver.
-MOST_RANGES = 64
 
 
-class Beside:
+class ArenaNeighbors:
     """Offsets of the other clients' plans in the arena, from the view of one client."""
 
     def __init__(self, client: _core.Client) -> None:
@@ -27,65 +25,67 @@ class Beside:
         self._collisions = 0  # number of collisions at the last check
         self._layouts: int | None = None  # others' layout changes when plans were made around them, or None
 
-    def reaches(self) -> list[tuple[int, int]]:
+    def avoided_ranges(self) -> list[tuple[int, int]]:
         """Return the (begin, end) offsets that plans avoid; disjoint, in order."""
         return [] if self._layouts is None else self._others()
 
     @property
-    def layouts(self) -> int | None:
+    def avoided_layouts(self) -> int | None:
         """Others' layout changes when plans were made around others; None while plans may overlap."""
         return self._layouts
 
-    def shares(self) -> bool:
+    def shares_memory(self) -> bool:
         """Return true if other clients use this memory, or did when plans were made."""
-        return self._layouts is not None or self.others_changes() > 0
+        return self._layouts is not None or self.other_layouts() > 0
 
-    def collides(self, plans: Iterable[Planned]) -> bool:
+    def collides(self, plans: Iterable[PlannedPattern]) -> bool:
         """Return true if other clients' buffers repeatedly occupy the places of these plans."""
-        occupied = self.occupied()
-        if occupied - self._collisions < MOST_COLLISIONS or not (others := self._others()):
+        occupied = self.slot_collisions()
+        if occupied - self._collisions < OPTIONS.neighbor_collisions or not (others := self._others()):
             return False
         if any(planned.is_blocked_by(others) for planned in plans):
             return True
         self._collisions = occupied  # collisions with the client's own buffers
         return False
 
-    def may_come_closer(self) -> bool:
+    def may_move_closer(self) -> bool:
         """Return true if others have replanned or gone since plans were made around theirs."""
-        return self._layouts is not None and self.others_changes() != self._layouts
+        return self._layouts is not None and self.other_layouts() != self._layouts
 
-    def begin(self) -> None:
+    def avoid_others(self) -> None:
         """Avoid the present plans of other clients from now on."""
-        self._collisions, self._layouts = self.occupied(), self.others_changes()
+        self._collisions, self._layouts = self.slot_collisions(), self.other_layouts()
 
-    def begin_anew(self) -> None:
+    def assume_stale(self) -> None:
         """Note that loaded plans may avoid other clients of an earlier process, which can be gone here."""
         self._layouts = _NEVER_SEEN
 
-    def give_up(self) -> None:
+    def allow_overlap(self) -> None:
         """Let plans overlap again, for lack of room, until they collide."""
         self._layouts = None
 
-    def occupied(self) -> int:
+    def slot_collisions(self) -> int:
         """Return the total number of allocations whose planned place was in use."""
         return int(self._client.stats()["outcomes"]["slot_occupied"])
 
     def _others(self) -> list[tuple[int, int]]:
-        return joined(self._client.other_plans_ranges())
+        return merge_ranges(self._client.other_plans_ranges())
 
-    def others_changes(self) -> int:
+    def other_layouts(self) -> int:
         """Return the total number of changes to other clients' plans."""
         return int(self._client.state()["other_layouts"])
 
 
-def joined(ranges: Sequence[tuple[int, int]], most: int = MOST_RANGES) -> list[tuple[int, int]]:
+def merge_ranges(
+    ranges: Sequence[tuple[int, int]], most: int = OPTIONS.max_avoided_ranges
+) -> list[tuple[int, int]]:
     """Merge ranges into at most `most` disjoint ones, in order.
 
     With more ranges than that, the narrowest gaps between them are filled.
     """
-    from traces import ranges as ranges_of  # imported late, as it brings NumPy
+    from traces.intervals import union_of_ranges  # imported late, as it brings NumPy
 
-    whole = ranges_of.joined(ranges)
+    whole = union_of_ranges(ranges)
     if len(whole) <= most:
         return whole
     gaps = range(1, len(whole))

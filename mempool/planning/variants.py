@@ -1,8 +1,12 @@
-"""Variants of marked iterations: which variant follows which, and one joint plan for all variants.
+"""Variants of iterations: which follows which, joint plans, and upper-bound patterns of variable sizes.
 
 A plan made for one variant alone assumes that the variant follows itself, and ignores buffers that another
 variant has left alive. Where such buffers get in the way, all known variants are planned jointly:
 `solvers.packing.variants` has the model, `mempool.planning.joint_planning` decides when.
+
+Variants that differ in sizes only share an upper-bound pattern (`traces.iterations.envelope`). A recording
+holds the last iterations only and may have lost the largest sizes, so recorded upper-bound patterns are
+widened to the sizes of known plans.
 """
 
 from __future__ import annotations
@@ -12,9 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mempool.planning.planned_pattern import GOOD, Planned, Search, as_if_alone, with_kept
+from mempool.planning.options import OPTIONS
+from mempool.planning.planned_pattern import PlannedPattern, Search, restrict_plan, with_pinned
 from solvers.packing.bounds import peak_load
 from solvers.packing.variants import IterationVariant, VariantSet, agree_on_persistent, pack_coupled
+from traces.iterations.envelope import FEW_KINDS, MOST_LARGER, SMALLER, expected_least
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,19 +31,11 @@ if TYPE_CHECKING:
     from traces.buffers import Buffers
     from traces.iterations.pattern import Pattern
 
-#: Largest factor by which guessed lifetimes may increase the joint peak load; beyond it, guesses are dropped.
-MOST_GUESSED = 1.05
-#: Largest joint packing problem, in pieces of lifetime; a larger one would take seconds.
-MOST_PIECES = 1 << 18
-#: Largest size, in pieces, at which all variants are also packed at once although packing them one after the
-#: other succeeded.
-FEW_PIECES = 1 << 15
 
-
-class Kinds:
+class VariantLifetimes:
     """Longest observed lifetime of each variant's buffers, by the variant that follows."""
 
-    def __init__(self, before: Kinds | None = None) -> None:
+    def __init__(self, before: VariantLifetimes | None = None) -> None:
         """Start empty, or with the (variant, follower) pairs known to `before`, without lifetimes."""
         #: Pairs (variant, follower) known from an earlier instance, without lifetimes.
         self._followed: set[tuple[bytes, bytes]] = (
@@ -49,7 +47,7 @@ class Kinds:
         # variants of the last joint plan, in the order of their columns
         self._planned: dict[bytes, IterationVariant] = {}
 
-    def note(self, patterns: Sequence[Pattern], known: Iterable[Planned]) -> None:
+    def note(self, patterns: Sequence[Pattern], known: Iterable[PlannedPattern]) -> None:
         """Add the lifetimes of `patterns`; forget patterns that are neither in `patterns` nor in `known`."""
         keys = {pattern.key for pattern in patterns} | {planned.key for planned in known}
         self._ends = {key: ends for key, ends in self._ends.items() if key in keys}
@@ -63,7 +61,7 @@ class Kinds:
             for follower, reach in pattern.reach.items():
                 self._reach[key, follower] = _larger(self._reach.get((key, follower)), reach)
 
-    def take_over(self, key: bytes, former: set[bytes]) -> None:
+    def supersede(self, key: bytes, former: set[bytes]) -> None:
         """Move the observations of the plans in `former` to plan `key`, which supersedes them."""
         names = dict.fromkeys(former, key)
         self._followed = {(names.get(who, who), names.get(by, by)) for who, by in self._followed}
@@ -71,40 +69,40 @@ class Kinds:
         for (who, follower), reach in reaches.items():
             pair = names.get(who, who), names.get(follower, follower)
             self._reach[pair] = _larger(self._reach.get(pair), reach)
-        for one in former & self._ends.keys():
-            self._ends[key] = _larger(self._ends.get(key), self._ends.pop(one))
-            stays = self._stays.pop(one)
+        for old_key in former & self._ends.keys():
+            self._ends[key] = _larger(self._ends.get(key), self._ends.pop(old_key))
+            stays = self._stays.pop(old_key)
             self._stays[key] = self._stays.get(key, stays) | stays
 
-    def can_be_joined(self, planned: Planned) -> bool:
+    def can_be_joined(self, planned: PlannedPattern) -> bool:
         """Return true if followers and reach of this variant are known and all buffers have one group."""
-        return bool(self._seen(planned)) and not planned.buffers.group.any()
+        return bool(self._observed(planned)) and not planned.buffers.group.any()
 
-    def _seen(self, planned: Planned) -> dict[bytes, NDArray[np.int64]]:
+    def _observed(self, planned: PlannedPattern) -> dict[bytes, NDArray[np.int64]]:
         """Return the reach into each follower, as observed when the plan was made and since."""
-        seen = dict(planned.pattern.reach)
+        observed = dict(planned.pattern.reach)
         for (key, follower), reach in self._reach.items():
             if key == planned.key:
-                seen[follower] = _larger(seen.get(follower), reach)
-        return seen
+                observed[follower] = _larger(observed.get(follower), reach)
+        return observed
 
-    def outgrew(self, known: Sequence[Planned]) -> bool:
+    def outgrew(self, known: Sequence[PlannedPattern]) -> bool:
         """Return true if the joint plan covers other variants than the known ones, or is outlived."""
         if {planned.key for planned in known} != set(self._planned):
             return True
-        for key, kind in self._planned.items():
-            rows, n = kind.buffers, len(kind)
+        for key, variant in self._planned.items():
+            rows, n = variant.buffers, len(variant)
             ends, stays = self._ends.get(key, rows.end), self._stays.get(key, rows.persistent)
-            longer = (np.minimum(ends, n) > np.minimum(rows.end, n)) & ~kind.outlives
+            longer = (np.minimum(ends, n) > np.minimum(rows.end, n)) & ~variant.outlives
             if ((longer | stays) & ~rows.persistent).any():
                 return True
             for number, follower in enumerate(self._planned):
-                seen = self._reach.get((key, follower))
-                if seen is not None and ((seen > kind.reach[:, number]) & ~rows.persistent).any():
+                observed = self._reach.get((key, follower))
+                if observed is not None and ((observed > variant.reach[:, number]) & ~rows.persistent).any():
                     return True
         return False
 
-    def of(self, known: Sequence[Planned]) -> list[IterationVariant] | None:
+    def of(self, known: Sequence[PlannedPattern]) -> list[IterationVariant] | None:
         """Return the variants with their reach into each other; None if the packing problem is too large.
 
         A follower that was never observed gets a guessed reach: the longest observed reach into the other
@@ -112,25 +110,27 @@ class Kinds:
         increase the peak load clearly (as with variants that alternate and never follow themselves),
         unobserved pairs count as impossible, except pairs that an earlier recording has shown.
         """
-        if pieces(known) > MOST_PIECES:
+        if pieces(known) > OPTIONS.max_joint_pieces:
             return None
-        guessed = agree_on_persistent([self._kind(planned, known, guesses=True) for planned in known])
+        guessed = agree_on_persistent([self._variant(planned, known, guesses=True) for planned in known])
         keys = {planned.key for planned in known}
-        if all(keys.issubset(self._seen(planned)) for planned in known):
+        if all(keys.issubset(self._observed(planned)) for planned in known):
             return guessed
-        as_seen = agree_on_persistent([self._kind(planned, known, guesses=False) for planned in known])
-        most = MOST_GUESSED * peak_load(VariantSet(as_seen).buffers)
-        return guessed if peak_load(VariantSet(guessed).buffers) <= most else as_seen
+        as_observed = agree_on_persistent([self._variant(planned, known, guesses=False) for planned in known])
+        most = OPTIONS.guessed_load_factor * peak_load(VariantSet(as_observed).buffers)
+        return guessed if peak_load(VariantSet(guessed).buffers) <= most else as_observed
 
-    def _kind(self, planned: Planned, known: Sequence[Planned], *, guesses: bool) -> IterationVariant:
+    def _variant(
+        self, planned: PlannedPattern, known: Sequence[PlannedPattern], *, guesses: bool
+    ) -> IterationVariant:
         rows, key, n = planned.buffers, planned.key, len(planned.buffers)
-        seen = self._seen(planned)
+        observed = self._observed(planned)
         lengths = {other.key: len(other.buffers) for other in known}
         never = np.zeros(n, np.int64)
         columns = [
-            seen[other]
-            if other in seen
-            else _guessed(seen, lengths, length)
+            observed[other]
+            if other in observed
+            else _guessed(observed, lengths, length)
             if guesses or (key, other) in self._followed
             else never
             for other, length in lengths.items()
@@ -152,57 +152,59 @@ class Kinds:
         """Return the peak load, in bytes, of any succession of the jointly planned variants."""
         return peak_load(VariantSet(list(self._planned.values())).buffers)
 
-    def are_planned(self, known: Sequence[Planned], kinds: Sequence[IterationVariant]) -> None:
+    def are_planned(self, known: Sequence[PlannedPattern], variants: Sequence[IterationVariant]) -> None:
         """Note the variants of the last joint plan."""
-        self._planned = {planned.key: kind for planned, kind in zip(known, kinds, strict=True)}
+        self._planned = {planned.key: variant for planned, variant in zip(known, variants, strict=True)}
 
     def planned(self) -> dict[bytes, IterationVariant]:
         """Return the variants of the last joint plan by key, in the order of their columns."""
         return self._planned
 
-    def take_up(self, known: Sequence[Planned], kinds: Sequence[IterationVariant]) -> None:
+    def take_up(self, known: Sequence[PlannedPattern], variants: Sequence[IterationVariant]) -> None:
         """Adopt variants that another process has observed and planned jointly."""
-        self.are_planned(known, kinds)
-        for key, kind in self._planned.items():
-            self._ends[key], self._stays[key] = kind.buffers.end, kind.buffers.persistent
-            for follower, reach in zip(self._planned, kind.reach.T, strict=True):
+        self.are_planned(known, variants)
+        for key, variant in self._planned.items():
+            self._ends[key], self._stays[key] = variant.buffers.end, variant.buffers.persistent
+            for follower, reach in zip(self._planned, variant.reach.T, strict=True):
                 self._reach[key, follower] = reach
 
 
-def pieces(known: Sequence[Planned]) -> int:
+def pieces(known: Sequence[PlannedPattern]) -> int:
     """Return an upper bound of the joint packing problem's size, in pieces of lifetime."""
     return 2 * len(known) * sum(len(planned.buffers) for planned in known)
 
 
-def _larger(one: NDArray[np.int64] | None, other: NDArray[np.int64]) -> NDArray[np.int64]:
-    return other if one is None else np.maximum(one, other)
+def _larger(first: NDArray[np.int64] | None, second: NDArray[np.int64]) -> NDArray[np.int64]:
+    return second if first is None else np.maximum(first, second)
 
 
-def _guessed(seen: dict[bytes, NDArray[np.int64]], long: dict[bytes, int], length: int) -> NDArray[np.int64]:
+def _guessed(
+    observed: dict[bytes, NDArray[np.int64]], long: dict[bytes, int], length: int
+) -> NDArray[np.int64]:
     """Guess a variant's reach into an iteration of `length` allocations that was never seen to follow."""
     guesses = []
-    for follower, reach in seen.items():
+    for follower, reach in observed.items():
         share = -(-reach * length // long.get(follower, length))
         guesses.append(np.maximum(np.minimum(reach, length), share))
     guess: NDArray[np.int64] = np.max(guesses, axis=0)
     return guess
 
 
-def make_plans(
-    known: Sequence[Planned],
-    kinds: Sequence[IterationVariant],
+def make_joint_plans(
+    known: Sequence[PlannedPattern],
+    variants: Sequence[IterationVariant],
     *,
     alignment: int,
     wait_bytes: int,
     patient: bool,
     around: Sequence[tuple[int, int]] = (),
     interrupt: Callable[[], bool] | None = None,
-) -> list[Planned] | None:
+) -> list[PlannedPattern] | None:
     """Plan variants jointly, and check that the plans hold in any succession.
 
     Args:
         known: present plans of the same patterns, to be replaced.
-        kinds: variant of each plan.
+        variants: variant of each plan.
         alignment: alignment of every offset, in bytes.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
         patient: true if a plan that is not good is worth a second of search.
@@ -215,27 +217,27 @@ def make_plans(
     from solvers import check, lower_bound
     from solvers.packing.check import check_variants
 
-    kinds = [_aligned(kind, alignment) for kind in kinds]
-    joint = VariantSet(kinds)
+    variants = [_aligned(variant, alignment) for variant in variants]
+    joint = VariantSet(variants)
     # With lifetime gaps, a patient search would take too long.
     search = Search(
         wait_bytes=wait_bytes, patient=patient and len(joint.buffers.gap_buffer) == 0, interrupt=interrupt
     )
-    everything = with_kept(joint.buffers, around)
+    everything = with_pinned(joint.buffers, around)
     plan = _packed(joint, everything, search, around)
     if plan is None or plan.offset is None:
         return None
     check(plan, everything)
     offsets = joint.offsets(plan.offset[: len(joint.buffers), 0])
     made = []
-    for number, (before, kind, offset) in enumerate(zip(known, kinds, offsets, strict=True)):
-        own = kind.following_itself(number)
-        mine = dataclasses.replace(plan, offset=offset, period=len(kind))
-        mine = as_if_alone(mine, own, lower_bound(own))
+    for number, (before, variant, offset) in enumerate(zip(known, variants, offsets, strict=True)):
+        own = variant.following_itself(number)
+        mine = dataclasses.replace(plan, offset=offset, period=len(variant))
+        mine = restrict_plan(mine, own, lower_bound(own))
         check(mine, own)
         within = sum(max(min(end, mine.arena_bytes) - begin, 0) for begin, end in around)
-        made.append(Planned(_as_planned(before.pattern, own), own, mine, around_bytes=within))
-    check_variants(kinds, [planned.plan for planned in made])
+        made.append(PlannedPattern(_as_planned(before.pattern, own), own, mine, around_bytes=within))
+    check_variants(variants, [planned.plan for planned in made])
     return made
 
 
@@ -252,7 +254,10 @@ def _packed(
         offset = np.concatenate([offset, everything.offset[len(offset) :]])
         arena = int((offset + everything.size)[offset >= 0].max(initial=0))
         best = Plan(offset[:, None], arena, min(bound, arena), Status.FEASIBLE, "search", 0, 0.0, "finished")
-        if arena <= GOOD * bound or len(everything) + len(everything.gap_buffer) > FEW_PIECES:
+        if (
+            arena <= OPTIONS.good * bound
+            or len(everything) + len(everything.gap_buffer) > OPTIONS.joint_search_pieces
+        ):
             return best
     plan = search.briefly(everything) if around else search.alone(everything)
     if best is None or (plan.offset is not None and plan.arena_bytes < best.arena_bytes):
@@ -272,7 +277,64 @@ def _as_planned(pattern: Pattern, planned: Buffers) -> Pattern:
     return dataclasses.replace(pattern, buffers=rows, coverage=coverage)
 
 
-def _aligned(kind: IterationVariant, alignment: int) -> IterationVariant:
-    rows = kind.buffers
+def _aligned(variant: IterationVariant, alignment: int) -> IterationVariant:
+    rows = variant.buffers
     column = np.full(len(rows), alignment, np.int64)
-    return dataclasses.replace(kind, buffers=dataclasses.replace(rows, alignment=column))
+    return dataclasses.replace(variant, buffers=dataclasses.replace(rows, alignment=column))
+
+
+def envelope_lengths(known: Iterable[PlannedPattern]) -> tuple[int, ...]:
+    """Return the lengths of iterations that share an upper-bound pattern however few are recorded.
+
+    A length is a number of allocations. Included are known upper-bound patterns, and sets of plans that
+    differ in sizes only and are more numerous than deserve a plan each.
+    """
+    alike: dict[bytes, list[Pattern]] = {}
+    for planned in known:
+        alike.setdefault(planned.pattern.sequence.tobytes(), []).append(planned.pattern)
+    return tuple(len(patterns[0].buffers) for patterns in alike.values() if _share_an_envelope(patterns))
+
+
+def _share_an_envelope(patterns: Sequence[Pattern]) -> bool:
+    if any(pattern.least is not None for pattern in patterns):
+        return True
+    whole: Pattern | None = patterns[0]
+    for other in patterns[1:]:
+        whole = whole and _common_envelope(whole, other)
+    return len(patterns) > FEW_KINDS and whole is not None
+
+
+def widen_envelopes(patterns: Sequence[Pattern], known: Iterable[PlannedPattern]) -> list[Pattern]:
+    """Return the patterns, upper-bound ones widened to the sizes of known plans of the same order."""
+    before = list(known)
+    wide = [_widened(pattern, before) for pattern in patterns]
+    now = {pattern.key: widened.key for pattern, widened in zip(patterns, wide, strict=True)}
+    return [
+        dataclasses.replace(widened, reach={now.get(key, key): reach for key, reach in widened.reach.items()})
+        for widened in wide
+    ]
+
+
+def _widened(pattern: Pattern, known: Iterable[PlannedPattern]) -> Pattern:
+    if pattern.least is None:
+        return pattern
+    for planned in known:
+        if planned.same_order(pattern):
+            pattern = _common_envelope(pattern, planned.pattern) or pattern
+    return pattern
+
+
+def _common_envelope(pattern: Pattern, other: Pattern) -> Pattern | None:
+    """Return the upper-bound pattern of both; None if the patterns have little in common."""
+    (expected, largest), (least, most) = pattern.sizes, other.sizes
+    size = np.maximum(largest, most)
+    # smallest size of each buffer so far
+    smallest = np.where(expected == largest, largest, expected * SMALLER)
+    kept = (least <= smallest) & (least < most)
+    least = np.where(kept, least, expected_least(np.minimum(smallest, least), size))
+    buffers, alone, apart = (
+        dataclasses.replace(pattern.buffers, size=each) for each in (size, largest, most)
+    )  # with the lifetimes of `pattern`, which may have changed since `other` was planned
+    if peak_load(buffers) > MOST_LARGER * max(peak_load(alone), peak_load(apart)):
+        return None
+    return dataclasses.replace(pattern, buffers=buffers, least=least)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool._core import EVENT_FIELDS, TraceNames
-from traces.trace import FOUND, Trace
+from traces.trace import AUTOMATIC_MARK, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     Packed = bytes | NDArray[np.uint8]
 
 RECORD = np.dtype([(name, kind) for name, kind in EVENT_FIELDS])
-#: Names of the marks in traces, in the order of the core's mark types; `traces.trace.FOUND` follows them.
+#: Names of the marks in traces, in the order of the core's mark types; `traces.trace.AUTOMATIC_MARK` follows.
 MARKS = ("step", "begin", "end")
 
 
-class Recording:
+class EventConverter:
     """Converter of a recording's pieces into pieces of one trace; buffers keep their ids across pieces."""
 
     def __init__(self, alignment: int, *, addresses: bool = False) -> None:
@@ -39,7 +39,7 @@ class Recording:
         """
         return self._trace(self._names.rows(packed))
 
-    def brief(self, packed: Packed, streams: list[int]) -> Trace:
+    def convert_brief(self, packed: Packed, streams: list[int]) -> Trace:
         """Convert the next piece of a recording without times and without streams of frees.
 
         Args:
@@ -51,10 +51,10 @@ class Recording:
     def _trace(self, columns: dict[str, NDArray[Any]]) -> Trace:
         if not self._addresses:
             del columns["address"]
-        return Trace.of(**columns, names=(*MARKS, FOUND), metadata=self._metadata)
+        return Trace.of(**columns, names=(*MARKS, AUTOMATIC_MARK), metadata=self._metadata)
 
 
-def recurring(
+def find_recurring(
     packed: Packed,
     streams: list[int],
     *,
@@ -67,7 +67,7 @@ def recurring(
     """Find the recurring patterns in a recording without times.
 
     Args:
-        packed: records as in `Recording.brief`.
+        packed: records as in `EventConverter.convert_brief`.
         streams: stream of each sequence.
         alignment: alignment of the device, in bytes.
         small_bytes: see `traces.iterations.pattern.find_patterns`.
@@ -79,5 +79,5 @@ def recurring(
 
     if interrupt is not None and interrupt():
         return []
-    trace = Recording(alignment).brief(packed, streams)
+    trace = EventConverter(alignment).convert_brief(packed, streams)
     return find_patterns(trace, small_bytes=small_bytes, whole_recording=whole_recording, enveloped=enveloped)

@@ -10,25 +10,25 @@ from pathlib import Path
 
 from mempool import _core
 from mempool.logs import log
-from mempool.recording.events import Recording
+from mempool.recording.events import EventConverter
 
 #: Seconds that events wait in memory; a program that does little else makes some 10 MB of events in this
 #: time.
 SECONDS_BETWEEN_DRAINS = 0.1
 
 
-_tapes: weakref.WeakSet[Tape] = weakref.WeakSet()
+_writers: weakref.WeakSet[BackgroundTraceWriter] = weakref.WeakSet()
 
 
 def _leave_files_to_the_parent() -> None:
-    for tape in list(_tapes):
+    for tape in list(_writers):
         tape.disown()
 
 
 os.register_at_fork(after_in_child=_leave_files_to_the_parent)
 
 
-class Tape:
+class BackgroundTraceWriter:
     """Writer of a client's events into a Parquet trace; the file appears, complete, at the close."""
 
     def __init__(self, client: _core.Client, path: str, alignment: int, name: str) -> None:
@@ -43,20 +43,20 @@ class Tape:
         from traces.formats.parquet import TraceWriter
 
         self._client, self._path = client, str(path)
-        self._recording = Recording(alignment)
+        self._recording = EventConverter(alignment)
         self._writer = TraceWriter(path, metadata={"alignment": str(alignment), "client": name})
         self._lock = threading.Lock()
         self._open = True
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._untold: Exception | None = None
+        self._unreported_error: Exception | None = None
         self._pid = os.getpid()
         try:
             self._writer.__enter__()
         except OSError as error:  # error of the temporary file, whose name the user does not know
             raise OSError(error.errno, error.strerror, path) from None
         client.set_tracing(True, folder=str(Path(path).absolute().parent))
-        _tapes.add(self)
+        _writers.add(self)
 
     def start(self) -> None:
         """Drain in a separate thread, as the planner's may be in a solve for seconds."""
@@ -70,7 +70,7 @@ class Tape:
                     self.drain()
                 except Exception as error:
                     if self._stop.is_set() or not threading.main_thread().is_alive():
-                        self._untold = error  # `close` waits for this thread, and raises
+                        self._unreported_error = error  # `close` waits for this thread, and raises
                         return
                     why = (isinstance(error, OSError) and error.strerror) or error or type(error).__name__
                     log.error("%s: the trace cannot be written (%s); recording has ended", self._path, why)
@@ -120,8 +120,8 @@ class Tape:
         self._stop.set()
         if self._thread is not None and self._pid == os.getpid():
             self._thread.join()
-            if self._untold is not None:
-                raise self._untold
+            if self._unreported_error is not None:
+                raise self._unreported_error
         self.drain()
         with self._lock:
             if self._open:

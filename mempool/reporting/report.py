@@ -6,12 +6,11 @@ import html
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mempool import per_rank_files, sharing
 from mempool.reporting.outcomes import NOT_MISSES, missed
 from mempool.units import sized
 
 if TYPE_CHECKING:
-    from mempool.pool import Pool
+    from mempool.planning.planned_pattern import PlannedPattern
 
 _TEXT = (
     ("state", "state"),
@@ -61,6 +60,41 @@ _SWAPPING = (
     ("host_peak_bytes", "host memory at most"),
     ("host_full", "copies without room there"),
 )
+
+
+@dataclass(frozen=True)
+class PoolSnapshot:
+    """State of a pool at one moment, as reports and explanations read it.
+
+    Attributes:
+        name: name of the pool.
+        state: see `mempool.Pool.state`.
+        rank: rank of this process, or None.
+        client_state: state of the client in the core.
+        client_stats: counters of the client.
+        core_stats: counters of the memory, which several clients may share.
+        divergences: first departures from the plan in effect.
+        planned: plan in use or made last, or None.
+        plans: number of plans made.
+        arena_used_bytes: bytes in use in the arena, by all clients.
+        shared_with: names of the other clients of the memory.
+        max_reserved_bytes: limit of the reserved memory, or None.
+        offloading: the report's part about offloading, or None.
+    """
+
+    name: str
+    state: str
+    rank: int | None
+    client_state: dict[str, Any]
+    client_stats: dict[str, Any]
+    core_stats: dict[str, Any]
+    divergences: list[dict[str, Any]]
+    planned: PlannedPattern | None
+    plans: int
+    arena_used_bytes: int
+    shared_with: list[str]
+    max_reserved_bytes: int | None
+    offloading: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -133,19 +167,16 @@ def readable(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def make_report(pool: Pool) -> Report:
-    """Collect the numbers of a pool."""
-    client, core = pool.client.stats(), pool.core.stats()
-    state = pool.client.state()
+def make_report(pool: PoolSnapshot) -> Report:
+    """Return the report of a pool's snapshot."""
+    client, core, state = pool.client_stats, pool.core_stats, pool.client_state
     planned = pool.planned
     steady = client["steady"]
     misses, latest = ({k: v for k, v in c.items() if k not in NOT_MISSES} for c in (steady, client["latest"]))
     asked = steady["hit"] + sum(misses.values())
-    in_arena = sum(end - begin for begin, end in pool.core.arena_ranges())
-    shared_with = sharing.others(pool)
     values: dict[str, Any] = {
         "name": pool.name,
-        "rank": per_rank_files.rank(),
+        "rank": pool.rank,
         "state": pool.state,
         "iterations": state["iterations"],
         "plan_active_at_iteration": state["plan_active_at_iteration"] or None,
@@ -162,9 +193,11 @@ def make_report(pool: Pool) -> Report:
         "hit_rate": steady["hit"] / asked if asked else None,
         "coverage": planned.pattern.coverage if planned is not None else None,
         # The owner of a buffer in the arena is known only to that owner's client.
-        "persistent_bytes": None if shared_with else max(client["live"]["current"] - in_arena, 0),
-        "shared_with": shared_with,
-        "max_reserved_bytes": pool.settings.max_reserved,
+        "persistent_bytes": None
+        if pool.shared_with
+        else max(client["live"]["current"] - pool.arena_used_bytes, 0),
+        "shared_with": pool.shared_with,
+        "max_reserved_bytes": pool.max_reserved_bytes,
         "arena_bytes": core["arena_bytes"],
         "small_allocations": client["small"]["total"],
         "allocations": client["blocks"]["total"],
@@ -177,7 +210,7 @@ def make_report(pool: Pool) -> Report:
         "segments": core["segments"],
         "stranded_bytes": core["segment_free_bytes"],
         **_plan_values(pool),
-        "swapping": pool.swapping_values(),
+        "swapping": pool.offloading,
     }
     for name, gauge in (
         ("requested", client["requested"]),
@@ -190,7 +223,7 @@ def make_report(pool: Pool) -> Report:
     return Report(values)
 
 
-def _plan_values(pool: Pool) -> dict[str, Any]:
+def _plan_values(pool: PoolSnapshot) -> dict[str, Any]:
     planned = pool.planned
     if planned is None:
         keys = ("peak_load_bytes", "lower_bound_bytes", "fragmentation", "solver", "status", "solve_seconds")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces.trace import RANGE_BEGIN, RANGE_END, Kind
+from traces.trace import RANGE_BEGIN, RANGE_END, EventType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Notes:
+class Annotations:
     """The k refused requests, m marks and q ranges on a timeline's time axis; int64 columns.
 
     Attributes:
@@ -46,27 +46,27 @@ class Notes:
 
 _NAMED = ("operation", "frame", "stack")
 _NONE = np.zeros(0, np.int64)
-NO_NOTES = Notes(_NONE, _NONE, _NONE, dict.fromkeys(_NAMED, _NONE), _NONE, _NONE, _NONE, _NONE, _NONE, _NONE)
+NO_ANNOTATIONS = Annotations(
+    _NONE, _NONE, _NONE, dict.fromkeys(_NAMED, _NONE), _NONE, _NONE, _NONE, _NONE, _NONE, _NONE
+)
 
 
-def notes_of(trace: Trace, free: NDArray[np.int64] | None) -> Notes:
-    """Return the notes of the events of one device.
+def annotations_of(trace: Trace, free: NDArray[np.int64] | None) -> Annotations:
+    """Return the annotations of the events of one device.
 
     Args:
         trace: the events; their rows are the times.
         free: bytes free on the device at each refused request, -1 where unknown; None if all are unknown.
     """
-    refused = np.flatnonzero(trace.kind == Kind.REFUSED)
+    refused = np.flatnonzero(trace.kind == EventType.REFUSED)
     category = _categories(trace)
-    mark = np.flatnonzero((trace.kind == Kind.MARK) & (category == ""))
+    mark = np.flatnonzero((trace.kind == EventType.MARK) & (category == ""))
     begin, end, depth = _ranges(category, trace.operation, len(trace))
-    return Notes(
+    return Annotations(
         refused=refused,
         asked=trace.size[refused],
         free=np.full(len(refused), -1) if free is None else free,
-        named={
-            name: getattr(trace, name)[refused].astype(np.int64) for name in ("operation", "frame", "stack")
-        },
+        named={name: getattr(trace, name)[refused].astype(np.int64) for name in _NAMED},
         mark=mark,
         mark_name=trace.operation[mark].astype(np.int64),
         begin=begin,
@@ -79,7 +79,7 @@ def notes_of(trace: Trace, free: NDArray[np.int64] | None) -> Notes:
 def _categories(trace: Trace) -> NDArray[np.str_]:
     """Return for each mark whether a range begins or ends there; "" for every other event."""
     told = np.array([name if name in (RANGE_BEGIN, RANGE_END) else "" for name in trace.names] + [""])
-    return np.where(trace.kind == Kind.MARK, told[trace.category], "")
+    return np.where(trace.kind == EventType.MARK, told[trace.category], "")
 
 
 def _ranges(

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mempool.show.density import rest_of
-from mempool.show.load import load_of, telling
-from mempool.show.names import MOST_NAMES, ids_of, named, pools, stacks
-from mempool.show.packed_columns import Packer, clean
+from mempool.show.packed_columns import MOST_NAMES, Packer, clean, ids_of, named, pools, stacks
+from mempool.show.thinning import density_of_small_pieces, kept_extremes, load_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,13 +137,13 @@ def _small(packer: Packer, timeline: Timeline, keep: NDArray[np.int64]) -> dict[
 
 
 def _curve(packer: Packer, times: NDArray[np.int64], loads: NDArray[np.int64]) -> dict[str, Any]:
-    keep = telling(times, loads)
+    keep = kept_extremes(times, loads)
     return {"time": packer.column(times[keep], delta=True), "bytes": packer.column(loads[keep])}
 
 
 def _notes(packer: Packer, timeline: Timeline, *, frames: bool) -> dict[str, Any]:
     """Pack the largest refused requests, marks spread over the whole time, and the longest ranges."""
-    notes, names = timeline.notes, timeline.names
+    notes, names = timeline.annotations, timeline.names
     refused = np.sort(np.argsort(-notes.asked, kind="stable")[:_MOST_NOTES])
     marks = np.unique(np.linspace(0, len(notes.mark) - 1, min(len(notes.mark), _MOST_NOTES)).astype(np.int64))
     ranges = np.sort(np.argsort(notes.begin - notes.end, kind="stable")[:_MOST_NOTES])
@@ -200,7 +198,7 @@ def _view(packer: Packer, timeline: Timeline, view: View, keep: NDArray[np.int64
 def _rest(packer: Packer, timeline: Timeline, view: View, keep: NDArray[np.int64]) -> dict[str, Any] | None:
     if len(keep) == len(timeline.owner):
         return None
-    picture = rest_of(timeline, view, keep)
+    picture = density_of_small_pieces(timeline, view, keep)
     return {
         "shape": picture.shape,
         "from": int(timeline.start[0]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool.show.content import content_of
+from mempool.show.packed_columns import clean
 from mempool.show.scene import scene_of
 
 if TYPE_CHECKING:
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from mempool.show.scene import Scene
     from solvers import Plan
     from traces import Buffers, Trace
+
 
 ASSETS = Path(__file__).parent / "assets"
 #: Scripts of the figure, in order of dependency.
@@ -77,16 +81,16 @@ class Figure:
         Raises:
             ModuleNotFoundError: Bokeh is not installed.
         """
-        from mempool.show.page import page_of
+        from mempool.show.figure import render_page
 
         packed, counts = content_of(self.scene, frames=self.frames)
-        return page_of(self.scene.title, _layout(packed)), counts
+        return render_page(self.scene.title, _layout(packed)), counts
 
     def _repr_html_(self) -> str:
         """Return the page in an iframe, so that styles and keys do not interfere with the notebook's."""
-        from mempool.show.page import framed
+        from mempool.show.figure import render_iframe
 
-        return framed(self.html())
+        return render_iframe(self.html())
 
 
 def figure(
@@ -281,3 +285,43 @@ def _draw_moves(plot: Any) -> dict[str, Any]:
         line_color="#ffffff", line_width=0.5,
     )  # fmt: skip
     return {"absent": absent, "copies": copies, "marks": marks}
+
+
+#: Scripts of the page around the figure, in order of dependency.
+_PAGE_SCRIPTS = ("numbers.js", "dom.js", "table.js", "link.js", "page.js")
+
+
+def render_page(title: str, layout: Any) -> str:
+    """Return a page around a layout.
+
+    Args:
+        title: text of the window's title.
+        layout: a Bokeh layout, whose texts are this project's own.
+    """
+    from bokeh.embed import json_item
+    from bokeh.resources import Resources
+
+    # Text that comes only from Bokeh and the page's own files; text from traces is in the packed content.
+    item = json.dumps(json_item(layout, "figure")).replace("<", "\\u003c")
+    parts = {
+        "TITLE": html.escape(clean(title)),
+        "STYLE": _asset("page.css"),
+        "BOKEH": Resources(mode="inline", components=["bokeh"]).render_js(),
+        "ITEM": item,
+        "SCRIPT": '"use strict"\n{\n' + "\n".join(map(_asset, _PAGE_SCRIPTS)) + "}",
+    }
+    page = _asset("page.html")
+    pieces = page.split("@@")  # text, name, text, name, ..., text: inserted parts are not split again
+    return "".join(parts[piece] if k % 2 else piece for k, piece in enumerate(pieces))
+
+
+def render_iframe(page: str) -> str:
+    """Return a page as an iframe for another page."""
+    return (
+        f'<iframe srcdoc="{html.escape(page)}" style="width:100%;height:900px;border:0" '
+        'title="load and addresses over time" sandbox="allow-scripts"></iframe>'
+    )
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")

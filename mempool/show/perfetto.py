@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mempool.show.load import load_of
 from mempool.show.packed_columns import clean
+from mempool.show.thinning import load_of
 from traces.files import atomic
 
 if TYPE_CHECKING:
@@ -79,19 +79,19 @@ def _events(scene: Scene, *, frames: bool) -> Iterator[dict[str, Any]]:
 
 def _noted(process: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
     """Yield ranges as nested slices, marks and refused requests as instants."""
-    notes = timeline.notes
-    ranges = np.sort(np.argsort(notes.begin - notes.end, kind="stable")[:_MOST_SLICES])
-    begin, end = _micros(timeline, notes.begin[ranges]), _micros(timeline, notes.end[ranges])
+    annotations = timeline.annotations
+    ranges = np.sort(np.argsort(annotations.begin - annotations.end, kind="stable")[:_MOST_SLICES])
+    begin, end = _micros(timeline, annotations.begin[ranges]), _micros(timeline, annotations.end[ranges])
     for name, first, lasts in zip(
-        notes.range_name[ranges], begin.tolist(), (end - begin).tolist(), strict=True
+        annotations.range_name[ranges], begin.tolist(), (end - begin).tolist(), strict=True
     ):
         called = _name(timeline, name, "range")
         yield {"ph": "X", "pid": process, "tid": 0, "ts": first, "dur": lasts, "cat": "range", "name": called}
-    marks, refused = notes.mark[:_MOST_SLICES], notes.refused[:_MOST_SLICES]
+    marks, refused = annotations.mark[:_MOST_SLICES], annotations.refused[:_MOST_SLICES]
     instant = {"ph": "i", "pid": process, "tid": 0, "s": "p"}
-    for name, at in zip(notes.mark_name, _micros(timeline, marks).tolist(), strict=False):
+    for name, at in zip(annotations.mark_name, _micros(timeline, marks).tolist(), strict=False):
         yield instant | {"ts": at, "name": _name(timeline, name, "mark")}
-    for size, at in zip(notes.asked.tolist(), _micros(timeline, refused).tolist(), strict=False):
+    for size, at in zip(annotations.asked.tolist(), _micros(timeline, refused).tolist(), strict=False):
         yield instant | {"ts": at, "name": "out of memory", "args": {"size_bytes": size}}
 
 

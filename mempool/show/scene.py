@@ -12,7 +12,7 @@ from mempool.show.view import View, plan_view, recorded_view, segments_of
 from solvers.simulators.recorded import recorded_segments
 from traces.buffers import Buffers, buffers_of
 from traces.completeness import device_free
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,7 +101,7 @@ def scene_of(
 
 def _by_device(trace: Trace) -> Iterator[tuple[str, Trace, NDArray[np.int64]]]:
     """Yield the title and the events of each device, and the bytes free at each refused request."""
-    free, refused = device_free(trace), trace.device[trace.kind == Kind.REFUSED]
+    free, refused = device_free(trace), trace.device[trace.kind == EventType.REFUSED]
     devices = trace.devices
     if not devices:
         yield "trace", trace, free
@@ -112,16 +112,16 @@ def _by_device(trace: Trace) -> Iterator[tuple[str, Trace, NDArray[np.int64]]]:
 
 def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[str]) -> list[View]:
     """Return views of the recorded addresses, if any exist, and of the simulated ones."""
-    from mempool.analysis.allocator_specs import parse_choice
+    from mempool.analysis.compare import parse_allocator
     from mempool.simulate import simulate
 
-    born, since = trace.kind == Kind.ALLOC, timeline.since
+    born, since = trace.kind == EventType.ALLOC, timeline.since
     views = []
     if (trace.address[born] >= 0).any():
         held = segments_of(recorded_segments(trace), since=since, end=len(trace))
         views.append(recorded_view("recorded", at, timeline, trace.address[born], held))
     for name in () if timeline.still else allocators:
-        choice = parse_choice(name)
+        choice = parse_allocator(name)
         done = simulate(trace, choice.allocator, **choice.settings)
         segments = segments_of(done.segments, since=since, end=len(trace))
         views.append(recorded_view(name, at, timeline, done.address[born], segments))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mempool.analysis.caveats import history_caveats, pool_caveats
-from mempool.show.annotations import NO_NOTES, Notes, notes_of
+from mempool.show.annotations import NO_ANNOTATIONS, Annotations, annotations_of
 from traces.completeness import History, completeness
-from traces.trace import NAMED, Kind
+from traces.trace import NAMED, EventType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,7 +58,7 @@ class Timeline:
         cut: true if buffers that begin at ``since`` may be from before the recording.
         still: true if no history is known, only the state at the end, so that time has one moment.
         caveats: sentences about missing facts.
-        notes: events apart from the buffers.
+        annotations: events apart from the buffers.
     """
 
     title: str
@@ -87,7 +87,7 @@ class Timeline:
     cut: bool = False
     still: bool = False
     caveats: tuple[str, ...] = ()
-    notes: Notes = NO_NOTES
+    annotations: Annotations = NO_ANNOTATIONS
 
 
 def timeline_of(
@@ -108,7 +108,7 @@ def timeline_of(
         buffers: the n buffers.
         title: as in `Timeline`.
         trace: events of one device, whose allocs are the buffers in order of rows.
-        free: as for `notes_of`.
+        free: as for `annotations_of`.
         columns: iterations after which the plan's addresses repeat, on a circle.
 
     Raises:
@@ -116,15 +116,15 @@ def timeline_of(
     """
     owner, iteration, start, end = _pieces(buffers, columns)
     named = dict.fromkeys(NAMED, np.full(len(buffers), -1)) | {"pool": np.zeros(len(buffers), np.int64)}
-    since, history, notes = 0, History.WHOLE, NO_NOTES
+    since, history, annotations = 0, History.WHOLE, NO_ANNOTATIONS
     caveats: tuple[str, ...] = ()
     if trace is not None:
-        born = np.flatnonzero(trace.kind == Kind.ALLOC)
+        born = np.flatnonzero(trace.kind == EventType.ALLOC)
         named = {name: getattr(trace, name)[born].astype(np.int64) for name in (*NAMED, "pool")}
         known = completeness(trace, int(trace.device[0]) if len(trace) else 0)
         since, history = _since(trace, known), known.history
         start = np.maximum(start, since)
-        notes = NO_NOTES if history is History.ABSENT else notes_of(trace, free)
+        annotations = NO_ANNOTATIONS if history is History.ABSENT else annotations_of(trace, free)
         caveats = (*history_caveats(trace, known.device), *pool_caveats(trace))
     order = np.argsort(start, kind="stable")
     return Timeline(
@@ -150,7 +150,7 @@ def timeline_of(
         cut=history is History.WINDOW,
         still=history is History.ABSENT,
         caveats=caveats,
-        notes=notes,
+        annotations=annotations,
     )
 
 
@@ -158,9 +158,9 @@ def _since(trace: Trace, known: Completeness) -> int:
     """Return the row of the first recorded event; rows before describe the state until then."""
     if known.history is History.ABSENT:
         return max(len(trace) - 1, 0)
-    other = np.flatnonzero((trace.kind != Kind.ALLOC) & (trace.kind != Kind.RESERVE))
+    other = np.flatnonzero((trace.kind != EventType.ALLOC) & (trace.kind != EventType.RESERVE))
     lead = slice(int(other[0]) if len(other) else len(trace))
-    before = {Kind.ALLOC: known.live_before_bytes, Kind.RESERVE: known.reserved_before_bytes}
+    before = {EventType.ALLOC: known.live_before_bytes, EventType.RESERVE: known.reserved_before_bytes}
     return max(
         _first_row(np.cumsum(np.where(trace.kind[lead] == kind, trace.size[lead], 0)), total)
         for kind, total in before.items()

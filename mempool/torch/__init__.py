@@ -23,7 +23,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from mempool.errors import UsageError
-from mempool.installation import Place, place_of
+from mempool.installation import InstallationSlot, slot_of
 from mempool.pool import Pool
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from mempool.recording.torch.pool_accesses import AccessRecording
-    from mempool.torch.eager.attachment import Swapping
+    from mempool.recording.torch.pool_recorder import AccessRecording
+    from mempool.torch.eager import OffloadSession
     from mempool.torch.estimate import Fit
     from mempool.torch.introspection.diagnosis import Diagnosis
-    from mempool.torch.step_detection import FoundSteps
+    from mempool.torch.step_detection import StepDetector
 
 
 def install(*, device: str | torch.device | None = None, **options: Any) -> TensorPool:
@@ -64,22 +64,22 @@ def install(*, device: str | torch.device | None = None, **options: Any) -> Tens
         OSError, solvers.PlanError, traces.TraceError: the plan file cannot be read, or holds no plan.
     """
     make = _maker(device, options)
-    return _place.install(lambda: make(**options), lambda pool: pool.begin())
+    return _slot.install(lambda: make(**options), lambda pool: pool.begin())
 
 
 def uninstall() -> None:
     """Close the installed pool: PyTorch is as before, live tensors stay valid. Warn if none is installed."""
-    _place.uninstall()
+    _slot.uninstall()
 
 
 def installed() -> TensorPool | None:
     """Return the pool that serves PyTorch, or None."""
-    return _place.pool
+    return _slot.pool
 
 
 def is_installed() -> bool:
     """Return true if a pool serves PyTorch."""
-    return _place.pool is not None
+    return _slot.pool is not None
 
 
 def diagnose() -> Diagnosis:
@@ -134,7 +134,7 @@ def record(
     Raises:
         UsageError: the pool itself writes a trace.
     """
-    from mempool.recording.torch.pool_accesses import AccessRecording
+    from mempool.recording.torch.pool_recorder import AccessRecording
 
     return AccessRecording(path, model, optimizer)
 
@@ -146,24 +146,24 @@ class TensorPool(Pool):
     swaps = True
 
     def __init__(self, device: Any, **options: Any) -> None:
-        self._swapping: Swapping | None = None
-        self._found_steps: FoundSteps | None = None
+        self.offloading: OffloadSession | None = None
+        self._step_detector: StepDetector | None = None
         super().__init__(device, **{"name": "torch", **options})
 
     def begin(self) -> None:
         """Serve PyTorch's tensors, and keep them within the limit if a limit is set."""
         self.serve()
         ends = self.settings.mode == "replay" and self.settings.limit is None  # swapping finds steps itself
-        shown = self._tape is not None and self.settings.limit is None
+        shown = self._trace_writer is not None and self.settings.limit is None
         if ends or shown:
-            from mempool.torch.step_detection import FoundSteps
+            from mempool.torch.step_detection import StepDetector
 
-            self._found_steps = FoundSteps(self, ends=ends, shown=shown)
+            self._step_detector = StepDetector(self, ends=ends, shown=shown)
         if (limit := self.settings.limit) is not None:
-            from mempool.torch.eager.attachment import Swapping
+            from mempool.torch.eager import OffloadSession
 
             try:
-                self._swapping = Swapping(self, self.torch_device, limit)
+                self.offloading = OffloadSession(self, self.torch_device, limit)
             except BaseException:
                 self.stop_serving()
                 raise
@@ -181,14 +181,14 @@ class TensorPool(Pool):
         """Stop serving PyTorch, whose live tensors stay valid."""
         raise NotImplementedError
 
-    def mark_found_step(self) -> None:
+    def mark_detected_step(self) -> None:
         """Mark the end of an iteration that was detected by the steps of an optimizer."""
         with contextlib.suppress(UsageError):  # inside `iteration`, which has just begun for the first time
             self._step(found=True)
 
-    def _end_finding_steps(self) -> None:
-        if self._found_steps is not None:
-            self._found_steps.end()
+    def _end_step_detection(self) -> None:
+        if self._step_detector is not None:
+            self._step_detector.end()
 
     def watch(self, optimizer: torch.optim.Optimizer) -> Any:
         """End an iteration at every step of the optimizer.
@@ -216,42 +216,42 @@ class TensorPool(Pool):
             hooked.register_step_pre_hook(lambda *_: self._check_outside_iterations()),
             hooked.register_step_post_hook(lambda *_: self.step()),
         )
-        if self._swapping is not None:
-            self._swapping.marked()
-        self._end_finding_steps()
-        self.expect_marks()
+        if self.offloading is not None:
+            self.offloading.require_marks()
+        self._end_step_detection()
+        self.require_step_marks()
         return hooks
 
     def step(self) -> None:
         """Mark the end of one iteration and the beginning of the next, also for swapping."""
-        self._end_finding_steps()
+        self._end_step_detection()
         super().step()
-        if self._swapping is not None:
-            self._swapping.mark()
+        if self.offloading is not None:
+            self.offloading.mark()
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
         """Mark one iteration: see `mempool.Pool.iteration`."""
-        self._end_finding_steps()
+        self._end_step_detection()
         with super().iteration():
-            if self._swapping is not None:
-                self._swapping.begin()
+            if self.offloading is not None:
+                self.offloading.begin()
             try:
                 yield
             finally:
-                if self._swapping is not None:
-                    self._swapping.mark()
+                if self.offloading is not None:
+                    self.offloading.mark()
 
     def swapping_values(self) -> dict[str, Any] | None:
         """Return the report's values about swapping; None if nothing is swapped."""
-        return None if self._swapping is None else self._swapping.values()
+        return None if self.offloading is None else self.offloading.values()
 
     def close(self) -> None:
         """Stop serving PyTorch and stop planning. Tensors stay valid; swapped ones are on the device."""
-        if self._swapping is not None:
-            self._swapping.end()
-        self._end_finding_steps()
-        _place.leave(self, self.stop_serving)
+        if self.offloading is not None:
+            self.offloading.end()
+        self._end_step_detection()
+        _slot.leave(self, self.stop_serving)
         super().close()
 
 
@@ -267,7 +267,7 @@ class _Watch:
             hook.remove()
 
 
-_place: Place[TensorPool] = place_of("PyTorch", "mempool.torch")
+_slot: InstallationSlot[TensorPool] = slot_of("PyTorch", "mempool.torch")
 
 
 def _maker(device: str | torch.device | None, options: dict[str, Any]) -> Callable[..., TensorPool]:

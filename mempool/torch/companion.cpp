@@ -1,8 +1,8 @@
-// PyTorch's CPU allocator, passed on to the pool. Built on the user's machine against the user's torch (compiled_library.py), of
-// which it needs libc10 alone; the pool's core is reached through the four functions of c_api.h that install() is given.
+// Forwards PyTorch's CPU allocator to the pool. Built on the user's machine against libc10 of the user's torch
+// (compiled_library.py); reaches the pool's core through the four functions of c_api.h that install() receives.
 //
-// Storages keep their allocator for ever, so ours is never destroyed, and while no pool serves it asks the allocator that
-// was there before. Memory is told by its address: what the pool did not give goes back to that one.
+// Storages keep their allocator for ever, so ours is never destroyed; while no pool serves, it forwards to the former allocator.
+// Memory is identified by its address: foreign memory is freed by the former allocator.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
@@ -20,7 +20,7 @@ c10::Allocator* former = nullptr;
 
 void release(void* address) {
   if (address == nullptr) return;
-  // Told before it is free, for then another thread may have it at once.
+  // Report before the free: afterwards another thread may get the address at once.
   if (c10::memoryProfilingEnabled() && pool.owns(address) != 0) c10::profiledCPUMemoryReporter().Delete(address);
   if (pool.free(address) == 0) former->raw_deallocate(address);
 }
@@ -60,7 +60,7 @@ PoolAllocator* ours() {
 
 bool current() { return c10::GetAllocator(c10::DeviceType::CPU) == ours(); }
 
-// An allocator replaces one of no higher priority: the lowest that will do, so that others may still replace it.
+// Set an allocator with the lowest sufficient priority, so that other libraries may still replace it.
 bool set(c10::Allocator* allocator) {
   for (int priority = 0; priority <= 255; ++priority) {
     c10::SetAllocator(c10::DeviceType::CPU, allocator, static_cast<uint8_t>(priority));
@@ -71,8 +71,8 @@ bool set(c10::Allocator* allocator) {
 
 }  // namespace
 
-// 1: ours is PyTorch's allocator now. 0: it is not. 2: the one there before cannot take its own memory back. 3: ours was
-// there once, and the one there now may pass on to it, as ours would to that one.
+// Return 1 if ours is PyTorch's allocator now, 0 if not; 2 if the former allocator cannot free its own memory; 3 if the present
+// allocator may forward to ours, as ours would forward to it.
 extern "C" __attribute__((visibility("default"))) int mempool_companion_install(
     void* (*alloc)(size_t, int*), int (*owns)(void*), int (*free)(void*), void (*out_of_memory)(char*, size_t)) {
   if (current()) return 1;
@@ -86,13 +86,13 @@ extern "C" __attribute__((visibility("default"))) int mempool_companion_install(
   return set(ours()) ? 1 : 0;
 }
 
-// 1: the former allocator is PyTorch's again. 0: somebody has replaced ours, and it stays as it is.
+// Return 1 if the former allocator is PyTorch's again, 0 if another library has replaced ours, which then stays.
 extern "C" __attribute__((visibility("default"))) int mempool_companion_uninstall() {
   if (!current()) return 0;
   return set(former) ? 1 : 0;
 }
 
-// What throws PyTorch's own error when a CUDA device has no memory.
+// Throw PyTorch's own error for a CUDA device without memory.
 extern "C" __attribute__((visibility("default"))) void mempool_companion_refuse(const char* text) {
   C10_THROW_ERROR(OutOfMemoryError, text);
 }

@@ -100,7 +100,7 @@ class CudaPool(TensorPool):
             _become_allocator()
         hook.serve(self.client, instead=True)  # instead of a closed pool
         _serving = self
-        statistics.begin(_who_serves)
+        statistics.replace_functions(serving_client)
         _keep_benchmark_off()
         diagnosis.warn(diagnosis.diagnose(serving=True))
 
@@ -181,7 +181,7 @@ def _keep_benchmark_off() -> None:
         set_benchmark(value=True)
 
 
-def _who_serves(index: int) -> tuple[_core.Client, _core.Pool] | None:
+def serving_client(index: int) -> tuple[_core.Client, _core.Pool] | None:
     """Return the client and pool of a device's statistics; before any tensor, those of the waiting pool."""
     if _serving is not None and _serving.index in (index, None):
         return _serving.client, _serving.core

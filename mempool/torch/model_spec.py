@@ -26,7 +26,7 @@ TYPES = {
 
 
 @dataclass(frozen=True)
-class Named:
+class ModelSpec:
     """A parsed name with optional arguments.
 
     Attributes:
@@ -49,7 +49,7 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Input:
+class InputSpec:
     """One tensor of a model's input.
 
     Attributes:
@@ -75,7 +75,7 @@ class Input:
         return tuple(math.prod(int(f) for f in size if f is not None) for size in factors)
 
 
-def parse_target(text: str) -> Named:
+def parse_target(text: str) -> ModelSpec:
     """Parse ``package.module:function(key=value)``, ``script.py:name`` or ``transformers:gpt2``.
 
     Raises:
@@ -86,16 +86,16 @@ def parse_target(text: str) -> Named:
         return _transformers(rest)
     if script := re.fullmatch(r"(.+\.pyw?)(?::(.+))?", text, re.DOTALL):
         name, arguments = _call(script[2]) if script[2] else ("", {})
-        return Named("script", script[1], name, arguments)
+        return ModelSpec("script", script[1], name, arguments)
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", head):
         raise UsageError(f"{text!r} names no model; give {_FORMS}")
     if colon and not rest:
         raise UsageError(f"{text!r} ends at the colon; give {_FORMS}")
     name, arguments = _call(rest) if colon else ("", {})
-    return Named("module", head, name, arguments)
+    return ModelSpec("module", head, name, arguments)
 
 
-def parse_name(text: str) -> Named:
+def parse_name(text: str) -> ModelSpec:
     """Parse ``adamw``, ``sgd(momentum=0.9)`` or ``package.module:function``.
 
     Raises:
@@ -105,16 +105,16 @@ def parse_name(text: str) -> Named:
         return parse_target(text)
     head, plus, option = text.partition("(")[0].partition("+")
     name, arguments = _call(head.strip() + text[len(head + plus + option) :])
-    return Named("", "", f"{name}{plus}{option.strip()}", arguments)
+    return ModelSpec("", "", f"{name}{plus}{option.strip()}", arguments)
 
 
-def _transformers(rest: str) -> Named:
+def _transformers(rest: str) -> ModelSpec:
     if not rest:
         raise UsageError("transformers: what? Such as transformers:gpt2, or a folder with a config.json")
     if "(" not in rest:
-        return Named("transformers", "", rest)
+        return ModelSpec("transformers", "", rest)
     name, arguments = _call(rest)
-    return Named("transformers", "", name, arguments)
+    return ModelSpec("transformers", "", name, arguments)
 
 
 def _call(text: str) -> tuple[str, dict[str, Any]]:
@@ -135,7 +135,7 @@ def _call(text: str) -> tuple[str, dict[str, Any]]:
         ) from None
 
 
-def parse_inputs(text: str) -> tuple[Input, ...]:
+def parse_inputs(text: str) -> tuple[InputSpec, ...]:
     """Parse a model's inputs, such as ``float32[B,3,224,224] labels=int64[B]``.
 
     Raises:
@@ -150,7 +150,7 @@ def parse_inputs(text: str) -> tuple[Input, ...]:
                 f"with types {', '.join(dict.fromkeys(TYPES.values()))}"
             )
         sizes = [size for size in match[3].replace(" ", "").split(",") if size]
-        found.append(Input(match[1] or "", kind, tuple(_factors(size, part) for size in sizes)))
+        found.append(InputSpec(match[1] or "", kind, tuple(_factors(size, part) for size in sizes)))
     if not found:
         raise UsageError("no inputs: say such as float32[B,3,224,224]")
     return tuple(found)

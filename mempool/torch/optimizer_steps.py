@@ -57,12 +57,12 @@ def _register_once() -> None:
 
 
 def _begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for one in tuple(LISTENERS):
-        if one.before is not None:
-            one.before(optimizer)
+    for listener in tuple(LISTENERS):
+        if listener.before is not None:
+            listener.before(optimizer)
 
 
 def _ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for one in tuple(LISTENERS):
-        if one.after is not None:
-            one.after(optimizer)
+    for listener in tuple(LISTENERS):
+        if listener.after is not None:
+            listener.after(optimizer)

@@ -9,6 +9,7 @@ beginning: a planner that reads the trace has no program to watch.
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,21 +22,33 @@ if TYPE_CHECKING:
     from mempool.torch import TensorPool
 
 
-#: Optimizer steps between two checks of how well plans are followed.
-STEPS_BETWEEN_LOOKS = 16
-#: Smallest share of hits among the allocations between two checks that shows a loop that repeats.
-LEAST_HITS = 0.9
-#: Consecutive checks that must find a smaller share; the first check does not count, since no plan exists by
-#: then.
-LOOKS = 2
-#: Missed allocations without any plan before which a check does not count: the planner may not have run yet.
-LEAST_ALLOCATIONS = 1 << 11
-#: Consecutive steps of other optimizers after which the optimizer that ended iterations is considered
-#: finished.
-STEPS_OF_OTHERS = 64
+@dataclass(frozen=True)
+class StepDetectionOptions:
+    """Tunables of the step detection.
+
+    Attributes:
+        check_interval_steps: optimizer steps between two checks of how well plans are followed.
+        min_hit_rate: smallest share of hits among the allocations between two checks that shows a loop that
+            repeats.
+        failed_checks: consecutive checks that must find a smaller share; the first check does not count,
+            since no plan exists by then.
+        min_unplanned_misses: missed allocations without any plan before which a check does not count: the
+            planner may not have run yet.
+        idle_steps: consecutive steps of other optimizers after which the optimizer that ended iterations is
+            considered finished.
+    """
+
+    check_interval_steps: int = 16
+    min_hit_rate: float = 0.9
+    failed_checks: int = 2
+    min_unplanned_misses: int = 1 << 11
+    idle_steps: int = 64
 
 
-class FoundSteps:
+OPTIONS = StepDetectionOptions()
+
+
+class StepDetector:
     """Observer of one pool that acts after each step of an optimizer."""
 
     def __init__(self, pool: TensorPool, *, ends: bool, shown: bool) -> None:
@@ -47,48 +60,52 @@ class FoundSteps:
             shown: show the steps in the pool's trace.
         """
         self._pool = weakref.ref(pool)
-        self._ends, self._shown = ends, shown
+        self._ends_iterations, self._shows_steps = ends, shown
         self._optimizer: Any = None
-        self._steps = self._in_vain = self._others = 0
-        self._new = NewOutcomes()
-        self._marks = False
-        self._listener = Listener(after=self._stepped)
+        self._steps = self._failed_checks = self._idle_steps = 0
+        self._new_outcomes = NewOutcomes()
+        self._has_decided = False
+        self._listener = Listener(after=self._after_step)
 
     def end(self) -> None:
         """Stop observing, for example because the program marks the end of iterations."""
         self._listener.remove()
 
-    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         pool = None if torch.compiler.is_compiling() else self._pool()
         if pool is None:
             return
-        if not self._is_the_one(optimizer):
+        if not self.ends_iterations(optimizer):
             return
-        if self._marks:
-            pool.mark_found_step()
+        if self._has_decided:
+            pool.mark_detected_step()
             return
         self._steps += 1
-        if self._ends and self._steps % STEPS_BETWEEN_LOOKS == 0 and self._is_in_no_order(pool):
-            log.info("what recurs comes in no fixed order: iterations end with the steps of the optimizer")
-            self._marks = True
-            pool.begin_anew()
-            pool.mark_found_step()
-        elif self._shown:
+        if (
+            self._ends_iterations
+            and self._steps % OPTIONS.check_interval_steps == 0
+            and self._lacks_a_period(pool)
+        ):
+            log.info("iterations recur in no fixed order: they end with the steps of the optimizer")
+            self._has_decided = True
+            pool.reset_plans()
+            pool.mark_detected_step()
+        elif self._shows_steps:
             pool.client.record_detected_step()
 
-    def _is_the_one(self, optimizer: torch.optim.Optimizer) -> bool:
+    def ends_iterations(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return true if this optimizer ends iterations: the first to step, as long as it keeps stepping."""
         known = None if self._optimizer is None else self._optimizer()
-        if known is None or (known is not optimizer and self._others >= STEPS_OF_OTHERS):
+        if known is None or (known is not optimizer and self._idle_steps >= OPTIONS.idle_steps):
             self._optimizer, known = weakref.ref(optimizer), optimizer
-        self._others = 0 if known is optimizer else self._others + 1
+        self._idle_steps = 0 if known is optimizer else self._idle_steps + 1
         return known is optimizer
 
-    def _is_in_no_order(self, pool: TensorPool) -> bool:
+    def _lacks_a_period(self, pool: TensorPool) -> bool:
         outcomes = pool.client.stats()["outcomes"]
-        new = self._new.of(outcomes)
-        follows = new["hit"] >= LEAST_HITS * (new["hit"] + missed(new))
-        unplanned = pool.plans == 0 and missed(outcomes) < LEAST_ALLOCATIONS
-        early = self._steps == STEPS_BETWEEN_LOOKS or unplanned
-        self._in_vain = 0 if follows or early else self._in_vain + 1
-        return self._in_vain >= LOOKS
+        new = self._new_outcomes.of(outcomes)
+        follows = new["hit"] >= OPTIONS.min_hit_rate * (new["hit"] + missed(new))
+        unplanned = pool.plans == 0 and missed(outcomes) < OPTIONS.min_unplanned_misses
+        early = self._steps == OPTIONS.check_interval_steps or unplanned
+        self._failed_checks = 0 if follows or early else self._failed_checks + 1
+        return self._failed_checks >= OPTIONS.failed_checks

@@ -89,10 +89,8 @@ class TurnSearch:
         self._seeds = 0
         self._searches: dict[str, tuple[int, _Complete]] = {}  # capacity and search of each turn
         self._part = 0.5  # fraction of the gap that the next step is to close
-        self._max_load_repair: _core.LocalRepair | None = (
-            None  # repair that began with the maximum-load-first plan
-        )
-        self._best_repair: _core.LocalRepair | None = None  # repair of plans found by other heuristics
+        self._max_load_repair: _core.LocalRepair | None = None  # begins with the maximum-load-first plan
+        self._best_repair: _core.LocalRepair | None = None  # begins with plans of other heuristics
         self._window_repair: _core.WindowRepair | None = None
         self._peak_outward: PeakOutward | None = None
 

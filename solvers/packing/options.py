@@ -1,8 +1,7 @@
 """Tunables of the packing search in one table.
 
 A *work unit* is about one placed buffer that first fit examines for another buffer; the kernels report their
-work in these units, and a node budget counts them. "Measured" means: chosen by runs of the benchmarks in
-`tests/benchmarks` on training traces, random instances and the public instances.
+work in these units, and a node budget counts them. "Measured" marks values set by a measurement.
 """
 
 from __future__ import annotations

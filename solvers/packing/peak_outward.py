@@ -22,7 +22,7 @@ class PeakOutward:
     Jobs far from the peak may end above the goal at first; window repair then repacks these time windows.
 
     Attributes:
-        units: work so far.
+        work: work units so far.
         rounds: number of completed rounds.
         offsets: int64[n], the offsets found last, or None.
         arena: arena of these offsets in bytes; 0 before the first.
@@ -37,7 +37,7 @@ class PeakOutward:
         self._patience = 0
 
     def advance(self, units: int, target: int, arena: int) -> bool:
-        """Continue for about `units` work units; return true if a smaller arena than `arena` was better.
+        """Continue for about `units` work units; return true if a smaller arena than `arena` was found.
 
         Args:
             units: work after which to return.

@@ -19,7 +19,7 @@ import numpy as np
 
 from solvers.packing.options import OPTIONS
 from traces.buffers import Buffers
-from traces.ranges import joined
+from traces.intervals import union_of_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -354,7 +354,9 @@ def _disjoint(
     open_: dict[tuple[int, int], int] = {}  # range of addresses -> start time
     for time in times:
         alive = (start <= time) & (time < end)
-        now = dict.fromkeys(joined(zip(low[alive].tolist(), high[alive].tolist(), strict=True)), time)
+        now = dict.fromkeys(
+            union_of_ranges(zip(low[alive].tolist(), high[alive].tolist(), strict=True)), time
+        )
         for place, since in open_.items():
             if place in now:
                 now[place] = since

@@ -1,7 +1,7 @@
 """Rewriting of a step's graph to fit a limit by offloading and recompute, decided by simulation."""
 
+from solvers.rewriting.apply import apply_rewriting
 from solvers.rewriting.graph import Graph, Role
-from solvers.rewriting.rewrite import erase, rewrite
-from solvers.rewriting.rewriting import Rewriting, Swap, SwapIn, Sync
+from solvers.rewriting.records import Offload, Reload, Rewriting
 
-__all__ = ["Graph", "Rewriting", "Role", "Swap", "SwapIn", "Sync", "erase", "rewrite"]
+__all__ = ["Graph", "Offload", "Reload", "Rewriting", "Role", "apply_rewriting"]

@@ -46,8 +46,8 @@ class Role(enum.IntEnum):
     """Purpose of an operation: original, or inserted by rewriting."""
 
     ORIGINAL = 0
-    SWAP_OUT = 1
-    SWAP_IN = 2
+    OFFLOAD = 1
+    RELOAD = 2
     RECOMPUTED = 3
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from solvers.rewriting.graph import Role
+from solvers.rewriting.records import Simulation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,53 +16,13 @@ if TYPE_CHECKING:
     from solvers.swap.link import Link
 
 
-@dataclass(frozen=True, eq=False)
-class Timed:
-    """Simulated execution of a graph in order.
-
-    Attributes:
-        load: int64[N], bytes on the device during each operation, ``outside_bytes`` included.
-        host_load: int64[N], bytes on the host.
-        begins: float64[N], seconds at which each operation begins; for a swap, the copy.
-        wait: float64[N], seconds that the program waits for copies before each operation.
-        seconds: duration of the step.
-        recomputed_seconds: part of this duration spent in recomputed operations.
-        moved_bytes: bytes copied to the host.
-        returned_bytes: bytes copied to the device.
-    """
-
-    load: NDArray[np.int64]
-    host_load: NDArray[np.int64]
-    begins: NDArray[np.float64]
-    wait: NDArray[np.float64]
-    seconds: float
-    recomputed_seconds: float
-    moved_bytes: int
-    returned_bytes: int
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes on the device at one time."""
-        return int(self.load.max(initial=0))
-
-    @property
-    def host_bytes(self) -> int:
-        """Most bytes on the host at one time."""
-        return int(self.host_load.max(initial=0))
-
-    @property
-    def stall_seconds(self) -> float:
-        """Seconds waited for copies."""
-        return float(self.wait.sum())
-
-
-def simulate(graph: Graph, link: Link, *, outside_bytes: int = 0) -> Timed:
+def simulate(graph: Graph, link: Link, *, outside_bytes: int = 0) -> Simulation:
     """Simulate a graph in order, with one queue of copies for each direction, or one for both.
 
-    A swap-out or swap-in is requested when the program arrives there, and the copies of one queue are made in
-    this order. The program waits for a swap-out before the first operation with a control edge from the
-    swap-out, or without such an edge before the next operation that is no swap-out; until then the memory is
-    held. The program waits for a swap-in before the readers of the output. The seconds of a swap are the
+    An offload or reload is requested when the program arrives there, and the copies of one queue are made in
+    this order. The program waits for an offload before the first operation with a control edge from the
+    offload, or without such an edge before the next operation that is no offload; until then the memory is
+    held. The program waits for a reload before the readers of the output. The seconds of a transfer are the
     program's own time for the request.
 
     Args:
@@ -74,9 +34,9 @@ def simulate(graph: Graph, link: Link, *, outside_bytes: int = 0) -> Timed:
     begins, wait, seconds = _clock(graph, link, awaited)
     load, host_load = _loads(graph, awaited)
     size = _memory(graph)
-    ends = [(graph.role == role).nonzero()[0] for role in (Role.SWAP_OUT, Role.SWAP_IN)]
+    ends = [(graph.role == role).nonzero()[0] for role in (Role.OFFLOAD, Role.RELOAD)]
     moved, returned = (int(sum(size[graph.read_by(op)[0]] for op in ops.tolist())) for ops in ends)
-    return Timed(
+    return Simulation(
         load=load + outside_bytes,
         host_load=host_load,
         begins=begins,
@@ -95,13 +55,13 @@ def _memory(graph: Graph) -> NDArray[np.int64]:
 
 
 def _awaited(graph: Graph) -> dict[int, int]:
-    """Return for each swap-out the operation that waits for the copy; N if none follows."""
-    outs = np.flatnonzero(graph.role == Role.SWAP_OUT).tolist()
+    """Return for each offload the operation that waits for the copy; N if none follows."""
+    outs = np.flatnonzero(graph.role == Role.OFFLOAD).tolist()
     found = dict.fromkeys(outs, len(graph))
     for earlier, later in graph.control.tolist():
         if earlier in found:
             found[earlier] = min(found[earlier], later)
-    others = np.flatnonzero(graph.role != Role.SWAP_OUT)
+    others = np.flatnonzero(graph.role != Role.OFFLOAD)
     for op in outs:
         if found[op] == len(graph):
             after = int(np.searchsorted(others, op))
@@ -125,9 +85,9 @@ def _clock(
         read = graph.read_by(op).tolist()
         copies = [done[maker[value]] for value in read if maker[value] in done]
         issued = max([now, *(done[out] for out in waits_for.get(op, ()))])
-        if role[op] in (Role.SWAP_OUT, Role.SWAP_IN):
-            queue = 0 if role[op] == Role.SWAP_OUT or not link.duplex else 1
-            model = link.out if role[op] == Role.SWAP_OUT else link.back
+        if role[op] in (Role.OFFLOAD, Role.RELOAD):
+            queue = 0 if role[op] == Role.OFFLOAD or not link.duplex else 1
+            model = link.out if role[op] == Role.OFFLOAD else link.back
             begins[op] = max([issued, free[queue], *copies])
             done[op] = free[queue] = begins[op] + float(model(np.array(size[read[0]])))
             wait[op], now = issued - now, issued + seconds[op]

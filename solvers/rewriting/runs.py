@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from solvers.rewriting.graph import Graph
-    from solvers.rewriting.rewriting import Rewriting, Swap
+    from solvers.rewriting.records import Offload, Rewriting
 
 
 class Runs:
     """Runs of a rewritten graph: run i is operation i, run N + i is the recompute of operation i.
 
     Attributes:
-        served: for each run, the number of the reload that is read, by base.
+        reload_numbers: for each run, the number of the reload that is read, by base.
         recomputed: the recomputed values, including forward views of the requested ones and all other outputs
             of the same operations.
         before: for each recomputed operation, the operation in front of which the recompute stands.
@@ -32,10 +32,10 @@ class Runs:
 
     def __init__(self, graph: Graph, rewriting: Rewriting) -> None:
         self.graph = graph
-        self.served: dict[int, dict[int, int]] = {}
+        self.reload_numbers: dict[int, dict[int, int]] = {}
         self.recomputed = self._with_views(rewriting.recomputed)
-        for swap in rewriting.swaps:
-            self._serve(swap)
+        for offload in rewriting.offloads:
+            self._serve(offload)
         self.before = self._needed()
         self._check(rewriting)
 
@@ -62,12 +62,12 @@ class Runs:
         order, start = self._by_base
         return order[start[base] : start[base + 1]]
 
-    def copy_of(self, run: int, base: int) -> tuple[int, int] | None:
+    def reload_of(self, run: int, base: int) -> tuple[int, int] | None:
         """Return the reload of a memory that a run reads: (value, number of the reload)."""
-        number = self.served.get(run, {}).get(base)
+        number = self.reload_numbers.get(run, {}).get(base)
         return None if number is None else (base, number)
 
-    def again_for(self, run: int, value: int) -> bool:
+    def reads_recomputed(self, run: int, value: int) -> bool:
         """Return true if a run reads the recomputed copy of a value."""
         n = len(self.graph)
         return value in self.recomputed and (run >= n or bool(self.graph.backward[run]))
@@ -89,13 +89,13 @@ class Runs:
         beside = np.isin(g.producer, g.producer[wanted]) & forward  # recompute yields all outputs
         return frozenset(np.flatnonzero(beside).tolist())
 
-    def _serve(self, swap: Swap) -> None:
-        for number, back in enumerate(swap.ins):
-            for run in back.consumers:
-                mine = self.served.setdefault(run, {})
-                if swap.value in mine:
-                    raise PlanError(f"run {run} reads value {swap.value} from two copies")
-                mine[swap.value] = number
+    def _serve(self, offload: Offload) -> None:
+        for number, reload in enumerate(offload.reloads):
+            for run in reload.consumers:
+                mine = self.reload_numbers.setdefault(run, {})
+                if offload.value in mine:
+                    raise PlanError(f"run {run} reads value {offload.value} from two copies")
+                mine[offload.value] = number
 
     def _needed(self) -> dict[int, int]:
         g, n, before = self.graph, len(self.graph), dict[int, int]()
@@ -103,9 +103,9 @@ class Runs:
         for value in made:
             operation, base = int(g.producer[value]), int(g.base[value])
             for reader in g.readers_of(value).tolist():
-                if g.backward[reader] and base not in self.served.get(reader, {}):
+                if g.backward[reader] and base not in self.reload_numbers.get(reader, {}):
                     before[operation] = min(before.get(operation, n), reader)
-                if reader in before and base not in self.served.get(n + reader, {}):
+                if reader in before and base not in self.reload_numbers.get(n + reader, {}):
                     before[operation] = min(before.get(operation, n), before[reader])
         return before
 
@@ -120,18 +120,18 @@ class Runs:
                 raise PlanError(f"{name} cannot run again: it would give something else")
             if behind.get(operation, len(g)) < place:
                 raise PlanError(f"{name} must run before {g.names[behind[operation]]}, so not again after it")
-        swapped = [swap.value for swap in rewriting.swaps]
-        if len(set(swapped)) != len(swapped):
-            raise PlanError("a value is swapped twice")
-        for swap in rewriting.swaps:
-            self._check_swap(swap)
+        values = [offload.value for offload in rewriting.offloads]
+        if len(set(values)) != len(values):
+            raise PlanError("a value is offloaded twice")
+        for offload in rewriting.offloads:
+            self._check_offload(offload)
 
-    def _check_swap(self, swap: Swap) -> None:
-        g, value = self.graph, swap.value
+    def _check_offload(self, offload: Offload) -> None:
+        g, value = self.graph, offload.value
         if not 0 <= value < len(g.size):
-            raise PlanError(f"there is no value {value} to swap")
+            raise PlanError(f"there is no value {value} to offload")
         reasons = [
-            (g.base[value] != value, "a view: its base is swapped"),
+            (g.base[value] != value, "a view: its base is offloaded"),
             (bool(g.host[value]), "in the host's memory already"),
             (not g.movable[value], "not to be moved"),
             (bool(g.lasting[self.sharing(value)].any()), "there after the step"),
@@ -139,29 +139,29 @@ class Runs:
         ]
         for wrong, what in reasons:
             if wrong:
-                raise PlanError(f"value {value} cannot be swapped: it is {what}")
-        out = self.out_place(swap)
-        if out < self.out_place(replace(swap, after=-1)):
+                raise PlanError(f"value {value} cannot be offloaded: it is {what}")
+        out = self.out_place(offload)
+        if out < self.out_place(replace(offload, after=-1)):
             raise PlanError(f"value {value} leaves before it is made")
-        if swap.release >= 0 and self.place(swap.release) <= out:
+        if offload.release >= 0 and self.place(offload.release) <= out:
             raise PlanError(f"value {value} is given back before it leaves")
-        for back in swap.ins:
-            self._check_in(swap, back.consumers, back.trigger)
+        for reload in offload.reloads:
+            self._check_reload(offload, reload.consumers, reload.trigger)
 
-    def _check_in(self, swap: Swap, consumers: tuple[int, ...], trigger: int) -> None:
+    def _check_reload(self, offload: Offload, consumers: tuple[int, ...], trigger: int) -> None:
         g = self.graph
         if not consumers:
-            raise PlanError(f"a copy back of value {swap.value} that nobody reads")
+            raise PlanError(f"a copy back of value {offload.value} that nobody reads")
         for run in consumers:
             self.place(run)
-            if not (g.base[g.read_by(self.operation(run))] == swap.value).any():
-                raise PlanError(f"run {run} does not read value {swap.value}")
+            if not (g.base[g.read_by(self.operation(run))] == offload.value).any():
+                raise PlanError(f"run {run} does not read value {offload.value}")
         first = min(map(self.place, consumers))
-        start = self.out_place(swap) if trigger < 0 else self.place(trigger)
-        if not self.out_place(swap) <= start < first:
-            raise PlanError(f"value {swap.value} returns before it has left or after it is read")
+        start = self.out_place(offload) if trigger < 0 else self.place(trigger)
+        if not self.out_place(offload) <= start < first:
+            raise PlanError(f"value {offload.value} returns before it has left or after it is read")
 
-    def out_place(self, swap: Swap) -> tuple[int, bool, int]:
+    def out_place(self, offload: Offload) -> tuple[int, bool, int]:
         """Return the place of the run after which a value leaves, before all runs for an input."""
-        run = swap.after if swap.after >= 0 else int(self.graph.producer[swap.value])
+        run = offload.after if offload.after >= 0 else int(self.graph.producer[offload.value])
         return (-1, True, -1) if run < 0 else self.place(run)

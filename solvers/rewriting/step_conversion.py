@@ -1,4 +1,4 @@
-"""Conversion between graphs and the swap planner: a graph to a step, a schedule to swaps of values."""
+"""Conversion between graphs and the offload planner: a graph to a step, a schedule to offloads of values."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from solvers.rewriting.apply import apply_rewriting
 from solvers.rewriting.graph import Role
-from solvers.rewriting.rewrite import rewrite
-from solvers.rewriting.rewriting import Rewriting, Swap, SwapIn
+from solvers.rewriting.records import Offload, Reload, Rewriting
 from solvers.rewriting.runs import Runs
 from solvers.swap.step import Step
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Planned:
+class GraphStep:
     """Step of a graph in which some values may be recomputed but none is offloaded.
 
     Attributes:
@@ -36,37 +36,37 @@ class Planned:
     base: NDArray[np.int64]
     runs: NDArray[np.int64]
 
-    def swaps(self, schedule: Schedule) -> tuple[Swap, ...]:
-        """Return the moves of a schedule, all moves of a buffer as one swap."""
+    def offloads(self, schedule: Schedule) -> tuple[Offload, ...]:
+        """Return the moves of a schedule, all moves of a buffer as one offload."""
         order = np.lexsort([schedule.last, schedule.buffer])
         rows: dict[int, list[int]] = {}
         for row in order.tolist():
             rows.setdefault(int(schedule.buffer[row]), []).append(row)
-        return tuple(self._swap(schedule, buffer, moves) for buffer, moves in rows.items())
+        return tuple(self._offload(schedule, buffer, moves) for buffer, moves in rows.items())
 
-    def _swap(self, schedule: Schedule, buffer: int, moves: list[int]) -> Swap:
+    def _offload(self, schedule: Schedule, buffer: int, moves: list[int]) -> Offload:
         step, runs = self.step, self.runs
         low, high = np.searchsorted(step.access_buffer, [buffer, buffer + 1])
         ops = step.access_op[low:high]
         begins = [int(schedule.use[row]) for row in moves]
         ends = [*(int(schedule.last[row]) for row in moves[1:]), len(step)]
-        ins = tuple(
-            SwapIn(
+        reloads = tuple(
+            Reload(
                 tuple(runs[ops[(ops >= first) & (ops <= last)]].tolist()),
                 int(runs[schedule.fetch[row] - 1]),
             )
             for row, first, last in zip(moves, begins, ends, strict=True)
         )
         out = moves[0]
-        return Swap(
+        return Offload(
             int(self.base[buffer]),
-            ins,
+            reloads,
             after=int(runs[schedule.out[out]]),
             release=int(runs[schedule.release[out]]),
         )
 
 
-def candidates(graph: Graph) -> NDArray[np.bool_]:
+def offloadable(graph: Graph) -> NDArray[np.bool_]:
     """Return a mask of the memories that may move, bool[M].
 
     Such a memory is produced in the graph and freed afterwards, and all views are easily recomputed.
@@ -95,9 +95,9 @@ def _plain_views(graph: Graph) -> NDArray[np.bool_]:
     return result
 
 
-def planned(
+def graph_step(
     graph: Graph, movable: NDArray[np.bool_], *, recomputed: tuple[int, ...] = (), outside: int = 0
-) -> Planned:
+) -> GraphStep:
     """Convert a graph, with some values recomputed, to a step.
 
     Args:
@@ -111,7 +111,7 @@ def planned(
     """
     runs = np.arange(len(graph))
     if recomputed:
-        graph, original = rewrite(graph, Rewriting(recomputed=recomputed)), graph
+        graph, original = apply_rewriting(graph, Rewriting(recomputed=recomputed)), graph
         runs = _runs(graph, original)
         movable = np.concatenate([movable, np.zeros(len(graph.size) - len(movable), np.bool_)])
         movable[list(Runs(original, Rewriting(recomputed=recomputed)).recomputed)] = False
@@ -140,15 +140,15 @@ def planned(
         access_writes=np.concatenate([first[index], np.ones(len(rest), np.bool_)]),
         names=graph.names,
     )
-    return Planned(step, np.concatenate([graph.content[own], np.full(len(rest), -1)]), runs)
+    return GraphStep(step, np.concatenate([graph.content[own], np.full(len(rest), -1)]), runs)
 
 
 def _runs(graph: Graph, original: Graph) -> NDArray[np.int64]:
     """Return the run number of each operation in a graph with recomputed operations, as in `Rewriting`."""
     runs = np.empty(len(graph), np.int64)
-    again = graph.role == Role.RECOMPUTED
-    runs[~again] = np.arange(len(original))
-    made = np.flatnonzero((graph.producer >= 0) & again[graph.producer])
+    recomputed = graph.role == Role.RECOMPUTED
+    runs[~recomputed] = np.arange(len(original))
+    made = np.flatnonzero((graph.producer >= 0) & recomputed[graph.producer])
     runs[graph.producer[made]] = len(original) + original.producer[graph.content[made]]
     return runs
 

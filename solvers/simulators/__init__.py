@@ -1,8 +1,7 @@
 """Simulated allocators: addresses, memory held and driver calls of a trace under other allocators."""
 
 from solvers.simulators.judge import Judgement, judge
-from solvers.simulators.registry import ALLOCATORS
-from solvers.simulators.simulate import simulate
+from solvers.simulators.simulate import ALLOCATORS, simulate
 from solvers.simulators.simulation import Segments, Simulation
 
 __all__ = ["ALLOCATORS", "Judgement", "Segments", "Simulation", "judge", "simulate"]

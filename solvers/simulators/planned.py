@@ -10,12 +10,12 @@ import numpy as np
 from solvers.packing.check import check
 from solvers.packing.plan import Stop
 from solvers.packing.solve import solve
-from solvers.simulators.native import Allocator, check_bytes, check_power_of_two
+from solvers.simulators.allocator import Allocator, check_bytes, check_power_of_two
 from solvers.simulators.simulation import Course, Segments
 from traces.buffers import Buffers
 from traces.columns import numbered
 from traces.errors import TraceError
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,9 +57,9 @@ class Planned(Allocator):
             TraceError: rounded sizes add up to 2**61 bytes or more.
         """
         freed = np.full(len(trace), len(trace), np.int64)
-        frees = np.flatnonzero(trace.kind == Kind.FREE)
+        frees = np.flatnonzero(trace.kind == EventType.FREE)
         freed[trace.births[frees]] = frees
-        wanted = np.flatnonzero((trace.kind == Kind.ALLOC) & (trace.size > 0))
+        wanted = np.flatnonzero((trace.kind == EventType.ALLOC) & (trace.size > 0))
         size = np.minimum(trace.size, 2 * limit_bytes + 1)
         size = -(-size // self.alignment_bytes) * self.alignment_bytes
         rows = wanted[_served(wanted, freed[wanted], size[wanted], limit_bytes)]

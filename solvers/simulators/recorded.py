@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from solvers.simulators.simulation import Segments, Simulation
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,16 +33,16 @@ def recorded(trace: Trace) -> Simulation | None:
     Raises:
         TraceError: the trace contradicts itself.
     """
-    segment = np.flatnonzero((trace.kind == Kind.RESERVE) | (trace.kind == Kind.RELEASE))
-    alloc = trace.kind == Kind.ALLOC
+    segment = np.flatnonzero((trace.kind == EventType.RESERVE) | (trace.kind == EventType.RELEASE))
+    alloc = trace.kind == EventType.ALLOC
     placed = np.flatnonzero(alloc & (trace.size > 0))
     by_address = bool((trace.address[segment] >= 0).any())
     if not len(segment) or (by_address and (trace.address[placed] < 0).any()):
         return None
-    sign = np.where(trace.kind == Kind.RESERVE, 1, np.where(trace.kind == Kind.RELEASE, -1, 0))
+    sign = np.where(trace.kind == EventType.RESERVE, 1, np.where(trace.kind == EventType.RELEASE, -1, 0))
     rounded = -(-trace.size // trace.alignment) * trace.alignment
     change = np.where(alloc, rounded, 0)
-    freed = trace.kind == Kind.FREE
+    freed = trace.kind == EventType.FREE
     change[freed] = -rounded[trace.births[freed]]
     live, reserved, segments = np.cumsum(change), np.cumsum(sign * trace.size), recorded_segments(trace)
     if not by_address:  # threads may report in another order than they reserve
@@ -94,18 +94,19 @@ def recorded_segments(trace: Trace) -> Segments:
     """
     held: list[_Range] = []  # sorted, without overlaps
     done: list[tuple[_Range, int]] = []
-    taken = (trace.kind == Kind.RESERVE) | (trace.kind == Kind.RELEASE)
+    taken = (trace.kind == EventType.RESERVE) | (trace.kind == EventType.RELEASE)
     known = taken & (trace.address >= 0) & (trace.size > 0)
     for row in np.flatnonzero(known).tolist():
         address, size = int(trace.address[row]), int(trace.size[row])
         new = _Range(address, address + size, row, int(trace.stream[row]))
         _release(held, done, new)
-        if trace.kind[row] == Kind.RESERVE:
+        if trace.kind[row] == EventType.RESERVE:
             insort(held, new)
-    done += [(one, len(trace)) for one in held]
+    done += [(part, len(trace)) for part in held]
     done.sort(key=lambda entry: entry[0].start)
     table = np.array(
-        [(one.address, one.end - one.address, one.stream, one.start, end) for one, end in done], np.int64
+        [(part.address, part.end - part.address, part.stream, part.start, end) for part, end in done],
+        np.int64,
     ).reshape(-1, 5)
     # Only in expandable segments may blocks reach across several ranges.
     grows = trace.metadata.get("expandable") == "1"
@@ -122,10 +123,12 @@ def _release(held: list[_Range], done: list[tuple[_Range, int]], released: _Rang
     last = first
     while last < len(held) and held[last].address < high:
         last += 1
-    rest = []
-    for one in held[first:last]:
-        done.append((one._replace(address=max(one.address, low), end=min(one.end, high)), released.start))
-        rest += [one._replace(end=low)] * (one.address < low) + [one._replace(address=high)] * (
-            one.end > high
-        )
-    held[first:last] = rest
+    kept = []
+    for part in held[first:last]:
+        begin, end = max(part.address, low), min(part.end, high)
+        done.append((part._replace(address=begin, end=end), released.start))
+        if part.address < low:
+            kept.append(part._replace(end=low))
+        if part.end > high:
+            kept.append(part._replace(address=high))
+    held[first:last] = kept

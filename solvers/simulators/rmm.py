@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers import _core
-from solvers.simulators.native import Native, check_bytes
+from solvers.simulators.allocator import Native, check_bytes
 
 if TYPE_CHECKING:
     from solvers.simulators.simulation import Course

@@ -1,4 +1,7 @@
-"""Simulation of a trace under one of the allocators."""
+"""Simulation of a trace under one of the allocators.
+
+To add an allocator, write a dataclass of the settings, and add it to `ALLOCATORS`.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,38 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from solvers import _core
-from solvers.simulators.native import check_bytes
-from solvers.simulators.registry import ALLOCATORS
+from solvers.simulators.allocator import check_bytes
+from solvers.simulators.planned import Planned
+from solvers.simulators.pools import BestFit, Bfc, Buddy, Cnmem, CnmemFirstBlock, Cupy, FirstFit
+from solvers.simulators.pytorch import PyTorch, PyTorchExpandable
+from solvers.simulators.rmm import RmmArena, RmmBinning, RmmPool
 from solvers.simulators.simulation import Course, Simulation
-from traces.private_pools import pools_as_streams
+from traces.transforms import pools_as_streams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from solvers.simulators.native import Allocator
+    from solvers.simulators.allocator import Allocator
     from traces.trace import Trace
+
+#: Classes of settings by name, in the order of comparison tables.
+ALLOCATORS: Mapping[str, type[Allocator]] = types.MappingProxyType(
+    {
+        "pytorch": PyTorch,
+        "pytorch_expandable": PyTorchExpandable,
+        "cupy": Cupy,
+        "cnmem": Cnmem,
+        "cnmem_first_block": CnmemFirstBlock,
+        "bfc": Bfc,
+        "rmm_pool": RmmPool,
+        "rmm_arena": RmmArena,
+        "rmm_binning": RmmBinning,
+        "buddy": Buddy,
+        "best_fit": BestFit,
+        "first_fit": FirstFit,
+        "planned": Planned,
+    }
+)
 
 
 def simulate(
@@ -30,7 +55,7 @@ def simulate(
     """Run a trace's allocs and frees through a simulated allocator.
 
     Deterministic. Only the order of the events counts, their times do not. Refused requests are ignored
-    (`traces.refused.with_attempts` makes buffers of them); private pools are streams of their own.
+    (`traces.transforms.refused_as_buffers` makes buffers of them); private pools are streams of their own.
 
     Args:
         trace: events of one device.
@@ -50,14 +75,14 @@ def simulate(
         check_bytes(limit_bytes, "limit_bytes", most=1 << 63)
     if len(trace.devices) > 1:
         raise ValueError("a trace of several devices; simulate each by itself")
-    kind = allocators[allocator]
-    known = settings_of(kind)
+    allocator_type = allocators[allocator]
+    known = settings_of(allocator_type)
     if unknown := sorted(parameters.keys() - set(known)):
         raise ValueError(f"{allocator} has no setting {', '.join(unknown)}; there are {', '.join(known)}")
-    made = kind(**parameters)
+    settings = allocator_type(**parameters)
     most = _core.LARGEST_DEVICE
-    course = made.run(pools_as_streams(trace), most if limit_bytes is None else min(limit_bytes, most))
-    return simulation_of(trace, allocator, made, course)
+    course = settings.run(pools_as_streams(trace), most if limit_bytes is None else min(limit_bytes, most))
+    return simulation_of(trace, allocator, settings, course)
 
 
 def simulation_of(trace: Trace, name: str, allocator: Allocator, course: Course) -> Simulation:
@@ -67,6 +92,6 @@ def simulation_of(trace: Trace, name: str, allocator: Allocator, course: Course)
     return Simulation(**columns, allocator=name, parameters=types.MappingProxyType(settings), trace=trace)
 
 
-def settings_of(kind: type[Allocator]) -> list[str]:
+def settings_of(allocator_type: type[Allocator]) -> list[str]:
     """Return the names of the settings of an allocator's class."""
-    return [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    return [field.name for field in dataclasses.fields(allocator_type)]  # type: ignore[arg-type]

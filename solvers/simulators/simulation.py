@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,8 +99,8 @@ class Simulation(Course):
     def requested(self) -> NDArray[np.int64]:
         """Requested bytes of the buffers alive after each event, without failed ones, int64[events]."""
         size = np.where(self.address >= 0, self.trace.size, 0)
-        change = np.where(self.trace.kind == Kind.ALLOC, size, 0)
-        freed = self.trace.kind == Kind.FREE
+        change = np.where(self.trace.kind == EventType.ALLOC, size, 0)
+        freed = self.trace.kind == EventType.FREE
         change[freed] = -size[self.trace.births[freed]]
         return np.cumsum(change)
 
@@ -123,7 +123,7 @@ def _largest_gap(simulation: Simulation, event: int) -> int:
     """Return the largest range without a block within the memory held after an event, in bytes."""
     trace, segments = simulation.trace, simulation.segments
     rows = np.flatnonzero(simulation.address[: event + 1] >= 0)
-    freed = trace.births[: event + 1][trace.kind[: event + 1] == Kind.FREE]
+    freed = trace.births[: event + 1][trace.kind[: event + 1] == EventType.FREE]
     rows = np.setdiff1d(rows, freed, assume_unique=True)
     block = simulation.address[rows]
     block_end = block + np.diff(simulation.live, prepend=0)[rows]
@@ -134,11 +134,11 @@ def _largest_gap(simulation: Simulation, event: int) -> int:
         (segments.address + segments.size)[held],
         segments.region[held],
     )
-    apart = (low[1:] != high[:-1]) | (region[1:] != region[:-1])
-    begin, end = low[np.append(True, apart)[: len(low)]], high[np.append(apart, True)[: len(high)]]
+    separate = (low[1:] != high[:-1]) | (region[1:] != region[:-1])
+    begin, end = low[np.append(True, separate)[: len(low)]], high[np.append(separate, True)[: len(high)]]
     start = np.concatenate([end, begin, block])
     stop = np.concatenate([end, begin, block_end])
-    what = np.repeat([0, 1, 2], [len(end), len(begin), len(block)])
-    order = np.lexsort((what, start))
-    gaps = (start[order][1:] - stop[order][:-1])[what[order][1:] != 1]
+    order_key = np.repeat([0, 1, 2], [len(end), len(begin), len(block)])
+    order = np.lexsort((order_key, start))
+    gaps = (start[order][1:] - stop[order][:-1])[order_key[order][1:] != 1]
     return int(gaps.max(initial=0))

@@ -9,7 +9,7 @@ import numpy as np
 
 from solvers.errors import PlanError
 from solvers.swap.step import Step
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def step_of(
         TraceError: the trace contradicts itself.
     """
     trace.validate()
-    if not ((trace.kind == Kind.READ) | (trace.kind == Kind.WRITE)).any():
+    if not ((trace.kind == EventType.READ) | (trace.kind == EventType.WRITE)).any():
         raise PlanError(
             "the trace has no reads and writes, so that nothing tells what could be away when; "
             "`mempool run --record TRACE --accesses` records PyTorch's, and `record_arrays` of "
@@ -82,7 +82,7 @@ def iteration_of(trace: Trace) -> tuple[int, int] | None:
     Delimiting marks are named "step" or "begin" or have no name. Return None if the trace has fewer than two
     whole iterations: then nothing proves that iterations are alike.
     """
-    marks = np.flatnonzero(trace.kind == Kind.MARK)
+    marks = np.flatnonzero(trace.kind == EventType.MARK)
     names = ["step" if o < 0 else trace.names[o] for o in trace.operation[marks].tolist()]
     steps = [int(row) for row, name in zip(marks, names, strict=True) if name in ("step", "begin")]
     return (steps[-3], steps[-2]) if len(steps) > 2 else None
@@ -98,8 +98,8 @@ class _Operations:
 
 def _operations(trace: Trace) -> _Operations:
     kind, name, time = trace.kind, trace.operation, trace.time_ns
-    touches = (kind == Kind.READ) | (kind == Kind.WRITE)
-    starts = np.flatnonzero(touches | ((kind == Kind.ALLOC) & (name >= 0)))
+    touches = (kind == EventType.READ) | (kind == EventType.WRITE)
+    starts = np.flatnonzero(touches | ((kind == EventType.ALLOC) & (name >= 0)))
     begins = np.ones(len(starts), np.bool_)
     here, before = starts[1:], starts[:-1]
     new = name[here] != name[before]
@@ -107,7 +107,7 @@ def _operations(trace: Trace) -> _Operations:
     if trace.metadata.get("time") == "operation":
         new |= later
     else:
-        new |= later & ((name[here] < 0) | ((kind[here] == Kind.ALLOC) & touches[before]))
+        new |= later & ((name[here] < 0) | ((kind[here] == EventType.ALLOC) & touches[before]))
     begins[1:] = new
     first = starts[begins]
     return _Operations(np.searchsorted(first, np.arange(len(trace)), side="right") - 1, first)
@@ -126,9 +126,9 @@ def _cut(trace: Trace, ops: _Operations, rows: tuple[int, int], *, circular: boo
         else trace.time_ns[min(rows[1], len(trace)) - 1]
     )
     times = np.append(trace.time_ns[first], ends)
-    alloc = np.flatnonzero((trace.kind == Kind.ALLOC) & (trace.size > 0))
+    alloc = np.flatnonzero((trace.kind == EventType.ALLOC) & (trace.size > 0))
     freed = np.full(len(trace), _NEVER, np.int64)
-    frees = np.flatnonzero(trace.kind == Kind.FREE)
+    frees = np.flatnonzero(trace.kind == EventType.FREE)
     freed[trace.births[frees]] = ops.of_row[frees] + 1
     start, end = ops.of_row[alloc] - low, np.where(freed[alloc] == _NEVER, _NEVER, freed[alloc] - low)
     # Buffers allocated before the first operation are alive from the beginning.
@@ -164,11 +164,11 @@ def _accesses(
     """Return buffer, operation and write flag of each access to the given allocations, each pair once."""
     row_of = np.full(len(trace), -1, np.int64)
     row_of[alloc] = np.arange(len(alloc))
-    touched = np.flatnonzero((trace.kind == Kind.READ) | (trace.kind == Kind.WRITE))
+    touched = np.flatnonzero((trace.kind == EventType.READ) | (trace.kind == EventType.WRITE))
     owner, op = row_of[trace.births[touched]], ops.of_row[touched] - low
     keep = (owner >= 0) & (op >= 0)
     keep &= op < end[np.maximum(owner, 0)]
-    owner, op, writes = owner[keep], op[keep], trace.kind[touched[keep]] == Kind.WRITE
+    owner, op, writes = owner[keep], op[keep], trace.kind[touched[keep]] == EventType.WRITE
     order = np.lexsort([op, owner])
     owner, op, writes = owner[order], op[order], writes[order]
     new = np.ones(len(owner), np.bool_)

@@ -1,4 +1,4 @@
-"""What it costs to tell whether a model fits: processor seconds after imports, and resident memory.
+"""Cost of an estimate: processor seconds after imports, and resident memory.
 
     python tests/benchmarks/fit_speed.py [--rounds 3]
 

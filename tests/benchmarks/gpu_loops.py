@@ -24,10 +24,10 @@ import workloads
 
 from mempool.recording.torch import AccessRecorder
 from mempool.simulate import simulate
-from mempool.torch.estimate.device.emulation import as_on
+from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import fake_mode
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from traces.trace import Trace
@@ -43,7 +43,7 @@ def record(name: str) -> Trace:
     with (
         isolated(),
         fake_mode(),
-        as_on("cuda", capability=(9, 0)),
+        emulate_device("cuda", capability=(9, 0)),
         mock.patch.object(workloads, "_random", return_value=None),
     ):
         with torch.device("cuda"):
@@ -62,7 +62,7 @@ def record(name: str) -> Trace:
 def row(trace: Trace, allocator: str, limits: list[float]) -> dict[str, Any]:
     """What one allocator makes of it."""
     free, peak = simulate(trace, allocator), int(trace.load().max())
-    ends = np.flatnonzero((trace.kind == Kind.MARK) & (trace.operation == trace.names.index("step")))
+    ends = np.flatnonzero((trace.kind == EventType.MARK) & (trace.operation == trace.names.index("step")))
     fits = {}
     for share in limits:
         failed_at = simulate(trace, allocator, limit_bytes=int(share * peak)).failed_at

@@ -1,4 +1,4 @@
-"""What others do so that activations wait on the host: hooks on what autograd saves, on CUDA and on the CPU.
+"""Baselines that offload activations: hooks on saved tensors, on CUDA and on the CPU.
 
 On the CPU the host's memory is taken past the pool, which stands for the device; what comes back is a copy.
 """
@@ -132,7 +132,7 @@ class LastKept(saved_tensors_hooks):
         return self._copier.back(saved.copy, saved.device)
 
     def end_of_step(self) -> None:
-        """Nothing of a step stays for the next."""
+        """Release the tensors kept for the step."""
         for saved in self._kept:
             saved.wait()
         self._kept.clear()

@@ -1,10 +1,10 @@
-"""How small arenas become and how soon, beside what others do: the tables of docs/benchmarks.md, in Markdown.
+"""Arena sizes and solve times, compared with other solvers: tables of docs/benchmarks.md in Markdown.
 
 ``python tests/benchmarks/plans.py [--seeds N] [--problems N] [--only PART ...]`` prints them in the
-order of `PARTS`; `kinds` and `millions` only when they are asked for.
+order of `PARTS`; `classes` and `millions` only if named.
 
 Times are processor seconds of this process, of one thread, so that other work on the machine counts little.
-Each row ends with what the goal was and whether it is met. Every plan passes the checker, outside the time.
+Each row ends with the goal and whether the goal is met. Every plan passes the checker, outside the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
 import own_process
+from problem_classes import GENERATORS, flat, scattered
 from test_proofs import problem
 
 from mempool.demo.worker import resident_bytes
@@ -27,7 +31,6 @@ from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, solve
 from solvers.packing.plan import DEFAULT_NODES
 from traces import workload
 from traces.buffers import Buffers
-from traces.instances import GENERATORS, flat, scattered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -43,9 +46,9 @@ PATIENCE = 20.0
 
 @dataclass(frozen=True)
 class Run:
-    """One call of `solve`; ``reached`` is when the arena was first within the wanted ratio, or None.
+    """One call of `solve`; ``reached`` is the time at which the arena was first within the ratio, or None.
 
-    ``resident_bytes`` is of the process until it had the plan: the checker comes later.
+    ``resident_bytes`` is the high-water mark of the process before the checker runs.
     """
 
     plan: Plan
@@ -100,7 +103,7 @@ def seconds(value: float | None) -> str:
 
 
 def by_capacity(seeds: range, _: int) -> None:
-    """Until a plan fits."""
+    """Print the time until a plan fits the capacity."""
     head("instance", "median s", "worst s", f"fits, of {len(seeds)}", "goal: 0.005 s, worst 0.05 s")
     for name, buffers in public():
         runs = [run(buffers, capacity=CAPACITY, seed=seed, nodes=None) for seed in seeds]
@@ -111,7 +114,7 @@ def by_capacity(seeds: range, _: int) -> None:
 
 
 def by_load(seeds: range, _: int) -> None:
-    """Without being told a capacity, until the peak load is reached."""
+    """Print the time until the peak load is reached without a capacity."""
     head("instance", "median s", "worst s", f"at the load, of {len(seeds)}", "worst ratio", "goal")
     for name, buffers in public():
         goal = 10.0 if name == "D" else 0.3
@@ -141,7 +144,7 @@ LARGE: list[tuple[str, Callable[[], Buffers], float, float]] = [
 
 
 def large(_: range, __: int) -> None:
-    """Seed 0; training-shaped, and random."""
+    """Print ratios and times of large training-shaped and random instances with seed 0."""
     head("instance", "ratio", "s to the end", "ratio wanted", "s until then", "goal")
     for name, make, ratio, limit in LARGE:
         r = run(make(), within=ratio)
@@ -164,15 +167,15 @@ ALIVE = (10, 30, 100, 300, 1_000)
 
 
 def kind(lifetimes: str, sizes: str, alive: int, seed: int, n: int = 10**5) -> Buffers:
-    """Random starts; so many are alive in the mean."""
+    """Return random starts with a mean number of live buffers."""
     random = np.random.default_rng(seed)
     start = random.integers(0, 10 * n, n)
     length = 1 + (10 * alive * LIFETIMES[lifetimes](random, n)).astype(np.int64)
     return Buffers.of(start, start + length, SIZES[sizes](random, n).astype(np.int64))
 
 
-def kinds(seeds: range, _: int) -> None:
-    """How many flat instances of 10^5 are within 1.0005 in a second: processor, one thread; clock, all cores.
+def classes(seeds: range, _: int) -> None:
+    """Count flat instances of 10^5 within 1.0005 in a second: processor, one thread; clock, all cores.
 
     Each of `LIFETIMES` with each of `SIZES`, the first four seeds.
     """
@@ -194,7 +197,7 @@ def kinds(seeds: range, _: int) -> None:
 
 
 def millions(_: range, __: int) -> None:
-    """Seed 0, training-shaped, each in a process of its own.
+    """Print training-shaped instances with seed 0, each in a separate process.
 
     Resident is the most that all of the process had, from its start to the plan: the buffers are made in it.
     """
@@ -212,13 +215,13 @@ def millions(_: range, __: int) -> None:
 
 
 def one_of_millions(n: int) -> dict[str, float | None]:
-    """So many buffers, in this process."""
+    """Solve one instance in this process."""
     r = run(workload.buffers(n, 0), within=1.0005)
     return {name: getattr(r, name) for name in ("reached", "seconds", "ratio", "resident_bytes")}
 
 
 def everyday(seeds: range, _: int) -> None:
-    """Training-shaped, as small as most."""
+    """Print training-shaped instances of everyday size."""
     head("buffers", "median s", "worst s", "worst ratio", "goal: 1.001, 0.02 s")
     for n in (1000, 2000):
         runs = [run(workload.buffers(n, seed)) for seed in seeds]
@@ -228,7 +231,7 @@ def everyday(seeds: range, _: int) -> None:
 
 
 def proofs(_: range, problems: int) -> None:
-    """Two to thirty buffers of each kind; what is not proven in 10 s is given up."""
+    """Print proofs for two to thirty buffers of each problem class, each within 10 s."""
     solve(problem("loose", 0), solver="exact")  # imports OR-Tools
     head("kind", "proven in 0.1 s", "proven in 10 s", "worst s", "goal: 99 %, all")
     for name in GENERATORS:
@@ -248,7 +251,7 @@ def instances() -> Iterator[tuple[str, Buffers]]:
 
 
 def others(_: range, __: int) -> None:
-    """Arena by lower bound, and processor seconds; seed 0, the default budget."""
+    """Print ratio and processor seconds of each solver with seed 0 and the default budget."""
     solvers = ["auto", *OTHERS]
     head("instance", *(f"`{name}`" for name in solvers))
     for name, buffers in instances():
@@ -264,22 +267,24 @@ PARTS: dict[str, Callable[[range, int], None]] = {
     "capacity": by_capacity,
     "load": by_load,
     "large": large,
-    "kinds": kinds,
+    "classes": classes,
     "millions": millions,
     "everyday": everyday,
     "proofs": proofs,
     "others": others,
 }
-#: Without those that take many minutes or gigabytes.
-USUAL = [name for name in PARTS if name not in ("kinds", "millions")]
+#: Parts that take neither many minutes nor gigabytes.
+USUAL = [name for name in PARTS if name not in ("classes", "millions")]
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seeds", type=int, default=20, help="how many")
+    parser.add_argument("--seeds", type=int, default=20, help="number of seeds")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--problems", type=int, default=1000, help="of each kind, to prove")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=USUAL, help="all but kinds and millions")
+    parser.add_argument("--problems", type=int, default=1000, help="number of each problem class, to prove")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=USUAL, help="all but classes and millions"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(None if arguments is None else list(arguments))
     if options.one:

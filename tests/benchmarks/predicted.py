@@ -51,7 +51,7 @@ def job_of_run(name: str) -> Any:
 
 
 def real(name: str) -> dict[str, Any]:
-    """What a training process allocates, at its peak, in bytes; and the fit of it, asked before.
+    """Return the peak bytes that a training process allocates, and the estimate made before.
 
     The peak is the pool's own count: no mode is active, which would change what autograd does. Where it is,
     and what of it no operation was given, two further steps under a recorder tell, whose peak may be another.
@@ -60,7 +60,7 @@ def real(name: str) -> dict[str, Any]:
 
     import mempool.torch
     from mempool.torch.estimate import fit_job
-    from mempool.torch.estimate.attribution import AtPeak
+    from mempool.torch.estimate.attribution import PeakAttribution
 
     torch.set_num_threads(1)
     job = job_of_run(name)
@@ -78,7 +78,7 @@ def real(name: str) -> dict[str, Any]:
                 next(steps)
                 recording.step()
         trace = recording.trace
-    recorded = AtPeak.of(trace)
+    recorded = PeakAttribution.of(trace)
     inside = _unseen(trace, recorded.event)
     return {
         "predicted_bytes": fitted.peak_bytes,
@@ -118,10 +118,10 @@ def _unseen(trace: Any, event: int) -> dict[str, int]:
     import numpy as np
 
     from traces.buffers import buffers_of
-    from traces.trace import Kind
+    from traces.trace import EventType
 
     buffers = buffers_of(trace)
-    touched = set(trace.buffer[(trace.kind == Kind.READ) | (trace.kind == Kind.WRITE)].tolist())
+    touched = set(trace.buffer[(trace.kind == EventType.READ) | (trace.kind == EventType.WRITE)].tolist())
     found: dict[str, int] = {}
     for row in buffers.start[(buffers.start <= event) & (event < buffers.end)].tolist():
         if int(trace.buffer[row]) not in touched:

@@ -24,7 +24,7 @@ from models import MODELS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mempool.recording.torch import AccessRecorder
-from traces import Kind
+from traces import EventType
 
 
 class Empty(TorchDispatchMode):
@@ -73,7 +73,7 @@ def _row(name: str, rounds: int) -> str:
         best["empty"] = min(best["empty"], spent(Empty()))
         recorder = AccessRecorder([model], [optimizer])
         best["recorder"] = min(best["recorder"], spent(recorder))
-    operations, events = Empty.count // 2, int((recorder.trace().kind != Kind.MARK).sum()) // 2
+    operations, events = Empty.count // 2, int((recorder.trace().kind != EventType.MARK).sum()) // 2
     cost = {name: (time - best["none"]) / operations for name, time in best.items()}
     return (
         f"{name:10}{operations:7}{events:8}{best['none'] / 1e3:9.1f}"

@@ -1,4 +1,4 @@
-"""What rewriting a step's graph reaches, beside what others published: tables of docs/rewriting.md.
+"""Decisions about graphs compared with published results: tables of docs/benchmarks.md.
 
     python tests/benchmarks/rewriting.py [--quick] [--only PART ...]
 
@@ -9,8 +9,10 @@ way. Parameters, gradients and the momentum of SGD are counted. ``--quick`` prin
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,18 +23,22 @@ from sized import Sized, largest
 from torch import nn
 from torch.nn import functional
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from published_rules import budget_of, tune
+
 from solvers.errors import PlanError
-from solvers.rewriting import Rewriting, published, rewrite
-from solvers.rewriting.choose import Chooser, least_bytes
+from solvers.rewriting import Rewriting, apply_rewriting
+from solvers.rewriting.decide import Decider, least_limit
 from solvers.rewriting.judge import simulate
-from solvers.rewriting.step_conversion import candidates, planned
+from solvers.rewriting.step_conversion import graph_step, offloadable
 from solvers.swap import Link, LinkBound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from solvers.rewriting import Graph
-    from solvers.rewriting.choose import Decision
+    from solvers.rewriting.decide import Decision
 
 TWELVE = Link.of_rate(12e9)
 
@@ -95,7 +101,7 @@ def plainly(graph: Graph, limit: float) -> bool:
 
 
 def somehow(graph: Graph, limit: float) -> bool:
-    return least_bytes(graph, TWELVE)[0] <= limit
+    return least_limit(graph, TWELVE)[0] <= limit
 
 
 def ends(graph: Callable[[int], Graph], limit: float, step: int = 1) -> tuple[int, int]:
@@ -105,16 +111,16 @@ def ends(graph: Callable[[int], Graph], limit: float, step: int = 1) -> tuple[in
 
 
 def bound(graph: Graph, limit: float) -> float:
-    """What no swapping of what rewriting may move takes less than, seconds."""
-    return LinkBound(planned(graph, candidates(graph)).step, TWELVE).stall_seconds(int(limit))
+    """Return a lower bound in seconds on the stall of any offload schedule of the movable values."""
+    return LinkBound(graph_step(graph, offloadable(graph)).step, TWELVE).stall_seconds(int(limit))
 
 
-def decided(graph: Graph, limit: float, *, swap: bool = True, again: bool = True) -> Decision | str:
+def decided(graph: Graph, limit: float, *, offload: bool = True, again: bool = True) -> Decision | str:
     none = np.zeros(len(graph.size), bool)
-    ways = {} if swap else {"movable": none}
+    ways = {} if offload else {"movable": none}
     ways |= {} if again else {"repeatable": none}
     try:
-        return Chooser(graph, TWELVE, **ways).decide(int(limit))
+        return Decider(graph, TWELVE, **ways).decide(int(limit))
     except PlanError as error:
         return str(error)
 
@@ -167,7 +173,7 @@ def batches(*, quick: bool) -> None:
 def deep(*, quick: bool) -> None:
     head("ResNet-152 at 224, batch 256", "batch", *COLUMNS)
     for limit in (14.4e9,) if quick else (14.4e9, 10.8e9):
-        row_of(residual(152).at(256), limit, 256)
+        row_of(residual(152).cheapest(256), limit, 256)
 
 
 def volumes(*, quick: bool) -> None:
@@ -201,7 +207,7 @@ def of_attention(graph: Graph) -> tuple[int, ...]:
 
 
 def recomputed(graph: Graph) -> Graph:
-    return rewrite(graph, Rewriting(recomputed=of_attention(graph)))
+    return apply_rewriting(graph, Rewriting(recomputed=of_attention(graph)))
 
 
 def words(*, quick: bool) -> None:
@@ -237,16 +243,16 @@ def tuner(*, quick: bool) -> None:
     """The published rules and tuner, judged as ours are."""
     head(
         "ResNet-50 at 224: the published tuner, by our judge",
-        "batch", "limit GB", "threshold", "ahead", "groupby", "simulations", "its peak GB", "slower", "ours",
+        "batch", "limit GB", "threshold", "ahead", "group", "simulations", "its peak GB", "slower", "ours",
     )  # fmt: skip
     family, limit = residual(50), 14.4e9
     for batch in (326,) if quick else (183, 244, 326, 489, 798):
         graph = family.at(batch)
-        found = published.tune(graph, published.budget_of(graph, int(limit)))
+        found = tune(graph, budget_of(graph, int(limit)))
         rules = found.rules
-        told = simulate(rewrite(graph, found.rewriting), TWELVE)
+        told = simulate(apply_rewriting(graph, found.rewriting), TWELVE)
         plain = simulate(graph, TWELVE).seconds
-        settings = ("", "", "") if rules is None else (rules.threshold, rules.ahead, rules.groupby)
+        settings = ("", "", "") if rules is None else (rules.threshold, rules.ahead, rules.group)
         row(
             batch, gb(limit), *settings, found.simulations, gb(told.peak_bytes),
             percent(told.seconds - plain, plain) if found.fits else "refuses", slower(decided(graph, limit)),

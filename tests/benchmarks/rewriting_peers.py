@@ -46,7 +46,7 @@ STEPS, TIMED = 9, 6
 
 
 def models(device: str) -> dict[str, tuple[Callable[[], Model], int]]:
-    """What makes each, and its batch."""
+    """Constructor and batch of each model."""
     from models import GPT, ResNet, UNet
 
     if device == "cpu":

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from solvers.rewriting import Graph, Rewriting, Role, Swap, SwapIn, rewrite
+from solvers.rewriting import Graph, Offload, Reload, Rewriting, Role, apply_rewriting
 from solvers.rewriting.judge import simulate
 from solvers.swap import Link
 
@@ -17,7 +17,7 @@ _STEP = 58  # between operations
 _LEFT, _TOP, _BAR = 70, 130, 90
 _MIB = 1 << 20
 #: Colours that the colour-blind tell apart (Okabe and Ito), by role; the first by pass.
-_FILL = {Role.SWAP_OUT: "#9ad0f3", Role.SWAP_IN: "#9ad0f3", Role.RECOMPUTED: "#f5cf7a"}
+_FILL = {Role.OFFLOAD: "#9ad0f3", Role.RELOAD: "#9ad0f3", Role.RECOMPUTED: "#f5cf7a"}
 
 
 def step() -> Graph:
@@ -55,8 +55,8 @@ def step() -> Graph:
 def decided(graph: Graph) -> Rewriting:
     """The first layer's output waits in the host's memory, its GELU's is made again from what comes back."""
     a, h, again = 1, 2, len(graph) + 1
-    back = SwapIn(consumers=(again, 8), trigger=5)
-    return Rewriting((Swap(a, (back,), after=1, release=3),), recomputed=(h,))
+    back = Reload(consumers=(again, 8), trigger=5)
+    return Rewriting((Offload(a, (back,), after=1, release=3),), recomputed=(h,))
 
 
 def drawn(graph: Graph, title: str, top: int) -> tuple[str, int]:
@@ -79,14 +79,14 @@ def _x(op: int) -> int:
 
 
 def _lane(graph: Graph, op: int, row: int) -> int:
-    return row + (50 if graph.role[op] in (Role.SWAP_OUT, Role.SWAP_IN) else 0)
+    return row + (50 if graph.role[op] in (Role.OFFLOAD, Role.RELOAD) else 0)
 
 
 def _operation(graph: Graph, op: int, row: int) -> str:
     role, y = Role(int(graph.role[op])), _lane(graph, op, row)
     fill = _FILL.get(role, "#e8e8e8" if graph.backward[op] else "#fff")
-    kinds = {Role.SWAP_OUT: "out", Role.SWAP_IN: "in"}
-    name = kinds.get(role, graph.names[op].removeprefix("again."))
+    kinds = {Role.OFFLOAD: "out", Role.RELOAD: "in"}
+    name = kinds.get(role, graph.names[op].removeprefix("recompute."))
     return (
         f'<rect x="{_x(op) - 25}" y="{y}" width="50" height="24" rx="5" fill="{fill}" stroke="#333"/>'
         f'<text x="{_x(op)}" y="{y + 16}" text-anchor="middle">{name}</text>'
@@ -124,7 +124,7 @@ def picture() -> str:
     """Both graphs, one below the other."""
     graph = step()
     before, height = drawn(graph, "Before", 0)
-    new = rewrite(graph, decided(graph))
+    new = apply_rewriting(graph, decided(graph))
     after, height = drawn(new, "After", height)
     width = _x(len(new) - 1) + 60
     head = (

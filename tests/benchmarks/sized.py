@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool.hardware.gpu_throughput import Rates
-from mempool.torch.compiled.aot_trace import joint_of
-from mempool.torch.compiled.capture import capture
-from mempool.torch.compiled.costs import by_roofline
+from mempool.torch.compiled.costs import roofline_seconds
+from mempool.torch.compiled.graph import capture
+from mempool.torch.compiled.joint_graph import trace_joint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,12 +41,12 @@ class Sized:
         """Traced."""
         if size not in self._traced:
             rate = self.tflops * 1e12
-            joint = joint_of(self.model, lambda: self.inputs(size))
+            joint = trace_joint(self.model, lambda: self.inputs(size))
             self._traced[size] = capture(
                 joint.module,
                 joint.forward_outputs,
-                seconds=by_roofline(Rates("", 200e9, rate, rate, rate, "")),
-                beside_bytes=self.states * joint.parameter_bytes,
+                seconds=roofline_seconds(Rates("", 200e9, rate, rate, rate, "")),
+                outside_bytes=self.states * joint.parameter_bytes,
             ).graph
         return self._traced[size]
 

@@ -1,4 +1,4 @@
-"""What swapping reaches, beside the link bound and what others published: tables of docs/swapping.md.
+"""Offload schedules compared with the link bound and with published results: tables of docs/benchmarks.md.
 
 ``python tests/benchmarks/swap.py [--only PART ...]`` prints them in the order of `PARTS`.
 
@@ -182,7 +182,7 @@ def large() -> None:
 
 
 def gaps() -> None:
-    """What the arena takes more than the peak, before `reduce_fragmentation` and after, holding limits."""
+    """Print the arena beyond the peak before and after `reduce_fragmentation`, at several limits."""
     shares = (85, 70, 57, 45)
     head(
         "Gaps of the arena: batch 100 at 32x32, 4 TFLOPS, SINGA's link", "model", *(f"{s} %" for s in shares)

@@ -61,23 +61,23 @@ class Warnings(logging.Handler):
 @contextlib.contextmanager
 def planning() -> Iterator[list[float]]:
     """Seconds of each time that moves are planned."""
-    from mempool.torch.eager.schedule_planner import Planning
+    from mempool.torch.eager.schedule_planner import SchedulePlanner
 
     seconds: list[float] = []
-    made = Planning._tried
+    made = SchedulePlanner._attempt
 
-    def timed(self: Planning, make: Any) -> Any:
+    def timed(self: SchedulePlanner, make: Any) -> Any:
         begin = time.perf_counter()
         try:
             return made(self, make)
         finally:
             seconds.append(time.perf_counter() - begin)
 
-    Planning._tried = timed  # type: ignore[method-assign]
+    SchedulePlanner._attempt = timed  # type: ignore[method-assign]
     try:
         yield seconds
     finally:
-        Planning._tried = made  # type: ignore[method-assign]
+        SchedulePlanner._attempt = made  # type: ignore[method-assign]
 
 
 def train(name: str, limit: int | None, steps: int, *, background: bool) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def train(name: str, limit: int | None, steps: int, *, background: bool) -> dict
                 pool.plan_now()
         took = time.perf_counter() - begin
         values = pool.report().to_dict()
-        plan = pool._swapping.swapper.iterations.plan
+        plan = pool.offloading.mode.iterations.schedule
         told: dict[str, Any] = {
             "limit": limit,
             "reserved": max(reserved),

@@ -22,7 +22,7 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mempool.torch
-from mempool.torch.eager.mode import Swapper
+from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.offload.host_engine import HostEngine
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Small:
 def limited(client: Any, step: Callable[[], None], *, pass_by: bool) -> Iterator[None]:
     """Within a limit that is never reached."""
     engine = HostEngine(1 << 20)
-    with Swapper(engine, torch.device("cpu"), 1 << 40, client=client) as swapper:
+    with OffloadMode(engine, torch.device("cpu"), 1 << 40, client=client) as swapper:
         if not pass_by:
             swapper.bypass = None
         for _ in range(_BEFORE):

@@ -1,4 +1,4 @@
-"""The same program under the default allocator, its peers and the pool, in processes that take turns."""
+"""Times of one program under the default allocator, its peers and the pool, in alternating processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def only_when_asked(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("workload", ["network", "wander", *IN_TORCH])
 def test_allocators_side_by_side(workload: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Results are the same; times are for reading, and gate nothing."""
+    """Assert equal results; times are printed and gate nothing."""
     if workload in IN_TORCH:
         pytest.importorskip("torch", reason="PyTorch is not installed")
     contenders = [rounds.Contender("glibc"), rounds.Contender("mempool", "pool")]
@@ -41,21 +41,21 @@ def test_allocators_side_by_side(workload: str, capsys: pytest.CaptureFixture[st
     rounds.race(contenders, workload, steps=10, warm_up=3, rounds=8)
     rows = [
         (
-            one.name,
-            1e3 * one.median("seconds"),
-            1e3 * one.median("cpu_seconds"),
-            one.median("page_faults"),
-            one.end["resident_bytes"] / 1e6,
-            one.end["code_bytes"] / 1e6,
-            f"{one.end['process_bytes'] / 1e6:.1f}",
-            rounds.ratio(one, contenders[0]),
+            contender.name,
+            1e3 * contender.median("seconds"),
+            1e3 * contender.median("cpu_seconds"),
+            contender.median("page_faults"),
+            contender.end["resident_bytes"] / 1e6,
+            contender.end["code_bytes"] / 1e6,
+            f"{contender.end['process_bytes'] / 1e6:.1f}",
+            rounds.ratio(contender, contenders[0]),
         )
-        for one in contenders
+        for contender in contenders
     ]
     with capsys.disabled():
         print(rounds.table(workload, COLUMNS, rows))
-    results = [[turn["results"] for turn in one.turns] for one in contenders]
-    assert all(one == results[0] for one in results)
+    results = [[turn["results"] for turn in contender.turns] for contender in contenders]
+    assert all(result == results[0] for result in results)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -63,14 +63,14 @@ def test_allocators_side_by_side(workload: str, capsys: pytest.CaptureFixture[st
 def test_replay_through_the_c_entry_points(
     tmp_path: Path, buffers: int, threads: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every allocation hits; nanoseconds are for reading."""
+    """Assert that every allocation hits; nanoseconds are printed."""
     if shutil.which(build.compiler()) is None:
         pytest.skip("no C++ compiler")
     program = build.build("replay_bench", tmp_path)
     done = subprocess.run(
         [str(program), str(buffers), str(threads), "5"], check=True, capture_output=True, text=True
     )
-    said = json.loads(done.stdout)
+    output = json.loads(done.stdout)
     with capsys.disabled():
         print(f"\n{done.stdout}")
-    assert said["hits"] >= 0.9999 * said["allocations"]
+    assert output["hits"] >= 0.9999 * output["allocations"]

@@ -1,6 +1,6 @@
-"""How many small packing problems of each kind are proven optimal, and how soon.
+"""Proofs of optimality for small packing problems of each problem class, with times.
 
-``pytest tests/benchmarks/test_proofs.py --benchmark-enable`` takes 50 problems of each kind, up to 0.1 s
+``pytest tests/benchmarks/test_proofs.py --benchmark-enable`` takes 50 problems of each class, up to 0.1 s
 each; with ``-m full`` there are 1,000, up to 10 s each, with and without OR-Tools.
 """
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from problem_classes import GENERATORS
 
 from solvers import Plan, Status, Stop, check, solve
-from traces.instances import GENERATORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from traces import Buffers
 
 SOON = 0.1  # seconds
-#: Of the first 20 problems of each kind, so many are proven by few nodes.
+#: Of the first 20 problems of each class, the number proven with few nodes.
 PROVEN = {"loose": 20, "tight": 20, "aligned": 19, "circular": 20, "pinned": 20}
 
 
@@ -47,7 +47,7 @@ class Solved:
 
 
 def problem(name: str, seed: int) -> Buffers:
-    """Of 2 to 30 buffers."""
+    """Return a problem of 2 to 30 buffers."""
     return GENERATORS[name](int(np.random.default_rng([seed, 7]).integers(2, 31)), seed)
 
 

@@ -1,4 +1,4 @@
-"""How fast the events of a training go through each simulated allocator."""
+"""Times of each simulated allocator on the events of a training."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    """Some 50,000 events; the table of births is made once."""
+    """Return some 50,000 events with the table of births computed."""
     made = generate(1000, iterations=25)
     made.validate()
     return made
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_simulate(benchmark: BenchmarkFixture, trace: Trace, allocator: str) -> None:
-    """Addresses, live and reserved bytes of every event."""
+def test_simulation_of_training_events(benchmark: BenchmarkFixture, trace: Trace, allocator: str) -> None:
+    """Time addresses, live and reserved bytes of every event."""
     simulation = benchmark.pedantic(simulate, args=(trace, allocator), rounds=5)
     assert simulation.failed_at is None
     benchmark.extra_info["events"] = len(trace)

@@ -21,7 +21,7 @@ import numpy as np
 from sequences import NETWORKS, varied
 
 from mempool.simulate import simulate
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 GIB = 1 << 30
 PEERS = ("pytorch", "pytorch_expandable")
@@ -32,7 +32,7 @@ LAST = 20
 def held(trace: Trace, allocator: str) -> tuple[int, int]:
     """The most bytes in all of it, and in the last iterations."""
     reserved = simulate(trace, allocator).reserved
-    ends = np.flatnonzero(trace.kind == Kind.MARK)
+    ends = np.flatnonzero(trace.kind == EventType.MARK)
     return int(reserved.max()), int(reserved[ends[-LAST - 1] :].max())
 
 

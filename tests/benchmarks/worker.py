@@ -102,13 +102,13 @@ class Model:
 
 
 PLANNING = (
-    "mempool.planning.variable_shapes",
+    "mempool.planning.variants",
     "mempool.planning.planned_pattern",
     "mempool.recording.events",
     "mempool.reporting.report",
     "solvers",
     "traces.iterations.pattern",
-    "traces.ranges",
+    "traces.intervals",
     "traces.workload",
 )
 IN_TORCH = (
@@ -158,8 +158,8 @@ class Worker:
         """Whether all follows the pool's plan, and nothing is recorded or searched for; True without one."""
         if self.pool is None:
             return True
-        planner, recording = self.pool._planner, self.pool.client.state()["recording"]
-        return not (recording or planner._learner.again.may_polish() or planner._may_trim)
+        planner, recording = self.pool.planner, self.pool.client.state()["recording"]
+        return not (recording or planner.learner.replanner.may_refine() or planner._may_trim)
 
     def end(self) -> dict[str, Any]:
         """Most memory resident since the first timed step, above the baseline; what the pool reports.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import sequences
 from sequences import Event
 
-from traces import Kind
+from traces import EventType
 from traces.workload import generate
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ def generated(steps: int, most_bytes: int, n_buffers: int = 2000, seed: int = 0)
     for kind, buffer, size in zip(
         trace.kind.tolist(), trace.buffer.tolist(), trace.size.tolist(), strict=True
     ):
-        if kind == Kind.MARK:
+        if kind == EventType.MARK:
             parts.append([])
-        elif kind in (Kind.ALLOC, Kind.FREE):
+        elif kind in (EventType.ALLOC, EventType.FREE):
             parts[-1].append(Event(buffer, size))
     before, *each = fitted(parts, most_bytes)
     return before, each[:steps]

@@ -116,10 +116,10 @@ def main(name: str, device: str) -> dict[str, Any]:
         lower = (
             torch.bfloat16 if job.autocast is torch.float16 else job.autocast
         )  # the other takes minutes there
-        job = job.but(device="cpu", batch=SMALL.get(name, 1), autocast=lower)
+        job = job.replace(device="cpu", batch=SMALL.get(name, 1), autocast=lower)
         told, meter = predicted(job), StandIn()
     else:
-        job = job.but(device="cuda", capability=torch.cuda.get_device_capability())
+        job = job.replace(device="cuda", capability=torch.cuda.get_device_capability())
         told, meter = predicted(job), Gpu()
     with meter:
         train(job, meter)

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 import mempool.numpy
 from mempool import UsageError
 from mempool.demo.network import Data, Network
-from mempool.recording.access_recorder import record_arrays
 from mempool.recording.arrays import ArrayRecorder
+from mempool.recording.arrays.pool_recorder import merge_traces, record_arrays
 from mempool.recording.arrays.rows import FIELDS
-from mempool.recording.trace_merge import join
-from traces import Kind, Trace, buffers_of
+from traces import EventType, Trace, buffers_of
 from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def pool() -> Iterator[ArrayPool]:
 
 
 def accessed(trace: Trace) -> np.ndarray[Any, Any]:
-    return (trace.kind == Kind.READ) | (trace.kind == Kind.WRITE)
+    return (trace.kind == EventType.READ) | (trace.kind == EventType.WRITE)
 
 
 def named(trace: Trace, row: int) -> str:
@@ -79,9 +78,9 @@ def test_trace_has_all_pool_events_and_every_access(tmp_path: Path) -> None:
     trace.validate()
     assert [same_kind(one) for one in found] == [same_kind(one) for one in expected]
     rest = ~accessed(trace)
-    large = trace.size[rest & (trace.kind == Kind.ALLOC) & (trace.size >= 4096)]
-    assert large.tolist() == of_pool.size[(of_pool.kind == Kind.ALLOC) & (of_pool.size >= 4096)].tolist()
-    assert (trace.kind == Kind.MARK).sum() == 3
+    large = trace.size[rest & (trace.kind == EventType.ALLOC) & (trace.size >= 4096)]
+    assert large.tolist() == of_pool.size[(of_pool.kind == EventType.ALLOC) & (of_pool.size >= 4096)].tolist()
+    assert (trace.kind == EventType.MARK).sum() == 3
     one, other = (
         [(int(t.kind[row]), named(t, row)) for row in np.flatnonzero(accessed(t))]
         for t in (trace, of_recorder)
@@ -113,7 +112,7 @@ def test_unmodified_programs_print_the_same_under_the_recorded_module(
     trace.validate()
     assert trace.metadata["accesses"] == "watched"
     assert trace.metadata["foreign_buffers"] == trace.metadata["late_buffers"] == "0"
-    assert int(trace.metadata["untouched_bytes"]) < trace.size[trace.kind == Kind.ALLOC].sum() / 2
+    assert int(trace.metadata["untouched_bytes"]) < trace.size[trace.kind == EventType.ALLOC].sum() / 2
 
 
 def test_temporaries_inside_an_operation_carry_its_name(pool: ArrayPool) -> None:
@@ -122,7 +121,7 @@ def test_temporaries_inside_an_operation_carry_its_name(pool: ArrayPool) -> None
         np.median(values)
     trace = recorder.trace()
     trace.validate()
-    inner = np.flatnonzero((trace.kind == Kind.ALLOC) & (trace.size >= 400_000))
+    inner = np.flatnonzero((trace.kind == EventType.ALLOC) & (trace.size >= 400_000))
     assert "median" in {named(trace, row) for row in inner}
     untouched = int(trace.metadata["untouched_bytes"])
     assert untouched >= 400_000
@@ -138,8 +137,8 @@ def test_buffers_outside_the_pool_come_from_the_recorder(pool: ArrayPool) -> Non
     trace = recorder.trace()
     trace.validate()
     assert trace.metadata["foreign_buffers"] == "2"
-    assert (trace.size[trace.kind == Kind.ALLOC] == 8000).sum() == 1
-    assert (trace.kind[accessed(trace)] == Kind.READ).sum() == 2
+    assert (trace.size[trace.kind == EventType.ALLOC] == 8000).sum() == 1
+    assert (trace.kind[accessed(trace)] == EventType.READ).sum() == 2
     assert len(made) == 100
 
 
@@ -183,7 +182,7 @@ def test_accesses_carry_the_thread_numbers_of_the_pool(pool: ArrayPool) -> None:
     trace = recorder.trace()
     trace.validate()
     assert len(set(trace.thread[accessed(trace)].tolist())) == 3
-    for row in np.flatnonzero(trace.kind == Kind.WRITE):
+    for row in np.flatnonzero(trace.kind == EventType.WRITE):
         assert trace.thread[row] == trace.thread[trace.births[row]]
 
 
@@ -199,16 +198,16 @@ def test_watched_array_is_not_resized_in_place(pool: ArrayPool) -> None:
 def test_alloc_at_a_reused_address_precedes_the_free_in_the_joined_trace() -> None:
     """For the program both buffers were alive, whatever the clock says."""
     pool = Trace.of([0, 0, 1, 1], [0, 1, 0, 1], [8, 8, 0, 0], time_ns=[1, 5, 4, 9], address=[64, 64, -1, -1])
-    table = join([(0, pool)], Truth([]).seen(), []).table
-    assert table["kind"].tolist() == [Kind.ALLOC, Kind.ALLOC, Kind.FREE, Kind.FREE]
+    table = merge_traces([(0, pool)], Truth([]).seen(), []).table
+    assert table["kind"].tolist() == [EventType.ALLOC, EventType.ALLOC, EventType.FREE, EventType.FREE]
 
 
 def test_access_follows_its_alloc_despite_thread_timing() -> None:
     """When two threads meet an array, the later thread may report the alloc."""
-    rows = [(Kind.ALLOC, 0, 8, 7, 7, 0, 64, 0, 0, -1), (Kind.READ, 0, 0, 6, 6, 0, -1, 0, 1, -1)]
+    rows = [(EventType.ALLOC, 0, 8, 7, 7, 0, 64, 0, 0, -1), (EventType.READ, 0, 0, 6, 6, 0, -1, 0, 1, -1)]
     seen = dict(zip(FIELDS, np.array(rows, np.int64).T, strict=True)) | {"category": np.array([-1, -1])}
-    table = join([(0, Trace.of([], []))], seen, []).table
-    assert table["kind"].tolist() == [Kind.ALLOC, Kind.READ]
+    table = merge_traces([(0, Trace.of([], []))], seen, []).table
+    assert table["kind"].tolist() == [EventType.ALLOC, EventType.READ]
 
 
 def test_recorder_without_a_pool_is_a_plain_array_recorder() -> None:
@@ -251,28 +250,30 @@ class Truth:
         if address not in self.alive:
             self.alive[address] = self.count, False
             self.foreign |= {self.count} if place >= 7 else set()
-            self.row(Kind.ALLOC, self.count, address, size=8 + place)
+            self.row(EventType.ALLOC, self.count, address, size=8 + place)
             self.count += 1
         elif what == 0:
             buffer, known = self.alive.pop(address)
-            self.row(Kind.FREE, buffer, address, known=known)
+            self.row(EventType.FREE, buffer, address, known=known)
         else:
             buffer, _ = self.alive[address]
             self.alive[address] = buffer, True
-            self.row(Kind.READ if what == 1 else Kind.WRITE, buffer, address)
+            self.row(EventType.READ if what == 1 else EventType.WRITE, buffer, address)
 
-    def row(self, kind: Kind, buffer: int, address: int, size: int = 0, *, known: bool = False) -> None:
+    def row(self, kind: EventType, buffer: int, address: int, size: int = 0, *, known: bool = False) -> None:
         self.rows.append({"kind": kind, "buffer": buffer, "address": address, "size": size,
                           "time": self.time, "known": known})  # fmt: skip
 
     def of_pool(self) -> Trace:
-        rows = [row for row in self.rows if row["kind"] <= Kind.FREE and row["buffer"] not in self.foreign]
+        rows = [
+            row for row in self.rows if row["kind"] <= EventType.FREE and row["buffer"] not in self.foreign
+        ]
         return Trace.of(
             [row["kind"] for row in rows],
             [row["buffer"] for row in rows],
             [row["size"] for row in rows],
             time_ns=[row["time"] for row in rows],
-            address=[row["address"] if row["kind"] == Kind.ALLOC else -1 for row in rows],
+            address=[row["address"] if row["kind"] == EventType.ALLOC else -1 for row in rows],
         )
 
     def seen(self) -> dict[str, Any]:
@@ -283,11 +284,11 @@ class Truth:
         table, number = [], {}
         for row in self.rows:
             kind, buffer, time = row["kind"], row["buffer"], row["time"]
-            if kind >= Kind.READ and buffer not in number:
+            if kind >= EventType.READ and buffer not in number:
                 number[buffer] = len(number)
                 size = next(one["size"] for one in self.rows if one["buffer"] == buffer)
-                table.append((Kind.ALLOC, number[buffer], size, time, -1, -1, row["address"], 0, 0, -1))
-            if kind >= Kind.READ or (kind == Kind.FREE and row["known"]):
+                table.append((EventType.ALLOC, number[buffer], size, time, -1, -1, row["address"], 0, 0, -1))
+            if kind >= EventType.READ or (kind == EventType.FREE and row["known"]):
                 table.append((kind, number[buffer], 0, time, -1, -1, -1, 0, 0, -1))
         columns = np.array(table, np.int64).reshape(-1, len(FIELDS)).T
         return dict(zip(FIELDS, columns, strict=True)) | {"category": np.full(len(table), -1)}
@@ -297,13 +298,13 @@ class Truth:
         told, known = [], set()
         for row in self.rows:
             size = next(one["size"] for one in self.rows if one["buffer"] == row["buffer"])
-            if row["buffer"] in self.foreign and row["kind"] == Kind.ALLOC:
+            if row["buffer"] in self.foreign and row["kind"] == EventType.ALLOC:
                 continue
-            if row["buffer"] in self.foreign and row["kind"] == Kind.FREE and not row["known"]:
+            if row["buffer"] in self.foreign and row["kind"] == EventType.FREE and not row["known"]:
                 continue
-            if row["buffer"] in self.foreign and row["buffer"] not in known and row["kind"] >= Kind.READ:
+            if row["buffer"] in self.foreign and row["buffer"] not in known and row["kind"] >= EventType.READ:
                 known.add(row["buffer"])
-                told.append((Kind.ALLOC, size, row["time"]))
+                told.append((EventType.ALLOC, size, row["time"]))
             told.append((row["kind"], size, row["time"]))
         return told
 
@@ -312,7 +313,7 @@ class Truth:
 def test_join_restores_the_true_order_of_events(choices: list[int]) -> None:
     """A known history with reused addresses, split into the views of a pool and a recorder."""
     truth = Truth(choices)
-    table = join([(0, truth.of_pool())], truth.seen(), []).table
+    table = merge_traces([(0, truth.of_pool())], truth.seen(), []).table
     columns = {name: values for name, values in table.items() if name not in ("began", "address")}
     joined = Trace.of(**columns)
     joined.validate()
@@ -321,4 +322,4 @@ def test_join_restores_the_true_order_of_events(choices: list[int]) -> None:
         list(zip(joined.kind.tolist(), sizes.tolist(), joined.time_ns.tolist(), strict=True))
         == truth.expected()
     )
-    assert len(buffers_of(joined)) == (joined.kind == Kind.ALLOC).sum()
+    assert len(buffers_of(joined)) == (joined.kind == EventType.ALLOC).sum()

@@ -13,7 +13,7 @@ from cupy_platform import Current, FakePlatform, install  # noqa: E402
 from pools import simulated  # noqa: E402
 
 import mempool.cupy  # noqa: E402
-from traces import Kind  # noqa: E402
+from traces import EventType  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,14 +44,14 @@ def test_buffers_of_two_devices_keep_device_and_stream(pool: CupyPool, current: 
     trace = recorder.trace()
     trace.validate()
     assert trace.metadata["foreign_buffers"] == "0"
-    allocs = trace.kind == Kind.ALLOC
+    allocs = trace.kind == EventType.ALLOC
     assert sorted(trace.size[allocs].tolist()) == [400, 800, 1200]
     assert dict(zip(trace.size[allocs].tolist(), trace.device[allocs].tolist(), strict=True))[800] == 1
-    accesses = (trace.kind == Kind.READ) | (trace.kind == Kind.WRITE)
+    accesses = (trace.kind == EventType.READ) | (trace.kind == EventType.WRITE)
     assert np.array_equal(trace.stream[accesses], trace.stream[trace.births[accesses]])
     assert trace.stream[accesses].any()
     assert trace.metadata["untouched_buffers"] == "1"
-    assert (trace.kind == Kind.MARK).sum() == 1
+    assert (trace.kind == EventType.MARK).sum() == 1
 
 
 def test_pool_without_a_device_records_the_first(pool: CupyPool) -> None:

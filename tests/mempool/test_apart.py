@@ -13,42 +13,41 @@ import pytest
 from pools import run, simulated
 
 from mempool import Pool
-from mempool.planning.plan_files import read_planned
-from mempool.planning.subprocess_call import apart
+from mempool.planning.plan_files import call_in_subprocess, read_planned
 from solvers import PlanError
 from traces import TraceError
-from traces.formats.sniff import sniff
+from traces.formats.registry import sniff
 
 ABSENT = "a module that is not there"
 
 
 def test_call_runs_in_another_process_unless_the_module_is_loaded() -> None:
-    assert apart(ABSENT, os.getpid) != os.getpid()
-    assert apart("os", os.getpid) == os.getpid()
+    assert call_in_subprocess(ABSENT, os.getpid) != os.getpid()
+    assert call_in_subprocess("os", os.getpid) == os.getpid()
 
 
 def test_printed_output_of_the_call_is_discarded(capfd: pytest.CaptureFixture[str]) -> None:
-    assert apart(ABSENT, print, "noise", flush=True) is None
-    assert apart(ABSENT, os.write, 1, b"noise") == 5
+    assert call_in_subprocess(ABSENT, print, "noise", flush=True) is None
+    assert call_in_subprocess(ABSENT, os.write, 1, b"noise") == 5
     assert capfd.readouterr().out == ""
 
 
 def test_errors_of_the_call_are_raised(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(TraceError, match="the file is empty") as caught:
-        apart(ABSENT, sniff, tmp_path / "empty")
+        call_in_subprocess(ABSENT, sniff, tmp_path / "empty")
     assert caught.value.file == str(tmp_path / "empty")
     with pytest.raises(FileNotFoundError) as missing:
-        apart(ABSENT, read_planned, str(tmp_path / "none"))
+        call_in_subprocess(ABSENT, read_planned, str(tmp_path / "none"))
     assert missing.value.filename == str(tmp_path / "none")
 
 
 @pytest.mark.parametrize("program", ["", "/nonexistent/python", "/bin/true"])
 def test_call_runs_here_where_no_process_can_start(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", program)
-    assert apart(ABSENT, os.getpid) == os.getpid()
+    assert call_in_subprocess(ABSENT, os.getpid) == os.getpid()
     with pytest.raises(PlanError):
-        apart(ABSENT, _refuse)
+        call_in_subprocess(ABSENT, _refuse)
 
 
 def _refuse() -> None:

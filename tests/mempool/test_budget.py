@@ -7,7 +7,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mempool.planning.processor_budget import HANDOVER_SECONDS, Budget, cost_of_thread
+from mempool.planning.options import OPTIONS
+from mempool.planning.planner_thread import ProcessorBudget, thread_cost_seconds
 
 
 class Times:
@@ -16,8 +17,8 @@ class Times:
     def __init__(self) -> None:
         self.now = self.spent = 0.0
 
-    def budget(self, **how: float) -> Budget:
-        return Budget(**how, clock=lambda: self.now, spent=lambda: self.spent)
+    def budget(self, **how: float) -> ProcessorBudget:
+        return ProcessorBudget(**how, clock=lambda: self.now, spent=lambda: self.spent)
 
 
 @given(
@@ -32,7 +33,7 @@ def test_spending_stays_within_allowance_share_and_a_single_piece_of_work(
     budget = times.budget(allowance=0.1, share=0.01, most_debt=10.0)
     for wait, cost in zip(passing, costs, strict=False):
         times.now += wait
-        if budget.has_some():
+        if budget.is_left():
             with budget.charged():
                 times.spent += cost
     assert times.spent <= 0.1 + 0.01 * times.now + max(costs) + 1e-9
@@ -45,9 +46,9 @@ def test_debt_is_forgiven_in_bounded_time() -> None:
     with budget.charged():
         times.spent += 1000
     times.now = 19.0
-    assert not budget.has_some()
+    assert not budget.is_left()
     times.now = 21.0
-    assert budget.has_some()
+    assert budget.is_left()
 
 
 def test_useful_work_is_not_charged() -> None:
@@ -57,13 +58,13 @@ def test_useful_work_is_not_charged() -> None:
     with budget.charged() as forgive:
         times.spent += 1000
         forgive()
-    assert budget.has_some()
+    assert budget.is_left()
 
 
 def test_hand_over_of_the_interpreter_is_charged_too() -> None:
     """Each hand-over of the processor by the thread costs the program time."""
-    before, processor = cost_of_thread(), time.thread_time()
+    before, processor = thread_cost_seconds(), time.thread_time()
     for _ in range(50):
         time.sleep(1e-6)
     spent = time.thread_time() - processor
-    assert cost_of_thread() - before >= spent + 40 * HANDOVER_SECONDS
+    assert thread_cost_seconds() - before >= spent + 40 * OPTIONS.handover_seconds

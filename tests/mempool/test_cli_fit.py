@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mempool.cli.app import call
-from mempool.cli.fit.plot import drawn
+from mempool.cli.fit.plot import draw
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name)
+    )
 
 
 @pytest.mark.usefixtures("without_torch")
@@ -74,14 +76,14 @@ def test_names_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    cards = command._cards("rtx 40")
+    cards = command.complete_cards("rtx 40")
     assert {"RTX 4060", "RTX 4060 Ti 8GB", "RTX 4080", "RTX 4090"} < set(cards)
     assert all(card.startswith("RTX 40") for card in cards)
-    assert "train.py" in command._targets("tr")
+    assert "train.py" in command.complete_targets("tr")
     assert "planned" in command.allocators()("pl")
 
 
-def one(batch: int, seq: int, needed: int, limit: int | None) -> Any:
+def size_result(batch: int, seq: int, needed: int, limit: int | None) -> Any:
     command = SimpleNamespace(
         needed_bytes=needed, peak_bytes=needed // 2, limit_bytes=limit, fits=limit is None or needed <= limit,
         allocator="pytorch", reserved_bytes={"pytorch": needed}, warnings=[],
@@ -94,11 +96,13 @@ def one(batch: int, seq: int, needed: int, limit: int | None) -> Any:
 
 @pytest.mark.parametrize("limit", [None, 5 << 30])
 def test_plot_has_a_point_for_each_size_and_a_line_for_each_length_and_the_limit(limit: int | None) -> None:
-    tried = [one(batch, seq, batch * seq << 20, limit) for seq in (512, 1024) for batch in (1, 2, 4, 8)]
-    drawing = ET.fromstring(drawn(tried, page=False))
+    results = [
+        size_result(batch, seq, batch * seq << 20, limit) for seq in (512, 1024) for batch in (1, 2, 4, 8)
+    ]
+    drawing = ET.fromstring(draw(results, page=False))
     space = "{http://www.w3.org/2000/svg}"
     points = drawing.findall(f"{space}circle")
-    assert len(points) == len(tried)
+    assert len(points) == len(results)
     strokes = [path for path in drawing.findall(f"{space}path") if path.get("stroke-width") == "2"]
     assert len(strokes) == 2
     assert bool(drawing.findall(f"{space}path[@stroke-dasharray]")) is (limit is not None)
@@ -108,11 +112,11 @@ def test_plot_has_a_point_for_each_size_and_a_line_for_each_length_and_the_limit
 
 
 def test_plot_page_has_the_numbers_too_and_loads_nothing() -> None:
-    page = drawn([one(batch, 512, batch << 30, None) for batch in (1, 3)], page=True)
+    page = draw([size_result(batch, 512, batch << 30, None) for batch in (1, 3)], page=True)
     assert "<td>3 GiB</td>" in page
     assert "src=" not in page
     assert "&lt;Net&gt; &amp; co" in page
 
 
 def test_plot_of_a_single_value_without_memory_is_drawn() -> None:
-    ET.fromstring(drawn([one(1, 1, 0, None), one(1, 1, 0, None)], page=False))
+    ET.fromstring(draw([size_result(1, 1, 0, None), size_result(1, 1, 0, None)], page=False))

@@ -18,7 +18,7 @@ import traces
 from mempool import Pool
 from mempool.planning.plan_files import write_planned
 from traces.formats.parquet import read_trace
-from traces.trace import Kind
+from traces.trace import EventType
 
 ITERATE = """
 import numpy as np
@@ -313,7 +313,7 @@ def test_recorded_trace_is_whole_for_every_ending_of_the_program(tmp_path: Path,
     done = outcome(start(tmp_path, *MEMPOOL, "--record", "t.trace", "--json", "r.json", "script.py"))
     assert done.status == status, done.stderr
     trace = read_trace(tmp_path / "t.trace")
-    assert (trace.kind == Kind.ALLOC).sum() >= 900
+    assert (trace.kind == EventType.ALLOC).sum() >= 900
     assert "mempool: numpy" in done.stderr
     report = json.loads((tmp_path / "r.json").read_text())["pools"]["numpy"]
     assert report["allocations"] >= 900
@@ -417,7 +417,7 @@ def test_files_with_names_of_our_packages_are_no_obstacle(tmp_path: Path, name: 
 def test_our_packages_are_found_before_files_beside_the_script(tmp_path: Path) -> None:
     """Only while the pool is installed; the program's own imports are not affected."""
     write(tmp_path / "traces.py", "hidden = True")
-    under = str(Path(mempool.cli.__file__).with_name("under.py"))
+    under = str(Path(mempool.cli.__file__).with_name("run") / "child.py")
     program = f"""
         import importlib.util, sys
         # Without the finders of editable installs, which find ours first anyway.

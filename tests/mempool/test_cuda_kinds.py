@@ -204,7 +204,7 @@ def test_pool_does_without_a_plan_larger_than_the_device(
             train(small)
             assert small.report().to_dict()["misses"] == 0
         else:
-            small._planner._tell()
+            small.planner._log_news()
             assert "an arena of 60 MiB cannot be had from the device, which has 50 MiB free" in caplog.text
             live = [small.allocate(20 * MIB), small.allocate(20 * MIB)]
             with pytest.raises(OutOfMemoryError, match="20,971,520 bytes asked for"):

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from pools import run, simulated
 
 from mempool import Pool
-from mempool.planning import variable_shapes
-from mempool.planning.plan_files import read_saved
-from mempool.planning.planned_pattern import Planned, make_plan
-from mempool.planning.variants import Kinds
+from mempool.planning import variants
+from mempool.planning.plan_files import read_plans
+from mempool.planning.planned_pattern import PlannedPattern, make_plan
+from mempool.planning.variants import VariantLifetimes
 from solvers import read_plan, write_plan
 from solvers.packing.plan_files import read_plan_columns
 from traces import TraceError
@@ -318,12 +318,12 @@ def test_variants_following_their_own_plans_get_no_envelope() -> None:
         iteration = batches(programs.Watched(pool), lambda number: (200, 500, 300)[number * number % 7 % 3])
         run(pool, iteration, LEARNED, marks=True)
         assert missed(pool, iteration, LEARNED, 40) == {}
-        learner = pool._planner._learner
-        one = next(iter(learner.known)).pattern
+        learner = pool.planner.learner
+        one = next(iter(learner.registry)).pattern
         envelope = dataclasses.replace(one, least=one.buffers.size // 2)
         assert not learner._is_worth_planning(envelope, pool.client.state())
         run(pool, batches(programs.Watched(pool), any_length), 40, marks=True)
-        assert learner._is_worth_planning(envelope, pool.client.state()) or learner.known.have_envelopes()
+        assert learner._is_worth_planning(envelope, pool.client.state()) or learner.registry.has_envelopes()
 
 
 def test_observations_of_a_smaller_pattern_move_to_the_larger_envelope() -> None:
@@ -335,21 +335,21 @@ def test_observations_of_a_smaller_pattern_move_to_the_larger_envelope() -> None
             programs.layers(memory, 9, scale=3000) if number % 5 == 4 else training(number)
 
         run(pool, iteration, longest, marks=True)
-        learner = pool._planner._learner
-        reach, before = learner.making.together._kinds._reach, {one.key for one in learner.known}
+        learner = pool.planner.learner
+        reach, before = learner.builder.joint._lifetimes._reach, {one.key for one in learner.registry}
         assert any(who in before and follower in before for who, follower in reach)
         made = pool.plans
         while pool.plans == made:
             longest += 1
             assert longest < 400
             run(pool, iteration, 1, marks=True, first=longest)
-        fresh = next(one.key for one in learner.known if one.key not in before)
-        other = next(one.key for one in learner.known if one.pattern.least is None)
+        fresh = next(one.key for one in learner.registry if one.key not in before)
+        other = next(one.key for one in learner.registry if one.pattern.least is None)
         assert {
             (fresh, fresh),
             (fresh, other),
             (other, fresh),
-        } <= learner.making.together._kinds._reach.keys()
+        } <= learner.builder.joint._lifetimes._reach.keys()
 
 
 def test_new_plan_lies_around_pinned_ranges() -> None:
@@ -383,7 +383,7 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("way", ["step", "step at the end", "iteration"])
 def test_saved_envelope_serves_other_lengths_after_the_first_iteration(saved: Path, way: str) -> None:
     """The first iteration creates optimizer state, which resembles gradients, and stays."""
-    assert any(plan.pattern.least is not None for plan in read_saved(saved).plans)
+    assert any(plan.pattern.least is not None for plan in read_plans(saved).plans)
     with Pool(simulated(), background=False, plan=saved) as pool:
         memory = programs.Watched(pool)
         iteration = batches(memory, lambda number: 150 + 10 * number)
@@ -440,7 +440,7 @@ def seen(sizes: Sequence[int], least: Sequence[int] | None = None) -> Pattern:
     )
 
 
-def known(*patterns: Pattern) -> list[Planned]:
+def known(*patterns: Pattern) -> list[PlannedPattern]:
     made = [make_plan(pattern, alignment=64, patient=False) for pattern in patterns]
     return [planned for planned in made if planned is not None]
 
@@ -451,19 +451,19 @@ def batch(length: int) -> list[int]:
 
 def test_few_variants_keep_their_plans_and_more_share_an_envelope() -> None:
     kinds = [seen(batch(length)) for length in (50, 80, 20, 90, 40)]
-    assert variable_shapes.lengths(known(*kinds[:FEW_KINDS])) == ()
-    assert variable_shapes.lengths(known(*kinds)) == (4,)
-    assert variable_shapes.lengths(known(seen(batch(50), [4000, 10, 10, 700]), seen([1000] * 7))) == (4,)
+    assert variants.envelope_lengths(known(*kinds[:FEW_KINDS])) == ()
+    assert variants.envelope_lengths(known(*kinds)) == (4,)
+    assert variants.envelope_lengths(known(seen(batch(50), [4000, 10, 10, 700]), seen([1000] * 7))) == (4,)
 
 
 def test_dissimilar_variants_never_share_an_envelope() -> None:
     kinds = [seen([4000, 100 * one, 100 * (100 - one), 100 * one, 700]) for one in (5, 25, 45, 65, 85)]
-    assert variable_shapes.lengths(known(*kinds)) == ()
+    assert variants.envelope_lengths(known(*kinds)) == ()
 
 
 def test_widened_envelope_covers_every_known_pattern() -> None:
     before = known(seen(batch(90)), seen(batch(10)))
-    (wide,) = variable_shapes.widened([seen(batch(50), [4000, 250, 75, 700])], before)
+    (wide,) = variants.widen_envelopes([seen(batch(50), [4000, 250, 75, 700])], before)
     assert wide.buffers.size.tolist() == batch(90)
     assert wide.least is not None
     assert wide.least[[0, 3]].tolist() == [4000, 700]  # which never varied
@@ -473,16 +473,16 @@ def test_widened_envelope_covers_every_known_pattern() -> None:
 
 def test_envelope_of_a_smaller_minimum_keeps_its_slots_within_the_margin() -> None:
     before = known(seen(batch(90), [4000, 100, 30, 700]))
-    (wide,) = variable_shapes.widened(
+    (wide,) = variants.widen_envelopes(
         [seen(batch(50), [4000, 25, 8, 700])], before
     )  # an eighth of the smallest
     assert before[0].serves(wide)
-    (wide,) = variable_shapes.widened([seen(batch(50), [4000, 12, 3, 700])], before)
+    (wide,) = variants.widen_envelopes([seen(batch(50), [4000, 12, 3, 700])], before)
     assert not before[0].serves(wide)
 
 
 def test_constant_position_of_another_size_becomes_variable() -> None:
-    (wide,) = variable_shapes.widened(
+    (wide,) = variants.widen_envelopes(
         [seen(batch(50), [4000, 625, 187, 700])], known(seen([4000, 9000, 2700, 900]))
     )
     assert wide.least is not None
@@ -492,7 +492,7 @@ def test_constant_position_of_another_size_becomes_variable() -> None:
 
 def test_pattern_dissimilar_from_the_known_patterns_is_not_widened() -> None:
     one = seen([9000, 100, 9000, 100], [1000, 10, 1000, 10])
-    (same,) = variable_shapes.widened([one], known(seen([100, 9000, 100, 9000])))
+    (same,) = variants.widen_envelopes([one], known(seen([100, 9000, 100, 9000])))
     assert same.key == one.key
 
 
@@ -500,7 +500,7 @@ def test_followers_of_a_widened_pattern_refer_to_its_new_key() -> None:
     one = seen(batch(50), [4000, 625, 187, 700])
     other = dataclasses.replace(seen([1000] * 3), reach={one.key: np.zeros(3, np.int64)})
     one = dataclasses.replace(one, reach={one.key: np.ones(4, np.int64), other.key: np.zeros(4, np.int64)})
-    wide, beside = variable_shapes.widened([one, other], known(seen(batch(90))))
+    wide, beside = variants.widen_envelopes([one, other], known(seen(batch(90))))
     assert wide.key != one.key
     assert set(wide.reach) == {wide.key, other.key}
     assert set(beside.reach) == {wide.key}
@@ -515,11 +515,11 @@ def test_envelope_inherits_the_observations_of_the_replaced_variants() -> None:
         dataclasses.replace(two, reach={one.key: np.array([0, 0, 1, 0])}),
         dataclasses.replace(other, reach=of_other),
     ]
-    before, now = Kinds(), seen(batch(70), [4000, 100, 30, 700])
+    before, now = VariantLifetimes(), seen(batch(70), [4000, 100, 30, 700])
     before.note(patterns, ())
-    kinds = Kinds(before)  # which knows what followed what
+    kinds = VariantLifetimes(before)  # which knows what followed what
     kinds.note(patterns, ())
-    kinds.take_over(now.key, {one.key, two.key})
+    kinds.supersede(now.key, {one.key, two.key})
     whole = known(now, other)
     made = kinds.of(whole)
     assert made is not None

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import programs
 import pytest
 from pools import simulated
-from programs_with_variants import at_random, in_steps, in_turn, kinds, marking_last, misses, with_states
+from programs_with_variants import at_random, in_steps, in_turn, marking_last, misses, variants, with_states
 
 from mempool import Pool
 from mempool.planning import joint_planning
-from mempool.planning.plan_files import read_saved
+from mempool.planning.options import OPTIONS
+from mempool.planning.plan_files import read_plans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,10 +64,10 @@ def test_joint_plans_of_variants_in_any_order_have_no_misses(
     work: Callable[..., None],
 ) -> None:
     memory = programs.Watched(pool)
-    iteration = kinds(memory, order(scales), late=late)
+    iteration = variants(memory, order(scales), late=late)
     work(pool, iteration, LEARNED)
     assert misses(pool, lambda: work(pool, iteration, 200, first=LEARNED)) == 0
-    assert len(pool._planner._learner.known) == len(set(scales))
+    assert len(pool.planner.learner.registry) == len(set(scales))
     memory.free_all()
 
 
@@ -76,7 +77,7 @@ def test_variants_of_different_lengths_have_no_misses_and_few_replans(
     pool: Pool, late: bool, order: Callable[[tuple[int, ...]], Callable[[int], int]]
 ) -> None:
     memory = programs.Watched(pool)
-    iteration = kinds(memory, order((1000, 1300, 2600)), late=late, long=True)
+    iteration = variants(memory, order((1000, 1300, 2600)), late=late, long=True)
     in_steps(pool, iteration, 2 * LEARNED)
     plans = pool.plans
     assert misses(pool, lambda: in_steps(pool, iteration, 400, first=2 * LEARNED)) == 0
@@ -86,9 +87,9 @@ def test_variants_of_different_lengths_have_no_misses_and_few_replans(
 
 def test_separate_plans_of_variants_would_miss(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves that the tests above have power."""
-    monkeypatch.setattr(joint_planning, "LEAST_COLLISIONS", 1 << 60)
+    monkeypatch.setitem(vars(OPTIONS), "joint_collisions", 1 << 60)
     memory = programs.Watched(pool)
-    iteration = kinds(memory, at_random((900, 1300, 1900)))
+    iteration = variants(memory, at_random((900, 1300, 1900)))
     in_steps(pool, iteration, LEARNED)
     assert misses(pool, lambda: in_steps(pool, iteration, 200, first=LEARNED)) > 200
     memory.free_all()
@@ -96,7 +97,7 @@ def test_separate_plans_of_variants_would_miss(pool: Pool, monkeypatch: pytest.M
 
 def test_joint_arena_is_hardly_larger_than_the_largest_variants_arena(pool: Pool) -> None:
     memory = programs.Watched(pool)
-    iteration = kinds(memory, at_random((900, 1300, 1900, 2500)), late=True)
+    iteration = variants(memory, at_random((900, 1300, 1900, 2500)), late=True)
     in_steps(pool, iteration, LEARNED)
     assert pool.report().to_dict()["arena_bytes"] <= 1.02 * memory.peak
     memory.free_all()
@@ -105,7 +106,7 @@ def test_joint_arena_is_hardly_larger_than_the_largest_variants_arena(pool: Pool
 def test_later_variant_is_planned_jointly_with_the_others(pool: Pool) -> None:
     memory = programs.Watched(pool)
     first, all_of_them = at_random((900, 1300)), at_random((900, 1300, 1900))
-    iteration = kinds(memory, lambda number: (first if number < LEARNED else all_of_them)(number))
+    iteration = variants(memory, lambda number: (first if number < LEARNED else all_of_them)(number))
     in_steps(pool, iteration, 3 * LEARNED)
     assert misses(pool, lambda: in_steps(pool, iteration, 200, first=3 * LEARNED)) == 0
     memory.free_all()
@@ -115,7 +116,7 @@ def test_longer_lifetimes_across_variants_are_planned_for(pool: Pool) -> None:
     """Two outputs instead of one are kept, so that some reach into the iteration after the next."""
     memory = programs.Watched(pool)
     order, kept = at_random((900, 1300, 1900)), list[int]()
-    iteration = kinds(memory, order)
+    iteration = variants(memory, order)
 
     def keeping(number: int) -> None:
         iteration(number)
@@ -161,7 +162,7 @@ def test_joint_plans_lie_around_pinned_ranges(pool: Pool) -> None:
     """Also after another variant has joined."""
     memory = programs.Watched(pool)
     first, all_of_them = at_random((900, 1300)), at_random((900, 1300, 1900))
-    iteration = kinds(memory, lambda number: (first if number < 5 * LEARNED else all_of_them)(number))
+    iteration = variants(memory, lambda number: (first if number < 5 * LEARNED else all_of_them)(number))
     kept = list[int]()
 
     def keeping(number: int) -> None:
@@ -174,7 +175,7 @@ def test_joint_plans_lie_around_pinned_ranges(pool: Pool) -> None:
 
     in_steps(pool, keeping, 5 * LEARNED)
     assert misses(pool, lambda: in_steps(pool, keeping, 100, first=5 * LEARNED - 100)) == 0
-    known = pool._planner._learner.known
+    known = pool.planner.learner.registry
     beside = [place for place in pool.core.arena_ranges() if not any(k.is_blocked_by([place]) for k in known)]
     assert beside  # what is kept
     plans = pool.plans
@@ -189,7 +190,7 @@ def test_joint_plans_lie_around_pinned_ranges(pool: Pool) -> None:
 def test_marks_win_over_patterns_detected_earlier(pool: Pool) -> None:
     """A short loop within the first iteration is no variant."""
     memory, order = programs.Watched(pool), at_random((900, 1300, 1900))
-    iteration = kinds(memory, order)
+    iteration = variants(memory, order)
 
     def looping(number: int) -> None:
         for _ in range(12):
@@ -204,15 +205,15 @@ def test_marks_win_over_patterns_detected_earlier(pool: Pool) -> None:
     assert pool.plans > 0
     in_steps(pool, looping, LEARNED, first=1)
     assert misses(pool, lambda: in_steps(pool, looping, 200, first=LEARNED)) == 0
-    assert len({len(known.buffers) for known in pool._planner._learner.known}) == 1
+    assert len({len(known.buffers) for known in pool.planner.learner.registry}) == 1
     memory.free_all()
 
 
 def test_single_variant_has_a_plan_of_its_own(pool: Pool) -> None:
     memory = programs.Watched(pool)
-    iteration = kinds(memory, lambda _: 1024)
+    iteration = variants(memory, lambda _: 1024)
     in_steps(pool, iteration, LEARNED)
-    assert not pool._planner._learner.making.together
+    assert not pool.planner.learner.builder.joint
     memory.free_all()
 
 
@@ -220,8 +221,8 @@ def saved(path: Path, order: Callable[[int], int], **how: bool) -> None:
     """Save the plans learned of these variants to a file."""
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
-        in_steps(pool, kinds(memory, order, **how), 2 * LEARNED)
-        assert pool._planner._learner.making.together
+        in_steps(pool, variants(memory, order, **how), 2 * LEARNED)
+        assert pool.planner.learner.builder.joint
         pool.save(path)
         memory.free_all()
 
@@ -238,7 +239,7 @@ def test_saved_joint_plans_hit_from_the_first_iteration_of_the_recorded_variant(
 
     def program(pool: Pool) -> tuple[programs.Watched, Callable[[int], None]]:
         memory = programs.Watched(pool)
-        return memory, with_states(memory, kinds(memory, order, late=late, long=long))
+        return memory, with_states(memory, variants(memory, order, late=late, long=long))
 
     with Pool(simulated(), background=False) as pool:
         memory, iteration = program(pool)
@@ -260,10 +261,10 @@ def test_another_variant_replans_saved_joint_plans(tmp_path: Path) -> None:
     order = at_random((900, 1300, 1900))
     with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
         memory = programs.Watched(pool)
-        iteration = kinds(memory, order)
+        iteration = variants(memory, order)
         in_steps(pool, iteration, 2 * LEARNED)
         assert misses(pool, lambda: in_steps(pool, iteration, 200, first=2 * LEARNED)) == 0
-        assert len(pool._planner._learner.making.together._plans) == 3
+        assert len(pool.planner.learner.builder.joint._plans) == 3
         memory.free_all()
 
 
@@ -273,7 +274,7 @@ def test_longer_lifetimes_replan_saved_joint_plans(tmp_path: Path) -> None:
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         in_steps(pool, letting_go(memory, order, lambda _: False), 2 * LEARNED)
-        assert pool._planner._learner.making.together
+        assert pool.planner.learner.builder.joint
         pool.save(tmp_path / "plan")
         memory.free_all()
     with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
@@ -291,7 +292,7 @@ def test_rare_transition_in_a_saved_plan_is_not_forgotten(tmp_path: Path) -> Non
     saved(tmp_path / "plan", order, late=True, long=True)
     with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
         memory = programs.Watched(pool)
-        iteration = kinds(memory, order, late=True, long=True)
+        iteration = variants(memory, order, late=True, long=True)
         assert misses(pool, lambda: in_steps(pool, iteration, 600, first=17)) == 0
         memory.free_all()
 
@@ -301,11 +302,11 @@ def test_saving_loaded_joint_plans_again_changes_nothing(tmp_path: Path) -> None
     saved(first, at_random((900, 1300, 1900)))
     with Pool(simulated(), background=False, plan=first) as pool:
         pool.save(second)
-    before, after = read_saved(first), read_saved(second)
+    before, after = read_plans(first), read_plans(second)
     assert [one.key for one in after.plans] == [one.key for one in before.plans]
-    assert list(after.kinds) == list(before.kinds)
-    for number, kind in before.kinds.items():
-        again = after.kinds[number]
+    assert list(after.variants) == list(before.variants)
+    for number, kind in before.variants.items():
+        again = after.variants[number]
         assert (again.reach == kind.reach).all()
         assert (again.buffers.end == kind.buffers.end).all()
         assert (after.plans[number].plan.offset == before.plans[number].plan.offset).all()
@@ -318,34 +319,34 @@ def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest
         memory = programs.Watched(pool)
         iteration = letting_go(memory, order, lambda number: number >= 2 * LEARNED)
         in_steps(pool, iteration, 2 * LEARNED)
-        in_effect = list(pool._planner._learner.known)
+        in_effect = list(pool.planner.learner.registry)
         tried = []
-        monkeypatch.setattr(joint_planning.Together, "are_worth_it", lambda *made: tried.append(made))
+        monkeypatch.setattr(joint_planning.JointPlanning, "is_worth_it", lambda *made: tried.append(made))
         in_steps(pool, iteration, 30, first=2 * LEARNED)
         assert tried
         pool.save(tmp_path / "plan")
         memory.free_all()
-    again = read_saved(tmp_path / "plan")
+    again = read_plans(tmp_path / "plan")
     assert {one.key for one in again.plans} == {one.key for one in in_effect}
-    assert len(again.kinds) == 3
+    assert len(again.variants) == 3
 
 
 def test_last_remaining_variant_is_saved_without_the_others(tmp_path: Path) -> None:
     saved(tmp_path / "first", at_random((900, 1300)))
     with Pool(simulated(), background=False, plan=tmp_path / "first") as pool:
-        learner = pool._planner._learner
-        del learner.known._plans[1]  # as where many more have come since
+        learner = pool.planner.learner
+        del learner.registry._plans[1]  # as where many more have come since
         pool.save(tmp_path / "second")
-    again = read_saved(tmp_path / "second")
+    again = read_plans(tmp_path / "second")
     assert len(again.plans) == 1
-    assert not again.kinds
+    assert not again.variants
 
 
 def test_variant_of_long_ago_blocks_no_variant(pool: Pool) -> None:
     """The recording no longer shows the variants that followed."""
     memory = programs.Watched(pool)
     order = at_random((900, 1300, 1900))
-    iteration = kinds(memory, lambda number: 700 if number < 200 else order(number))
+    iteration = variants(memory, lambda number: 700 if number < 200 else order(number))
     in_steps(pool, iteration, 200 + 2 * LEARNED)
     assert misses(pool, lambda: in_steps(pool, iteration, 200, first=200 + 2 * LEARNED)) == 0
     memory.free_all()
@@ -354,7 +355,7 @@ def test_variant_of_long_ago_blocks_no_variant(pool: Pool) -> None:
 def test_another_client_on_the_memory_keeps_the_joint_plans(pool: Pool) -> None:
     """All joint plans are made anew beside the plans of the other client."""
     memory = programs.Watched(pool)
-    iteration = kinds(memory, at_random((900, 1300, 1900)))
+    iteration = variants(memory, at_random((900, 1300, 1900)))
     in_steps(pool, iteration, LEARNED)
     with Pool(name="other", share=pool, background=False) as other:
 
@@ -368,13 +369,13 @@ def test_another_client_on_the_memory_keeps_the_joint_plans(pool: Pool) -> None:
 
         in_steps(pool, both, 3 * LEARNED, first=LEARNED)
         assert misses(pool, lambda: in_steps(pool, both, 100, first=4 * LEARNED)) == 0
-        assert pool._planner._learner.making.together
+        assert pool.planner.learner.builder.joint
     memory.free_all()
 
 
 def test_more_variants_than_can_be_known_are_not_planned_again_and_again(pool: Pool) -> None:
     memory = programs.Watched(pool)
-    iteration = kinds(memory, at_random(tuple(range(800, 800 + 20 * 100, 100))))
+    iteration = variants(memory, at_random(tuple(range(800, 800 + 20 * 100, 100))))
     in_steps(pool, iteration, LEARNED)
     plans = pool.plans
     in_steps(pool, iteration, 150, first=LEARNED)
@@ -386,7 +387,7 @@ def test_shrinking_lifetimes_give_way_to_smaller_joint_plans(pool: Pool) -> None
     """Joint plans for the longer lifetimes are replaced, and no buffer stays unplanned."""
     memory = programs.Watched(pool)
     order, kept = at_random((900, 1300, 1900)), list[int]()
-    iteration = kinds(memory, lambda number: order(number % 1000))
+    iteration = variants(memory, lambda number: order(number % 1000))
 
     def keeping(number: int) -> None:
         first = memory.allocate(40 * order(number % 1000))
@@ -399,7 +400,7 @@ def test_shrinking_lifetimes_give_way_to_smaller_joint_plans(pool: Pool) -> None
     before = pool.report().to_dict()["arena_bytes"]
     in_steps(pool, keeping, 3000, first=2 * LEARNED)
     pool.client.retire_unused_patterns()
-    assert pool._planner._learner.making.together
+    assert pool.planner.learner.builder.joint
     assert pool.report().to_dict()["arena_bytes"] < before
     assert pool.report().to_dict()["coverage"] > 0.99
     assert misses(pool, lambda: in_steps(pool, keeping, 200, first=4000)) == 0

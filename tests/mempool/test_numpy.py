@@ -257,7 +257,7 @@ class TestChildren:
             made += count
             for _ in range(count): np.ones(5000)
         work(70_000)  # some of it is in the file, some in its buffer
-        pool._tape.drain()
+        pool._trace_writer.drain()
         for way in ("exit", "close", "drop"):
             child = os.fork()
             if child == 0:
@@ -265,7 +265,7 @@ class TestChildren:
                 if way == "close": pool.close()
                 if way == "drop":
                     mempool.numpy.uninstall()
-                    pool._tape = None
+                    pool._trace_writer = None
                     del pool
                     gc.collect()
                 sys.exit(0)

@@ -13,7 +13,7 @@ import pytest
 from pools import run, simulated
 
 from mempool import Pool
-from mempool.planning.plan_files import Saved, read_planned, read_saved, write_saved
+from mempool.planning.plan_files import SavedPlans, read_planned, read_plans, write_plans
 from solvers import PlanError, read_plan, solve, write_plan
 from solvers.packing.plan_files import read_plan_columns
 from traces import TraceError
@@ -112,10 +112,10 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_file_of_several_plans_round_trips(several: Path) -> None:
-    saved = read_saved(several)
-    assert list(saved.kinds) == [0, 1]
+    saved = read_plans(several)
+    assert list(saved.variants) == [0, 1]
     assert read_planned(several).key == saved.plans[0].key
-    assert all(kind.reach.any() for kind in saved.kinds.values())
+    assert all(kind.reach.any() for kind in saved.variants.values())
 
 
 def as_bytes(write: Any) -> Any:
@@ -146,7 +146,7 @@ def test_damaged_other_plans(several: Path, tmp_path: Path, change: Any, says: s
     path = tmp_path / "several.plan"
     write_plan(plan, buffers, path, extra=extra, extra_columns=changed)
     with pytest.raises((PlanError, TraceError), match=says) as error:
-        read_saved(path)
+        read_plans(path)
     assert str(error.value).startswith(str(path))
 
 
@@ -167,20 +167,20 @@ def test_two_plans_of_the_same_sequence_in_a_file_are_refused(several: Path, tmp
     columns["other.2"] = changed(several, 1, kind="2")
     write_plan(plan, buffers, path, extra=extra, extra_columns=columns)
     with pytest.raises((PlanError, TraceError), match=r"twice.plan: two plans of the same sequence"):
-        read_saved(path)
+        read_plans(path)
 
 
 def test_variants_too_slow_to_check_are_refused(several: Path, tmp_path: Path) -> None:
     """No planner makes so many columns."""
-    saved, path = read_saved(several), tmp_path / "long.plan"
+    saved, path = read_plans(several), tmp_path / "long.plan"
     plans = []
     for one in saved.plans:
         assert one.plan.offset is not None
         offset = np.tile(one.plan.offset, 32)
         plans.append(dataclasses.replace(one, plan=dataclasses.replace(one.plan, offset=offset)))
-    write_saved(Saved(plans, saved.kinds), path)
+    write_plans(SavedPlans(plans, saved.variants), path)
     with pytest.raises(PlanError, match=r"long.plan: 2 kinds of \d+ buffers in up to \d+ columns are"):
-        read_saved(path)
+        read_plans(path)
 
 
 def test_invalid_further_plan_is_refused(several: Path, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_invalid_further_plan_is_refused(several: Path, tmp_path: Path) -> None:
     path = tmp_path / "wrong.plan"
     write_plan(plan, buffers, path, extra=extra, extra_columns=columns)
     with pytest.raises(PlanError, match=r"wrong.plan: .*overlap"):
-        read_saved(path)
+        read_plans(path)
     with pytest.raises(PlanError, match="overlap"):
         Pool(simulated(), background=False, plan=path)
 

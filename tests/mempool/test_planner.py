@@ -14,8 +14,8 @@ import pytest
 from pools import run, simulated
 
 from mempool import Pool
-from mempool.planning import planner_thread
-from mempool.planning.processor_budget import Budget
+from mempool.planning.options import OPTIONS
+from mempool.planning.planner_thread import ProcessorBudget
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -203,8 +203,8 @@ def test_only_a_recurring_longer_lifetime_is_planned_for(pool: Pool, times: int,
 def test_recording_ends_when_all_is_learned_even_if_planning_has_cost_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner_thread, "ALLOWANCE_SECONDS", -1.0)
-    monkeypatch.setattr(planner_thread, "SHARE", 0.0)
+    monkeypatch.setitem(vars(OPTIONS), "allowance_seconds", -1.0)
+    monkeypatch.setitem(vars(OPTIONS), "time_share", 0.0)
     plan = tmp_path / "it.plan"
     with Pool(simulated(), background=False) as first:
         run(first, lambda _: programs.layers(programs.Watched(first)), 10, marks=False)
@@ -293,7 +293,7 @@ def test_buffer_kept_in_the_arena_is_planned_around(pool: Pool) -> None:
     after = pool.report().to_dict()
     assert after["misses"] == before["misses"]
     assert after["hits"] > before["hits"]
-    assert pool._planner.plans > 1
+    assert pool.planner.plans > 1
     for address in kept:
         memory.free(address)
 
@@ -319,14 +319,14 @@ def test_pinned_ranges_are_reported_and_are_no_fragmentation(pool: Pool) -> None
 
 def test_planning_is_free_only_while_the_program_follows_its_plans(pool: Pool) -> None:
     memory, spent = programs.Watched(pool), itertools.count()
-    budget = Budget(allowance=10, share=0, most_debt=10, spent=lambda: float(next(spent)))
-    pool._planner._budget = budget
+    budget = ProcessorBudget(allowance=10, share=0, most_debt=10, spent=lambda: float(next(spent)))
+    pool.planner.budget = budget
 
     def looks_until_a_plan(scale: int) -> int:
-        plans, looks = pool._planner.plans, 0
-        while pool._planner.plans == plans:
+        plans, looks = pool.planner.plans, 0
+        while pool.planner.plans == plans:
             programs.layers(memory, scale=scale)
-            pool._planner._learn()
+            pool.planner._learn()
             looks += 1
             assert looks < 20
         return looks
@@ -335,10 +335,10 @@ def test_planning_is_free_only_while_the_program_follows_its_plans(pool: Pool) -
     assert looks_until_a_plan(1024) == before - budget.left() + 1
     for _ in range(4):
         programs.layers(memory)
-    assert pool._planner._learner.known.are_followed()
+    assert pool.planner.learner.registry.are_followed()
     for size in range(1000):
         memory.free(memory.allocate(5000 + 37 * (size * size % 997)))
-    assert not pool._planner._learner.known.are_followed()
+    assert not pool.planner.learner.registry.are_followed()
     before = budget.left()
     assert looks_until_a_plan(4096) == before - budget.left()
 
@@ -353,14 +353,14 @@ def test_background_planner_plans_around_kept_buffers() -> None:
         kept: list[int] = []
         until = time.monotonic() + 120
         number = 0
-        while time.monotonic() < until and pool._planner.plans < 2:
+        while time.monotonic() < until and pool.planner.plans < 2:
             pool.step()
             programs.layers(memory)
             number += 1
             if not kept and pool.state == "replaying" and number > 20:
                 kept.extend(memory.allocate(50_000) for _ in range(10))
             time.sleep(0.002)
-        assert pool._planner.plans == 2
+        assert pool.planner.plans == 2
         run_misses = pool.report().to_dict()["misses"]
         for _ in range(10):
             pool.step()
@@ -373,9 +373,9 @@ def test_other_shapes_are_planned_however_long_the_first_were_followed(pool: Poo
     memory = programs.Watched(pool)
     run(pool, lambda _: programs.layers(memory), 200, marks=False)
     assert not pool.client.state()["recording"]
-    plans = pool._planner.plans
+    plans = pool.planner.plans
     run(pool, lambda _: programs.layers(memory, count=14, scale=4096), 40, marks=False, first=200)
-    assert pool._planner.plans > plans
+    assert pool.planner.plans > plans
     hits = pool.report().to_dict()["hits"]
     run(pool, lambda _: programs.layers(memory, count=14, scale=4096), 10, marks=False, first=240)
     assert pool.report().to_dict()["hits"] - hits == 10 * 14 * 3
@@ -383,7 +383,7 @@ def test_other_shapes_are_planned_however_long_the_first_were_followed(pool: Poo
 
 def test_planning_is_due_when_a_useless_plan_is_dropped(pool: Pool) -> None:
     """The next plan is judged by later allocations, not by earlier misses."""
-    memory, learner = programs.Watched(pool), pool._planner._learner
+    memory, learner = programs.Watched(pool), pool.planner.learner
     run(pool, lambda _: programs.layers(memory), 6, marks=True)
     assert pool.planned is not None
     sizes = random.Random(0)
@@ -393,26 +393,26 @@ def test_planning_is_due_when_a_useless_plan_is_dropped(pool: Pool) -> None:
         for last in (1, 0):
             while pool.client.state()["allocations"] < due - last:
                 memory.free(memory.allocate(sizes.randrange(600, 1 << 20)))
-            learner.desert_if_useless()
-            assert last == 0 or learner.known.latest is not None
-        if learner.known.latest is None:
+            learner.drop_if_useless()
+            assert last == 0 or learner.registry.latest is not None
+        if learner.registry.latest is None:
             break
-    assert learner.known.latest is None
+    assert learner.registry.latest is None
     pool.client.set_recording(False)
     pool.client.set_recording(True)
     for _ in range(40):
         pool.step()
         programs.layers(memory)
-        pool._planner._learner.learn()
-    assert learner.known.latest is not None
-    assert learner.known.are_followed()
+        pool.planner.learner.learn()
+    assert learner.registry.latest is not None
+    assert learner.registry.are_followed()
 
 
 def test_looks_in_vain_are_paid(pool: Pool) -> None:
-    pool._planner._budget = budget = Budget(allowance=10, share=0, most_debt=10)
+    pool.planner.budget = budget = ProcessorBudget(allowance=10, share=0, most_debt=10)
     for size in range(1000):
         pool.free(pool.allocate(5000 + 37 * (size * size % 997)))
-    assert not pool._planner._wait(1.0)
+    assert not pool.planner._wait(1.0)
     assert budget.left() < 10
 
 
@@ -425,8 +425,8 @@ def test_misses_before_a_plan_do_not_count_against_the_plan() -> None:
         while not pool.plan_now():
             for _ in range(8):
                 programs.layers(memory)
-        assert pool._planner is not None
-        assert pool._planner._learner._rest._since.misses > 5_000
+        assert pool.planner is not None
+        assert pool.planner.learner.builder.schedule._since.misses > 5_000
 
 
 #: Of more allocations than the recording holds three times.

@@ -10,11 +10,12 @@ import numpy as np
 import programs
 import pytest
 from pools import run, simulated
+from problem_classes import flat
 
 import solvers
 from mempool import Pool
-from mempool.planning.planned_pattern import GOOD, POOL_NODES, Planned, make_plan
-from traces.instances import flat
+from mempool.planning.options import OPTIONS
+from mempool.planning.planned_pattern import PlannedPattern, make_plan
 from traces.iterations.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ def test_patient_planner_searches_longer_for_a_poor_plan(streams: int, patient: 
     planned = make_plan(pattern, alignment=64, wait_bytes=1, patient=patient)
     assert planned is not None
     longer = patient and streams == 1
-    assert (planned.plan.nodes > 5 * POOL_NODES) == longer
+    assert (planned.plan.nodes > 5 * OPTIONS.pool_nodes) == longer
     if longer:
         buffers = dataclasses.replace(hard, alignment=np.full(n, 64))
-        soon = solvers.solve(buffers, stop=solvers.Stop(nodes=POOL_NODES), solver="search")
-        assert soon.arena_bytes > GOOD * soon.lower_bound_bytes
+        soon = solvers.solve(buffers, stop=solvers.Stop(nodes=OPTIONS.pool_nodes), solver="search")
+        assert soon.arena_bytes > OPTIONS.good * soon.lower_bound_bytes
         assert planned.plan.arena_bytes < soon.arena_bytes
 
 
@@ -78,8 +79,8 @@ def in_time(memory: programs.Watched, buffers: Buffers) -> None:
 @pytest.fixture
 def hard(monkeypatch: pytest.MonkeyPatch) -> Buffers:
     """An instance that a short search plans poorly and a longer search well, neither of them slow."""
-    monkeypatch.setattr("mempool.planning.planned_pattern.POOL_NODES", 1_000)
-    monkeypatch.setattr("mempool.planning.planned_pattern.HARD_NODES", 2_000_000)
+    monkeypatch.setitem(vars(OPTIONS), "pool_nodes", 1_000)
+    monkeypatch.setitem(vars(OPTIONS), "hard_nodes", 2_000_000)
     return flat(300, 4)
 
 
@@ -89,30 +90,30 @@ def test_hasty_plan_is_refined_once_the_program_follows(pool: Pool, hard: Buffer
     A better plan replaces the first, once, and the program follows.
     """
     memory = programs.Watched(pool)
-    learner = pool._planner._learner
-    learner.making._patient = False
+    learner = pool.planner.learner
+    learner.builder._patient = False
     arenas, misses = [], []
     for _ in range(60):
         pool.step()
         in_time(memory, hard)
-        pool._planner.look()
+        pool.planner.look()
         if pool.planned is not None:
             arenas.append(pool.planned.plan.arena_bytes)
-            misses.append(learner.making.counts().misses)
+            misses.append(learner.builder.counts().misses)
     soon, polished = arenas[0], arenas[-1]
     assert polished < soon
     assert arenas == [soon] * arenas.index(polished) + [polished] * arenas.count(polished)
     assert arenas.index(polished) > 4  # all had followed the first for long
     assert misses[-1] == misses[arenas.index(polished) + 1]
     assert pool.report().to_dict()["planned_arena_bytes"] == polished
-    assert not learner.again.may_polish()
+    assert not learner.replanner.may_refine()
 
 
 def test_refinement_gives_way_to_a_program_off_its_plan(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variant after every fifty steps is learned first, however long the refinement would take."""
-    monkeypatch.setattr(Planned, "is_hard", lambda *_, **__: True)
-    memory, learner = programs.Watched(pool), pool._planner._learner
-    learner.making._patient = False
+    monkeypatch.setattr(PlannedPattern, "is_hard", lambda *_, **__: True)
+    memory, learner = programs.Watched(pool), pool.planner.learner
+    learner.builder._patient = False
     plan, searched, changes = make_plan, list[int](), True  # in iterations, each time
 
     def iteration(number: int) -> None:
@@ -132,7 +133,7 @@ def test_refinement_gives_way_to_a_program_off_its_plan(pool: Pool, monkeypatch:
     monkeypatch.setattr("mempool.planning.planned_pattern.make_plan", beside_the_program)
     for number in range(500):
         iteration(number % 40)  # nothing else comes yet
-        pool._planner.look()
+        pool.planner.look()
         if searched:
             break
     assert searched == [50]
@@ -140,9 +141,9 @@ def test_refinement_gives_way_to_a_program_off_its_plan(pool: Pool, monkeypatch:
     changes = False
     for number in range(1000):
         iteration(number)
-        pool._planner.look()
+        pool.planner.look()
     assert searched[1:] == [100]
-    assert not learner.making.prospects.hard
+    assert not learner.builder.metadata.hard
 
 
 def test_background_planner_refines_too(hard: Buffers) -> None:
@@ -163,14 +164,14 @@ def test_background_planner_refines_too(hard: Buffers) -> None:
 def test_refinement_without_a_better_plan_is_not_repeated(
     pool: Pool, hard: Buffers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mempool.planning.planned_pattern.HARD_NODES", 1)
+    monkeypatch.setitem(vars(OPTIONS), "hard_nodes", 1)
     memory, searches = programs.Watched(pool), list[bool]()
-    learner = pool._planner._learner
-    learner.making._patient = False
-    monkeypatch.setattr(learner, "polish", lambda polish=learner.polish: searches.append(polish()))
+    learner = pool.planner.learner
+    learner.builder._patient = False
+    monkeypatch.setattr(learner, "refine", lambda refine=learner.refine: searches.append(refine()))
     for _ in range(60):
         pool.step()
         in_time(memory, hard)
-        pool._planner.look()
+        pool.planner.look()
     assert searches == [False]
-    assert pool._planner.plans == 1
+    assert pool.planner.plans == 1

@@ -113,7 +113,7 @@ def test_all_saved_plans_replay_where_iterations_are_not_marked(tmp_path: Path) 
 
     with Pool(simulated(), background=False) as first:
         phases(first, programs.Watched(first), 240)
-        assert len(first._planner._learner.known) == 2
+        assert len(first.planner.learner.registry) == 2
         first.save(tmp_path / "plan")
     with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
         assert phases(second, programs.Watched(second), 240) <= 20

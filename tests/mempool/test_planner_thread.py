@@ -14,8 +14,8 @@ import programs
 from pools import simulated
 
 from mempool import Pool
-from mempool.planning import backoff, planner_thread
 from mempool.planning.learner import Learner
+from mempool.planning.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,10 +27,10 @@ class Turns:
     """Counts how often a pool's planner comes back to Python."""
 
     def __init__(self, pool: Pool) -> None:
-        assert pool._planner is not None
+        assert pool.planner is not None
         self.count = 0
-        self._turn = pool._planner._turn
-        pool._planner._turn = self._counted  # type: ignore[method-assign]
+        self._turn = pool.planner._turn
+        pool.planner._turn = self._counted  # type: ignore[method-assign]
 
     def _counted(self, *, work: bool) -> bool:
         self.count += 1
@@ -84,7 +84,7 @@ def test_difference_after_the_end_of_recording_wakes_the_planner() -> None:
                 iteration()
             for layer in range(12):
                 memory.free(memory.allocate(50_000 + 3_000 * layer))
-            assert pool.client.state()["miss_score"] < backoff.SPOILT
+            assert pool.client.state()["miss_score"] < OPTIONS.changed_score
 
         for _ in range(600):  # long before it would be asked whether anything follows the plan
             epoch()
@@ -99,8 +99,8 @@ def test_permanent_change_wakes_the_planner_during_any_pause() -> None:
         memory = programs.Watched(pool)
         iteration = marked(pool, memory)
         until(lambda: pool.state == "replaying" and not pool.client.state()["recording"], iteration)
-        assert pool._planner is not None
-        pool._planner._learner._rest._share = math.inf  # misses alone do not end it
+        assert pool.planner is not None
+        pool.planner.learner.builder.schedule._share = math.inf  # misses alone do not end it
         pool.client.wake()
         until(lambda: pool.client.state()["recording"], marked(pool, memory, scale=4096))
 
@@ -110,19 +110,19 @@ def test_other_shapes_after_the_end_of_recording_are_planned() -> None:
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         settled(pool, memory)
-        plans = pool._planner.plans  # type: ignore[union-attr]
+        plans = pool.planner.plans  # type: ignore[union-attr]
         for _ in range(200):
             programs.layers(memory)
         until(
-            lambda: pool._planner.plans > plans,  # type: ignore[union-attr]
+            lambda: pool.planner.plans > plans,  # type: ignore[union-attr]
             lambda: programs.layers(memory, count=14, scale=4096),
         )
 
 
 def test_unaffordable_planning_is_done_later_without_another_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planning is done without a further event."""
-    monkeypatch.setattr(planner_thread, "ALLOWANCE_SECONDS", 0.0)
-    monkeypatch.setattr(planner_thread, "SHARE", 0.0)
+    monkeypatch.setitem(vars(OPTIONS), "allowance_seconds", 0.0)
+    monkeypatch.setitem(vars(OPTIONS), "time_share", 0.0)
     with Pool(simulated()) as pool:
         turns = Turns(pool)
         memory = programs.Watched(pool)
@@ -148,9 +148,7 @@ def test_marks_of_a_program_without_repetition_wake_the_planner_ever_more_rarely
             time.sleep(0.001)  # the planner's thread could come back each time
         assert pool.client.state()["recording"]
         passed = time.monotonic() - begun
-        assert (
-            turns.count < 60 + passed / planner_thread.SECONDS_BETWEEN_TURNS
-        )  # so often until a look is paid for
+        assert turns.count < 60 + passed / OPTIONS.turn_seconds  # so often until a look is paid for
 
 
 def test_plan_now_waits_for_the_background_planner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +187,7 @@ def test_reset_pool_records_again_and_follows_no_plan() -> None:
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         settled(pool, memory)
-        pool.begin_anew()
+        pool.reset_plans()
         until(lambda: pool.client.state()["recording"], lambda: None)
         assert (pool.client.patterns(), pool.planned) == (0, None)
         settled(pool, memory)
@@ -229,7 +227,7 @@ def test_failure_does_not_end_planning(
 
     def perhaps(learner: Learner) -> bool:
         if failing:
-            tried.append(learner.making.counts().allocations)
+            tried.append(learner.builder.counts().allocations)
             raise MemoryError("not now")
         return learn(learner)
 
@@ -238,7 +236,7 @@ def test_failure_does_not_end_planning(
         memory = programs.Watched(pool)
         until(lambda: len(caplog.records) >= 3, lambda: programs.layers(memory))
         gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
-        assert all(gap >= 4 * backoff.LEAST_PAUSE << k for k, gap in enumerate(gaps))
+        assert all(gap >= 4 * OPTIONS.min_pause << k for k, gap in enumerate(gaps))
         failing = False
         until(lambda: pool.plans > 0, lambda: [programs.layers(memory) for _ in range(20)])
 
@@ -249,13 +247,13 @@ def test_impossible_plan_around_pinned_ranges_is_tried_ever_more_rarely(
     tried: list[int] = []
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
-        assert pool._planner is not None
+        assert pool.planner is not None
         for _ in range(12):
             pool.step()
             programs.layers(memory)
             pool.plan_now()
-        learner = pool._planner._learner
-        known = learner.known.latest
+        learner = pool.planner.learner
+        known = learner.registry.latest
         assert known is not None
         monkeypatch.setattr(type(known), "is_blocked_by", lambda *_: True)
         monkeypatch.setattr(learner._client.__class__, "pinned_ranges", lambda _: [(0, 64)], raising=False)
@@ -269,7 +267,7 @@ def test_impossible_plan_around_pinned_ranges_is_tried_ever_more_rarely(
             pool.step()
             programs.layers(memory)
             with contextlib.suppress(MemoryError):
-                learner.again.around()
+                learner.replanner.replan_around_pinned()
     assert 2 <= len(tried) <= 8
 
 
@@ -311,8 +309,8 @@ def test_neighbouring_plan_moves_down_after_the_other_pool_closes_without_any_mi
                 others.free(address)
 
         def beside(pool: Pool) -> bool:
-            assert pool._planner is not None
-            return pool._planner._learner.making.beside.layouts is not None
+            assert pool.planner is not None
+            return pool.planner.learner.builder.neighbors.avoided_layouts is not None
 
         def is_high(pool: Pool) -> bool:
             assert pool.planned is not None

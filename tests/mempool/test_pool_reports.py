@@ -139,10 +139,10 @@ def test_misses_are_explained_with_sizes_and_a_remedy(pool: Pool) -> None:
 
 
 def test_divergences_are_reported_once(pool: Pool) -> None:
-    from mempool.reporting.explain import News
+    from mempool.reporting.explain import NewDivergences
 
     memory = programs.Watched(pool)
-    news = News(pool.client)
+    news = NewDivergences(pool.client)
     run(pool, lambda _: programs.layers(memory), 10, marks=True)
     assert news() == []
     memory.free(memory.allocate(12_345))

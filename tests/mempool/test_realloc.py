@@ -9,7 +9,7 @@ import pytest
 from cores import Core, pattern
 
 import mempool.numpy
-from mempool.recording.events import Recording
+from mempool.recording.events import EventConverter
 from traces.buffers import buffers_of
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -216,8 +216,11 @@ def test_new_buffer_is_recorded_before_the_end_of_the_old(old: int, new: int) ->
     core.free(reallocate(core, first, new))
     packed, streams, _, whole = core.client.recording()
     assert whole
-    recording = Recording(512)
-    for trace in (recording.brief(packed, streams), Recording(512).trace(core.client.take_trace())):
+    recording = EventConverter(512)
+    for trace in (
+        recording.convert_brief(packed, streams),
+        EventConverter(512).trace(core.client.take_trace()),
+    ):
         trace.validate()
         assert trace.size.tolist() == [old, new, 0, 0]
         assert trace.kind.tolist() == [0, 0, 1, 1]
@@ -235,7 +238,7 @@ def test_recording_beginning_within_a_realloc_is_readable() -> None:
         buffer = reallocate(core, buffer, size)
     packed, streams, _, _ = core.client.recording()
     for first in range(0, len(packed), 24):
-        trace = Recording(512).brief(packed[first:], streams)
+        trace = EventConverter(512).convert_brief(packed[first:], streams)
         trace.validate()
 
 
@@ -248,7 +251,7 @@ def test_realloc_in_a_dynamic_scope_records_only_the_free_of_the_old_buffer() ->
     core.client.leave_dynamic()
     core.allocate(7000)
     packed, streams, _, _ = core.client.recording()
-    trace = Recording(512).brief(packed, streams)
+    trace = EventConverter(512).convert_brief(packed, streams)
     assert trace.kind.tolist() == [0, 1, 0]
     assert trace.buffer.tolist() == [0, 0, 1]
 

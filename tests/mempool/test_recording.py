@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mempool._core import EVENT_FIELDS, TraceNames
-from mempool.recording.events import RECORD, Recording
-from traces.trace import Kind
+from mempool.recording.events import RECORD, EventConverter
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +42,7 @@ def records(events: list[tuple[int, int, int, int]]) -> NDArray[Any]:
 
 
 def plainly(events: NDArray[Any], alive: dict[int, int], born: itertools.count[int]) -> list[tuple[int, ...]]:
-    """Kind, buffer, size, stream, thread, time, operation and address of each row."""
+    """EventType, buffer, size, stream, thread, time, operation and address of each row."""
     named = []
     for event in events:
         kind, address = int(event["kind"]), int(event["address"])
@@ -60,8 +60,13 @@ def plainly(events: NDArray[Any], alive: dict[int, int], born: itertools.count[i
     for when, n in enumerate(order):
         event, buffer = named[n]
         kind = int(event["kind"])
-        row = {ALLOC: Kind.ALLOC, FREE: Kind.FREE, HANDOVER: Kind.FREE, USE: Kind.READ}.get(kind, Kind.MARK)
-        if buffer < 0 and row != Kind.MARK:
+        row = {
+            ALLOC: EventType.ALLOC,
+            FREE: EventType.FREE,
+            HANDOVER: EventType.FREE,
+            USE: EventType.READ,
+        }.get(kind, EventType.MARK)
+        if buffer < 0 and row != EventType.MARK:
             continue
         operation = {STEP: 0, BEGIN: 1, END: 2, FOUND: 3}.get(kind, -1)
         size, address = (event["size"], event["address"]) if kind == ALLOC else (0, -1)
@@ -74,7 +79,7 @@ def plainly(events: NDArray[Any], alive: dict[int, int], born: itertools.count[i
 def test_rows_equal_the_events(events: list[tuple[int, int, int, int]], cuts: list[int]) -> None:
     """The records arrive in any pieces; a handover at a piece's end is a free, before the next event."""
     made = records(events)
-    recording = Recording(64, addresses=True)
+    recording = EventConverter(64, addresses=True)
     alive, born = dict[int, int](), itertools.count()
     for begin, end in itertools.pairwise(sorted({0, len(made), *(min(cut, len(made)) for cut in cuts)})):
         trace = recording.trace(made[begin:end].tobytes())
@@ -91,15 +96,15 @@ def test_brief_records_have_the_stream_of_their_sequence_and_no_time(
     events: list[tuple[int, int, int, int]],
 ) -> None:
     made = records(events)
-    brief = np.zeros(len(made), BRIEF)
+    convert_brief = np.zeros(len(made), BRIEF)
     for name in OF_BRIEF:
-        brief[name] = made[name]
+        convert_brief[name] = made[name]
     used = made["kind"] == USE
-    brief["size"][used] = np.arange(used.sum())
+    convert_brief["size"][used] = np.arange(used.sum())
     made["time_ns"] = 0
     made["stream"] = np.where(made["kind"] < USE, np.array(STREAMS)[made["sequence"]], 0)
     made["stream"][used] = np.arange(used.sum())
-    trace = Recording(64).brief(brief.view(np.uint8), STREAMS)
+    trace = EventConverter(64).convert_brief(convert_brief.view(np.uint8), STREAMS)
     columns = trace.kind, trace.buffer, trace.size, trace.stream, trace.thread, trace.time_ns, trace.operation
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
     assert rows == [row[:-1] for row in plainly(made, {}, itertools.count())]
@@ -110,9 +115,9 @@ def test_truncated_record_and_sequence_without_a_stream_are_refused() -> None:
     one = records([(ALLOC, 64, 1000, 2)])
     with pytest.raises(ValueError, match="a part of a record"):
         TraceNames().rows(one.tobytes()[:-1])
-    brief = np.zeros(1, BRIEF)
-    brief["sequence"] = 2
+    convert_brief = np.zeros(1, BRIEF)
+    convert_brief["sequence"] = 2
     with pytest.raises(ValueError, match="a part of a record"):
-        TraceNames().brief_rows(brief.tobytes()[1:], STREAMS)
+        TraceNames().brief_rows(convert_brief.tobytes()[1:], STREAMS)
     with pytest.raises(IndexError):
-        TraceNames().brief_rows(brief.tobytes(), STREAMS[:2])
+        TraceNames().brief_rows(convert_brief.tobytes(), STREAMS[:2])

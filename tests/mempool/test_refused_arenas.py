@@ -200,7 +200,7 @@ def test_reported_reason_for_a_missing_arena_is_the_actual_reason(
     ):
         refused_beside(one, other)
         for pool in (one, other, without):
-            pool._planner.round(0.0)
+            pool.planner.run_once(0.0)
         assert len(caplog.messages) == 2
         assert all("buffers are alive in the one there is" in line for line in caplog.messages)
         assert 'memory="growing"' in caplog.text
@@ -217,7 +217,7 @@ def test_shortage_of_memory_is_reported_once(fake: FakeCuda, caplog: pytest.LogC
         assert "no arena for it: there is too little memory" in pool.explain()
         for _ in range(3):
             iterations(pool, LARGE[:4], 10)
-            pool._planner.round(0.0)
+            pool.planner.run_once(0.0)
         told = [line for line in caplog.messages if "cannot be had" in line]
         assert len(told) == 1
         assert "an arena of 240 MiB cannot be had" in told[0]

@@ -352,7 +352,7 @@ def test_growing_lengths_fit_a_limit_ten_percent_above_the_peak_load(network: st
 def test_repetition_before_the_first_mark_gets_no_plan_where_marks_are_expected(expected: bool) -> None:
     with Pool(simulated(), background=False) as pool:
         if expected:
-            pool.expect_marks()
+            pool.require_step_marks()
         for _ in range(24):
             for size in SIZES:
                 pool.client.free(pool.client.allocate(size))
@@ -368,7 +368,7 @@ def test_repetition_before_the_first_mark_gets_no_plan_where_marks_are_expected(
 
 def test_repetition_without_any_mark_gets_a_plan_in_the_end_where_marks_are_expected() -> None:
     with Pool(simulated(), background=False) as pool:
-        pool.expect_marks()
+        pool.require_step_marks()
         for number in range((1 << 16) // len(SIZES) + 40):
             for size in SIZES:
                 pool.client.free(pool.client.allocate(size))

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pools import run, simulated
 
 from mempool import Pool, _core
-from mempool.recording.events import Recording
-from traces.trace import Kind
+from mempool.recording.events import EventConverter
+from traces.trace import EventType
 
 BIG = 300_000
 SIZES = st.sampled_from([100, 2_000, 60_000, BIG])
@@ -132,17 +132,21 @@ class TestABufferThatAnotherStreamUses:
         pool.trim()
         second = client.allocate(BIG, 1)
         client.use(second, 8)
-        recording = Recording(64)
+        recording = EventConverter(64)
         packed, streams, *_ = client.recording()
         tape = client.take_trace()
         client.use(second, 9)
-        for trace in (recording.trace(tape), Recording(64).brief(packed, streams)):
+        for trace in (recording.trace(tape), EventConverter(64).convert_brief(packed, streams)):
             trace.validate()
-            reads = np.flatnonzero(trace.kind == Kind.READ)
+            reads = np.flatnonzero(trace.kind == EventType.READ)
             assert trace.stream[reads].tolist() == [7, 8]
             assert trace.buffer[reads].tolist() == [0, 1]
         later = recording.trace(client.take_trace())
-        assert (later.kind.tolist(), later.buffer.tolist(), later.stream.tolist()) == ([Kind.READ], [1], [9])
+        assert (later.kind.tolist(), later.buffer.tolist(), later.stream.tolist()) == (
+            [EventType.READ],
+            [1],
+            [9],
+        )
 
 
 class TestABufferThatAnotherStreamFrees:

@@ -15,7 +15,7 @@ import pytest
 from cores import Core
 
 from mempool.recording.events import RECORD
-from mempool.recording.trace_writer import Tape
+from mempool.recording.trace_writer import BackgroundTraceWriter
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 10_000])
@@ -106,7 +106,7 @@ def test_events_lost_to_a_full_disk_are_counted(tmp_path: Path) -> None:
 def test_failure_while_closing_the_recording_is_raised(tmp_path: Path) -> None:
     """The writing thread has failed, and the closing thread waits for the writing thread."""
     core = Core()
-    tape = Tape(core.client, str(tmp_path / "t.trace"), 64, "test")
+    tape = BackgroundTraceWriter(core.client, str(tmp_path / "t.trace"), 64, "test")
     writing = threading.Event()
 
     def fail(_: object) -> None:

@@ -15,7 +15,7 @@ from simulations import MIB, check_simulation, event_traces, random_trace, trace
 from mempool import _core
 from mempool.simulate import ALLOCATORS, simulate
 from solvers import simulators
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 from traces.workload import generate
 
 NAME, GROWING = NAMES = ("planned_online", "planned_growing")
@@ -49,7 +49,7 @@ def test_single_plan_serves_all_sizes_of_marked_iterations(network: str) -> None
     Little memory is held beside the arena in the end.
     """
     trace = varied(network, 1 << 31, 120, marks=True)
-    (ends,), peak = np.nonzero(trace.kind == Kind.MARK), int(trace.load().max())
+    (ends,), peak = np.nonzero(trace.kind == EventType.MARK), int(trace.load().max())
     pytorch = simulate(trace, "pytorch").peak_reserved_bytes
     plain, growing = simulate(trace, NAME), simulate(trace, GROWING)
     assert plain.peak_reserved_bytes <= min(pytorch, 1.4 * peak)
@@ -65,11 +65,11 @@ def phases(program: str, iterations: int) -> Trace:
     rng, rows, buffers = random.Random(program), list[tuple[int, int, int]](), itertools.count()
 
     def alloc(size: int) -> int:
-        rows.append((Kind.ALLOC, buffer := next(buffers), size))
+        rows.append((EventType.ALLOC, buffer := next(buffers), size))
         return buffer
 
     def free(some: list[int]) -> None:
-        rows.extend((Kind.FREE, buffer, 0) for buffer in some)
+        rows.extend((EventType.FREE, buffer, 0) for buffer in some)
 
     if program == "between others":
         holes = [(alloc(100 * MIB), alloc(4 * MIB))[0] for _ in range(10)]
@@ -96,8 +96,12 @@ def test_returned_memory_is_not_taken_again_for_ever(program: str, name: str) ->
 def test_only_missing_pages_are_returned() -> None:
     """Twelve GiB behind a lasting buffer, in place of ten: two of the ten before the buffer are returned."""
     one = 1 << 30
-    ten, stays, behind = (Kind.ALLOC, 10 * one, 0), (Kind.ALLOC, 2 * MIB, 0), (Kind.ALLOC, 12 * one, 0)
-    trace = trace_of([ten, stays, ten, (Kind.FREE, 0, 0), (Kind.FREE, 1, 0), behind])
+    ten, stays, behind = (
+        (EventType.ALLOC, 10 * one, 0),
+        (EventType.ALLOC, 2 * MIB, 0),
+        (EventType.ALLOC, 12 * one, 0),
+    )
+    trace = trace_of([ten, stays, ten, (EventType.FREE, 0, 0), (EventType.FREE, 1, 0), behind])
     calls = simulate(trace, GROWING).driver_calls
     assert calls == (20 * one + 2 * MIB + 2 * one + 2 * one) // (2 * MIB)
 
@@ -127,13 +131,14 @@ def test_iterations_are_planned(marks: bool) -> None:
     trace = repeated(16, marks=marks)
     simulation = simulate(trace, NAME)
     check_simulation(simulation)
-    marks_at = np.flatnonzero((trace.kind == Kind.MARK) & (trace.operation == 0))
+    marks_at = np.flatnonzero((trace.kind == EventType.MARK) & (trace.operation == 0))
     before, last = (
-        simulation.address[start:end][trace.kind[start:end] == Kind.ALLOC]
+        simulation.address[start:end][trace.kind[start:end] == EventType.ALLOC]
         for start, end in ((marks_at[-3], marks_at[-2]), (marks_at[-2], marks_at[-1]))
     )
     large = (
-        trace.size[marks_at[-2] : marks_at[-1]][trace.kind[marks_at[-2] : marks_at[-1]] == Kind.ALLOC] > 512
+        trace.size[marks_at[-2] : marks_at[-1]][trace.kind[marks_at[-2] : marks_at[-1]] == EventType.ALLOC]
+        > 512
     )
     assert (before == last)[large].mean() > 0.99
     assert (simulation.segments.start < marks_at[-3]).all()
@@ -174,7 +179,7 @@ def test_uses_by_other_streams_reach_the_pool() -> None:
 
     No arena is taken.
     """
-    kinds = [int(Kind.ALLOC), int(Kind.READ), int(Kind.FREE)] * 40
+    kinds = [int(EventType.ALLOC), int(EventType.READ), int(EventType.FREE)] * 40
     buffers, sizes = np.repeat(np.arange(40), 3), np.tile([MIB, 0, 0], 40)
     own, other = (
         simulate(Trace.of(kinds, buffers, sizes, stream=np.tile([0, reader, 0], 40)), NAME)

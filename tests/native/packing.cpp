@@ -1,8 +1,8 @@
-// Random jobs through the packing kernels of solvers/native; what comes out is compared pair by pair.
+// Random jobs through the packing kernels of solvers/native; offsets are compared pair by pair.
 //
-// Usage: packing FIRST_SEED SEEDS [spoil]     one JSON object of what was done, or the first failure
+// Usage: packing FIRST_SEED SEEDS [spoil]     prints one JSON object of counts, or the first failure
 //
-// With `spoil`, the first plan of each seed in which two jobs meet is made wrong, which must be noticed.
+// With `spoil`, the first plan of each seed in which two jobs meet is made invalid, which must be noticed.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -48,7 +48,7 @@ struct Life {
   int64_t start, end;
 };
 
-// Jobs, and their lifetimes as they were before times became ranks.
+// Jobs with their lifetimes before times become ranks.
 struct Problem {
   Jobs jobs;
   std::vector<std::vector<Life>> lives;
@@ -71,7 +71,7 @@ std::vector<Life> single_life(Random& random, int32_t span) {
   return {{start, start + 1 + random.below(span - start)}};
 }
 
-// One stretch of time, one around the end of the circle, or several.
+// One interval, one interval around the end of the circle, or several intervals.
 std::vector<Life> any_life(Random& random, int32_t span) {
   const int32_t kind = random.below(4);
   if (kind < 2) return single_life(random, span);
@@ -80,7 +80,7 @@ std::vector<Life> any_life(Random& random, int32_t span) {
   std::sort(times.begin(), times.end());
   if (kind == 2) {
     if (times[0] == 0 || times[1] == span) return {{0, span}};
-    return {{0, times[0]}, {times[1], span}};  // may touch, where it is as long as the circle
+    return {{0, times[0]}, {times[1], span}};  // may touch if as long as the circle
   }
   std::vector<Life> life;
   for (size_t k = 0; k < times.size(); k += 2)
@@ -90,7 +90,7 @@ std::vector<Life> any_life(Random& random, int32_t span) {
 
 int64_t up_to(Random& random, int64_t most) { return 1 + static_cast<int64_t>(random.next() % static_cast<uint64_t>(most)); }
 
-// Small ones, any, or so large that their sums come near to what 64 bits hold.
+// Small sizes, any sizes, or sizes whose sums come near the limit of 64 bits.
 struct Sizes {
   int64_t largest, coarsest, farthest;
 
@@ -142,7 +142,7 @@ Problem any_problem(Random& random) {
   return problem;
 }
 
-// Many jobs of one piece and of short lives.
+// Many jobs of one piece with short lifetimes.
 Problem long_problem(Random& random) {
   const int32_t n = 100 + random.below(200), longest = 2 + random.below(20);
   Problem problem;
@@ -157,12 +157,12 @@ Problem long_problem(Random& random) {
   return problem;
 }
 
-// What is known of a problem's arenas, from all kernels together.
+// Bounds of a problem's arena from all kernels together.
 class Judge {
  public:
   Judge(const Problem& problem, bool spoil) : problem_(problem), spoil_(spoil) {}
 
-  // Looks at a plan and returns its arena.
+  // Checks a plan and returns the arena.
   int64_t plan(const char* kernel, std::vector<int64_t> offset) {
     const Jobs& jobs = problem_.jobs;
     const int32_t n = jobs.count();
@@ -193,7 +193,7 @@ class Judge {
 
  private:
   void agree(const char* kernel) const {
-    if (smallest_ <= refuted_) fail(kernel, "there is a plan within a capacity that was refuted");
+    if (smallest_ <= refuted_) fail(kernel, "a plan within a refuted capacity");
   }
 
   void spoil(std::vector<int64_t>& offset) {
@@ -210,7 +210,7 @@ class Judge {
   int64_t smallest_ = std::numeric_limits<int64_t>::max(), refuted_ = -1;
 };
 
-// Fixed offsets that contradict each other are found, and taken away.
+// Overlapping fixed offsets are found, and removed.
 void fixed_conflict(Problem& problem) {
   Jobs& jobs = problem.jobs;
   const auto clashes = [&](int32_t a, int32_t b) {
@@ -249,22 +249,22 @@ void valleys(const Problem& problem, Random& random, Judge& judge) {
   }
 }
 
-// By starts there is a quicker way to the same offsets.
-void earliest(const Problem& problem, Judge& judge) {
+// The quick path for the order by start gives the same offsets.
+void by_start(const Problem& problem, Judge& judge) {
   const Jobs& jobs = problem.jobs;
   const auto order = packing::start_order(jobs);
   std::vector<int32_t> sorted = order;
   std::sort(sorted.begin(), sorted.end());
   for (int32_t k = 0; k < jobs.count(); ++k)
-    if (sorted[k] != k) fail("earliest first", "not an order of all jobs");
+    if (sorted[k] != k) fail("order by start", "not an order of all jobs");
   packing::ValleyPacker packer(jobs);
   packer.pack(order, std::numeric_limits<int64_t>::max());
   const auto offset = packing::pack_in_order(jobs, order);
-  judge.plan("earliest first", offset);
-  if (offset != packer.offsets()) fail("earliest first", "not what the order says");
+  judge.plan("order by start", offset);
+  if (offset != packer.offsets()) fail("order by start", "other offsets than by the order");
 }
 
-void fullest(const Problem& problem, Random& random, Judge& judge) {
+void max_load_first(const Problem& problem, Random& random, Judge& judge) {
   const int32_t n = problem.jobs.count();
   const int64_t unlimited = std::numeric_limits<int64_t>::max();
   for (int32_t k = 0; k < 3; ++k) {
@@ -272,15 +272,15 @@ void fullest(const Problem& problem, Random& random, Judge& judge) {
     const double noise = random.below(2) == 0 ? 0 : random.unit();
     const auto offset =
         packing::pack_max_load_first(problem.jobs, any_order(random, n), up_to(random, judge.smallest()), limit, noise, random);
-    if (offset.empty() && limit == unlimited) fail("fullest", "gave up without a limit");
+    if (offset.empty() && limit == unlimited) fail("max load first", "gave up without a limit");
     if (offset.empty()) ++counts.given_up;
-    else if (judge.plan("fullest", offset) > limit) fail("fullest", "above the limit");
+    else if (judge.plan("max load first", offset) > limit) fail("max load first", "above the limit");
   }
   packing::Cancel cancel;
   cancel.cancel();
   const bool any = !packing::ValleyPacker(problem.jobs).candidates().empty();
   if (any && !packing::pack_max_load_first(problem.jobs, any_order(random, n), 0, unlimited, 0, random, cancel).empty())
-    fail("fullest", "went on though it was told to give up");
+    fail("max load first", "continued after cancellation");
 }
 
 void below(const Problem& problem, Random& random) {
@@ -313,7 +313,7 @@ void below(const Problem& problem, Random& random) {
   cancel.cancel();
   const bool any = !packing::ValleyPacker(jobs).candidates().empty();
   if (any && !packing::pack_below(jobs, any_order(random, n), unlimited, 0, 0, random, cancel).empty())
-    fail("below", "went on though it was told to give up");
+    fail("below", "continued after cancellation");
 }
 
 double bytes(const Jobs& jobs) {
@@ -325,30 +325,30 @@ double bytes(const Jobs& jobs) {
   return sum + highest;
 }
 
-// From a plan of some order, unless there are more bytes than it is given.
-template <class Mending>
-void mend(const char* kernel, const Problem& problem, Random& random, Judge& judge) {
+// Repairs a plan of a random order, unless there are too many bytes.
+template <class Repair>
+void repair_plan(const char* kernel, const Problem& problem, Random& random, Judge& judge) {
   const Jobs& jobs = problem.jobs;
   if (bytes(jobs) > 0x1p61) return;
   packing::ValleyPacker packer(jobs);
   packer.pack(any_order(random, jobs.count()), std::numeric_limits<int64_t>::max());
-  Mending mending(jobs, packer.offsets(), random.next());
+  Repair repair(jobs, packer.offsets(), random.next());
   for (int32_t k = 0; k < 4; ++k) {
-    const int64_t before = mending.arena();
-    const bool better = mending.advance(1 + random.below(200000), random.below(2) == 0 ? 0 : before / 2);
-    if (better != (mending.arena() < before)) fail(kernel, "said wrongly whether it made the arena smaller");
-    if (mending.arena() > before) fail(kernel, "made the arena larger");
+    const int64_t before = repair.arena();
+    const bool better = repair.advance(1 + random.below(200000), random.below(2) == 0 ? 0 : before / 2);
+    if (better != (repair.arena() < before)) fail(kernel, "reported an improvement wrongly");
+    if (repair.arena() > before) fail(kernel, "made the arena larger");
     if (better) ++counts.repaired;
-    if (judge.plan(kernel, mending.offsets()) != mending.arena()) fail(kernel, "a wrong arena");
+    if (judge.plan(kernel, repair.offsets()) != repair.arena()) fail(kernel, "a wrong arena");
   }
 }
 
-// What is left within a stretch of time is added up rightly, also when some have been taken and put back.
-void spans(const Problem& problem, Random& random) {
+// Jobs left within an interval are summed correctly, also after some have been taken and put back.
+void interval_sums(const Problem& problem, Random& random) {
   const Jobs& jobs = problem.jobs;
   if (bytes(jobs) > 0x1p61) return;
   const std::vector<int32_t> candidates = packing::ValleyPacker(jobs).candidates();
-  packing::IntervalIndex spans(jobs, candidates);
+  packing::IntervalIndex index(jobs, candidates);
   std::vector<char> there(jobs.size.size(), 0);
   for (const int32_t job : candidates) there[job] = 1;
   const int32_t length = 2 * jobs.instants;
@@ -361,18 +361,18 @@ void spans(const Problem& problem, Random& random) {
       const bool within = arc.start >= from && arc.end <= to && arc.start <= instant && arc.end > instant;
       if (there[job] && within) sum += jobs.size[job] + padding;
     }
-    if (!spans.have(from, to, instant, sum, padding) || spans.have(from, to, instant, sum + 1, padding))
-      fail("spans", "what is within is added up wrongly");
+    if (!index.have(from, to, instant, sum, padding) || index.have(from, to, instant, sum + 1, padding))
+      fail("interval index", "a wrong sum within an interval");
     packing::IntervalIndex::Match found;
-    spans.longest(from, to, from, to, up_to(random, kMost), found);
+    index.longest(from, to, from, to, up_to(random, kMost), found);
     if (found.slot < 0) continue;
-    const int32_t job = spans.take(found);
-    if (random.below(2) == 0) spans.put_back(found.slot, job);
+    const int32_t job = index.take(found);
+    if (random.below(2) == 0) index.put_back(found.slot, job);
     else there[job] = 0;
   }
 }
 
-// Room that is no less for a part of the time: no more than at the start, and no more than at the end.
+// Room that is no less for a shorter interval within.
 struct Room {
   std::vector<int64_t> from_start, to_end;  // rising, and falling
 
@@ -386,11 +386,11 @@ struct Room {
   int64_t operator()(int32_t from, int32_t to) const { return std::min(from_start[from], to_end[to]); }
 };
 
-// The longest for which there is room is found where there is one, and none that is too large for its own time.
-void roomy(const Problem& problem, Random& random) {
+// The longest job that has room is found, and no job that is too large for its interval.
+void longest_with_room(const Problem& problem, Random& random) {
   const Jobs& jobs = problem.jobs;
   const std::vector<int32_t> candidates = packing::ValleyPacker(jobs).candidates();
-  packing::IntervalIndex spans(jobs, candidates);
+  packing::IntervalIndex index(jobs, candidates);
   std::vector<char> there(jobs.size.size(), 0);
   for (const int32_t job : candidates) there[job] = 1;
   const int32_t length = 2 * jobs.instants;
@@ -410,48 +410,48 @@ void roomy(const Problem& problem, Random& random) {
     for (const int32_t job : candidates)
       if (wanted(job)) longest = std::max(longest, packing::arc(jobs, job).end - packing::arc(jobs, job).start);
     packing::IntervalIndex::Match found;
-    spans.longest(from, start_by, end_from, to, most, room, found);
-    if ((found.slot < 0) != (longest == 0)) fail("spans", "one for which there is room, or none, was overlooked");
+    index.longest(from, start_by, end_from, to, most, room, found);
+    if ((found.slot < 0) != (longest == 0)) fail("interval index", "a job that has room was overlooked, or a job without room found");
     if (found.slot < 0) continue;
-    if (found.length > longest || found.length < longest - longest / 32) fail("spans", "not the longest for which there is room");
-    const int32_t job = spans.take(found);
-    if (!wanted(job)) fail("spans", "there is no room for it");
+    if (found.length > longest || found.length < longest - longest / 32) fail("interval index", "not the longest job that has room");
+    const int32_t job = index.take(found);
+    if (!wanted(job)) fail("interval index", "a job without room");
     ++counts.chosen;
     if (random.below(3) == 0) there[job] = 0;
-    else spans.put_back(found.slot, job);
+    else index.put_back(found.slot, job);
   }
 }
 
-// What stays at the ends of a stretch, one above the other, and how high anything may be below it.
-void hanging(Random& random) {
+// Jobs that stay at the edges of a window, and the room below them.
+void window_edges(Random& random) {
   const int32_t width = 1 + random.below(20);
-  packing::Stretch stretch({0, width});
+  packing::Window window({0, width});
   int64_t base = 0;
   for (int32_t k = random.below(20); k > 0; --k) {
     base += random.below(3);
     const Piece pieces[] = {{0, 1 + random.below(width)}, {random.below(width), width}, {0, width}};
-    stretch.jobs.add(pieces[random.below(3)], 1 + random.below(4), 0, base);
-    base += stretch.jobs.size.back();
+    window.jobs.add(pieces[random.below(3)], 1 + random.below(4), 0, base);
+    base += window.jobs.size.back();
   }
-  Jobs& jobs = stretch.jobs;
+  Jobs& jobs = window.jobs;
   for (const bool left : {true, false}) {
     std::vector<int32_t> order;
     for (int32_t j = 0; j < jobs.count(); ++j)
       if ((jobs.pieces[j].start == 0) == left) order.push_back(j);
-    packing::WindowEdge hanging(stretch, left);
+    packing::WindowEdge edge(window, left);
     size_t next = 0;
     for (int32_t k = 0; k < 60; ++k) {
-      if (random.below(2) == 0 && next < order.size()) hanging.pass(), ++next;
-      else if (random.below(3) == 0 && next > 0) hanging.pass_back(), --next;
+      if (random.below(2) == 0 && next < order.size()) edge.pass(), ++next;
+      else if (random.below(3) == 0 && next > 0) edge.pass_back(), --next;
       const int32_t from = random.below(width), to = from + 1 + random.below(width - from);
       int64_t lowest = std::numeric_limits<int64_t>::max();
       for (size_t n = next; n < order.size(); ++n)
         if (left ? jobs.pieces[order[n]].end > from : jobs.pieces[order[n]].start < to) lowest = std::min(lowest, jobs.fixed[order[n]]);
-      if (hanging.above(from, to) != lowest) fail("hanging", "what hangs lowest is another");
+      if (edge.above(from, to) != lowest) fail("window edge", "a wrong lowest edge job");
       const int64_t height = next < order.size() && random.below(4) != 0 ? jobs.fixed[order[next]] : random.below(60);
       const bool on_it = next < order.size() && height == jobs.fixed[order[next]] && (left ? from == 0 : to == width);
-      if (hanging.reached({from, to, height, height + 1, height + 1}, width) != (on_it ? order[next] : -1))
-        fail("hanging", "the skyline has come to another, or to none");
+      if (edge.reached({from, to, height, height + 1, height + 1}, width) != (on_it ? order[next] : -1))
+        fail("window edge", "a wrong job reached by the skyline");
     }
   }
 }
@@ -472,8 +472,8 @@ void instants(Random& random) {
   }
 }
 
-// A skyline that goes back is as it was, and knows which run each instant belongs to.
-void going_back(Random& random) {
+// A skyline is restored by undo, and knows the run of each instant.
+void undone_skyline(Random& random) {
   const int32_t width = 1 + random.below(100);
   const int64_t wall = std::numeric_limits<int64_t>::max();
   std::vector<int64_t> height(width + 1, 0);
@@ -502,13 +502,13 @@ void going_back(Random& random) {
     }
     for (int32_t t = 0, start = 0; t <= width; ++t) {
       if (height[t] != height[start]) start = t;
-      if (skyline.run_at(t) != start || skyline.height(start) != height[t]) fail("skyline", "another run is at an instant");
+      if (skyline.run_at(t) != start || skyline.height(start) != height[t]) fail("skyline", "a wrong run at an instant");
     }
   }
 }
 
-// With sizes that are multiples of the coarsest alignment, near the peak within any goal.
-void outward(Problem problem, Random& random) {
+// Peak outward with sizes that are multiples of the coarsest alignment, for goals above and below the load.
+void peak_outward(Problem problem, Random& random) {
   Jobs& jobs = problem.jobs;
   const int64_t coarsest = packing::coarsest_alignment(jobs, jobs.count());
   for (int64_t& size : jobs.size) size = (size + coarsest) & ~coarsest;
@@ -524,18 +524,18 @@ void outward(Problem problem, Random& random) {
     for (int32_t k = 0; k < 6 && !found; ++k) {
       const int64_t work = outward.work(), budget = 1 + random.below(30000 + 2000 * jobs.count());
       found = outward.advance(budget);
-      if (outward.work() > work + budget + 100 * jobs.count() + 10000) fail("outward", "many more work units than it may spend");
+      if (outward.work() > work + budget + 100 * jobs.count() + 10000) fail("peak outward", "far more work than the budget");
     }
-    if (above < 0 ? !outward.given_up() : found && outward.given_up()) fail("outward", "given up, or not, wrongly");
+    if (above < 0 ? !outward.given_up() : found && outward.given_up()) fail("peak outward", "given up wrongly, or not given up");
     if (!found) continue;
     ++counts.halved;
-    const int64_t arena = judge.plan("outward", outward.offsets());
+    const int64_t arena = judge.plan("peak outward", outward.offsets());
     const Piece near = outward.near();
     if (near.start > 0 || near.end < jobs.instants - 1) ++counts.far;
     for (int32_t j = 0; j < jobs.count(); ++j)
       if (jobs.pieces[j].start < near.end && jobs.pieces[j].end > near.start && outward.offsets()[j] + jobs.size[j] > peak + above)
-        fail("outward", "above the goal near the peak");
-    if (arena != outward.arena()) fail("outward", "a wrong arena");
+        fail("peak outward", "above the goal near the peak");
+    if (arena != outward.arena()) fail("peak outward", "a wrong arena");
   }
 }
 
@@ -549,7 +549,7 @@ void fits(const Problem& problem, Random& random, Judge& judge) {
   using packing::Rule;
   for (const auto rule : {Rule::first_fit, Rule::best_fit, Rule::inner_fit, Rule::first_fit}) {
     packer.begin(any_order(random, problem.jobs.count()), rule);
-    if (random.below(4) == 0) packer.advance(1);  // and begin anew in the middle
+    if (random.below(4) == 0) packer.advance(1);  // and restart in the middle
     packer.begin(any_order(random, problem.jobs.count()), rule);
     while (!packer.advance(1 + random.below(20))) {}
     if (judge.plan("first or best fit", packer.offsets()) != packer.arena()) fail("first or best fit", "a wrong arena");
@@ -562,7 +562,7 @@ void search(const Problem& problem, Random& random, Judge& judge) {
   for (int32_t k = 0; k < 4; ++k) {
     const int64_t before = search.arena();
     const bool better = search.advance(1 + random.below(n * 256 * 20), random.below(2) == 0 ? 0 : before / 2);
-    if (better != (search.arena() < before)) fail("search", "said wrongly whether it found a smaller arena");
+    if (better != (search.arena() < before)) fail("search", "reported an improvement wrongly");
     if (better) ++counts.improved;
     if (judge.plan("search", search.offsets()) != search.arena()) fail("search", "a wrong arena");
   }
@@ -579,7 +579,7 @@ int64_t any_capacity(Random& random, int64_t smallest) {
   }
 }
 
-// Of one of the complete searches with some of its rules.
+// Runs a complete search with random rules.
 template <class Complete>
 void decide(const char* kernel, const Problem& problem, uint32_t every, bool takes, Random& random, Judge& judge) {
   const int64_t capacity = any_capacity(random, judge.smallest());
@@ -588,11 +588,11 @@ void decide(const char* kernel, const Problem& problem, uint32_t every, bool tak
   try {
     search.emplace(problem.jobs, capacity, random.next(), rules);
   } catch (const std::invalid_argument&) {
-    if (takes && judge.smallest() < kMost / 4) fail(kernel, "refused what it can take");
+    if (takes && judge.smallest() < kMost / 4) fail(kernel, "refused supported jobs");
     ++counts.refused;
     return;
   }
-  if (!takes) fail(kernel, "took what it cannot take");
+  if (!takes) fail(kernel, "accepted unsupported jobs");
   for (int32_t k = 0; k < 8 && search->state() == Complete::State::open; ++k) search->advance(1 + random.below(40000));
   if (search->found()) {
     ++counts.found;
@@ -605,8 +605,8 @@ void decide(const char* kernel, const Problem& problem, uint32_t every, bool tak
 }
 
 void complete(const Problem& problem, Random& random, Judge& judge) {
-  decide<packing::SkylineSearch>("complete search", problem, packing::every_rule, problem.single(), random, judge);
-  decide<packing::PairwiseSearch>("pairs", problem, packing::every_pair_rule, bytes(problem.jobs) <= 0x1p61, random, judge);
+  decide<packing::SkylineSearch>("skyline search", problem, packing::every_rule, problem.single(), random, judge);
+  decide<packing::PairwiseSearch>("pairwise search", problem, packing::every_pair_rule, bytes(problem.jobs) <= 0x1p61, random, judge);
 }
 
 void run(uint64_t seed, bool spoil) {
@@ -616,20 +616,20 @@ void run(uint64_t seed, bool spoil) {
   fixed_conflict(problem);
   Judge judge(problem, spoil);
   valleys(problem, random, judge);
-  earliest(problem, judge);
-  fullest(problem, random, judge);
+  by_start(problem, judge);
+  max_load_first(problem, random, judge);
   below(problem, random);
   fits(problem, random, judge);
   search(problem, random, judge);
-  mend<packing::LocalRepair>("repair", problem, random, judge);
-  mend<packing::WindowRepair>("stretches", problem, random, judge);
-  spans(problem, random);
-  roomy(problem, random);
-  hanging(random);
+  repair_plan<packing::LocalRepair>("repair", problem, random, judge);
+  repair_plan<packing::WindowRepair>("window repair", problem, random, judge);
+  interval_sums(problem, random);
+  longest_with_room(problem, random);
+  window_edges(random);
   instants(random);
-  going_back(random);
-  outward(problem, random);
-  if (random.below(4) == 0) outward(long_problem(random), random);
+  undone_skyline(random);
+  peak_outward(problem, random);
+  if (random.below(4) == 0) peak_outward(long_problem(random), random);
   stacks(problem, random, judge);
   for (int32_t k = 0; k < 6; ++k) complete(problem, random, judge);
 }

@@ -10,14 +10,12 @@
 #include <map>
 #include <memory>
 
-#include "simulators/bfc.hpp"
-#include "simulators/buddy.hpp"
+#include "simulators/coalescing.hpp"
+#include "simulators/textbook.hpp"
 #include "simulators/cnmem.hpp"
-#include "simulators/cupy.hpp"
-#include "simulators/fits.hpp"
 #include "simulators/pytorch_expandable.hpp"
 #include "simulators/rmm_arena.hpp"
-#include "simulators/rmm_binning.hpp"
+#include "simulators/rmm_pool.hpp"
 
 namespace {
 

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from simulations import MIB, check_simulation, event_traces, trace_of
 
 from solvers.simulators import simulate
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from solvers.simulators import Simulation
     from traces.trace import Trace
 
 KIB = 1 << 10
-A, F = int(Kind.ALLOC), int(Kind.FREE)
+A, F = int(EventType.ALLOC), int(EventType.FREE)
 
 
 def course(

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from instances import padded
+from problem_classes import aligned, flat
 
 from solvers import SOLVERS, Plan, Status, Stop, check, solve
 from traces.buffers import Buffers
-from traces.instances import aligned, flat
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
+import problem_classes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,6 @@ from solvers.packing.options import OPTIONS
 from solvers.packing.portfolio import Portfolio, pack_peak_outward, repair_and_pair, repair_and_search
 from solvers.packing.progress import Budget
 from solvers.packing.task import Task, run_aside
-from traces import instances
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -61,22 +61,6 @@ def test_max_load_first_makes_a_valid_plan_for_any_goal(buffers: Buffers, above:
     check(plan_of(buffers, _core.pack_max_load_first(jobs.native(), order, goal, _core.Cancel())), buffers)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_max_load_first_filling_beats_every_skyline_order_on_flat_work(seed: int) -> None:
-    """The instances are flat random work, where the rule matters most."""
-    jobs = jobs_of(instances.flat(5_000, seed, mean_live=500))
-    order = np.arange(len(jobs), dtype=np.int32)
-    cancel = _core.Cancel()
-
-    def arena(offsets: NDArray[np.int64]) -> int:
-        return int((offsets + jobs.size).max())
-
-    keys = (jobs.size, jobs.lifetime, jobs.size * jobs.lifetime.astype(np.float64))
-    by_key = [np.argsort(-key, kind="stable").astype(np.int32) for key in keys]
-    others = [arena(_core.pack_in_order(jobs.native(), by, cancel)) for by in by_key]
-    assert arena(_core.pack_max_load_first(jobs.native(), order, jobs.lower_bound, cancel)) < min(others)
-
-
 @settings(deadline=None)
 @given(taking(30), st.integers(0, 2**32), st.integers(-3, 10))
 def test_window_repair_makes_a_valid_plan_of_at_most_the_former_height(
@@ -98,7 +82,7 @@ def test_window_repair_makes_a_valid_plan_of_at_most_the_former_height(
 @pytest.mark.parametrize("seed", range(4))
 def test_window_repair_comes_at_least_as_near_to_the_load_as_max_load_first_filling(seed: int) -> None:
     """Flat random work, with buffers that stay at either end: the case for backtracking."""
-    buffers = instances.flat(10_000, seed)
+    buffers = problem_classes.flat(10_000, seed)
     jobs = jobs_of(buffers)
     order, cancel = jobs.native().start_order, _core.Cancel()
     alive = _core.pack_max_load_first(jobs.native(), order, jobs.lower_bound, cancel)
@@ -110,7 +94,7 @@ def test_window_repair_comes_at_least_as_near_to_the_load_as_max_load_first_fill
 
 @pytest.mark.parametrize("kernel", ["pack_in_order", "pack_max_load_first"])
 def test_cancelled_kernel_returns_no_offsets(kernel: str) -> None:
-    jobs = jobs_of(instances.flat(100, 0))
+    jobs = jobs_of(problem_classes.flat(100, 0))
     order = np.arange(len(jobs), dtype=np.int32)
     cancel = _core.Cancel()
     goal = () if kernel == "pack_in_order" else (jobs.lower_bound,)
@@ -121,7 +105,7 @@ def test_cancelled_kernel_returns_no_offsets(kernel: str) -> None:
 
 def with_gaps(n: int, seed: int) -> Buffers:
     """Flat random buffers, each with a gap."""
-    flat = instances.flat(n, seed, mean_live=20)
+    flat = problem_classes.flat(n, seed, mean_live=20)
     gaps = [(k, int(start) + 1, int(start) + 2) for k, start in enumerate(flat.start)]
     return Buffers.of(flat.start, flat.end + 3, flat.size, gaps=gaps)
 
@@ -279,7 +263,7 @@ def test_attainable_arena_is_a_fixed_point_at_the_sum_of_size_and_aligned_offset
 def many(monkeypatch: pytest.MonkeyPatch) -> Task:
     """A task whose work all runs on the worker thread, and which has offsets."""
     monkeypatch.setattr(task_module, "OPTIONS", dataclasses.replace(OPTIONS, calling_thread=0))
-    task = Task(jobs_of(instances.flat(50, 0)), Budget(Stop()))
+    task = Task(jobs_of(problem_classes.flat(50, 0)), Budget(Stop()))
     task.offer(np.arange(50) << 40, 50 << 40)
     return task
 
@@ -289,7 +273,7 @@ def waiting(begun: threading.Event) -> Callable[[_core.Cancel], None]:
 
     def work(cancel: _core.Cancel) -> None:
         begun.set()
-        jobs = jobs_of(instances.flat(20, 0)).native()
+        jobs = jobs_of(problem_classes.flat(20, 0)).native()
         order = np.arange(20, dtype=np.int32)
         while len(_core.pack_in_order(jobs, order, cancel)):
             pass
@@ -350,7 +334,7 @@ def assert_no_packing_thread() -> None:
 
 def test_several_threads_search_and_all_end() -> None:
     """The instance keeps a single thread busy for long."""
-    buffers, seen = padded(instances.flat(10_000, 0)), list[int]()
+    buffers, seen = padded(problem_classes.flat(10_000, 0)), list[int]()
 
     def enough() -> bool:
         seen.append(packing_threads())
@@ -365,7 +349,7 @@ def test_several_threads_search_and_all_end() -> None:
 
 @pytest.mark.parametrize(
     "buffers",
-    [padded(instances.flat(10_000, 0)), *(instances.flat(n, 0) for n in (10_000, 60_000))],
+    [padded(problem_classes.flat(10_000, 0)), *(problem_classes.flat(n, 0) for n in (10_000, 60_000))],
     ids=["after the first turn", "before it", "beside stretches"],
 )
 def test_interrupted_start_of_the_portfolio_ends_the_started_threads(
@@ -409,7 +393,7 @@ def test_limit_does_not_wait_for_a_search_among_very_many_jobs(monkeypatch: pyte
 
     monkeypatch.setattr(_core, "LocalRepair", Slow)
     monkeypatch.setattr(task_module, "OPTIONS", dataclasses.replace(OPTIONS, calling_thread=100))
-    buffers = padded(instances.flat(2_000, 0))
+    buffers = padded(problem_classes.flat(2_000, 0))
     try:
         plan = solve(buffers, stop=Stop(interrupt=begun.is_set), threads=1)
         assert plan.stopped_by == "interrupt"
@@ -441,7 +425,10 @@ def test_portfolio_results_become_the_offsets_of_the_task() -> None:
 
 def test_portfolio_packs_peak_outward_and_then_repairs() -> None:
     """The second instance has an unreachable target, so that the peak-outward search gives up."""
-    for buffers, enough in ((instances.scattered(1_000, 4), 1.0), (instances.flat(3_000, 0), 0.5)):
+    for buffers, enough in (
+        (problem_classes.scattered(1_000, 4), 1.0),
+        (problem_classes.flat(3_000, 0), 0.5),
+    ):
         task = Task(jobs_of(buffers), Budget(Stop()))
         task.offer(np.cumsum(buffers.size) - buffers.size, int(buffers.size.sum()))
         task.target = int(task.lower_bound * enough)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_random_jobs_are_packed_rightly_by_every_kernel(folder: Path) -> None:
+def test_every_kernel_packs_random_jobs_correctly(folder: Path) -> None:
     Seeded("packing", folder).holds(130)
 
 
@@ -22,5 +22,5 @@ def test_harness_notices_a_wrong_offset(folder: Path) -> None:
 @pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_many_random_jobs_are_packed_rightly_by_every_kernel(folder: Path) -> None:
+def test_every_kernel_packs_many_random_jobs_correctly(folder: Path) -> None:
     Seeded("packing", folder, soon=False).soak()

@@ -1,7 +1,4 @@
-"""Pair search for the lower of two buffers.
-
-Correct with any rules, on circles, with gaps, alignment and fixed offsets.
-"""
+"""Pairwise search: correct with any rules, on circles, with gaps, alignment and fixed offsets."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import crossing
+from problem_classes import circular
 
 from solvers import Status, Stop, check, solve
 from solvers._core import PairwiseSearch
 from solvers.packing.jobs import Jobs, jobs_of
 from traces.buffers import Buffers
-from traces.instances import circular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,7 +157,7 @@ def test_unreachable_load_is_refuted_also_with_gaps() -> None:
 
 
 @pytest.mark.parametrize("capacity", [1_590_444, 1_590_445])
-def test_equal_seeds_give_equal_plans_and_looks_however_the_budget_is_sliced(capacity: int) -> None:
+def test_equal_seeds_give_equal_plans_and_work_for_any_slices(capacity: int) -> None:
     jobs = jobs_of(circular(16, 455).unrolled(3))
     whole, sliced = pairs(jobs, capacity, seed=1), pairs(jobs, capacity, seed=1)
     assert whole.advance(UNLIMITED)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from problem_classes import flat, scattered
 
 from solvers import Status, Stop, _core, check, solve
 from solvers.packing import task as task_module
@@ -19,7 +20,6 @@ from solvers.packing.jobs import jobs_of
 from solvers.packing.options import OPTIONS
 from solvers.packing.peak_outward import PeakOutward
 from traces.buffers import Buffers
-from traces.instances import flat, scattered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from solvers import Plan, PlanError, Stop, check, read_plan, read_plan_columns, solve, write_plan
 from traces.buffers import COLUMNS, GAPS, Buffers
 from traces.errors import TraceError
-from traces.formats.sniff import sniff
+from traces.formats.registry import sniff
 
 if TYPE_CHECKING:
     from pathlib import Path

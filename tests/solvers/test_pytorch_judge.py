@@ -17,7 +17,7 @@ from simulations import MIB, check_simulation, event_traces, random_trace, trace
 from solvers.simulators import judge, simulate
 from traces.errors import TraceError
 from traces.formats.snapshot import read_snapshot
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 SNAPSHOTS = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
 SHIFT = 1 << 45
@@ -50,7 +50,7 @@ def test_recording_of_the_simulator_is_reproduced(trace: Trace, limit: int) -> N
     truth = simulate(trace, "pytorch", limit_bytes=limit * MIB)
     assume(len(truth.segments))
     judged = judge(recording_of(truth, shift=SHIFT))
-    failed = int(((truth.address < 0) & (trace.kind == Kind.ALLOC) & (trace.size > 0)).sum())
+    failed = int(((truth.address < 0) & (trace.kind == EventType.ALLOC) & (trace.size > 0)).sum())
     assert judged.exact or failed
     check_simulation(judged.simulation)
 
@@ -82,7 +82,7 @@ def test_inferred_initial_state_of_large_requests_is_consistent(trace: Trace, pa
     ends = simulation.address + recording.size
     alive: set[int] = set()
     for row in range(len(recording)):
-        if recording.kind[row] == Kind.FREE:
+        if recording.kind[row] == EventType.FREE:
             alive.discard(int(recording.births[row]))
         elif simulation.address[row] >= 0:
             low, high = simulation.address[row], ends[row]
@@ -105,7 +105,7 @@ def test_start_of_a_free_block_is_inferred_from_requests_placed_elsewhere() -> N
 def test_crowded_large_pool_is_inferred_from_the_middle_on(seed: int) -> None:
     """Whichever blocks are free, every address is reproduced."""
     trace = random_trace(seed, 2500, largest=5 * MIB)
-    large = Trace.of(trace.kind, trace.buffer, trace.size + (trace.kind == Kind.ALLOC) * MIB)
+    large = Trace.of(trace.kind, trace.buffer, trace.size + (trace.kind == EventType.ALLOC) * MIB)
     assert judge(recording_of(simulate(large, "pytorch"), 900, SHIFT)).exact
 
 
@@ -183,14 +183,14 @@ def test_any_recording_is_judged_or_refused(data: st.DataObject) -> None:
     """Segments and buffers anywhere, on top of each other or of nothing, given back or not."""
     place = st.integers(0, 12).map(lambda k: k * MIB + k % 3 * 512)
     size = st.sampled_from([1, 512, MIB, 2 * MIB, 3 * MIB, 20 * MIB])
-    kinds = st.sampled_from([Kind.ALLOC, Kind.RESERVE, Kind.RELEASE, Kind.FREE])
+    kinds = st.sampled_from([EventType.ALLOC, EventType.RESERVE, EventType.RELEASE, EventType.FREE])
     rows = data.draw(st.lists(st.tuples(kinds, size, place, st.integers(0, 1)), min_size=1, max_size=30))
-    table, alive = [(int(Kind.RESERVE), -1, 2 * MIB, 0, 0)], []
+    table, alive = [(int(EventType.RESERVE), -1, 2 * MIB, 0, 0)], []
     for kind, many, at, stream in rows:
-        if kind == Kind.ALLOC:
+        if kind == EventType.ALLOC:
             alive.append(len(table))
-        if kind != Kind.FREE:
-            table.append((int(kind), len(table) if kind == Kind.ALLOC else -1, many, at, stream))
+        if kind != EventType.FREE:
+            table.append((int(kind), len(table) if kind == EventType.ALLOC else -1, many, at, stream))
         elif alive:
             table.append((int(kind), alive.pop(at % len(alive)), 0, -1, stream))
     kind, buffer, size_, address, stream_ = np.array(table).T
@@ -220,7 +220,7 @@ def test_impossible_segments_are_errors(columns: dict[str, object], what: str) -
 def test_contradictory_initial_states_are_accepted_as_far_as_possible() -> None:
     """Buffers outside all segments, or at the same address, are left out."""
     trace = Trace.of(
-        [Kind.RESERVE] + [Kind.ALLOC] * 5,
+        [EventType.RESERVE] + [EventType.ALLOC] * 5,
         [-1, 0, 1, 2, 3, 4],
         [2 * MIB, 1 << 62, 512, 512, 512, 1 << 62],
         address=[MIB, MIB, MIB + 1024, MIB + 1024, 1 << 40, (1 << 62) - 1],
@@ -234,7 +234,7 @@ def test_contradictory_initial_states_are_accepted_as_far_as_possible() -> None:
 def test_initial_buffers_without_a_segment_are_left_out() -> None:
     """Their frees are left out too."""
     trace = Trace.of(
-        [Kind.ALLOC, Kind.RESERVE, Kind.ALLOC, Kind.FREE],
+        [EventType.ALLOC, EventType.RESERVE, EventType.ALLOC, EventType.FREE],
         [0, -1, 1, 0],
         [512, 2 * MIB, 512, 0],
         address=[64 * MIB, 4 * MIB, 4 * MIB, -1],

@@ -13,7 +13,7 @@ from simulations import check_simulation, event_traces, random_trace, trace_of
 from solvers import _core
 from solvers.simulators import simulate
 from solvers.simulators.pytorch import PyTorch
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 _DEVICE = 1 << 50
 
@@ -24,11 +24,11 @@ def run_model(trace: Trace, model: Model) -> tuple[list[int], list[int], list[in
     placed: dict[int, int] = {}
     for row in range(len(trace)):
         buffer, address = int(trace.buffer[row]), None
-        if trace.kind[row] == Kind.ALLOC and trace.size[row]:
+        if trace.kind[row] == EventType.ALLOC and trace.size[row]:
             address = model.allocate(int(trace.size[row]), int(trace.stream[row]))
             if address is not None:
                 placed[buffer] = address
-        elif trace.kind[row] == Kind.FREE and buffer in placed:
+        elif trace.kind[row] == EventType.FREE and buffer in placed:
             model.free(placed.pop(buffer))
         addresses.append(-1 if address is None else address)
         live.append(model.live)

@@ -12,7 +12,7 @@ from simulations import check_simulation, event_traces
 
 from solvers.simulators import Simulation, simulate
 from solvers.simulators.recorded import recorded, recorded_segments
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces.formats.snapshot import read_snapshot
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ def as_recorded(simulation: Simulation) -> tuple[Trace, NDArray[np.int64]]:
     ]
     for k in range(len(segments)):
         at, size = int(segments.address[k]), int(segments.size[k])
-        rows.append((Kind.RESERVE, -1, size, at, int(segments.start[k]), 0))
+        rows.append((EventType.RESERVE, -1, size, at, int(segments.start[k]), 0))
         if segments.end[k] < len(trace):
-            rows.append((Kind.RELEASE, -1, size, at, int(segments.end[k]), 0))
+            rows.append((EventType.RELEASE, -1, size, at, int(segments.end[k]), 0))
     rows.sort(key=lambda row: row[4:])
     kind, buffer, size, address, _, own = np.array(rows, np.int64).reshape(-1, 6).T
     written = Trace.of(kind, buffer, size, address=address, metadata={"alignment": "512", "expandable": "1"})
@@ -59,7 +59,7 @@ def test_recorded_simulation_reproduces_the_allocator(trace: Trace) -> None:
 
 def test_segment_released_in_its_middle_keeps_both_ends() -> None:
     """An expandable segment, for example: the rest stays reserved, and adjacent parts stay one range."""
-    kind = [Kind.RESERVE, Kind.RESERVE, Kind.RELEASE]
+    kind = [EventType.RESERVE, EventType.RESERVE, EventType.RELEASE]
     trace = Trace.of(kind, -1, [1024, 512, 1024], address=[0, 1024, 256], metadata={"expandable": "1"})
     found = recorded(trace)
     assert found is not None
@@ -76,9 +76,9 @@ def test_segment_released_in_its_middle_keeps_both_ends() -> None:
 
 def test_segments_are_reserved_and_unreleased_ranges() -> None:
     """A released part ends; the rest goes on; a release without a reservation is ignored."""
-    take, give = Kind.RESERVE, Kind.RELEASE
+    take, give = EventType.RESERVE, EventType.RELEASE
     trace = Trace.of(
-        [take, take, give, give, give, Kind.MARK],
+        [take, take, give, give, give, EventType.MARK],
         -1,
         [100, 50, 20, 50, 7, 0],
         address=[1000, 5000, 1040, 5000, 9000, -1],
@@ -90,17 +90,19 @@ def test_segments_are_reserved_and_unreleased_ranges() -> None:
 
 def test_trace_without_segments_or_addresses_has_no_recorded_simulation() -> None:
     """A trace of sizes alone lacks the reserved bytes of the allocator."""
-    assert recorded(Trace.of([Kind.ALLOC], [0], [8], address=[0])) is None
-    assert recorded(Trace.of([Kind.RESERVE, Kind.ALLOC], [-1, 0], [512, 8], address=[0, -1])) is None
+    assert recorded(Trace.of([EventType.ALLOC], [0], [8], address=[0])) is None
+    assert (
+        recorded(Trace.of([EventType.RESERVE, EventType.ALLOC], [-1, 0], [512, 8], address=[0, -1])) is None
+    )
 
 
 def test_buffer_outside_reserved_memory_invalidates_the_recorded_simulation() -> None:
     """Segments of a recording without beginning or end tell nothing about the memory."""
-    kind = [Kind.RESERVE, Kind.RESERVE, Kind.ALLOC, Kind.ALLOC]
+    kind = [EventType.RESERVE, EventType.RESERVE, EventType.ALLOC, EventType.ALLOC]
     for address, known in ((600, True), (1000, False), (1100, False), (2100, False)):
         trace = Trace.of(kind, [-1, -1, 0, 1], [1024, 512, 8, 200], address=[0, 1536, 0, address])
         assert (recorded(trace) is not None) == known
-    later = Trace.of([Kind.ALLOC, Kind.RESERVE], [0, -1], [8, 512], address=[0, 0])
+    later = Trace.of([EventType.ALLOC, EventType.RESERVE], [0, -1], [8, 512], address=[0, 0])
     assert recorded(later) is None
 
 

@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from problem_classes import GENERATORS
 
 from solvers import Plan, Status, Stop, check, solve
 from solvers.packing.progress import ProgressTotal
 from solvers.packing.rotation import Attempts, columns_to_try
 from traces.buffers import Buffers
-from traces.instances import GENERATORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from solvers.packing.task import Task
 
 
 def plan(
@@ -107,63 +105,58 @@ def test_proven_column_counts_are_not_tried_again() -> None:
     assert [columns for columns, _ in seen] == [0, 1, 2, 1]
 
 
-def test_smaller_arena_of_an_earlier_attempt_is_kept() -> None:
+OPEN_8, OPEN_9 = plan(8, 5, stopped_by="nodes"), plan(9, 5, stopped_by="nodes")
+OPTIMAL_10, PROVEN_8 = plan(10, 10), plan(8, 8, stopped_by="proof")
+REFUTED = plan(0, 5, status=Status.INFEASIBLE, stopped_by="proof")
+UNDECIDED = plan(0, 5, status=Status.UNKNOWN, stopped_by="nodes")
+
+
+@pytest.mark.parametrize(
+    ("attempted", "status", "bound", "stopped_by"),
+    [
+        pytest.param(
+            [(2, OPEN_8), (2, OPEN_9), (3, OPTIMAL_10)], "feasible", 5, "nodes", id="earlier smaller"
+        ),
+        pytest.param([(2, OPEN_8), (3, OPTIMAL_10), (2, PROVEN_8)], "optimal", 8, "proof", id="later proof"),
+        pytest.param([(2, plan(8, 8))], "feasible", 5, "finished", id="untried count"),
+        pytest.param([(2, REFUTED), (3, UNDECIDED)], "unknown", 5, "nodes", id="one count refuted"),
+        pytest.param(
+            [(2, REFUTED), (3, UNDECIDED), (3, REFUTED)], "infeasible", 5, "proof", id="all refuted"
+        ),
+        *(
+            pytest.param(
+                [(2, PROVEN_8), (3, plan(9, 5, stopped_by=limit))],
+                "feasible",
+                5,
+                limit,
+                id=f"open by {limit}",
+            )
+            for limit in ("nodes", "time", "interrupt")
+        ),
+    ],
+)
+def test_combined_claim_holds_for_all_column_counts(
+    attempted: list[tuple[int, Plan]], status: str, bound: int, stopped_by: str
+) -> None:
+    """Proofs hold for single counts, and a limit that leaves a count open is reported."""
     attempts = Attempts((2, 3), Stop(), ProgressTotal(), rounds=True)
-    attempts.add(2, plan(8, 5, stopped_by="nodes"))
-    attempts.add(2, plan(9, 5, stopped_by="nodes"))
-    attempts.add(3, plan(10, 10))
-    best = attempts.best
-    assert best is not None
-    assert best.arena_bytes == 8
-    assert attempts.combined(5).status is Status.FEASIBLE
-
-
-def test_later_proof_of_the_same_arena_counts() -> None:
-    attempts = Attempts((2, 3), Stop(), ProgressTotal(), rounds=True)
-    attempts.add(2, plan(8, 5, stopped_by="nodes"))
-    attempts.add(3, plan(10, 10))
-    attempts.add(2, plan(8, 8, stopped_by="proof"))
-    together = attempts.combined(5)
-    assert together.status is Status.OPTIMAL
-    assert (together.lower_bound_bytes, together.stopped_by) == (8, "proof")
-
-
-def test_proof_for_a_column_count_proves_nothing_for_untried_counts() -> None:
-    attempts = Attempts((2, 3), Stop(), ProgressTotal(), rounds=True)
-    attempts.add(2, plan(8, 8))
-    together = attempts.combined(5)
-    assert together.status is Status.FEASIBLE
-    assert (together.lower_bound_bytes, together.stopped_by) == (5, "finished")
-
-
-def test_infeasibility_for_a_column_count_is_not_overall_infeasibility() -> None:
-    attempts = Attempts((2, 3), Stop(), ProgressTotal(), rounds=True)
-    attempts.add(2, plan(0, 5, status=Status.INFEASIBLE, stopped_by="proof"))
-    attempts.add(3, plan(0, 5, status=Status.UNKNOWN, stopped_by="nodes"))
-    assert attempts.combined(5).status is Status.UNKNOWN
-    attempts.add(3, plan(0, 5, status=Status.INFEASIBLE, stopped_by="proof"))
-    assert attempts.combined(5).status is Status.INFEASIBLE
+    for columns, made in attempted:
+        attempts.add(columns, made)
+    combined = attempts.combined(5)
+    assert (combined.status, combined.lower_bound_bytes, combined.stopped_by) == (status, bound, stopped_by)
+    smallest = min((made.arena_bytes for _, made in attempted if made.offset is not None), default=0)
+    assert combined.arena_bytes == smallest
 
 
 def test_infeasibility_of_tried_column_counts_is_not_overall_infeasibility() -> None:
     """After Ctrl-C for example; a bound holds for the untried counts, too."""
     attempts = Attempts((2, 3), Stop(), ProgressTotal(), rounds=True)
-    attempts.add(2, plan(0, 5, status=Status.INFEASIBLE, stopped_by="proof"))
-    together = attempts.combined(4, "interrupt")
-    assert (together.status, together.stopped_by) == (Status.UNKNOWN, "interrupt")
-    assert together.reason
+    attempts.add(2, REFUTED)
+    combined = attempts.combined(4, "interrupt")
+    assert (combined.status, combined.stopped_by) == (Status.UNKNOWN, "interrupt")
+    assert combined.reason
     attempts.add(2, plan(0, 5, status=Status.INFEASIBLE, stopped_by="bound"))
     assert attempts.combined(5).status is Status.INFEASIBLE
-
-
-def test_limit_leaving_a_column_count_open_is_reported() -> None:
-    """A plan stopped by the clock cannot be repeated, whatever is proven of the best."""
-    for limit in ("nodes", "time", "interrupt"):
-        attempts = Attempts((2, 3), Stop(), ProgressTotal(), rounds=True)
-        attempts.add(2, plan(8, 8, stopped_by="proof"))
-        attempts.add(3, plan(9, 5, stopped_by=limit))
-        together = attempts.combined(5)
-        assert (together.status, together.stopped_by) == (Status.FEASIBLE, limit)
 
 
 def test_improvement_is_reported_after_a_column_count_without_a_plan() -> None:
@@ -171,10 +164,12 @@ def test_improvement_is_reported_after_a_column_count_without_a_plan() -> None:
     buffers = Buffers.of([0, 0], [3, 3], 4, period=2)
     assert columns_to_try(buffers)[:2] == [3, 2]
     assert solve(buffers, columns=3).arena_bytes > 16
-    told = list[Plan]()
-    made = solve(buffers, capacity=16, stop=Stop(nodes=10**6), solver="greedy", on_improvement=told.append)
+    improvements = list[Plan]()
+    made = solve(
+        buffers, capacity=16, stop=Stop(nodes=10**6), solver="greedy", on_improvement=improvements.append
+    )
     check(made, buffers)
-    assert [one.arena_bytes for one in told] == [made.arena_bytes] == [16]
+    assert [better.arena_bytes for better in improvements] == [made.arena_bytes] == [16]
 
 
 def test_nodes_of_all_numbers_of_columns_are_counted() -> None:
@@ -200,18 +195,3 @@ def test_slow_column_count_is_proven() -> None:
     check(proven, buffers)
     assert proven.status is Status.OPTIMAL
     assert budget // 2 < proven.nodes <= budget
-
-
-def test_nodes_of_the_first_attempt_per_column_count_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    buffers, search, asked = GENERATORS["circular"](19, 315), solve.__globals__["search"], list[int | None]()
-
-    def glance(task: Task) -> None:
-        asked.append(task.budget.stop.nodes)
-        search(task)
-        task.budget.nodes += 10**5
-
-    monkeypatch.setitem(solve.__globals__, "search", glance)
-    columns = len(columns_to_try(buffers))
-    assert solve(buffers, stop=Stop(nodes=0)).nodes == columns * 10**5
-    assert solve(buffers, stop=Stop(nodes=10**6)).nodes < 2 * 10**6
-    assert asked == [0] * columns + [20_000] * columns

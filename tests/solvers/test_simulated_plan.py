@@ -11,9 +11,9 @@ from solvers.packing.plan import Stop
 from solvers.simulators import simulate
 from traces.buffers import buffers_of
 from traces.errors import TraceError
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
-A, F = int(Kind.ALLOC), int(Kind.FREE)
+A, F = int(EventType.ALLOC), int(EventType.FREE)
 
 
 def test_planned_allocator_beats_online_allocators() -> None:
@@ -37,7 +37,7 @@ def test_planned_allocator_uses_the_offsets_of_solve() -> None:
     buffers = buffers_of(trace)
     rounded = -(-buffers.size // 256) * 256
     assert int(simulation.live.max()) <= int(rounded.sum())
-    rows = np.flatnonzero(trace.kind == Kind.ALLOC)
+    rows = np.flatnonzero(trace.kind == EventType.ALLOC)
     offset = simulation.address[rows] - simulation.segments.address[0]
     assert (offset[buffers.size > 0] % 256 == 0).all()
     plan = solve(buffers_of(trace, alignment=256), stop=Stop(nodes=1000), solver="search")

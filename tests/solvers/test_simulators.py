@@ -13,7 +13,7 @@ from simulations import MIB, check_simulation, event_traces, random_trace, trace
 from solvers import _core
 from solvers.simulators import ALLOCATORS, Simulation, simulate
 from traces.errors import TraceError
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 every = pytest.mark.parametrize("allocator", ALLOCATORS)
 
@@ -62,8 +62,8 @@ def test_simulation_is_deterministic(allocator: str) -> None:
 def test_no_bytes_are_live_after_all_frees(allocator: str) -> None:
     """All requested bytes fitted at once before."""
     sizes = [3 * MIB, 1, 512, 30 * MIB, 0, 700]
-    steps = [(int(Kind.ALLOC), size, k % 2) for k, size in enumerate(sizes)]
-    steps += [(int(Kind.FREE), 0, 0)] * len(sizes)
+    steps = [(int(EventType.ALLOC), size, k % 2) for k, size in enumerate(sizes)]
+    steps += [(int(EventType.FREE), 0, 0)] * len(sizes)
     simulation = simulate(trace_of(steps), allocator)
     check_simulation(simulation)
     assert simulation.live[-1] == 0
@@ -129,7 +129,7 @@ def largest_free_of(simulation: Simulation) -> int:
     sizes = np.diff(simulation.live, prepend=0)
     for row in np.flatnonzero(simulation.address[: event + 1] >= 0):
         begin = (int(simulation.address[row]) - base) // 512
-        freed = (simulation.trace.kind == Kind.FREE) & (simulation.trace.births == row)
+        freed = (simulation.trace.kind == EventType.FREE) & (simulation.trace.births == row)
         if not freed[: event + 1].any():
             free[begin : begin + int(sizes[row]) // 512] = False
     longest = run = 0

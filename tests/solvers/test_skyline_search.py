@@ -1,4 +1,4 @@
-"""The search in valleys: correct with any rules, and quick where the load can be reached."""
+"""Skyline search: correct with any rules, and quick if the load can be reached."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_public_instances_reach_their_load_without_a_capacity(bench: Path, name:
     assert plan.arena_bytes == peak_load(buffers)
 
 
-def test_equal_seeds_give_equal_plans_and_looks() -> None:
+def test_equal_seeds_give_equal_plans_and_work() -> None:
     buffers = dissected(150)
     first, again, other = (search(buffers, 4096, seed) for seed in (1, 1, 2))
     for done in (first, again, other):
@@ -160,7 +160,7 @@ def test_equal_seeds_give_equal_plans_and_looks() -> None:
     assert first.offsets.tolist() != other.offsets.tolist()
 
 
-def test_how_the_budget_is_sliced_changes_nothing() -> None:
+def test_slices_of_the_budget_do_not_change_the_plan() -> None:
     buffers = dissected(150)
     whole, sliced = search(buffers, 4096), search(buffers, 4096)
     whole.advance(UNLIMITED)

@@ -1,11 +1,11 @@
-"""Allocators as their sources tell them, in slow and simple Python: lists, searched from the beginning."""
+"""Slow models of allocators after their sources: lists, searched from the beginning."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Model(Protocol):
-    """An allocator: an address of a block and its size, or None; and what takes the block back."""
+    """Interface of a model: `allocate` returns address and size of a block, or None."""
 
     def allocate(self, size: int, stream: int) -> tuple[int, int] | None: ...
 
@@ -23,7 +23,7 @@ class Model(Protocol):
 
 @dataclass
 class Driver:
-    """Gives addresses up to a limit: the lowest multiple of 2 MiB behind which so many bytes are free."""
+    """Device that returns the lowest multiple of 2 MiB with enough free bytes, up to a limit."""
 
     limit: int
     held: dict[int, int] = field(default_factory=dict)  # address -> bytes
@@ -49,7 +49,7 @@ class Driver:
 
 
 def play(trace: Trace, driver: Driver, model: Model) -> tuple[list[int], list[int], list[int], int | None]:
-    """Address, live, reserved of each event, and the first alloc that failed, as of a `Simulation`."""
+    """Return address, live, reserved of each event, and the first failed alloc, as in a `Simulation`."""
     address, live, reserved = [], [], []
     blocks: dict[int, tuple[int, int]] = {}
     failed_at = None
@@ -59,13 +59,13 @@ def play(trace: Trace, driver: Driver, model: Model) -> tuple[list[int], list[in
         )
     ):
         address.append(-1)
-        if kind == Kind.ALLOC and size > 0:
+        if kind == EventType.ALLOC and size > 0:
             if (given := model.allocate(size, stream)) is not None:
                 blocks[buffer] = given
                 address[-1] = given[0]
             elif failed_at is None:
                 failed_at = event
-        elif kind == Kind.FREE and buffer in blocks:
+        elif kind == EventType.FREE and buffer in blocks:
             model.free(blocks.pop(buffer)[0], stream)
         live.append(sum(block[1] for block in blocks.values()))
         reserved.append(driver.reserved)
@@ -92,7 +92,7 @@ def lowest(pieces: list[Piece]) -> Piece:
 
 
 class Pieces:
-    """All blocks of all segments, in a list: what splits, merges and is whole is looked up in it."""
+    """All blocks of all segments in one list."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -107,8 +107,10 @@ class Pieces:
         return next(piece for piece in self.pieces if piece.address == address)
 
     def merge_around(self, piece: Piece) -> None:
-        """With the free blocks that touch it in its segment."""
-        for other in [one for one in self.pieces if one.free and one.base == piece.base and one is not piece]:
+        """Merge a block with the adjacent free blocks of the segment."""
+        for other in [
+            other for other in self.pieces if other.free and other.base == piece.base and other is not piece
+        ]:
             if other.address == piece.address + piece.size:
                 piece.size += other.size
                 self.pieces.remove(other)
@@ -117,7 +119,9 @@ class Pieces:
                 self.pieces.remove(other)
 
     def whole(self) -> list[Piece]:
-        return [one for one in self.pieces if one.free and one.size == self.driver.held.get(one.address)]
+        return [
+            other for other in self.pieces if other.free and other.size == self.driver.held.get(other.address)
+        ]
 
     def give_back(self, pieces: list[Piece]) -> None:
         for piece in pieces:
@@ -126,7 +130,7 @@ class Pieces:
 
 
 class CupyModel(Pieces):
-    """`SingleDeviceMemoryPool`: see `solvers.simulators.cupy`; `choose` picks among blocks of one size."""
+    """`SingleDeviceMemoryPool`: see `solvers.simulators.pools`; `choose` picks among blocks of one size."""
 
     def __init__(
         self,
@@ -138,7 +142,9 @@ class CupyModel(Pieces):
 
     def allocate(self, size: int, stream: int) -> tuple[int, int] | None:
         size = up(size, 512)
-        fitting = [one for one in self.pieces if one.free and one.stream == stream and one.size >= size]
+        fitting = [
+            other for other in self.pieces if other.free and other.stream == stream and other.size >= size
+        ]
         if fitting:
             least = min(one.size for one in fitting)
             piece = self.choose([one for one in fitting if one.size == least])
@@ -189,7 +195,7 @@ class BfcModel(Pieces):
 
     def find(self, size: int) -> Piece | None:
         for number in range(self.bin_of(size), 21):
-            inside = [one for one in self.pieces if one.free and self.bin_of(one.size) == number]
+            inside = [other for other in self.pieces if other.free and self.bin_of(other.size) == number]
             for piece in sorted(inside, key=lambda one: (one.size, one.address)):
                 if piece.size >= size:
                     return piece
@@ -226,7 +232,7 @@ class BfcModel(Pieces):
 
 @dataclass
 class Headed:
-    """A block as CNMeM and RMM know it."""
+    """A block of CNMeM and RMM."""
 
     address: int
     size: int
@@ -234,8 +240,8 @@ class Headed:
 
 
 def insert(blocks: list[Headed], block: Headed) -> None:
-    """Into a list in order of address; merged with what touches, unless the upper one is a head."""
-    at = next((k for k, one in enumerate(blocks) if one.address > block.address), len(blocks))
+    """Insert a block in order of address; merge adjacent blocks unless the upper block is a head."""
+    at = next((k for k, other in enumerate(blocks) if other.address > block.address), len(blocks))
     blocks.insert(at, block)
     for k in (at, at - 1):
         if 0 <= k < len(blocks) - 1:
@@ -246,7 +252,7 @@ def insert(blocks: list[Headed], block: Headed) -> None:
 
 
 def take_best(blocks: list[Headed], size: int) -> Headed | None:
-    """Out of the list, the smallest that is large enough, the first of its size."""
+    """Remove and return the smallest sufficient block, the first of its size."""
     best = None
     for block in blocks:
         if block.size >= size and (best is None or block.size < best.size):

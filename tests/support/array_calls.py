@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mempool.recording.arrays.of_numpy import RecordedArray
+from mempool.recording.arrays.numpy_arrays import RecordedArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable

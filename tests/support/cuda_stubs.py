@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
 TOTAL_BYTES = 1 << 36
-NAMES = tuple(statistics._ANSWERS)
+NAMES = tuple(statistics.FUNCTIONS)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, devices: int = 1) -> list[str]:

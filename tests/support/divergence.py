@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from policies import Policy
     from sequences import Diverged, Iteration, Network
 
-    from mempool.planning.planned_pattern import Planned
+    from mempool.planning.planned_pattern import PlannedPattern
 
 #: Iterations before the first difference; differences; iterations between two at most, beside one after each.
 STEADY, DIFFERENCES, MOST_BETWEEN = 12, 16, 4
 #: Hits in a row after which a policy has recovered.
 RECOVERED = 16
 
-POLICIES: dict[str, Callable[[Planned], Policy]] = {
+POLICIES: dict[str, Callable[[PlannedPattern], Policy]] = {
     "index": Index,
     "index + guard": GuardedIndex,
     "pool, marks": lambda _: Planning(),
@@ -32,7 +32,7 @@ POLICIES: dict[str, Callable[[Planned], Policy]] = {
 
 
 @functools.cache
-def planned(name: str) -> Planned:
+def planned(name: str) -> PlannedPattern:
     """The pool's plan of a network's iteration, begun at the mark."""
     policy = Planning()
     player = Player(policy)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Size = dict[str, int]
-#: Of configurations; ``length`` is the text's.
+#: Sizes of configurations; ``length`` is the number of tokens of a text.
 SIZES: dict[str, Size] = {
     "small": {"vocab": 300, "hidden": 64, "layers": 2, "heads": 4, "inner": 128, "length": 40},
     "medium": {"vocab": 8000, "hidden": 256, "layers": 4, "heads": 4, "inner": 1024, "length": 128},

@@ -248,7 +248,7 @@ def real(pool: Any, job: Job) -> int:
 
 
 def main() -> None:
-    """Of each operation what `fit` says and what the pool was asked for, in bytes, as JSON."""
+    """Print the predicted peak of each operation and the bytes requested of the pool, as JSON."""
     torch.set_num_threads(1)
     found = {}
     with mempool.torch.install(device="cpu") as pool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +27,7 @@ class Held:
             if size == 0:
                 continue
             held._cut(address, size)
-            if kind == Kind.RELEASE:
+            if kind == EventType.RELEASE:
                 held.at[address] = (size, stream)
         return held
 

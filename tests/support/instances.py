@@ -1,4 +1,4 @@
-"""Instances that several tests pack."""
+"""Packing instances of several tests."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from traces.buffers import Buffers
 
 
 def crossing(**columns: Any) -> Buffers:
-    """A least instance, found at random, whose peak load of 8 cannot be reached; only a search shows that."""
+    """Return a smallest instance whose peak load of 8 is unreachable; only a complete search proves this."""
     return Buffers.of([1, 4, 0, 1, 3, 5, 0], [2, 5, 4, 5, 7, 8, 1], [3, 3, 2, 3, 2, 4, 4], **columns)
 
 
 def hard(n: int = 120, seed: int = 5, **columns: Any) -> Buffers:
-    """Irregular enough that no quick rule finds the peak load at once."""
+    """Return an irregular instance for which no single order reaches the peak load."""
     random = np.random.default_rng(seed)
     start = random.integers(0, 5 * n // 6, n)
     return padded(Buffers.of(start, start + random.integers(1, 60, n), random.integers(1, 50, n), **columns))
 
 
 def padded(buffers: Buffers) -> Buffers:
-    """With a size that is no multiple of its alignment: nothing is packed from the peak to either side."""
+    """Return the buffers with one size that is no multiple of the alignment, which rules out peak outward."""
     size, alignment = buffers.size.copy(), buffers.alignment.copy()
     size[0], alignment[0] = size[0] | 1, 2
     return dataclasses.replace(buffers, size=size, alignment=alignment)
 
 
 def timed(buffers: Buffers) -> list[tuple[set[int], int, int, int]]:
-    """Of each instance that takes memory: when it is alive, its size, its alignment, its offset or -1."""
+    """Return for each instance that takes memory: times alive, size, alignment, and offset or -1."""
     columns = buffers.max_instances
     circle = None if buffers.period is None else buffers.period * columns
     jobs = []

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from solvers.swap.step import Step
 
 
+class UnprovenError(Exception):
+    """No proof within the limits of a solver."""
+
+
 def least_stall(
     step: Step, link: Link, limit: int, *, ticks: int = 1 << 10, seconds: float = 10.0, early: bool = False
 ) -> tuple[Schedule, float] | None:
@@ -28,17 +32,17 @@ def least_stall(
         link: the copy times.
         limit: bytes.
         ticks: ticks per second; operations are rounded down to whole ticks, copies up.
-        seconds: time limit of the solver.
+        seconds: limit of the solver, in its deterministic time: about seconds of an idle machine.
         early: a copy out may begin after the last write to the buffer, while the buffer is still read. Then
             ``out`` of the schedule is the operation after which the copy begins; `replay` refuses such a
             schedule.
 
     Returns:
-        None if nothing was proven in time, or no schedule holds the limit (compare `Step.load` and the
-        absences).
+        None if no schedule holds the limit, which is proven.
 
     Raises:
         ValueError: a step on a circle.
+        UnprovenError: the solver reached its limit before a proof.
     """
     if step.circular:
         raise ValueError("the oracle knows steps on a line only")
@@ -132,9 +136,12 @@ class _Oracle:
         solver = self._cp.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
-        solver.parameters.max_time_in_seconds = seconds
-        if solver.solve(self.model) != self._cp.OPTIMAL:
+        solver.parameters.max_deterministic_time = seconds
+        status = solver.solve(self.model)
+        if status == self._cp.INFEASIBLE:
             return None
+        if status != self._cp.OPTIMAL:
+            raise UnprovenError(f"nothing was proven within {seconds} seconds")
         value = solver.value
         stall = (value(self._starts[-1]) + self._takes[-1] - sum(self._takes)) / self._ticks
         rows = [row for row in range(len(self._a)) if value(self._used[row])]
@@ -145,16 +152,18 @@ class _Oracle:
         )
         sources = self._a.source[rows]
         copied = (sources < 0) | ~np.isin(sources, rows)
-        asked = a.last.copy()
+        requested = a.last.copy()
         ends = [value(start) + takes for start, takes in zip(self._starts, self._takes, strict=True)]
-        order = sorted(range(len(rows)), key=lambda one: value(self._begins[rows[one]]))
+        order = sorted(range(len(rows)), key=lambda index: value(self._begins[rows[index]]))
         before = 0  # requests keep the order of the copies
-        for one in order:
-            if copied[one]:
-                ended = bisect.bisect_right(ends, value(self._begins[rows[one]])) - 1
-                ready = int(self._since[rows[one]])
-                before = asked[one] = max(before, ready if ready == a.last[one] else max(ended, ready))
-        return Schedule(a.buffer, a.last, asked, release, fetch, a.use, copied), stall
+        for index in order:
+            if copied[index]:
+                ended = bisect.bisect_right(ends, value(self._begins[rows[index]])) - 1
+                ready = int(self._since[rows[index]])
+                before = requested[index] = max(
+                    before, ready if ready == a.last[index] else max(ended, ready)
+                )
+        return Schedule(a.buffer, a.last, requested, release, fetch, a.use, copied), stall
 
 
 def _written(step: Step, absences: Absences) -> NDArray[np.int64]:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 import pools
 
 from mempool import _core
-from mempool.planning.planner_thread import Planner, first_cache_bytes
-from mempool.planning.processor_budget import Budget
+from mempool.planning.planner_thread import Planner, ProcessorBudget, first_cache_bytes
 
 if TYPE_CHECKING:
-    from mempool.planning.planned_pattern import Planned
+    from mempool.planning.planned_pattern import PlannedPattern
 
 ALIGNMENT = 64
 ARENA = 1 << 50  # where the naive policies' arena lies: above all that the simulated device hands out
@@ -69,7 +68,7 @@ class Ranges:
 class Index:
     """The k-th allocation since the mark gets the k-th planned address, whatever else is true."""
 
-    def __init__(self, planned: Planned) -> None:
+    def __init__(self, planned: PlannedPattern) -> None:
         self._planned, self._iteration, self._index = planned, -1, 0
         self._core = _core.Pool(device=pools.simulated())
         self._client = _core.Client(self._core, "naive")
@@ -108,7 +107,7 @@ class Index:
 class GuardedIndex(Index):
     """The same, if its size is the planned one and nothing alive lies there."""
 
-    def __init__(self, planned: Planned) -> None:
+    def __init__(self, planned: PlannedPattern) -> None:
         super().__init__(planned)
         self._taken = Ranges()
 
@@ -149,7 +148,7 @@ class Planning:
         self.core.set_retained_limit(first_cache_bytes(device))
         self.client = _core.Client(self.core, "pool")
         self.planner = Planner(self.core, self.client, device, small_bytes=512)
-        self.planner._budget = Budget(allowance=1e9, share=0, most_debt=0)
+        self.planner.budget = ProcessorBudget(allowance=1e9, share=0, most_debt=0)
         self.planner.begin()
         self._marks, self._every, self._since = marks, every, 0
 
@@ -165,7 +164,7 @@ class Planning:
         self._since += 1
         if self._since >= self._every:
             self._since = 0
-            self.planner.round(1e-6)
+            self.planner.run_once(1e-6)
         return self.client.allocate(size)
 
     def free(self, address: int) -> None:

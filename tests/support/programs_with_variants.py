@@ -1,4 +1,4 @@
-"""Programs whose marked iterations are of several kinds, and how often they miss."""
+"""Programs with iteration variants, and their numbers of misses."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from mempool import Pool
 
 
-def kinds(
+def variants(
     memory: programs.Watched, scale_of: Callable[[int], int], *, late: bool = False, long: bool = False
 ) -> Callable[[int], None]:
-    """Gradients that the next one frees first, or ``late``, and an output that it frees when it has its own.
+    """Return an iteration that frees the previous gradients, and the previous output after its own output.
 
     Args:
-        memory: where they are made.
-        scale_of: what tells kinds apart, of each iteration.
-        late: gradients go only when the next iteration has made half of what it makes.
-        long: larger ones allocate more often, too.
+        memory: allocator of the program.
+        scale_of: scale of each iteration, which distinguishes the variants.
+        late: free gradients in the middle of the next iteration.
+        long: let larger iterations allocate more often, too.
     """
     gradients: list[int] = []
     outputs: list[int] = []
@@ -51,7 +51,7 @@ def in_steps(pool: Pool, iteration: Callable[[int], None], count: int, *, first:
 
 
 def marking_last(pool: Pool, iteration: Callable[[int], None], count: int, *, first: int = 0) -> None:
-    """As an optimizer's hook does."""
+    """Mark iterations at their end, like an optimizer's hook."""
     for number in range(first, first + count):
         iteration(number)
         pool.step()
@@ -59,7 +59,7 @@ def marking_last(pool: Pool, iteration: Callable[[int], None], count: int, *, fi
 
 
 def misses(pool: Pool, work: Callable[[], None]) -> int:
-    """Of so much work."""
+    """Return the misses during some work."""
 
     def so_far() -> int:
         outcomes = pool.client.stats()["outcomes"]
@@ -81,7 +81,7 @@ def at_random(scales: tuple[int, ...]) -> Callable[[int], int]:
 
 
 def with_states(memory: programs.Watched, iteration: Callable[[int], None]) -> Callable[[int], None]:
-    """And temporaries of an optimizer, whose states are made behind the first of these, and stay."""
+    """Add an optimizer's temporaries and persistent states to an iteration."""
     states: list[int] = []
 
     def whole(number: int) -> None:

@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator as lists that are searched from end to end, to compare with."""
+"""Slow model of PyTorch's caching allocator: lists that are searched from end to end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PAGE = 2 * MIB
 
 @dataclass
 class Block:
-    """A piece of a segment; `mapped` is False where an expandable segment has no memory."""
+    """A block of a segment; not mapped if an expandable segment has no memory there."""
 
     address: int
     size: int
@@ -21,7 +21,7 @@ class Block:
 
 @dataclass
 class Segment:
-    """Blocks by address."""
+    """A segment with blocks by address."""
 
     stream: int
     small: bool
@@ -35,7 +35,7 @@ class Segment:
 
 @dataclass
 class Model:
-    """What `allocate` gives is a block's address, None without memory; sizes in bytes."""
+    """The allocator; `allocate` returns an address or None, sizes are in bytes."""
 
     limit: int
     max_split: int = 1 << 62
@@ -118,7 +118,7 @@ class Model:
         segment.blocks = merged
 
     def _free(self, stream: int | None, small: bool) -> list[tuple[int, int, Segment, Block]]:
-        """In the order of the search: by size, then by address."""
+        """Return free blocks in search order: by size, then by address."""
         return sorted(
             (
                 (block.size, block.address, segment, block)
@@ -196,7 +196,7 @@ class Model:
         return self._grow(segment, 0, size, unit) if bytes_ >= size else None
 
     def _grow(self, segment: Segment, at: int, size: int, unit: int) -> tuple[Segment, Block] | None:
-        """Map from block `at` on until it is large enough."""
+        """Map memory from block `at` on until the block is large enough."""
         while True:
             block = segment.blocks[at]
             if block.mapped and block.size >= size:

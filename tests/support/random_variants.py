@@ -1,4 +1,4 @@
-"""Random iteration variants, and a slow model of what happens in a succession of them."""
+"""Random iteration variants, and a slow model of a succession of variants."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 def random_variants(
     seed: int, count: int, *, deep: bool, alike: int = 0, calm: bool = False, long: int = 14
 ) -> list[IterationVariant]:
-    """At random.
+    """Return random iteration variants.
 
     Args:
-        seed: of the random numbers.
-        count: of variants.
-        deep: some buffers live through the whole next iteration, and longer.
-        alike: so many allocations at the beginning are the same in all.
-        calm: few buffers outlive their iteration.
-        long: longer is none.
+        seed: seed of the random numbers.
+        count: number of variants.
+        deep: let some buffers live through the whole next iteration, and longer.
+        alike: number of common allocations at the beginning.
+        calm: let few buffers outlive their iteration.
+        long: upper bound on the number of allocations.
     """
     rng = np.random.default_rng(seed)
     beginning = rng.integers(1, 40, alike) * 64
@@ -49,7 +49,7 @@ def random_variants(
 
 
 def replayed_peak(variants: Sequence[IterationVariant], plans: Sequence[Plan], order: Sequence[int]) -> int:
-    """The most bytes alive at once in this succession, in which no two live buffers may overlap."""
+    """Return the peak load of a succession of variants; assert that no two live buffers overlap."""
     live: dict[tuple[int, int], tuple[int, int, int]] = {}  # (iteration, row) -> begin, end, when it is freed
     most = 0
     begins = np.append(0, np.cumsum([len(variants[k]) for k in order]))

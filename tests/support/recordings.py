@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 if TYPE_CHECKING:
     from solvers.simulators import Simulation
@@ -19,7 +19,7 @@ def recording_of(simulation: Simulation, begin: int = 0, shift: int = 0) -> Trac
     trace, segments = simulation.trace, simulation.segments
     rows: list[Row] = []
     for event in range(begin, len(trace)):
-        for kind, when in ((Kind.RELEASE, segments.end), (Kind.RESERVE, segments.start)):
+        for kind, when in ((EventType.RELEASE, segments.end), (EventType.RESERVE, segments.start)):
             rows += [
                 (kind, -1, segments.size[k], segments.stream[k], segments.address[k], event)
                 for k in np.flatnonzero(when == event)
@@ -28,7 +28,7 @@ def recording_of(simulation: Simulation, begin: int = 0, shift: int = 0) -> Trac
     before = _before(simulation, begin)
     table = np.array(before + rows, np.int64).reshape(-1, 6)
     kind, buffer, size, stream, address, time = table.T
-    alive = sum(row[0] == Kind.ALLOC for row in before)
+    alive = sum(row[0] == EventType.ALLOC for row in before)
     return Trace.of(
         kind,
         buffer,
@@ -53,8 +53,9 @@ def _before(simulation: Simulation, begin: int) -> list[Row]:
     held = np.flatnonzero((segments.start < begin) & (segments.end >= begin))
     held = held[np.argsort(segments.address[held])]
     rows: list[Row] = [
-        (Kind.RESERVE, -1, segments.size[k], segments.stream[k], segments.address[k], begin) for k in held
+        (EventType.RESERVE, -1, segments.size[k], segments.stream[k], segments.address[k], begin)
+        for k in held
     ]
-    freed = set(trace.births[:begin][trace.kind[:begin] == Kind.FREE].tolist())
-    allocs = np.flatnonzero(trace.kind[:begin] == Kind.ALLOC).tolist()
+    freed = set(trace.births[:begin][trace.kind[:begin] == EventType.FREE].tolist())
+    allocs = np.flatnonzero(trace.kind[:begin] == EventType.ALLOC).tolist()
     return rows + [(*_event(simulation, row)[:5], begin) for row in allocs if row not in freed]

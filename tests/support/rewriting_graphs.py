@@ -1,4 +1,4 @@
-"""Graphs of steps for the tests of rewriting."""
+"""Graphs of steps and random decisions for the tests of rewriting."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hypothesis import strategies as st
 
-from solvers.rewriting import Graph, Rewriting, Swap, SwapIn, Sync
-from solvers.rewriting.rules import Rules
+from solvers.rewriting import Graph, Offload, Reload, Rewriting, Role
+from solvers.rewriting.apply import COPY_OPERATORS
 from solvers.rewriting.runs import Runs
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def graph_of(
     backward: list[bool] | None = None,
     **columns: Any,
 ) -> Graph:
-    """A graph by its values' sizes and producers and what each operation reads; other columns by name."""
+    """Return a graph of the values' sizes and producers and the operations' inputs, and other columns."""
     n, m = len(reads), len(size)
     given: dict[str, Any] = {
         "seconds": np.ones(n),
@@ -55,7 +55,7 @@ def graph_of(
 
 
 def chain(depth: int, size: int = 1 << 20) -> Graph:
-    """A batch through ``depth`` layers and back, each layer's output read again by its gradient.
+    """Return a batch through ``depth`` layers and back, each layer's output read by its gradient.
 
     Value 0 is the batch, value i layer i's output, value depth + i the i-th gradient.
     """
@@ -72,9 +72,9 @@ def chain(depth: int, size: int = 1 << 20) -> Graph:
 
 @st.composite
 def graphs(draw: Draw, *, most_ops: int = 10, views: bool = True, control: bool = True) -> Graph:
-    """A random step: inputs, a forward pass and a backward pass, views of views' bases, control edges.
+    """Draw a step: inputs, a forward and a backward pass, views of views' bases, control edges.
 
-    Operations make one or two values; some cannot run again, some values may not move or last.
+    Operations make one or two values; some are not repeatable, some values are not movable or last.
     """
     size, producer, base, reads = [], [], [], list[list[int]]()
     for _ in range(draw(st.integers(0, 3))):
@@ -121,8 +121,35 @@ def graphs(draw: Draw, *, most_ops: int = 10, views: bool = True, control: bool 
     )
 
 
-def may_leave(graph: Graph) -> list[int]:
-    """The values that a swap may name."""
+def reverted(graph: Graph) -> Graph:
+    """Return the graph without offloads, reloads and recomputed operations: undo `apply_rewriting`."""
+    keep = graph.role == Role.ORIGINAL
+    if keep.all():
+        return graph
+    number = np.cumsum(keep) - 1
+    there = (graph.producer < 0) | keep[graph.producer]
+    moved = np.isin(graph.role, (Role.OFFLOAD, Role.RELOAD)).any()
+    counts = np.diff(graph.reads_start)
+    operations = ("seconds", "workspace", "backward", "repeatable", "role", "kind", "module")
+    values = ("size", "rank", "lasting", "movable", "host")
+    producer = graph.producer[there]
+    control = graph.control[keep[graph.control].all(axis=1)]
+    return graph.with_columns(
+        **{name: getattr(graph, name)[keep] for name in operations},
+        **{name: getattr(graph, name)[there] for name in values},
+        producer=np.where(producer < 0, -1, number[producer]),
+        base=graph.content[graph.base[there]],
+        content=graph.content[there],
+        reads_start=np.concatenate([[0], np.cumsum(counts[keep])]),
+        reads=graph.content[graph.reads[keep[graph.reader]]],
+        control=number[control],
+        names=tuple(name for name, kept in zip(graph.names, keep.tolist(), strict=True) if kept),
+        kinds=graph.kinds[: -len(COPY_OPERATORS)] if moved else graph.kinds,
+    )
+
+
+def offload_candidates(graph: Graph) -> list[int]:
+    """Return the values that an offload may name."""
     lasts = {int(b) for b in graph.base[graph.lasting]}
     return [
         v for v in range(len(graph.size))
@@ -130,8 +157,8 @@ def may_leave(graph: Graph) -> list[int]:
     ]  # fmt: skip
 
 
-def may_be_made_again(graph: Graph) -> list[int]:
-    """The values that, on their own, can be recomputed: they and their views by what can run again."""
+def recomputable(graph: Graph) -> list[int]:
+    """Return the values that can be recomputed on their own: by repeatable operations, views included."""
     stays = {int(op) for op in graph.control[:, 0]}
 
     def again(value: int) -> bool:
@@ -145,8 +172,8 @@ def may_be_made_again(graph: Graph) -> list[int]:
 
 @st.composite
 def rewritings(draw: Draw, graph: Graph, *, swaps: bool = True, recompute: bool = True) -> Rewriting:
-    """Decisions of every kind that can be carried out: groups, triggers, releases, recomputation, waiting."""
-    n, again = len(graph), may_be_made_again(graph)
+    """Draw possible decisions: groups of readers, triggers, releases, recomputed values."""
+    n, again = len(graph), recomputable(graph)
     recomputed = (
         sorted(set(draw(st.lists(st.sampled_from(again), max_size=3)))) if recompute and again else []
     )
@@ -154,7 +181,7 @@ def rewritings(draw: Draw, graph: Graph, *, swaps: bool = True, recompute: bool 
     everything = sorted([*range(n), *(n + op for op in runs.before)], key=runs.place)
     where = {run: i for i, run in enumerate(everything)}
     made, again_of = [], {int(graph.base[v]) for v in runs.recomputed}
-    for value in may_leave(graph) if swaps else []:
+    for value in offload_candidates(graph) if swaps else []:
         if value in again_of or draw(st.booleans()):
             continue
         first = where.get(int(graph.producer[value]), -1)
@@ -170,16 +197,16 @@ def rewritings(draw: Draw, graph: Graph, *, swaps: bool = True, recompute: bool 
         for group in groups:
             start = draw(st.integers(after, where[group[0]] - 1))
             trigger = -1 if start < 0 or draw(st.booleans()) else everything[start]
-            ins.append(SwapIn(tuple(group), trigger))
+            ins.append(Reload(tuple(group), trigger))
         later = everything[after + 1 :]
         release = draw(st.sampled_from(later)) if later and draw(st.booleans()) else -1
         place = -1 if after == first else everything[after]
-        made.append(Swap(value, tuple(ins), place, release))
-    return Rewriting(tuple(made), tuple(recomputed), Sync(draw(st.integers(0, 3))))
+        made.append(Offload(value, tuple(ins), place, release))
+    return Rewriting(tuple(made), tuple(recomputed))
 
 
 def _can_read_back(graph: Graph, runs: Runs, run: int, value: int) -> bool:
-    """Whether a run reads a memory through nothing that cannot be made again."""
+    """Return true if a run reads a memory through repeatable views alone."""
     through = {v for v in graph.read_by(runs.operation(run)).tolist() if graph.base[v] == value}
     seen = set[int]()
     while through - seen - {value}:
@@ -190,11 +217,3 @@ def _can_read_back(graph: Graph, runs: Runs, run: int, value: int) -> bool:
             return False
         through |= {w for w in graph.read_by(maker).tolist() if graph.base[w] == value}
     return bool(through)
-
-
-@st.composite
-def ruled(draw: Draw) -> tuple[Graph, Rules]:
-    """A random graph and settings of the published rules."""
-    ahead = draw(st.none() | st.integers(0, 5))
-    rules = Rules(draw(st.integers(0, 3)), ahead, draw(st.integers(0, 4)), Sync(draw(st.integers(0, 3))))
-    return draw(graphs()), rules

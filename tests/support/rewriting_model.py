@@ -1,4 +1,4 @@
-"""A rewritten graph run row by row, slowly and plainly."""
+"""Slow model of the judge of rewritten graphs, row by row."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def waited_at(graph: Graph, out: int) -> int:
-    """The row before which a program waits for a swap-out."""
+    """Return the row before which a program waits for an offload."""
     edges = [later for earlier, later in graph.control.tolist() if earlier == out]
-    others = [row for row in range(out + 1, len(graph)) if graph.role[row] != Role.SWAP_OUT]
+    others = [row for row in range(out + 1, len(graph)) if graph.role[row] != Role.OFFLOAD]
     return min(edges or others, default=len(graph))
 
 
 def slow_loads(graph: Graph, *, host: bool) -> list[int]:
-    """Bytes during each row: every memory is asked whether it is there."""
+    """Return the bytes alive during each row, memory by memory."""
     loads = []
     for row in range(len(graph)):
         total = 0 if host else int(graph.workspace[row])
@@ -31,7 +31,7 @@ def slow_loads(graph: Graph, *, host: bool) -> list[int]:
             ends = max(max(int(graph.producer[v]), 0) for v in names)
             for v in names:
                 for reader in graph.readers_of(v).tolist():
-                    out = graph.role[reader] == Role.SWAP_OUT
+                    out = graph.role[reader] == Role.OFFLOAD
                     ends = max(ends, waited_at(graph, reader) - 1 if out else reader)
                 if graph.lasting[v]:
                     ends = len(graph)
@@ -41,10 +41,10 @@ def slow_loads(graph: Graph, *, host: bool) -> list[int]:
 
 
 def slow_seconds(graph: Graph, link: Link) -> float:
-    """When all has ended."""
+    """Return the seconds at which the last operation or copy ends."""
     now, free = 0.0, {"out": 0.0, "in": 0.0}
     done: dict[int, float] = {}
-    outs = [row for row in range(len(graph)) if graph.role[row] == Role.SWAP_OUT]
+    outs = [row for row in range(len(graph)) if graph.role[row] == Role.OFFLOAD]
     for row in range(len(graph) + 1):
         for out in outs:
             if waited_at(graph, out) == row:
@@ -54,8 +54,8 @@ def slow_seconds(graph: Graph, link: Link) -> float:
         read = graph.read_by(row).tolist()
         there = max([done.get(int(graph.producer[v]), 0.0) for v in read], default=0.0)
         role = int(graph.role[row])
-        if role in (Role.SWAP_OUT, Role.SWAP_IN):
-            way = "out" if role == Role.SWAP_OUT else "in"
+        if role in (Role.OFFLOAD, Role.RELOAD):
+            way = "out" if role == Role.OFFLOAD else "in"
             queue = way if link.duplex else "out"
             bytes_ = float(graph.size[graph.base[read[0]]])
             a, b = getattr(link, f"{way}_fixed"), getattr(link, f"{way}_per_byte")

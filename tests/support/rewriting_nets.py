@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rewriting_graphs import graph_of
 
-from solvers.rewriting.choose import least_bytes
+from solvers.rewriting.decide import least_limit
 from solvers.rewriting.judge import simulate
 from solvers.swap import Link
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def small_net(seed: int, *, most: int = 6) -> Graph:
-    """Sizes of 1 to 8 bytes, seconds of quarters; gradients read some of what their layers read and made."""
+    """Return a network of sizes from 1 to 8 bytes; gradients read some inputs and outputs of their layers."""
     random = np.random.default_rng(seed)
     layers = int(random.integers(3, most + 1))
     size, producer, reads, seconds = [int(random.integers(1, 5))], [-1], list[list[int]](), list[float]()
@@ -53,19 +53,19 @@ def small_net(seed: int, *, most: int = 6) -> Graph:
 
 
 def limited_net(seed: int) -> tuple[Graph, Link, int]:
-    """A small network, a link, and a limit from the least there is up to its peak."""
+    """Return a small network, a link, and a limit from the least feasible one up to the peak."""
     graph, random = small_net(seed), np.random.default_rng(seed)
     out, back = random.choice([0.0625, 0.125, 0.25, 0.5], 2).tolist()
     link = Link(0.125, out, 0.125, back, bool(random.random() < 0.8))
-    least, _ = least_bytes(graph, link)
+    least, _ = least_limit(graph, link)
     return graph, link, int(random.integers(least, simulate(graph, link).peak_bytes + 1))
 
 
 def attention(steps: int, row: int) -> tuple[Graph, list[int]]:
-    """Additive attention over so many steps, and the values tanh(Keys + Query), each ``steps`` rows large.
+    """Return additive attention over so many steps, and the values tanh(Keys + Query) of ``steps`` rows each.
 
     At each step: query from the state, tanh of the keys and it, scores, the next state. The gradient of each
-    reads what its operation read or made, as PyTorch's do.
+    reads the operation's inputs or outputs, as PyTorch's do.
     """
     size, producer, reads, seconds, back = [row * steps, row], [-1, -1], list[list[int]](), list[float](), []
 
@@ -99,7 +99,7 @@ def attention(steps: int, row: int) -> tuple[Graph, list[int]]:
 
 
 def deep_net(layers: int, size: int = 1 << 24) -> Graph:
-    """Layers of convolution, norm, at every other a sum with the layer's input, and ReLU; and back.
+    """Return layers of convolution, norm, at every other a sum with the input, and ReLU; and back.
 
     Halved in size at each quarter; 4e12 operations and 200e9 bytes a second. Gradients of weights last.
     """

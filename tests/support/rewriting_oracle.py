@@ -9,8 +9,8 @@ import numpy as np
 from offload_oracle import least_stall
 
 from solvers.errors import PlanError
-from solvers.rewriting.rewriting import Rewriting
-from solvers.rewriting.step_conversion import candidates, planned
+from solvers.rewriting.records import Rewriting
+from solvers.rewriting.step_conversion import graph_step, offloadable
 
 if TYPE_CHECKING:
     from solvers.rewriting.graph import Graph
@@ -25,8 +25,8 @@ def least_seconds(
 ) -> tuple[Rewriting, float] | None:
     """Return the decisions with the shortest step, and the seconds of this step, minimal in whole ticks.
 
-    Every set of recomputed values is tried, the cheapest first; for each, CP-SAT proves the swaps of least
-    stall. Sets for which nothing is proven in time are skipped.
+    Every set of recomputed values is tried, the cheapest first; for each, CP-SAT proves the offloads of least
+    stall.
 
     Args:
         graph: a graph in whose forward pass repeatable operations produce at most ten memories.
@@ -36,19 +36,20 @@ def least_seconds(
         ticks: ticks per second; operations are rounded down to whole ticks, copies up.
 
     Returns:
-        None if nothing holds the limit, or nothing was proven in time.
+        None if no decision holds the limit.
 
     Raises:
         ValueError: a larger graph.
+        UnprovenError: nothing was proven for a set that may belong to the shortest step.
     """
     g = graph
     made = np.flatnonzero((g.producer >= 0) & (g.base == np.arange(len(g.size))))
     values = [v for v in made.tolist() if not g.backward[g.producer[v]] and g.repeatable[g.producer[v]]]
     if len(values) > _MOST_VALUES:
-        raise ValueError(f"the oracle knows graphs of up to {_MOST_VALUES} values to make again")
+        raise ValueError(f"the oracle knows graphs of up to {_MOST_VALUES} values to recompute")
     best: tuple[Rewriting, float] | None = None
     for _, chosen in sorted(_durations(graph, values, outside_bytes)):
-        plan = planned(graph, candidates(graph), recomputed=chosen, outside=outside_bytes)
+        plan = graph_step(graph, offloadable(graph), recomputed=chosen, outside=outside_bytes)
         if best is not None and plan.step.duration >= best[1]:
             break
         solved = least_stall(plan.step, link, limit, ticks=ticks, early=True)
@@ -56,7 +57,7 @@ def least_seconds(
             continue
         seconds = plan.step.duration + solved[1]
         if best is None or seconds < best[1]:
-            best = Rewriting(plan.swaps(solved[0]), chosen), seconds
+            best = Rewriting(plan.offloads(solved[0]), chosen), seconds
     return best
 
 
@@ -66,7 +67,7 @@ def _durations(graph: Graph, values: list[int], outside_bytes: int) -> list[tupl
     for count in range(len(values) + 1):
         for chosen in itertools.combinations(values, count):
             try:
-                plan = planned(graph, candidates(graph), recomputed=chosen, outside=outside_bytes)
+                plan = graph_step(graph, offloadable(graph), recomputed=chosen, outside=outside_bytes)
             except PlanError:
                 continue
             key = plan.runs.tobytes() + plan.step.load.tobytes() + plan.base.tobytes()

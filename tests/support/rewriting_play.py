@@ -1,4 +1,4 @@
-"""The published simulator again, slow and plain: memories, and who still reads them."""
+"""Slow model of the published simulator, which counts the readers of each memory."""
 
 from __future__ import annotations
 
@@ -6,32 +6,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers.rewriting import Role, Sync, rewrite
+from solvers.rewriting import Role, apply_rewriting
 
 if TYPE_CHECKING:
-    from solvers.rewriting import Graph, Rewriting, Swap, SwapIn
-    from solvers.rewriting.levels import Levels
-
-
-def reaches(graph: Graph, later: int) -> set[int]:
-    """The operations from which there is a path to one, itself among them."""
-    found = {later}
-    for op in range(later, -1, -1):
-        if op in found:
-            found |= {int(p) for p in graph.producer[graph.read_by(op)] if p >= 0}
-            found |= {int(a) for a, b in graph.control if b == op}
-    return found
+    from solvers.rewriting import Graph, Offload, Reload, Rewriting
+    from solvers.rewriting.distance_rule import Levels
 
 
 def slow_play(graph: Graph, levels: Levels, rewriting: Rewriting) -> int:
-    """The most bytes on the device."""
-    new = rewrite(graph, rewriting)
+    """Return the most bytes on the device."""
+    new = apply_rewriting(graph, rewriting)
     order = sorted(range(len(graph)), key=lambda op: (levels.level[op], op))
     name = {name: op for op, name in enumerate(graph.names)}
     waiting = _readers(new, name)
     due = _due(graph, levels, rewriting, order)
     lasts = set(graph.base[graph.lasting].tolist())
-    swapped = {swap.value for swap in rewriting.swaps}
+    swapped = {offload.value for offload in rewriting.offloads}
     copies = {new.names[int(new.producer[v])]: v for v in range(len(new.size)) if new.producer[v] >= 0}
     here: dict[int, int] = {}
     leaving: list[int] = []
@@ -77,20 +67,18 @@ def _readers(new: Graph, name: dict[str, int]) -> dict[int, set[int]]:
 
 
 def _due(graph: Graph, levels: Levels, rewriting: Rewriting, order: list[int]) -> dict[int, list[str]]:
-    """The copies that come after each operation."""
+    """Return the reloads that begin after each operation."""
     place = {op: i for i, op in enumerate(order)}
     due: dict[int, list[str]] = {}
-    for swap in rewriting.swaps:
-        for i, back in enumerate(swap.ins):
-            at = max(_start(graph, place, swap, back, rewriting.sync), place[int(graph.producer[swap.value])])
-            due.setdefault(order[at], []).append(f"in.{swap.value}.{i}")
+    for offload in rewriting.offloads:
+        for i, reload in enumerate(offload.reloads):
+            at = max(_start(graph, place, offload, reload), place[int(graph.producer[offload.value])])
+            due.setdefault(order[at], []).append(f"reload.{offload.value}.{i}")
     return due
 
 
-def _start(graph: Graph, place: dict[int, int], swap: Swap, back: SwapIn, sync: Sync) -> int:
-    first = min(back.consumers, key=lambda op: place[op])
-    makers = [int(graph.producer[v]) for v in graph.read_by(first) if graph.base[v] != swap.value]
+def _start(graph: Graph, place: dict[int, int], offload: Offload, reload: Reload) -> int:
+    first = min(reload.consumers, key=lambda op: place[op])
+    makers = [int(graph.producer[v]) for v in graph.read_by(first) if graph.base[v] != offload.value]
     others = max((place[op] for op in makers if op >= 0), default=place[first] - 1)
-    if back.trigger < 0:
-        return others
-    return max(place[back.trigger], others) if sync & Sync.IN else place[back.trigger]
+    return others if reload.trigger < 0 else place[reload.trigger]

@@ -1,4 +1,4 @@
-"""What a graph computes, as terms: nothing but who made a value from what."""
+"""Symbolic execution of graphs: each value as a term of its operation and the operation's inputs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def contents_by_running(graph: Graph) -> list[object]:
-    """What each value is, by doing every operation: a term of its operation and what it read."""
+    """Run every operation and return the term of each value."""
     made: list[object] = [("input", v) if p < 0 else None for v, p in enumerate(graph.producer.tolist())]
     for op, name in enumerate(graph.names):
         read = [made[v] for v in graph.read_by(op).tolist()]
-        assert None not in read, "read before it is made"
-        moved = graph.role[op] in (Role.SWAP_OUT, Role.SWAP_IN)
+        assert None not in read, "a value is read before its producer runs"
+        moved = graph.role[op] in (Role.OFFLOAD, Role.RELOAD)
         for place, value in enumerate(np.flatnonzero(graph.producer == op).tolist()):
             made[value] = read[0] if moved else (name.split(".")[-1], place, *read)
     return made

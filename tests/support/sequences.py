@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from traces.formats.minimalloc import read_csv
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -113,13 +113,13 @@ def scaled(name: str, most: int, batches: Sequence[float], *, marks: bool) -> Tr
         for event in one:
             if event.size:
                 alive[number, event.buffer] = len(rows)
-                rows.append((Kind.ALLOC, len(rows), max(1, int(event.size * scale))))
+                rows.append((EventType.ALLOC, len(rows), max(1, int(event.size * scale))))
             elif (buffer := alive.pop((number - event.age, event.buffer), None)) is not None:
-                rows.append((Kind.FREE, buffer, 0))
-        rows.append((Kind.MARK, -1, 0))
+                rows.append((EventType.FREE, buffer, 0))
+        rows.append((EventType.MARK, -1, 0))
     kind, buffer, size = np.array(rows, np.int64).T
     names = ("step" if marks else "the end",)
-    return Trace.of(kind, buffer, size, names=names, operation=np.where(kind == Kind.MARK, 0, -1))
+    return Trace.of(kind, buffer, size, names=names, operation=np.where(kind == EventType.MARK, 0, -1))
 
 
 #: Numbers for buffers that no recorded iteration has.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traces import Kind, Trace
+from traces import EventType, Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,7 +39,7 @@ def four_buffers(**more: Any) -> Trace:
 
     The operations are called one, two, three and four, the frames one.py to four.py.
     """
-    a, f, kib = Kind.ALLOC, Kind.FREE, 1024
+    a, f, kib = EventType.ALLOC, EventType.FREE, 1024
     columns: dict[str, Any] = {
         "kind": [a, a, f, a, a, f, f, f],
         "buffer": [0, 1, 0, 2, 3, 1, 2, 3],

@@ -15,7 +15,7 @@ from plain_pickles import read_plain
 
 from traces.columns import LARGEST
 from traces.errors import TraceError
-from traces.trace import COLUMNS, FOUND, NAMED, RANGE_BEGIN, RANGE_END, Kind, Trace
+from traces.trace import AUTOMATIC_MARK, COLUMNS, NAMED, RANGE_BEGIN, RANGE_END, EventType, Trace
 
 if TYPE_CHECKING:
     from _typeshed import StrPath
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 _NOWHERE: list[Any] = []
 #: What an action becomes. An expandable segment is mapped and unmapped piece by piece.
 _KINDS = {
-    "alloc": Kind.ALLOC,
-    "free": Kind.FREE,
-    "free_completed": Kind.FREE,
-    "segment_alloc": Kind.RESERVE,
-    "segment_map": Kind.RESERVE,
-    "segment_free": Kind.RELEASE,
-    "segment_unmap": Kind.RELEASE,
-    "oom": Kind.REFUSED,
+    "alloc": EventType.ALLOC,
+    "free": EventType.FREE,
+    "free_completed": EventType.FREE,
+    "segment_alloc": EventType.RESERVE,
+    "segment_map": EventType.RESERVE,
+    "segment_free": EventType.RELEASE,
+    "segment_unmap": EventType.RELEASE,
+    "oom": EventType.REFUSED,
 }
-_SEGMENT = (Kind.RESERVE, Kind.RELEASE)
+_SEGMENT = (EventType.RESERVE, EventType.RELEASE)
 _PYTORCHS = re.compile(r"torch/|.*((site|dist)-packages/torch/|/torchinductor_)", re.DOTALL)
 _LIBRARYS = re.compile(
     r"(?!.*(/models/|modeling_[^/]*$)).*(site|dist)-packages/"
@@ -125,9 +125,9 @@ def _add(
         return
     free = event.get("device_free")
     address = free if type(free) is int and 0 <= free <= LARGEST // 1024 else -1
-    if kind != Kind.REFUSED:
+    if kind != EventType.REFUSED:
         address = _integer(event, "addr")
-    size = _refused_size(event.get("size")) if kind == Kind.REFUSED else _integer(event, "size")
+    size = _refused_size(event.get("size")) if kind == EventType.REFUSED else _integer(event, "size")
     stream = _integer(event, "stream")
     time = _integer(event, "time_us") if "time_us" in event else 0
     device.pools_told |= isinstance(event.get("pool_id"), tuple)
@@ -135,15 +135,15 @@ def _add(
     if kind in _SEGMENT:
         device.rows.append(row)
         return
-    if kind == Kind.FREE:
+    if kind == EventType.FREE:
         buffer = device.living.free(address, size, device.buffers)
         if buffer == device.buffers:
             device.buffers += 1
-            device.before.append(row._replace(kind=Kind.ALLOC, buffer=buffer))
+            device.before.append(row._replace(kind=EventType.ALLOC, buffer=buffer))
         device.rows.append(row._replace(buffer=buffer, size=0, address=-1, pool=0))
         return
     frames = event.get("frames", _NOWHERE)
-    if kind == Kind.ALLOC:
+    if kind == EventType.ALLOC:
         device.living.alloc(address, size, device.buffers)
         text = event.get("user_metadata")
         row = row._replace(buffer=device.buffers, module=text if isinstance(text, str) else "")
@@ -196,7 +196,7 @@ def _annotate(devices: list[_Device], annotations: Any) -> None:
             continue
         name = name.strip("# ")[:_LONGEST_ANNOTATION] or name
         first = min(first, at)
-        mark = _Row(Kind.MARK, -1, 0, 0, time, -1)
+        mark = _Row(EventType.MARK, -1, 0, 0, time, -1)
         marks = devices[at].marks
         if name.startswith("ProfilerStep#"):
             marks += [mark] if stage == "START" else []
@@ -204,7 +204,7 @@ def _annotate(devices: list[_Device], annotations: Any) -> None:
         kind = RANGE_BEGIN if stage == "START" else RANGE_END
         marks.append(mark._replace(place=(name, "", ""), range=kind))
         if stage == "END" and name.startswith("Optimizer.step"):
-            marks.append(mark._replace(place=(FOUND, "", "")))
+            marks.append(mark._replace(place=(AUTOMATIC_MARK, "", "")))
     for at, device in enumerate(devices):
         device.marks = [mark for mark in device.marks if mark.range or at == first]
         device.marks.sort(key=lambda mark: mark.time)
@@ -224,7 +224,7 @@ def _held(devices: list[_Device], segment: dict[Any, Any], pools: dict[Any, int]
             size = _integer(block, "requested_size" if "requested_size" in block else "size")
             place = _where(_list(block.get("frames", _NOWHERE)))
             if device.living.alive(address, size, device.buffers):
-                row = _Row(Kind.ALLOC, device.buffers, size, stream, -1, address, place, pool=pool)
+                row = _Row(EventType.ALLOC, device.buffers, size, stream, -1, address, place, pool=pool)
                 device.before.append(row)
                 device.buffers += 1
         address += _integer(block, "size")
@@ -235,7 +235,7 @@ def _held(devices: list[_Device], segment: dict[Any, Any], pools: dict[Any, int]
 
 def _place_in_pools(device: _Device) -> None:
     def placed(row: _Row) -> _Row:
-        if row.kind not in (Kind.ALLOC, *_SEGMENT):
+        if row.kind not in (EventType.ALLOC, *_SEGMENT):
             return row
         pools = [pool for (begin, end), pool in device.pool_of.items() if begin <= row.address < end]
         return row._replace(pool=pools[0] if pools else 0)
@@ -249,7 +249,7 @@ def _segments_before(device: _Device) -> list[_Row]:
     events = [(row.kind, row.address, row.size, row.stream) for row in device.rows if row.kind in _SEGMENT]
     held = sorted(device.segments.before(events).at.items())
     return [
-        _Row(Kind.RESERVE, -1, size, stream, -1, address, pool=_pool_at(device, address))
+        _Row(EventType.RESERVE, -1, size, stream, -1, address, pool=_pool_at(device, address))
         for address, (size, stream) in held
     ]
 
@@ -257,9 +257,9 @@ def _segments_before(device: _Device) -> list[_Row]:
 def _pool_at(device: _Device, address: int) -> int:
     """The pool of a segment that was there first: as the end tells it, or the event that gave it back."""
     for row in device.rows:
-        if row.kind == Kind.RELEASE and row.address <= address < row.address + row.size:
+        if row.kind == EventType.RELEASE and row.address <= address < row.address + row.size:
             return row.pool
-        if row.kind == Kind.RESERVE and row.address <= address < row.address + row.size:
+        if row.kind == EventType.RESERVE and row.address <= address < row.address + row.size:
             break
     pools = [pool for (begin, end), pool in device.pool_of.items() if begin <= address < end]
     return pools[0] if pools else 0
@@ -285,7 +285,7 @@ def _joined(devices: list[_Device], live: list[int]) -> Trace:
     def numbers(texts: list[str]) -> list[int]:
         return [names.setdefault(text, len(names)) if text else -1 for text in texts]
 
-    free = [row.address for row in rows if row.kind == Kind.REFUSED]
+    free = [row.address for row in rows if row.kind == EventType.REFUSED]
     return Trace.of(
         [row.kind for row in rows],
         [row.buffer for row in rows],
@@ -298,7 +298,7 @@ def _joined(devices: list[_Device], live: list[int]) -> Trace:
         module=numbers([row.module for row in rows]),
         category=numbers([row.range for row in rows]),
         pool=[row.pool for row in rows],
-        address=[-1 if row.kind == Kind.REFUSED else row.address for row in rows],
+        address=[-1 if row.kind == EventType.REFUSED else row.address for row in rows],
         device=[one[1] for one in placed],
         names=list(names),
         metadata=_metadata(devices, live, free),
@@ -311,10 +311,10 @@ def _metadata(devices: list[_Device], live: list[int], free: list[int]) -> dict[
         "framework": "pytorch",
         "recorder": "snapshot",
         "alignment": "512",
-        "alive_before": str(sum(row.kind == Kind.ALLOC for device in devices for row in device.before)),
+        "alive_before": str(sum(row.kind == EventType.ALLOC for device in devices for row in device.before)),
     }
     for at, device in enumerate(devices):
-        reserved = sum(row.size for row in device.before if row.kind == Kind.RESERVE)
+        reserved = sum(row.size for row in device.before if row.kind == EventType.RESERVE)
         before = live[at] > 0 or reserved > 0
         said[f"history.{at}"] = "whole" if not before else "window" if len(device.rows) > 1 else "absent"
         if before:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from solvers.swap.absences import Absences
 
-#: Steps with more schedules are not asked for.
+#: Steps with more schedules are skipped.
 MOST_SCHEDULES = 4000
 #: Turns of a circle; the pace is the mean of the last six, since turns may alternate by two or three.
 _TURNS, _LAST = 13, 6
@@ -65,7 +65,7 @@ class _Every:
             [(-1, -1, -1), *itertools.combinations(range(last, use + 1), 3)]
             for last, use in zip(absences.last.tolist(), absences.use.tolist(), strict=True)
         ]
-        self.count = int(np.prod([float(len(one)) for one in options]))
+        self.count = int(np.prod([float(len(rows)) for rows in options]))
         if self.count > MOST_SCHEDULES:
             return
         picked = np.array(list(itertools.product(*options)), np.int64).reshape(self.count, len(options), 3)
@@ -119,23 +119,23 @@ class _Every:
         return np.maximum(outs, ins) if self.link.duplex else outs + ins
 
     def _plan(self) -> None:
-        """List what happens at each operation, in order: (what, row, turns since the move began, which)."""
+        """List the events of each operation, in order: (event, row, turns since the begin, schedules)."""
         k, rows = len(self.step), range(len(self.a))
         by_use = sorted(rows, key=lambda row: (int(self.a.use[row]), row))
         self._events: list[list[tuple[str, int, int, NDArray[np.int64]]]] = [[] for _ in range(k)]
-        for what, column, order in (("gone", self.release, rows), ("back", self.fetch, by_use)):
+        for event, column, order in (("gone", self.release, rows), ("back", self.fetch, by_use)):
             for row in order:
                 for op in np.unique(column[self.used[:, row], row]).tolist():
-                    self._events[op % k].append((what, row, op // k, np.flatnonzero(column[:, row] == op)))
+                    self._events[op % k].append((event, row, op // k, np.flatnonzero(column[:, row] == op)))
         for row in rows:
             use = int(self.a.use[row])
             self._events[use % k].append(("use", row, use // k, np.flatnonzero(self.used[:, row])))
-        asked = (
+        requests = (
             (release, op, row)
             for row in rows
             for release, op in set(zip(self.release[:, row].tolist(), self.out[:, row].tolist(), strict=True))
         )
-        for release, op, row in sorted(one for one in asked if one[0] >= 0):
+        for release, op, row in sorted(request for request in requests if request[0] >= 0):
             which = (self.release[:, row] == release) & (self.out[:, row] == op)
             self._events[op % k].append(("out", row, op // k, np.flatnonzero(which)))
 
@@ -145,18 +145,18 @@ class _Every:
         engine = 1 if self.link.duplex else 0
         late = late.copy()
         for op, events in enumerate(self._events):
-            for what, row, turns, which in events:
+            for event, row, turns, which in events:
                 moved = turn - turns
                 if moved < 0:
                     continue
                 out_ready, in_ready = self._ready[0, moved & 1, row], self._ready[1, moved & 1, row]
-                if what == "out":
+                if event == "out":
                     now = begins[op + 1] + late[which]
                     copy = self.copied[which, row] & (outs[row] > 0)
                     done = np.maximum(self._free[0, which], now) + outs[row]
                     self._free[0, which] = np.where(copy, done, self._free[0, which])
                     out_ready[which] = np.where(copy, done, now)
-                elif what == "back":
+                elif event == "back":
                     now = begins[op] + late[which]
                     if ins[row] > 0:
                         now = self._free[engine, which] = (
@@ -164,15 +164,15 @@ class _Every:
                         )
                     in_ready[which] = now
                 else:
-                    ready = out_ready if what == "gone" else in_ready
+                    ready = out_ready if event == "gone" else in_ready
                     late[which] = np.maximum(late[which], ready[which] - begins[op])
         return late
 
-    def schedule(self, one: int) -> Schedule:
+    def schedule(self, index: int) -> Schedule:
         """Return one of the schedules as the planner would write it."""
-        rows, a = np.flatnonzero(self.used[one]), self.a
-        moves = (column[one, rows] for column in (self.out, self.release, self.fetch))
-        return Schedule(a.buffer[rows], a.last[rows], *moves, a.use[rows], self.copied[one, rows])
+        rows, a = np.flatnonzero(self.used[index]), self.a
+        moves = (column[index, rows] for column in (self.out, self.release, self.fetch))
+        return Schedule(a.buffer[rows], a.last[rows], *moves, a.use[rows], self.copied[index, rows])
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,8 @@ class Case:
             return least
         made = every_schedule(self.step, self.link)
         holds = (self.outcomes.peak <= self.limit) & (self.outcomes.stall < claimed)
-        judged = (replay(self.step, self.link, made(one)) for one in np.flatnonzero(holds).tolist())
-        return min(one.stall_seconds for one in judged if one.peak_bytes <= self.limit)
+        judged = (replay(self.step, self.link, made(index)) for index in np.flatnonzero(holds).tolist())
+        return min(result.stall_seconds for result in judged if result.peak_bytes <= self.limit)
 
 
 def drawn(random: np.random.Generator) -> Iterator[Case]:
@@ -235,8 +235,8 @@ def compare(case: Case, random: np.random.Generator, *, whole: bool) -> None:
     Args:
         case: the step, the link and the limit.
         random: draws the absences that are counted and how time is cut.
-        whole: compare the bound with a stretch of one operation, and `LinkBound`, too, which takes ten times
-            as long.
+        whole: compare the bound with an interval of one operation, and `LinkBound`, which takes ten times as
+            long.
     """
     step, link, limit = case.step, case.link, case.limit
     a, intervals, op = absences_of(step), int(random.integers(1, 5)), int(random.integers(len(step)))

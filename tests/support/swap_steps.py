@@ -1,4 +1,4 @@
-"""Random steps, links and schedules, and a replay of them second by second that is slow and plain."""
+"""Random steps, links and schedules, and a slow model of the replay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def step_from(
     circular: bool = False,
     persistent: set[int] | None = None,
 ) -> Step:
-    """A step of buffers (size, [(operation, writes), ...]) alive from their first access to their last."""
+    """Return a step of buffers (size, [(operation, writes), ...]) alive from first to last access."""
     always, k = persistent or set(), len(seconds)
     owner = [b for b, (_, accesses) in enumerate(buffers) for _ in accesses]
     return Step(
@@ -43,7 +43,7 @@ def step_from(
 def steps(
     draw: Callable[..., object], *, most_ops: int = 12, most_buffers: int = 8, circles: bool = True
 ) -> Step:
-    """A step of a few operations and buffers, on a line or on a circle."""
+    """Draw a step of a few operations and buffers, on a line or on a circle."""
     k = draw(st.integers(2, most_ops))
     circular = circles and draw(st.booleans())
     seconds = [draw(st.sampled_from([0.5, 1.0, 2.0, 0.25])) for _ in range(k)]
@@ -63,7 +63,7 @@ def steps(
 
 
 def one_move(row: tuple[int, int, int, int, int, int], *, copied: bool = True) -> Schedule:
-    """A schedule of a buffer's row and the operations last, out, release, fetch and use."""
+    """Return a schedule of one move: the buffer's row, then last, out, release, fetch and use."""
     buffer, last, out, release, fetch, use = (np.array([x]) for x in row)
     return Schedule(buffer, last, out, release, fetch, use, np.array([copied]))
 
@@ -77,7 +77,7 @@ def links(draw: Callable[..., object]) -> Link:
 
 @st.composite
 def schedules(draw: Callable[..., object], step: Step) -> Schedule:
-    """Any schedule that keeps the rules."""
+    """Draw a possible schedule."""
     a, rows = absences_of(step), []
     for row in range(len(a)):
         last, use = int(a.last[row]), int(a.use[row])
@@ -92,7 +92,7 @@ def schedules(draw: Callable[..., object], step: Step) -> Schedule:
 
 
 def slow_loads(step: Step, schedule: Schedule) -> list[int]:
-    """Bytes during each operation, each instance of each buffer asked whether it is there."""
+    """Return the bytes during each operation, instance by instance."""
     k, turns = len(step), 6
     result = []
     for op in range(k):
@@ -114,7 +114,7 @@ def slow_loads(step: Step, schedule: Schedule) -> list[int]:
 
 
 class _Slow:
-    """A program that makes the moves, and its copy engines."""
+    """Program that makes the moves, and its copy engines."""
 
     def __init__(self, step: Step, link: Link, schedule: Schedule) -> None:
         self.step, self.link, self.moves = step, link, schedule
@@ -123,13 +123,13 @@ class _Slow:
         self.done: dict[tuple[str, int, int], float] = {}
         self.now = 0.0
 
-    def due(self, what: str, op: int, turn: int) -> list[tuple[int, int]]:
-        """The moves for which it is time, and the turns in which they began."""
+    def due(self, column: str, op: int, turn: int) -> list[tuple[int, int]]:
+        """Return the moves due at an operation, and the turns in which they began."""
         k = len(self.step)
-        at = [(row, int(time)) for row, time in enumerate(getattr(self.moves, what))]
+        at = [(row, int(time)) for row, time in enumerate(getattr(self.moves, column))]
         found = [(row, turn - time // k) for row, time in at if time % k == op and turn >= time // k]
-        first = self.moves.release if what == "out" else self.moves.use
-        return sorted(found, key=lambda one: (int(first[one[0]]), one[0]))
+        first = self.moves.release if column == "out" else self.moves.use
+        return sorted(found, key=lambda move: (int(first[move[0]]), move[0]))
 
     def copy(self, engine: str, row: int, turn: int, seconds: float) -> None:
         queue = engine if self.link.duplex else "out"
@@ -152,7 +152,7 @@ class _Slow:
 
 
 def slow_stall(step: Step, link: Link, schedule: Schedule, turns: int) -> float:
-    """The stall of the later half of so many turns: copies and operations that begin when they may."""
+    """Return the mean stall of the later half of so many turns."""
     program, ends = _Slow(step, link, schedule), []
     for turn in range(turns):
         for op in range(len(step)):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from mempool.torch.eager.mode import Swapper
+from mempool.torch.eager.mode import OffloadMode
 from solvers.swap import Link
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 #: Of a storage itself, whatever is asked of it while swapping.
-HERE_BYTES = torch._C.StorageBase.nbytes
+RESIDENT_BYTES = torch._C.StorageBase.nbytes
 
 
 class Copy:
@@ -126,7 +126,7 @@ class LazyEngine:
             waiting.clear()
 
 
-class Adversary(Swapper):
+class Adversary(OffloadMode):
     """Moves anything, as far as a mover lets it, before every operation and at `disturb`.
 
     After an operation it only lets copies begin, as a plan does: C++ may still use what it had made.
@@ -144,43 +144,49 @@ class Adversary(Swapper):
         super().__init__(LazyEngine(seed), CPU, limit_bytes, client=client)
         self._random = random.Random(~seed)
         self.share = share
-        self.mover.least_bytes = least
-        self.away = 0  #: how many were sent away
+        self.transfers.min_bytes = least
+        self.offloaded_count = 0  #: how many were sent away
 
     def __exit__(self, *args: object) -> None:
         super().__exit__(*args)
         self.engine.close()
-        for held in self.storages.known.values():
-            held.copy = None  # which is the pool's memory here
+        for record in self.storages.records.values():
+            record.copy = None  # which is the pool's memory here
 
-    def send_away(self) -> None:
+    def offload_all(self) -> None:
         """Move all that may be moved to the host."""
-        for held in list(self.storages.known.values()):
-            self.mover.leave(held)
-            self.mover.release(held)
+        for record in list(self.storages.records.values()):
+            self.transfers.offload(record)
+            self.transfers.release(record)
 
     def disturb(self) -> None:
         """Move what is known at random."""
-        mover, choose = self.mover, self._random
-        for held in list(self.storages.known.values()):
+        transfers, choose = self.transfers, self._random
+        for record in list(self.storages.records.values()):
             if choose.random() < self.share:
-                moves = (mover.leave, mover.release, mover.fetch, mover.settle, mover.forget)
+                moves = (
+                    transfers.offload,
+                    transfers.release,
+                    transfers.reload,
+                    transfers.wait,
+                    transfers.drop_copy,
+                )
                 for move in choose.choices(moves, (4, 6, 1, 1, 1), k=choose.randint(1, 3)):
-                    move(held)
-                self.away += held.state == 2
+                    move(record)
+                self.offloaded_count += record.state == 2
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.disturb()
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        for held in list(self.storages.known.values()):
+        for record in list(self.storages.records.values()):
             if self._random.random() < self.share:
-                self.mover.leave(held)
+                self.transfers.offload(record)
         return result
 
 
-def gone(swapper: Adversary) -> torch.Tensor:
+def offloaded_range(mode: Adversary) -> torch.Tensor:
     """The numbers from 1 to 1000, away."""
     tensor = torch.arange(1000.0).add_(1)
-    swapper.send_away()
-    assert HERE_BYTES(tensor.untyped_storage()) == 0
+    mode.offload_all()
+    assert RESIDENT_BYTES(tensor.untyped_storage()) == 0
     return tensor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from chain import Loop
 
 if TYPE_CHECKING:
-    from mempool.torch.eager.mode import Swapper
+    from mempool.torch.eager.mode import OffloadMode
 
 MIB = 1 << 20
 
@@ -17,15 +17,15 @@ def small() -> Loop:
     return Loop(6, 256)
 
 
-def swapper_of(pool: Any) -> Swapper:
+def mode_of(pool: Any) -> OffloadMode:
     """What swaps for a pool."""
-    found: Swapper = pool._swapping.swapper
+    found: OffloadMode = pool.offloading.mode
     return found
 
 
 def bypass_of(pool: Any) -> Any:
     """When its operations pass by."""
-    return swapper_of(pool).bypass
+    return mode_of(pool).bypass
 
 
 def opened(pool: Any, loop: Loop) -> None:

@@ -67,6 +67,28 @@ def few_objects() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="module")
+def shared_isolation() -> Iterator[None]:
+    """One search for caches, and one freeze of existing objects, for all fake runs of a file."""
+    from mempool.torch.estimate.fake import isolation
+
+    with isolation.shared_isolation():
+        yield
+
+
+@pytest.fixture
+def fit_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Return a function that runs ``mempool fit --json`` and returns the object that the command prints."""
+    from mempool.cli.app import call
+
+    def estimate(*arguments: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert call(["fit", "--json", *arguments]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return estimate
+
+
 @pytest.fixture
 def no_vectors() -> Iterator[None]:
     """Or other kernels would give other last bits: which there are depends on what was measured."""
@@ -98,12 +120,12 @@ def open_pool() -> Iterator[TensorPool]:
 
 
 @pytest.fixture
-def swapper() -> Iterator[Adversary]:
+def mode() -> Iterator[Adversary]:
     """One that moves nothing by itself."""
     from adversary import Adversary
 
-    with Adversary(3, share=0.0) as swapper:
-        yield swapper
+    with Adversary(3, share=0.0) as mode:
+        yield mode
 
 
 @pytest.fixture(scope="session")

@@ -224,7 +224,7 @@ def pooled(way: str, name: str, library: str) -> dict[str, Any]:
     observer = observed(library)
     pool = mempool.torch.install(background=False)
     said = results(name, pool, marks=way == "marked")
-    known = pool._planner.known
+    known = pool.planner.known
     return said | {"overlaps": observer.overlaps(), "known": known, "report": pool.report().to_dict()}
 
 

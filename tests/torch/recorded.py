@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mempool.recording.torch import AccessRecorder
-from traces import Kind, Trace
+from traces import EventType, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ def told(trace: Trace) -> list[tuple[Any, ...]]:
     trace.validate()
     names = (*trace.names, None)
     return [
-        (Kind(kind).name, buffer, size, names[operation], names[category])
+        (EventType(kind).name, buffer, size, names[operation], names[category])
         for kind, buffer, size, operation, category in zip(
             *(getattr(trace, name).tolist() for name in ("kind", "buffer", "size", "operation", "category")),
             strict=True,
@@ -91,17 +91,17 @@ def told(trace: Trace) -> list[tuple[Any, ...]]:
 
 
 def marks(trace: Trace) -> list[str]:
-    return [trace.names[name] for name in trace.operation[trace.kind == Kind.MARK]]
+    return [trace.names[name] for name in trace.operation[trace.kind == EventType.MARK]]
 
 
 def made(trace: Trace, column: str = "category") -> Counter[str | None]:
     """How many buffers of each category, module or operation there are."""
     names = (*trace.names, None)
-    return Counter(names[one] for one in getattr(trace, column)[trace.kind == Kind.ALLOC])
+    return Counter(names[one] for one in getattr(trace, column)[trace.kind == EventType.ALLOC])
 
 
 def accesses(trace: Trace) -> list[tuple[str, str | None, int]]:
-    """Kind, operation and the buffer's size of each read and write."""
+    """EventType, operation and the buffer's size of each read and write."""
     sizes = {event[1]: event[2] for event in told(trace) if event[0] == "ALLOC"}
     return [
         (kind, operation, sizes[buffer])

@@ -1,4 +1,4 @@
-"""Of TorchScript's, which is made of files."""
+"""TorchScript functions, which need a source file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class _Module(torch.nn.Module):
 
 
 def function() -> Any:
-    """Reads numbers by an operation of its own."""
+    """Return a function that reads numbers by an operation of its own."""
     return torch.jit.script(_numbers)
 
 
 def module() -> Any:
-    """Likewise."""
+    """Return a module that reads numbers by an operation of its own."""
     return torch.jit.script(_Module())

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
 CNN = """
 import torch
 from torch import nn
@@ -96,12 +98,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
-    capsys.readouterr()
-    assert call(["fit", "--json", *arguments]) == code
-    return json.loads(capsys.readouterr().out)
-
-
 def net(width: int = 32) -> nn.Module:
     namespace: dict[str, Any] = {"__name__": "own"}
     exec(CNN, namespace)
@@ -117,15 +113,13 @@ def expected(batch: int, **more: Any) -> Any:
     return fit_job(job)
 
 
-def test_a_function_a_class_and_a_script_with_inputs_are_the_same_job(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_function_a_class_and_a_script_with_inputs_are_the_same_job(folder: Path, fit_json: Any) -> None:
     spec = ["--inputs", "float32[B,3,16,16]", "--batch", "4"]
     answers = [
-        said(capsys, "cnn.py:make", "--batch", "4"),
-        said(capsys, "cnn:make(image=16)", "--batch", "4"),
-        said(capsys, "cnn:Net", *spec),
-        said(capsys, "cnn.py:Net(width=32)", *spec),
+        fit_json("cnn.py:make", "--batch", "4"),
+        fit_json("cnn:make(image=16)", "--batch", "4"),
+        fit_json("cnn:Net", *spec),
+        fit_json("cnn.py:Net(width=32)", *spec),
     ]
     wanted = expected(4)
     for answer in answers:
@@ -134,31 +128,27 @@ def test_a_function_a_class_and_a_script_with_inputs_are_the_same_job(
         assert (answer["fits"], answer["largest_batch"], answer["batch"]) == (None, None, 4)
 
 
-def test_what_a_script_trains_itself_is_what_is_tried(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_script_is_estimated_with_its_model_optimizer_and_loss(folder: Path, fit_json: Any) -> None:
     """Model, batch, optimizer and loss are the script's own, and nothing comes after its first backward."""
     sgd = lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)  # noqa: E731
     labels = lambda b: torch.zeros(b, dtype=torch.int64)  # noqa: E731
     wanted = expected(64, optimizer=sgd, loss=nn.functional.cross_entropy, labels=labels)
-    answer = said(capsys, "trains.py")
+    answer = fit_json("trains.py")
     assert (answer["batch"], answer["peak_bytes"]) == (64, wanted.peak_bytes)
     assert answer["by_class_bytes"] == wanted.by_class_bytes
-    other = said(capsys, "trains.py", "--batch", "32")
+    other = fit_json("trains.py", "--batch", "32")
     assert other["by_class_bytes"]["activations"] < answer["by_class_bytes"]["activations"]
 
 
-def test_a_program_runs_with_its_arguments_up_to_its_first_backward(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answer = said(capsys, "program.py", "--main", "--", "--bs", "5", "data")
+def test_a_program_runs_with_its_arguments_up_to_its_first_backward(folder: Path, fit_json: Any) -> None:
+    answer = fit_json("program.py", "--main", "--", "--bs", "5", "data")
     labels = lambda b: torch.zeros(b, dtype=torch.int64)  # noqa: E731
     wanted = expected(5, optimizer=torch.optim.Adam, loss=nn.functional.cross_entropy, labels=labels)
     assert (answer["batch"], answer["peak_bytes"]) == (5, wanted.peak_bytes)
 
 
-def test_floats_that_a_script_reads_are_zero_and_a_call_without_gradients_is_an_inference(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+def test_floats_read_by_a_script_are_zero_and_calls_without_gradients_are_inference(
+    folder: Path, fit_json: Any
 ) -> None:
     (folder / "run.py").write_text(
         "import torch\nfrom cnn import Net\ndata = torch.zeros(100, 3, 16, 16)\nnet = Net()\n"
@@ -166,15 +156,15 @@ def test_floats_that_a_script_reads_are_zero_and_a_call_without_gradients_is_an_
         "assert torch.isfinite(data).all() and data.sum().item() == 0\n"
         "with torch.no_grad():\n    net(data[:6])\n"
     )
-    answer = said(capsys, "run.py")
+    answer = fit_json("run.py")
     assert (answer["mode"], answer["batch"], answer["model"]) == ("inference", 6, "Net of run.py")
-    assert said(capsys, "run.py", "--mode", "train")["mode"] == "train"
+    assert fit_json("run.py", "--mode", "train")["mode"] == "train"
 
 
-def test_a_dictionary_says_more_of_the_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = said(capsys, "cnn.py:whole", "--batch", "2")
+def test_a_dictionary_says_more_of_the_job(folder: Path, fit_json: Any) -> None:
+    answer = fit_json("cnn.py:whole", "--batch", "2")
     assert answer["warnings"] == []  # there is a loss
-    assert said(capsys, "cnn.py:whole", "--batch", "2", "--mode", "inference")["mode"] == "inference"
+    assert fit_json("cnn.py:whole", "--batch", "2", "--mode", "inference")["mode"] == "inference"
 
 
 def test_the_verdict_comes_first_and_is_the_exit_code(
@@ -191,23 +181,21 @@ def test_the_verdict_comes_first_and_is_the_exit_code(
     assert capsys.readouterr().out.startswith("does not fit in 1 MiB: ")
 
 
-def test_the_largest_batch_fits_and_one_more_does_not(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_largest_batch_fits_and_one_more_does_not(folder: Path, fit_json: Any) -> None:
     limit = ["--limit", "600MiB", "--device", "cpu", "-a", "planned"]
-    largest = said(capsys, "cnn.py:make", "--batch", "4", *limit, "--no-remedies")["largest_batch"]
+    largest = fit_json("cnn.py:make", "--batch", "4", *limit, "--no-remedies")["largest_batch"]
     assert largest > 4
     rest = ["--no-largest-batch", "--no-remedies"]
-    assert said(capsys, "cnn.py:make", "--batch", str(largest), *limit, *rest)["fits"] is True
-    assert said(capsys, "cnn.py:make", "--batch", str(largest + 1), *limit, *rest, code=1)["fits"] is False
+    assert fit_json("cnn.py:make", "--batch", str(largest), *limit, *rest)["fits"] is True
+    assert fit_json("cnn.py:make", "--batch", str(largest + 1), *limit, *rest, code=1)["fits"] is False
 
 
-def test_a_sweep_is_a_list_of_what_each_size_says_alone(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+def test_sweep_lists_the_estimate_of_each_size(
+    folder: Path, capsys: pytest.CaptureFixture[str], fit_json: Any
 ) -> None:
-    rows = said(capsys, "cnn.py:make", "--batch", "2,8", "--image", "8,16")
+    rows = fit_json("cnn.py:make", "--batch", "2,8", "--image", "8,16")
     assert [(row["image"], row["batch"]) for row in rows] == [(8, 2), (8, 8), (16, 2), (16, 8)]
-    alone = said(capsys, "cnn.py:make", "--batch", "8", "--image", "16")
+    alone = fit_json("cnn.py:make", "--batch", "8", "--image", "16")
     assert rows[3]["peak_bytes"] == alone["peak_bytes"]
     assert rows[3].keys() == alone.keys()
     assert call(["fit", "cnn.py:make", "--batch", "2,8", "--limit", "1GiB", "--plot", "fit.svg"]) == 0
@@ -218,9 +206,9 @@ def test_a_sweep_is_a_list_of_what_each_size_says_alone(
 
 
 def test_the_trace_of_a_fit_is_read_by_the_other_verbs(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], fit_json: Any
 ) -> None:
-    answer = said(capsys, "cnn.py:make", "--batch", "4", "--trace", "fit.trace")
+    answer = fit_json("cnn.py:make", "--batch", "4", "--trace", "fit.trace")
     assert len(read_trace(folder / "fit.trace")) > 0
     assert call(["compare", "fit.trace", "-a", "pytorch", "--json"]) == 0
     [row] = json.loads(capsys.readouterr().out)
@@ -235,14 +223,14 @@ def test_the_trace_of_a_fit_is_read_by_the_other_verbs(
         assert swaps["peak_load_bytes"] == pytest.approx(answer["peak_bytes"], rel=0.05)  # as a GPU rounds
 
 
-def test_a_margin_of_ones_own_takes_the_place_of_the_estimate(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+def test_margin_option_replaces_the_estimate(
+    folder: Path, capsys: pytest.CaptureFixture[str], fit_json: Any
 ) -> None:
-    answer = said(capsys, "cnn.py:make", "--margin", "cuda_context=1GiB", "--margin", "kernels=0")
+    answer = fit_json("cnn.py:make", "--margin", "cuda_context=1GiB", "--margin", "kernels=0")
     assert answer["margin_bytes"]["cuda_context"] == 1 << 30
     assert answer["margin_bytes"].get("kernels", 0) == 0
     assert "nccl" not in answer["margin_bytes"]
-    many = said(capsys, "cnn.py:make", "--processes", "2")["margin_bytes"]
+    many = fit_json("cnn.py:make", "--processes", "2")["margin_bytes"]
     assert many["ddp_buckets"] > 0 < many["nccl"]
     assert call(["fit", "cnn.py:make", "--margin", "contxt=1"]) == 2
     assert "no margin 'contxt'" in capsys.readouterr().err
@@ -251,48 +239,44 @@ def test_a_margin_of_ones_own_takes_the_place_of_the_estimate(
 @pytest.mark.parametrize(
     ("limit", "more"), [("12GiB", ""), ("12 GB", ""), ("48GiB", ", which is more than programs get of it")]
 )
-def test_limit_beside_a_card_counts_and_a_note_says_so(
-    limit: str, more: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answer = said(capsys, "cnn.py:make", "--card", "RTX 4090", "--limit", limit, "--no-largest-batch")
+def test_limit_overrides_the_card_with_a_note(limit: str, more: str, folder: Path, fit_json: Any) -> None:
+    answer = fit_json("cnn.py:make", "--card", "RTX 4090", "--limit", limit, "--no-largest-batch")
     assert answer["limit_bytes"] == {"12GiB": 12 << 30, "12 GB": 12 * 10**9, "48GiB": 48 << 30}[limit]
     size = {"12 GB": "11.18 GiB"}.get(limit, limit.replace("G", " G"))
     line = f"--limit {size} counts{more}, not the 23.52 GiB of the RTX 4090, whose kernels and link are taken"
     assert line in answer["warnings"]
-    alone = said(capsys, "cnn.py:make", "--card", "RTX 4090", "--no-largest-batch")
+    alone = fit_json("cnn.py:make", "--card", "RTX 4090", "--no-largest-batch")
     assert alone["limit_bytes"] == 24081 << 20
     assert not any("counts" in text for text in alone["warnings"])
 
 
-def test_card_whose_kernels_are_not_modelled_is_told(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answer = said(capsys, "cnn.py:make", "--card", "MI300X", "--no-largest-batch")
+def test_card_without_modelled_kernels_gives_a_warning(folder: Path, fit_json: Any) -> None:
+    answer = fit_json("cnn.py:make", "--card", "MI300X", "--no-largest-batch")
     assert any(text.startswith("MI300X: AMD's kernels and context are not") for text in answer["warnings"])
 
 
 @pytest.mark.parametrize("shape", ["12, 3, 8", "12, 12, 8"])
-def test_a_batch_that_may_be_another_dimension_is_told_where_it_matters(
-    shape: str, folder: Path, capsys: pytest.CaptureFixture[str]
+def test_doubtful_batch_dimension_of_a_script_gives_a_warning(
+    shape: str, folder: Path, fit_json: Any
 ) -> None:
     text = "import torch\nmodel = torch.nn.Sequential(torch.nn.Identity(), torch.nn.GRU(8, 8))\n"
     (folder / "first.py").write_text(text + f"model(torch.zeros({shape}))\n")
     asks = ["first.py", "--no-remedies", "--mode", "inference"]
     line = f"batch: dimension 0 of ({shape}), though GRU takes the length first; name a function"
-    assert not any(line in text for text in said(capsys, *asks)["warnings"])
-    assert any(line in text for text in said(capsys, *asks, "--batch", "24")["warnings"])
-    assert any(line in text for text in said(capsys, *asks, "--limit", "800MiB")["warnings"])
+    assert not any(line in text for text in fit_json(*asks)["warnings"])
+    assert any(line in text for text in fit_json(*asks, "--batch", "24")["warnings"])
+    assert any(line in text for text in fit_json(*asks, "--limit", "800MiB")["warnings"])
 
 
-def test_what_would_help_is_tried_where_it_does_not_fit_and_is_named_with_its_code(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+def test_remedies_are_printed_with_code_if_the_job_does_not_fit(
+    folder: Path, capsys: pytest.CaptureFixture[str], fit_json: Any
 ) -> None:
     sizes = ["cnn.py:make", "--batch", "64", "--no-largest-batch", "--limit"]
     assert call(["fit", *sizes, "1MiB", "--remedies-seconds", "1"]) == 1
     text = capsys.readouterr().out
     assert "what would help" in text
     assert "saves" in text
-    assert said(capsys, *sizes, "8GiB")["remedies"] == []
+    assert fit_json(*sizes, "8GiB")["remedies"] == []
 
 
 BAD = {
@@ -316,7 +300,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_script_that_cannot_be_tried_is_told_in_one_line(
+def test_broken_script_gives_a_single_line(
     folder: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     text, code, reason = BAD[name]
@@ -347,7 +331,7 @@ def test_a_script_that_cannot_be_tried_is_told_in_one_line(
         (["cnn.py:make", "-a", "nobody"], 2, "no allocator 'nobody'"),
     ],
 )
-def test_what_cannot_be_tried_is_told_with_what_is_near(
+def test_invalid_arguments_give_the_nearest_name(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, reason: str
 ) -> None:
     assert call(["fit", *arguments]) == code
@@ -356,9 +340,7 @@ def test_what_cannot_be_tried_is_told_with_what_is_near(
     assert "Traceback" not in error
 
 
-def test_a_module_that_trains_when_it_is_imported_is_stopped(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_module_training_at_import_is_stopped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "real.py").write_text(
         "import torch\nfrom cnn import Net\nnet = Net(4)\nnet(torch.ones(2, 3, 8, 8)).sum().backward()\n"
         "raise AssertionError\n"
@@ -367,11 +349,9 @@ def test_a_module_that_trains_when_it_is_imported_is_stopped(
     assert "real trains when it is imported" in capsys.readouterr().err
 
 
-def test_optimizers_losses_and_types_change_what_is_needed(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_optimizer_loss_and_type_options_change_the_estimate(folder: Path, fit_json: Any) -> None:
     def state(*arguments: str) -> int:
-        found = said(capsys, "cnn.py:make", "--batch", "2", *arguments)["by_class_bytes"]
+        found = fit_json("cnn.py:make", "--batch", "2", *arguments)["by_class_bytes"]
         return int(found.get("optimizer_state", 0))
 
     plain, momentum, adamw = (state("--optimizer", name) for name in ("sgd", "sgd+momentum", "adamw"))
@@ -379,10 +359,10 @@ def test_optimizers_losses_and_types_change_what_is_needed(
     assert adamw == 2 * momentum > 0
     assert state("--dtype", "bf16") < adamw
     assert state("--optimizer", "torch.optim:AdamW") == adamw
-    assert said(capsys, "cnn.py:make", "--batch", "2", "--loss", "cross-entropy")["warnings"] == []
+    assert fit_json("cnn.py:make", "--batch", "2", "--loss", "cross-entropy")["warnings"] == []
 
 
-def test_no_file_is_written_while_a_script_is_tried(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_file_is_written_while_a_script_is_tried(folder: Path, fit_json: Any) -> None:
     """Neither before its first backward nor when what stops it unwinds; and a real array is what it is."""
     (folder / "saves.py").write_text(
         "import numpy, torch\nfrom cnn import Net\nnet = Net(4)\ntorch.save(net.state_dict(), 'last.pt')\n"
@@ -393,7 +373,7 @@ def test_no_file_is_written_while_a_script_is_tried(folder: Path, capsys: pytest
     for file in files.values():
         file.write_bytes(b"weeks of work")
     save = torch.save
-    warnings = said(capsys, "saves.py")["warnings"]
+    warnings = fit_json("saves.py")["warnings"]
     assert torch.save is save
     assert not any("catches" in text for text in warnings)
     assert "saves.py's torch.save(...) was passed over" in warnings
@@ -406,14 +386,12 @@ def test_no_file_is_written_while_a_script_is_tried(folder: Path, capsys: pytest
     assert files["last.pt"].read_bytes() == b"weeks of work"
 
 
-def test_a_function_that_saves_its_model_leaves_the_file_alone(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_function_saving_its_model_leaves_the_file_alone(folder: Path, fit_json: Any) -> None:
     (folder / "makes.py").write_text(
         "import torch\nfrom cnn import Net\ndef make(batch):\n    net = Net(4)\n"
         "    torch.save(net, 'made.pt')\n    return net, torch.ones(batch, 3, 8, 8)\n"
     )
-    said(capsys, "makes.py")
+    fit_json("makes.py")
     assert not (folder / "made.pt").exists()
 
 
@@ -423,10 +401,10 @@ def script(folder: Path, name: str, *lines: str) -> str:
     return name
 
 
-def test_a_validation_call_behind_the_forward_is_not_what_is_tried(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+def test_validation_call_after_the_forward_is_not_the_estimated_call(
+    folder: Path, capsys: pytest.CaptureFixture[str], fit_json: Any
 ) -> None:
-    """Of the same model, or of another one that is too small to matter."""
+    """Validation of the same model, or of another model that is too small to matter."""
     lines = [
         "net = Net()",
         "y = net(x)",
@@ -434,7 +412,7 @@ def test_a_validation_call_behind_the_forward_is_not_what_is_tried(
         "    net(x[:2])",
         "    nn.Linear(3, 3)(x[:2, 0, 0, :3])",
     ]
-    answer = said(capsys, script(folder, "val.py", *lines, "y.sum().backward()"))
+    answer = fit_json(script(folder, "val.py", *lines, "y.sum().backward()"))
     assert (answer["model"], answer["batch"]) == ("Net of val.py", 6)
     assert answer["warnings"][0] == "not counted: Linear, 48 B of parameters, and what trains it"
     assert call(["fit", "val.py", "--limit", "9GiB", "--no-largest-batch"]) == 0
@@ -451,7 +429,7 @@ def test_a_validation_call_behind_the_forward_is_not_what_is_tried(
         ("net, other = Net(), Net()", "torch.optim.SGD(other.parameters())", "net(x).sum().backward()"),
     ],
 )
-def test_several_models_of_size_are_refused_with_what_to_do(
+def test_several_large_models_are_refused_with_a_remedy(
     folder: Path, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...]
 ) -> None:
     assert call(["fit", script(folder, "many.py", *lines)]) == 2
@@ -460,32 +438,26 @@ def test_several_models_of_size_are_refused_with_what_to_do(
     assert sum(line.startswith("mempool:") for line in error.splitlines()) == 1
 
 
-def test_a_small_module_before_the_tried_one_is_cut_off_and_named(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_small_module_before_the_model_is_not_counted_and_named(folder: Path, fit_json: Any) -> None:
     lines = ["first, net = nn.Conv2d(3, 3, 1), Net()", "net(first(x)).sum().backward()"]
-    answer = said(capsys, script(folder, "row.py", *lines))
+    answer = fit_json(script(folder, "row.py", *lines))
     assert answer["model"] == "Net of row.py"
     assert answer["warnings"][0].startswith("not counted: Conv2d, 48 B of")
 
 
-def test_a_model_that_is_called_twice_before_the_backward_is_told(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_model_called_twice_before_the_backward_gives_a_caveat(folder: Path, fit_json: Any) -> None:
     lines = ["net = Net()", "(net(x) - net(x)).sum().backward()"]
-    answer = said(capsys, script(folder, "twin.py", *lines))
+    answer = fit_json(script(folder, "twin.py", *lines))
     assert [caveat["label"] for caveat in answer["caveats"]] == ["one of 2 calls"]
     assert "calls the Net 2 times before its backward" in answer["warnings"][0]
 
 
-def test_the_optimizer_has_the_parameters_that_the_scripts_own_has(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In groups with settings of their own; of two optimizers each its own, the last one those of both."""
+def test_optimizer_has_the_parameters_of_the_scripts_optimizer(folder: Path, fit_json: Any) -> None:
+    """Groups keep their settings; a parameter of two optimizers belongs to the last."""
 
     def state(*lines: str) -> int:
         name = script(folder, "own.py", "net = Net()", *lines, "net(x).sum().backward()")
-        return int(said(capsys, name)["by_class_bytes"].get("optimizer_state", 0))
+        return int(fit_json(name)["by_class_bytes"].get("optimizer_state", 0))
 
     def sizes(module: nn.Module) -> tuple[int, int]:
         parameters = list(module.parameters())
@@ -510,14 +482,12 @@ def test_the_optimizer_has_the_parameters_that_the_scripts_own_has(
     assert body <= state(f"torch.optim.SGD({groups}, lr=0.1)") <= body + rounded
 
 
-def test_models_that_a_script_holds_beside_are_counted_by_a_margin(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unused_models_of_a_script_are_a_margin(folder: Path, fit_json: Any) -> None:
     """A copy of the trained one, alive and never called; not one that is gone, nor a part of another."""
 
     def margin(*lines: str, asked: str = "") -> Any:
         name = script(folder, "copies.py", "import copy", "net = Net()", *lines, "net(x).sum().backward()")
-        return said(capsys, name, *asked.split())["margin_bytes"].get("other_models")
+        return fit_json(name, *asked.split())["margin_bytes"].get("other_models")
 
     held = "average = torch.optim.swa_utils.AveragedModel(net)"
     whole = sum(t.nbytes for t in (*net().parameters(), *net().buffers()))
@@ -526,9 +496,7 @@ def test_models_that_a_script_holds_beside_are_counted_by_a_margin(
     assert margin(held, asked="--margin other_models=5MiB") == 5 << 20
 
 
-def test_gradients_that_a_script_adds_up_are_alive_in_its_backward(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_accumulated_gradients_of_a_script_are_alive_in_the_backward(folder: Path, fit_json: Any) -> None:
     def answer(batches: int, *asked: str) -> dict[str, Any]:
         lines = [
             "net = Net()",
@@ -539,7 +507,7 @@ def test_gradients_that_a_script_adds_up_are_alive_in_its_backward(
             "        sgd.step()",
             "        sgd.zero_grad()",
         ]
-        return said(capsys, script(folder, "adds.py", *lines), *asked)
+        return fit_json(script(folder, "adds.py", *lines), *asked)
 
     once, often = answer(1), answer(4)
     assert once["by_phase_bytes"]["forward"] < often["by_phase_bytes"]["forward"]
@@ -547,14 +515,12 @@ def test_gradients_that_a_script_adds_up_are_alive_in_its_backward(
     assert answer(4, "--accumulate", "1")["peak_bytes"] == once["peak_bytes"]
 
 
-def test_what_a_function_says_of_its_job_stays_where_nothing_else_is_asked(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_attributes_of_a_function_hold_unless_options_override_them(folder: Path, fit_json: Any) -> None:
     own = "{'model': Net(), 'inputs': torch.zeros(6, 3, 16, 16), 'device': 'cpu', 'accumulate': 2}"
     name = script(folder, "own_job.py", "def make():", f"    return {own}")
-    assert said(capsys, name)["device"] == "cpu"
-    assert said(capsys, name, "--device", "cuda")["device"] == "cuda"
-    more, less = said(capsys, name), said(capsys, name, "--accumulate", "1")
+    assert fit_json(name)["device"] == "cpu"
+    assert fit_json(name, "--device", "cuda")["device"] == "cuda"
+    more, less = fit_json(name), fit_json(name, "--accumulate", "1")
     assert more["by_phase_bytes"]["forward"] > less["by_phase_bytes"]["forward"]
 
 
@@ -573,23 +539,21 @@ STEP = "    try:\n        net(x).sum().backward()\n    except BaseException as e
          "        net(x).sum().backward()"),
     ],
 )  # fmt: skip
-def test_a_script_that_catches_everything_ends_all_the_same(
-    folder: Path, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...]
+def test_script_catching_all_exceptions_is_stopped(
+    folder: Path, fit_json: Any, lines: tuple[str, ...]
 ) -> None:
     trace = sys.gettrace()
-    answer = said(capsys, script(folder, "holds.py", "net = Net()", *lines))
+    answer = fit_json(script(folder, "holds.py", "net = Net()", *lines))
     assert sys.gettrace() is trace
     assert any("catches all exceptions" in text for text in answer["warnings"])
     assert not any("before its backward" in text for text in answer["warnings"])
 
 
-def test_a_class_that_says_how_it_is_trained_is_told_that_it_is_not_asked(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lightning_modules_get_a_note_on_their_training_step(folder: Path, fit_json: Any) -> None:
     lines = ("class Lit(Net):", "    def training_step(self, batch, at):", "        return self(batch).sum()")
     name = script(folder, "lit.py", *lines)
     inputs = ["--inputs", "float32[B,3,16,16]"]
     for target in (f"{name}:Lit", f"{name}:Lit(width=8)"):
-        warnings = said(capsys, target, *inputs)["warnings"]
+        warnings = fit_json(target, *inputs)["warnings"]
         assert any(text.startswith("Lit's own training_step") for text in warnings)
-    assert not any("training_step" in text for text in said(capsys, f"{name}:Net", *inputs)["warnings"])
+    assert not any("training_step" in text for text in fit_json(f"{name}:Net", *inputs)["warnings"])

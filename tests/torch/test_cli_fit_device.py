@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
@@ -17,14 +16,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mempool.torch
-from mempool.cli.app import call
 from mempool.recording.torch import AccessRecorder
-from mempool.torch.estimate.device.emulation import as_on, device_around
-from mempool.torch.estimate.sources.scripts import unreal
+from mempool.torch.estimate.device.emulation import emulate_device, emulated_device
+from mempool.torch.estimate.sources.scripts import fake_execution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("shared_isolation")
 
 WIDTH = 32
 MODULE = """
@@ -69,13 +69,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
-def of_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert call(["fit", "--json", *arguments]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
 def net(names: str) -> nn.Module:
     namespace: dict[str, Any] = {"__name__": "own"}
     exec(MODULE, namespace)
@@ -94,7 +87,7 @@ def net(names: str) -> nn.Module:
 )
 def test_command_and_python_call_agree_on_each_device(
     folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    fit_json: Any,
     device: str,
     layers: Sequence[str],
     optimizer: str,
@@ -105,7 +98,7 @@ def test_command_and_python_call_agree_on_each_device(
     lower = [] if autocast is None else ["--autocast", "bfloat16"]
     form = ("--inputs", "float32[B,16,32]", "--batch", str(batch), "--device", device)
     target = f"layered.py:Net(names='{names}')"
-    command = of_command(capsys, target, *form, "--optimizer", optimizer.lower(), *lower)
+    command = fit_json(target, *form, "--optimizer", optimizer.lower(), *lower)
     python = mempool.torch.fit(
         lambda: net(names), torch.zeros(batch, 16, WIDTH), getattr(torch.optim, optimizer),
         device=device, autocast=autocast,
@@ -135,31 +128,27 @@ if __name__ == "__main__":
 """
 
 
-def test_peak_of_a_program_on_the_cpu_is_that_of_its_real_run(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Within two per cent, and a program that names a CUDA device is tried on the CPU too."""
+def test_peak_of_a_program_on_the_cpu_equals_a_real_run(folder: Path, fit_json: Any) -> None:
+    """Within two per cent; a program that names a CUDA device is estimated on the CPU too."""
     (folder / "program.py").write_text(PROGRAM.format(place="cpu"))
     (folder / "named.py").write_text(PROGRAM.format(place="cuda"))
-    found = of_command(capsys, "program.py", "--main", "--device", "cpu")
-    assert of_command(capsys, "named.py", "--main", "--device", "cpu")["peak_bytes"] == found["peak_bytes"]
+    found = fit_json("program.py", "--main", "--device", "cpu")
+    assert fit_json("named.py", "--main", "--device", "cpu")["peak_bytes"] == found["peak_bytes"]
     namespace: dict[str, Any] = {"__name__": "program"}
     exec(PROGRAM.format(place="cpu"), namespace)
     with AccessRecorder() as recorder:
         for _ in namespace["train"](3):
             recorder.step()
     assert found["peak_bytes"] == pytest.approx(int(recorder.trace().load().max()), rel=0.02)
-    assert of_command(capsys, "program.py", "--main")["peak_bytes"] < 0.97 * found["peak_bytes"]
+    assert fit_json("program.py", "--main")["peak_bytes"] < 0.97 * found["peak_bytes"]
 
 
-def test_device_of_a_function_counts_where_the_command_names_none(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_device_of_a_function_counts_where_the_command_names_none(folder: Path, fit_json: Any) -> None:
     make = "def make():\n    return {'model': Net('dropout tanh'), 'inputs': torch.zeros(64, 16, 32)%s}\n"
     for name, more in {"told": ", 'device': 'cpu'", "untold": ""}.items():
         (folder / f"{name}.py").write_text("from layered import *\n" + make % more)
-    told, asked = (of_command(capsys, "told.py"), of_command(capsys, "untold.py", "--device", "cpu"))
-    assert told["peak_bytes"] == asked["peak_bytes"] > of_command(capsys, "untold.py")["peak_bytes"]
+    told, asked = (fit_json("told.py"), fit_json("untold.py", "--device", "cpu"))
+    assert told["peak_bytes"] == asked["peak_bytes"] > fit_json("untold.py")["peak_bytes"]
 
 
 def test_nested_devices_take_back_and_restore_the_kernels() -> None:
@@ -171,20 +160,20 @@ def test_nested_devices_take_back_and_restore_the_kernels() -> None:
     init = torch.amp.autocast_mode.autocast.__init__
     with FakeTensorMode():
         plain = dropout_mask_bytes()
-        with as_on("cuda"):
+        with emulate_device("cuda"):
             cuda = dropout_mask_bytes()
-            with as_on("cpu"):
-                assert (dropout_mask_bytes(), device_around()) == (plain, "cpu")
-                with as_on("cuda"), as_on("cuda"):
-                    assert (dropout_mask_bytes(), device_around()) == (cuda, "cuda")
-            assert (dropout_mask_bytes(), device_around()) == (cuda, "cuda")
+            with emulate_device("cpu"):
+                assert (dropout_mask_bytes(), emulated_device()) == (plain, "cpu")
+                with emulate_device("cuda"), emulate_device("cuda"):
+                    assert (dropout_mask_bytes(), emulated_device()) == (cuda, "cuda")
+            assert (dropout_mask_bytes(), emulated_device()) == (cuda, "cuda")
         assert cuda < plain == dropout_mask_bytes()
-    assert device_around() is None
+    assert emulated_device() is None
     assert torch.amp.autocast_mode.autocast.__init__ is init
 
 
 def test_a_block_inside_keeps_the_device_of_the_block_around() -> None:
-    with unreal(), unreal():
-        assert device_around() == "cuda"
-    with unreal("cpu"), unreal():
-        assert device_around() == "cpu"
+    with fake_execution(), fake_execution():
+        assert emulated_device() == "cuda"
+    with fake_execution("cpu"), fake_execution():
+        assert emulated_device() == "cpu"

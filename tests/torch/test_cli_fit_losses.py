@@ -14,12 +14,15 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import mempool.torch
 from mempool.cli.app import call
-from mempool.torch.estimate.sources.scripts import unreal
-from mempool.torch.estimate.sources.targets_by_name import Sizes, find
+from mempool.torch.estimate.sources.model_discovery import find_target
+from mempool.torch.estimate.sources.scripts import fake_execution
+from mempool.torch.estimate.sources.targets import Sizes
 from mempool.torch.model_spec import parse_target
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("shared_isolation")
 
 WORDS, WIDTH, ROWS = 1000, 16, 96
 HEAD = f"""
@@ -137,7 +140,7 @@ def real_peak(text: str) -> int:
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_peak_with_a_written_loss_is_that_of_the_real_run(fitted: Fitted, loss: str) -> None:
+def test_peak_with_a_written_loss_equals_a_real_run(fitted: Fitted, loss: str) -> None:
     """On the CPU, within one per cent, and without a caveat."""
     text = program(loss)
     answer = fitted(text, "--device", "cpu")
@@ -173,9 +176,9 @@ def test_loss_of_the_model_itself_is_left_to_the_model(tmp_path: Path, loss: str
     """So that remedies which change this loss are tried."""
     path = tmp_path / "train.py"
     path.write_text(program(loss, wrap="lambda o: {'loss': o.square().mean(), 'o': o}"))
-    with unreal():
-        target = find(parse_target(str(path)), Sizes(main=True))
-    assert ("loss" not in target.own) is own
+    with fake_execution():
+        target = find_target(parse_target(str(path)), Sizes(main=True))
+    assert ("loss" not in target.attributes) is own
 
 
 def test_loss_behind_an_autocast_forward_is_in_full_precision(fitted: Fitted) -> None:
@@ -185,7 +188,7 @@ def test_loss_behind_an_autocast_forward_is_in_full_precision(fitted: Fitted) ->
         assert fitted(one, "--device", "cpu")["peak_bytes"] == pytest.approx(real_peak(one), rel=0.01)
 
 
-def test_variable_that_holds_a_part_of_the_loss_is_held_in_the_backward(fitted: Fitted) -> None:
+def test_variables_hold_parts_of_the_loss_in_the_backward(fitted: Fitted) -> None:
     """Until the next step has replaced it; a part that no variable holds goes when it was read."""
     held = program("p = o * 2\nq = p.argmax(-1)\nloss = (o + 1).logsumexp(-1).mean()\nloss.backward()")
     free = held.replace("p = o * 2", "").replace("p.argmax", "(o * 2).argmax")
@@ -212,13 +215,13 @@ SIZED = {
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_another_batch_is_that_of_the_program_with_this_batch(fitted: Fitted, loss: str) -> None:
+def test_other_batch_equals_the_program_with_this_batch(fitted: Fitted, loss: str) -> None:
     other = fitted(program(loss, (2 * ROWS,)), "--batch", "24")
     assert other["peak_bytes"] == fitted(program(loss, (24,)))["peak_bytes"]
 
 
 @pytest.mark.parametrize("loss", [SIZED[name] for name in SIZED if name != "halves"])
-def test_sizes_that_are_numbers_follow_the_batch(fitted: Fitted, loss: str) -> None:
+def test_literal_sizes_follow_the_batch(fitted: Fitted, loss: str) -> None:
     wanted = [fitted(program(loss, (batch, 4)))["peak_bytes"] for batch in (6, 10, 32)]
     for batch, peak_bytes in zip((6, 10, 32), wanted, strict=True):
         assert fitted(program(loss, (10, 4)), "--batch", str(batch))["peak_bytes"] == peak_bytes
@@ -241,10 +244,10 @@ def test_sizes_that_are_numbers_follow_the_batch(fitted: Fitted, loss: str) -> N
         ("(o + torch.zeros(5 * 2 * 4).view(10, 4, 1)).mean().backward()", "add at train.py:{line}"),
     ],
 )
-def test_numbers_that_are_not_known_for_another_batch_are_named(
+def test_unknown_numbers_for_another_batch_are_named(
     fitted: Fitted, capsys: pytest.CaptureFixture[str], loss: str, named: str
 ) -> None:
-    """And the program's own batch is tried all the same, without a largest one."""
+    """The program's own batch is estimated nevertheless, without a largest batch."""
     text = program(loss, (10, 4))
     line = text[: text.index(loss[:15])].count("\n") + 1
     named = named.format(line=line, next=line + 1)
@@ -260,9 +263,7 @@ def test_numbers_that_are_not_known_for_another_batch_are_named(
     assert named in capsys.readouterr().err
 
 
-def test_a_batch_of_the_size_of_another_dimension_is_not_taken_for_it(
-    fitted: Fitted, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ambiguous_dimension_sizes_are_refused(fitted: Fitted, capsys: pytest.CaptureFixture[str]) -> None:
     text = program("t = torch.zeros(V, V)\n((o - t) ** 2).mean().backward()", (WORDS,))
     assert fitted(text)["caveats"] == []
     assert call(["fit", "train.py", "--main", "--batch", "20"]) == 2
@@ -290,7 +291,7 @@ WITHOUT = "peak without the loss"
         ("Unseen(o).sum().backward()", "goes through MulBackward0, which"),
     ],
 )
-def test_verdict_says_without_the_loss_where_the_loss_cannot_be_taken(
+def test_verdict_names_the_missing_loss(
     fitted: Fitted, capsys: pytest.CaptureFixture[str], lines: str, reason: str
 ) -> None:
     unseen = "\ndef Unseen(o):\n    with torch._C.DisableTorchFunction():\n        return o * 2\n"
@@ -312,7 +313,7 @@ def test_verdict_says_without_the_loss_where_the_loss_cannot_be_taken(
     assert second == f"warning: {answer['warnings'][0]}" == f"warning: {WITHOUT}: {caveat['reason']}"
 
 
-def test_remedies_of_a_step_without_its_loss_are_no_verdicts(
+def test_remedies_of_a_step_without_loss_are_no_verdicts(
     fitted: Fitted, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = program("for p in model.parameters(): p.grad = torch.zeros_like(p)", (16 * ROWS,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,12 +11,14 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 
 from mempool.cli.app import call
-from mempool.torch.estimate.sources.scripts import unreal
-from mempool.torch.estimate.sources.transformers_models import hub, plain
+from mempool.torch.estimate.sources.scripts import fake_execution
+from mempool.torch.estimate.sources.transformers_models import plain_name, transformers_model
 from mempool.torch.model_presets import SHAPES
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("shared_isolation")
 
 _TWO = "hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128"
 SMALL = {
@@ -31,7 +32,7 @@ SMALL = {
     "decoder_attention_heads=2, encoder_ffn_dim=128, decoder_ffn_dim=128, vocab_size=200, pad_token_id=0, "
     "bos_token_id=1, eos_token_id=2, decoder_start_token_id=1",
 }
-#: What each family is for: the class that it gets by itself.
+#: Class that each family gets without a task.
 CLASSES = {
     "bert": "BertForMaskedLM", "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM", "t5": "T5ForConditionalGeneration", "vit": "ViTForImageClassification",
@@ -39,50 +40,42 @@ CLASSES = {
 }  # fmt: skip
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
-    capsys.readouterr()
-    assert call(["fit", "--json", *arguments]) == code
-    return json.loads(capsys.readouterr().out)
-
-
 @pytest.mark.parametrize(
     "family",
     [pytest.param(f, marks=[] if f in ("gpt2", "t5", "vit") else [pytest.mark.full]) for f in SMALL],
 )
-def test_a_family_is_trained_and_run_as_what_it_is_for(
-    family: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_family_is_trained_with_its_usual_head(family: str, fit_json: Any) -> None:
     target = f"transformers:{family}({SMALL[family]})"
     sizes = ["--batch", "2"] if family == "vit" else ["--batch", "2", "--seq", "32"]
-    trained = said(capsys, target, *sizes)
+    trained = fit_json(target, *sizes)
     assert trained["model"].startswith(CLASSES[family])
     assert trained["warnings"] == []  # the loss is the model's own
     assert trained["by_class_bytes"]["optimizer_state"] >= trained["by_class_bytes"]["parameters"]
-    run = said(capsys, target, *sizes, "--mode", "inference")
+    run = fit_json(target, *sizes, "--mode", "inference")
     assert "optimizer_state" not in run["by_class_bytes"]
     assert run["peak_bytes"] < trained["peak_bytes"]
 
 
-def test_more_samples_and_longer_sequences_need_more(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = said(capsys, f"transformers:gpt2({SMALL['gpt2']})", "--batch", "1,4", "--seq", "64,256")
+def test_more_samples_and_longer_sequences_need_more(fit_json: Any) -> None:
+    rows = fit_json(f"transformers:gpt2({SMALL['gpt2']})", "--batch", "1,4", "--seq", "64,256")
     assert [(row["seq"], row["batch"]) for row in rows] == [(64, 1), (64, 4), (256, 1), (256, 4)]
     peaks = [row["peak_bytes"] for row in rows]
     assert peaks[0] < peaks[1] < peaks[3]
     assert peaks[0] < peaks[2] < peaks[3]
 
 
-def test_the_head_is_that_of_the_task_or_of_the_configuration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    classify = said(
-        capsys, f"transformers:bert({SMALL['bert']})", "--task", "sequence-classification", "--seq", "32"
+def test_head_follows_the_task_or_the_configuration(tmp_path: Path, fit_json: Any) -> None:
+    classify = fit_json(
+        f"transformers:bert({SMALL['bert']})", "--task", "sequence-classification", "--seq", "32"
     )
     assert classify["model"].startswith("BertForSequenceClassification")
-    config = hub("bert", {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}).config
+    config = transformers_model(
+        "bert", {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
+    ).config
     config.architectures = ["BertForTokenClassification"]
     config.save_pretrained(tmp_path)
     for path in (tmp_path, tmp_path / "config.json"):
-        answer = said(capsys, f"transformers:{path}", "--seq", "16")
+        answer = fit_json(f"transformers:{path}", "--seq", "16")
         assert answer["model"] == "BertForTokenClassification of bert (token-classification)"
         assert answer["seq"] == 16
 
@@ -99,14 +92,14 @@ def test_the_head_is_that_of_the_task_or_of_the_configuration(
     ],
 )  # fmt: skip
 def test_a_size_has_as_many_parameters_as_were_published(name: str, count: int) -> None:
-    with unreal():
-        assert sum(p.numel() for p in hub(name, {}).model().parameters()) == count
+    with fake_execution():
+        assert sum(p.numel() for p in transformers_model(name, {}).model().parameters()) == count
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_size_is_found_by_its_name_and_makes_a_configuration(name: str) -> None:
-    assert plain(name) == name
-    assert hub(name, {}).config.model_type == SHAPES[name][0]
+def test_every_preset_makes_a_configuration(name: str) -> None:
+    assert plain_name(name) == name
+    assert transformers_model(name, {}).config.model_type == SHAPES[name][0]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +116,7 @@ def test_every_size_is_found_by_its_name_and_makes_a_configuration(name: str) ->
         (["transformers:broken.json"], 2, "broken.json: "),
     ],
 )
-def test_names_and_arguments_that_are_not_there_are_told(
+def test_unknown_names_and_arguments_give_an_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -139,7 +132,7 @@ def test_names_and_arguments_that_are_not_there_are_told(
     assert "Traceback" not in error
 
 
-def test_without_transformers_one_line_says_how_to_get_it(
+def test_missing_transformers_gives_the_install_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import sys

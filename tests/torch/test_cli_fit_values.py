@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,10 +14,13 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 
 from mempool.cli.app import call
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.sources import scripts
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("shared_isolation")
 
 Script = Any
 
@@ -36,12 +40,6 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     return written
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    capsys.readouterr()
-    assert call(["fit", "--json", *arguments]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 3) -> str:
     capsys.readouterr()
     assert call(["fit", *arguments]) == code
@@ -54,34 +52,32 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 3) 
 STEP = "net(x).sum().backward()"
 
 
-def test_weights_of_a_truncated_normal_distribution_change_nothing(
-    script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In a script, in a program, and in a function of it."""
+def test_weights_of_a_truncated_normal_distribution_change_nothing(script: Script, fit_json: Any) -> None:
+    """In a script, run as a module and as a program, and in a function."""
     make = "def make(batch=8):\n    {}\n    return net, torch.zeros(batch, 64)"
     draw = "torch.nn.init.trunc_normal_(net.weight, std=0.02)"
-    plain = said(capsys, script(STEP))
-    assert said(capsys, script(draw, STEP)) == plain
-    assert said(capsys, script(draw, STEP), "--main") == plain
-    named = said(capsys, script(make.format("pass")) + ":make")
-    assert said(capsys, script(make.format(draw)) + ":make") == named
+    plain = fit_json(script(STEP))
+    assert fit_json(script(draw, STEP)) == plain
+    assert fit_json(script(draw, STEP), "--main") == plain
+    named = fit_json(script(make.format("pass")) + ":make")
+    assert fit_json(script(make.format(draw)) + ":make") == named
 
 
-def test_a_loop_that_only_another_answer_ends_is_refused_at_its_line(
+def test_endless_loop_on_a_value_is_refused_with_its_line(
     script: Script, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = "while (x.abs() > 2).any():\n    x = torch.randn(8, 64)"
     line = refused(capsys, script(drawn, STEP), "--main")
     assert "train.py:6: a condition that was true 10,000 times is asked again" in line
     assert line.endswith("tensors have no values here: name a function, train.py:function")
-    monkeypatch.setattr(scripts, "_NUMBERS", 2_000)
+    monkeypatch.setattr(scripts, "OPTIONS", replace(OPTIONS, number_reads=2_000))
     drawn = "def draw():\n    return torch.rand(()).item()\nwhile draw() < 0.5: pass"
     line = refused(capsys, script(drawn, STEP))
     assert "train.py:7: a number that was zero 2,000 times is read again" in line
 
 
-def test_a_long_loop_may_ask_in_each_of_its_steps(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    """And a number at another line, or one that is known, is another matter."""
+def test_long_loop_may_read_a_value_in_each_step(script: Script, fit_json: Any) -> None:
+    """Reads are counted by line, and known numbers are not counted."""
     lines = (
         "for step in range(2_000):",
         "    loss = (net(x) - x).square().mean()",
@@ -89,7 +85,7 @@ def test_a_long_loop_may_ask_in_each_of_its_steps(script: Script, capsys: pytest
         "    assert loss.item() == 0",
         "    assert torch.tensor(step + 0.5).item() == step + 0.5",
     )
-    assert said(capsys, script(*lines, STEP))["batch"] == 8
+    assert fit_json(script(*lines, STEP))["batch"] == 8
 
 
 LOOP = (
@@ -103,12 +99,12 @@ CAVEAT = "only of what ran"
 
 
 @pytest.mark.parametrize(("lines", "more"), [(LOOP, []), ((*LOOP, STEP), ["--main"])])
-def test_verdict_is_restricted_where_the_program_decides_by_values(
-    script: Script, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], more: list[str]
+def test_verdict_is_restricted_by_value_decisions(
+    script: Script, capsys: pytest.CaptureFixture[str], fit_json: Any, lines: tuple[str, ...], more: list[str]
 ) -> None:
     """Inference and training; in the verdict, in a line below, in JSON, and in the exit code."""
     name = script(*lines)
-    free = said(capsys, name, *more)
+    free = fit_json(name, *more)
     assert (free["fits"], free["caveats"][0]["label"]) == (None, CAVEAT)
     reason = (
         "train.py:9 decides by values of tensors, unknown before the run: conditions are taken to be true, "
@@ -130,7 +126,7 @@ def test_verdict_is_restricted_where_the_program_decides_by_values(
     assert capsys.readouterr().out.splitlines()[0].endswith(f"short ({CAVEAT})")
 
 
-def test_sweep_of_a_program_that_decides_by_values_is_restricted(
+def test_sweep_of_a_program_with_value_decisions_is_restricted(
     script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = script(*LOOP)
@@ -141,11 +137,9 @@ def test_sweep_of_a_program_that_decides_by_values_is_restricted(
     assert sum(" ? " in line for line in rest) == 2
 
 
-def test_printed_values_leave_the_verdict_unrestricted(
-    script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_printed_values_leave_the_verdict_unrestricted(script: Script, fit_json: Any) -> None:
     look = "y = net(x)\nprint(y.mean().item())\nif torch.isnan(y).any(): raise ValueError"
-    answer = said(capsys, script(look, "y.sum().backward()"), "--limit", "24GiB")
+    answer = fit_json(script(look, "y.sum().backward()"), "--limit", "24GiB")
     assert (answer["fits"], answer["caveats"]) == (True, [])
 
 
@@ -158,18 +152,18 @@ def test_printed_values_leave_the_verdict_unrestricted(
         (("print(loss.item())", "if loss is None: kept = 1"), None),
     ],
 )
-def test_decision_behind_the_first_backward_is_noted(
-    script: Script, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], named: str | None
+def test_decision_after_the_first_backward_gives_a_note(
+    script: Script, fit_json: Any, lines: tuple[str, ...], named: str | None
 ) -> None:
     """The step that was tried is as the others, so that the verdict stays."""
     name = script("best = 1.0", "loss = net(x).sum()", "loss.backward()", *lines)
-    answer = said(capsys, name, "--limit", "24GiB", "--no-largest-batch")
+    answer = fit_json(name, "--limit", "24GiB", "--no-largest-batch")
     assert (answer["fits"], answer["caveats"]) == (True, [])
     notes = [text for text in answer["warnings"] if "behind the first backward" in text]
     assert [text.partition(" ")[0] for text in notes] == [named] * bool(named)
 
 
-def test_failure_behind_a_decision_by_a_value_names_its_line(
+def test_failure_after_a_value_decision_names_the_line(
     script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(capsys, script("if (x > 3).any():", "    raise ValueError('too large')", STEP))
@@ -182,7 +176,7 @@ def test_failure_behind_a_decision_by_a_value_names_its_line(
 @pytest.mark.parametrize(
     "lines", ["k = (x > 2).sum().item()", "k = x.long().tolist()", "k = x[x > 2]", "k = x.numpy()"]
 )
-def test_values_that_become_sizes_are_refused_at_their_line(
+def test_values_used_as_sizes_are_refused_with_their_line(
     script: Script, capsys: pytest.CaptureFixture[str], lines: str
 ) -> None:
     line = refused(capsys, script(lines, STEP))
@@ -190,9 +184,7 @@ def test_values_that_become_sizes_are_refused_at_their_line(
     assert "tensors have no values here" in line
 
 
-def test_a_function_that_reads_a_value_is_told_with_its_line(
-    script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_function_reading_a_value_names_the_line(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     make = "def make():\n    while (x > 2).any(): pass\n    return net, x"
     line = refused(capsys, script(make) + ":make", code=2)
     assert "a value is read (.item(), a condition) at train.py:7: what follows depends on data" in line
@@ -204,23 +196,21 @@ def test_a_function_that_reads_a_value_is_told_with_its_line(
 CLOSURE = "def loss():\n    sgd.zero_grad()\n    out = net(x).sum()\n    out.backward()\n    return out"
 
 
-def test_a_step_with_a_closure_is_the_step_without(
-    script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain = said(capsys, script(STEP))
-    assert said(capsys, script(CLOSURE, "sgd.step(loss)")) == plain
-    assert said(capsys, script(CLOSURE, "sgd.step(closure=loss)")) == plain
+def test_a_step_with_a_closure_is_the_step_without(script: Script, fit_json: Any) -> None:
+    plain = fit_json(script(STEP))
+    assert fit_json(script(CLOSURE, "sgd.step(loss)")) == plain
+    assert fit_json(script(CLOSURE, "sgd.step(closure=loss)")) == plain
     alone = "def alone():\n    return net(x).sum()\nsgd.step(alone)\nraise AssertionError('stepped')"
-    assert said(capsys, script(alone)) == plain
+    assert fit_json(script(alone)) == plain
 
 
-def test_an_optimizer_that_calls_the_model_as_values_say_is_refused_and_another_one_tried(
-    script: Script, capsys: pytest.CaptureFixture[str]
+def test_closure_optimizer_is_refused_and_a_named_optimizer_used(
+    script: Script, capsys: pytest.CaptureFixture[str], fit_json: Any
 ) -> None:
     name = script("own = torch.optim.LBFGS(net.parameters())", CLOSURE, "own.step(loss)")
     line = refused(capsys, name, code=2)
     assert "try the step with another one, such as SGD; LBFGS holds up to 2 * history_size more" in line
-    assert said(capsys, name, "--optimizer", "sgd")["peak_bytes"] == said(capsys, script(STEP))["peak_bytes"]
+    assert fit_json(name, "--optimizer", "sgd")["peak_bytes"] == fit_json(script(STEP))["peak_bytes"]
 
 
 POOL = "import concurrent.futures as c\nc.ThreadPoolExecutor().submit(train).{}()"
@@ -236,10 +226,10 @@ POOL = "import concurrent.futures as c\nc.ThreadPoolExecutor().submit(train).{}(
         ("sgd.step()", "t = threading.Thread(target=train)\nt.start()\nt.join()"),
     ],
 )
-def test_a_program_that_trains_in_another_thread_is_refused(
+def test_training_in_another_thread_is_refused(
     script: Script, capsys: pytest.CaptureFixture[str], train: str, start: str
 ) -> None:
-    """Whatever the first one does then; and nothing is said of how it was stopped."""
+    """The actions of the main thread after that have no effect."""
     name = script(f"def train():\n    {train}", start, before="import threading")
     assert refused(capsys, name, "--main") == (
         "mempool: train.py:7: it trains in another thread, where it is not seen: "
@@ -247,23 +237,19 @@ def test_a_program_that_trains_in_another_thread_is_refused(
     )
 
 
-def test_a_thread_that_trains_nothing_is_let_alone(
-    script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inference_in_another_thread_is_ignored(script: Script, fit_json: Any) -> None:
     other = "def other():\n    with torch.no_grad(): torch.nn.Identity()(net(x))"
     start = "t = threading.Thread(target=other)\nt.start()\nt.join()"
     name = script(other, start, STEP, before="import threading")
-    assert said(capsys, name) == said(capsys, script(STEP))
+    assert fit_json(name) == fit_json(script(STEP))
 
 
-def test_what_is_compiled_by_torchscript_is_tried_as_it_is_written(
-    script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain = said(capsys, script(STEP))
+def test_torchscript_is_estimated_eagerly(script: Script, fit_json: Any) -> None:
+    plain = fit_json(script(STEP))
     ways = ("script(net)", "trace(net, x)", "trace(func=net, example_inputs=x)", "script(obj=net)")
     kept = torch.jit.script
     for way in ways:
-        assert said(capsys, script(f"net = torch.jit.{way}", STEP)) == plain
+        assert fit_json(script(f"net = torch.jit.{way}", STEP)) == plain
     assert torch.jit.script is kept
 
 
@@ -275,10 +261,10 @@ COMPILERS = {
 
 @pytest.mark.parametrize("name", COMPILERS)
 def test_compiled_model_of_a_script_is_tried_eagerly_with_a_note(
-    script: Script, capsys: pytest.CaptureFixture[str], name: str
+    script: Script, fit_json: Any, name: str
 ) -> None:
-    plain, kept = said(capsys, script("", STEP)), (torch.compile, torch.nn.Module.compile)
-    found = said(capsys, script(COMPILERS[name], STEP))
+    plain, kept = fit_json(script("", STEP)), (torch.compile, torch.nn.Module.compile)
+    found = fit_json(script(COMPILERS[name], STEP))
     [note] = set(found.pop("warnings")) - set(plain.pop("warnings"))
     assert note.startswith(f"{name} at train.py:6 is left out: the result is of the eager model")
     assert found == plain
@@ -286,29 +272,27 @@ def test_compiled_model_of_a_script_is_tried_eagerly_with_a_note(
 
 
 @pytest.mark.parametrize("head", ["@torch.compile", "@torch.compile(dynamic=True)"])
-def test_compiled_function_of_a_script_is_told_with_its_line(
-    script: Script, capsys: pytest.CaptureFixture[str], head: str
+def test_compiled_function_of_a_script_gives_a_note_with_its_line(
+    script: Script, fit_json: Any, head: str
 ) -> None:
     name = script(f"{head}\ndef loss(y):\n    return y.square().mean()", "loss(net(x)).backward()")
-    assert any("torch.compile at train.py:6 is left out" in text for text in said(capsys, name)["warnings"])
+    assert any("torch.compile at train.py:6 is left out" in text for text in fit_json(name)["warnings"])
 
 
 @pytest.mark.parametrize("made", ["torch.compile(net)", "torch.nn.Sequential(torch.compile(net))"])
 def test_compiled_model_of_a_function_is_tried_eagerly_with_a_note(
-    script: Script, capsys: pytest.CaptureFixture[str], made: str
+    script: Script, fit_json: Any, made: str
 ) -> None:
     name = script("def make():\n    return torch.nn.Sequential(torch.nn.Linear(64, 64)), x")
-    plain = said(capsys, f"{name}:make")
+    plain = fit_json(f"{name}:make")
     assert not any("torch.compile" in text for text in plain["warnings"])
     name = script(f"def make():\n    net = torch.nn.Linear(64, 64)\n    return {made}, x")
-    found = said(capsys, f"{name}:make")
+    found = fit_json(f"{name}:make")
     assert "the model is compiled by torch.compile: the result is of the eager" in " ".join(found["warnings"])
     assert found["peak_bytes"] == plain["peak_bytes"]
 
 
-def test_library_that_compiles_for_itself_is_not_told(
-    script: Script, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_compilation_inside_a_library_gives_no_note(script: Script, fit_json: Any, tmp_path: Path) -> None:
     """But where it compiles the script's model, with the line of the script."""
     library = tmp_path / "site-packages" / "compiling.py"
     library.parent.mkdir()
@@ -317,14 +301,14 @@ def test_library_that_compiles_for_itself_is_not_told(
     )
     path = f"sys.path.insert(0, {str(library.parent)!r})"  # absolute: Python caches finders by name
     before = f"import sys; {path}; sys.modules.pop('compiling', 0); import compiling"
-    alone = said(capsys, script(STEP, before=before))["warnings"]
+    alone = fit_json(script(STEP, before=before))["warnings"]
     assert not any("left out" in text for text in alone)
-    prepared = said(capsys, script("net = compiling.prepare(net)", STEP, before=before))["warnings"]
+    prepared = fit_json(script("net = compiling.prepare(net)", STEP, before=before))["warnings"]
     assert any("torch.compile at train.py:6 is left out" in text for text in prepared)
 
 
 @pytest.mark.parametrize("made", ["torch.jit.script(net)", "torch.nn.Sequential(torch.jit.script(net))"])
-def test_a_compiled_model_of_a_function_is_refused(
+def test_script_module_of_a_function_is_refused(
     script: Script, capsys: pytest.CaptureFixture[str], made: str
 ) -> None:
     name = script(f"def make():\n    return {made}, x")

@@ -1,7 +1,7 @@
 """Copies by streams: no order that streams can run in makes a wrong byte, and the host waits for none.
 
 A device in small: places of its memory are handed out in the order of the program, as PyTorch's allocator
-does, and written by kernels that are queued; what a storage is moved for follows `Mover`'s rules.
+does, and written by kernels that are queued; moves of a storage follow the rules of `TransferManager`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from fake_streams import FakeRuntime, Stream
 
 from mempool.errors import UsageError
-from mempool.torch.eager.mode import Swapper
+from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.offload import cuda_engine, pinned_memory
 from mempool.torch.offload.cuda_engine import CudaEngine
 from mempool.torch.offload.engine import HostFullError
@@ -164,7 +164,7 @@ class Device:
     st.integers(1, 6),
     st.lists(st.tuples(st.sampled_from("nnrwwllggfbe"), st.integers(0, 1 << 12)), max_size=80),
 )
-def test_no_order_of_streams_makes_a_wrong_byte(
+def test_no_interleaving_of_streams_corrupts_bytes(
     seed: int, streams: int, host: int, steps: list[tuple[str, int]]
 ) -> None:
     device = Device(seed, streams, host)
@@ -189,7 +189,7 @@ def long(steps: str, seed: int, streams: int, host: int, count: int) -> list[str
 
 
 @pytest.mark.parametrize("streams", [1, 2, 3])
-def test_long_programs_stay_right(streams: int) -> None:
+def test_long_programs_stay_correct(streams: int) -> None:
     for seed in range(40):
         assert long("nrwwllgggffbe", seed, streams, 2 + seed % 5, 120) == []
 
@@ -205,7 +205,7 @@ def trained(limit: int | None, *, seed: int = 0) -> tuple[list[str], list[Any], 
     if limit is not None:
         made = CudaEngine(CPU, 1 << 24, runtime=runtime)
         made._link = Link.of_rate(1e9)
-        swapper = Swapper(made, CPU, limit)
+        swapper = OffloadMode(made, CPU, limit)
     losses = []
     with swapper:
         for _ in range(5):
@@ -217,7 +217,7 @@ def trained(limit: int | None, *, seed: int = 0) -> tuple[list[str], list[Any], 
     return losses, [one.detach().clone() for one in model.parameters()], swapper
 
 
-def test_a_model_trains_to_the_same_bits_however_late_copies_come() -> None:
+def test_training_is_bit_identical_with_late_copies() -> None:
     losses, parameters, _ = trained(None)
     _, _, whole = trained(1 << 40)
     for seed in range(2):
@@ -234,7 +234,7 @@ def engine(host: int = 1 << 20, **options: int) -> tuple[FakeRuntime, CudaEngine
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_streams_that_are_seen_late_wait_for_copies_and_are_waited_for(seed: int) -> None:
+def test_late_streams_wait_for_copies_and_copies_for_them(seed: int) -> None:
     """Memory of a stream that was at work before the engine was made, which then moves on another."""
     runtime, made = engine(seed=seed)
     late, memory = runtime.stream(), torch.zeros(SIZE, dtype=torch.uint8)
@@ -255,7 +255,7 @@ def test_streams_that_are_seen_late_wait_for_copies_and_are_waited_for(seed: int
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_copy_comes_back_after_it_has_left(seed: int) -> None:
+def test_reload_waits_for_the_offload(seed: int) -> None:
     runtime, made = engine(seed=seed)
     target = torch.zeros(SIZE, dtype=torch.uint8)
     made.reload(made.offload(torch.full((SIZE,), 7, dtype=torch.uint8))[0], target)
@@ -263,7 +263,7 @@ def test_a_copy_comes_back_after_it_has_left(seed: int) -> None:
     assert target.eq(7).all()
 
 
-def test_nothing_is_asked_of_cuda_before_the_program_does() -> None:
+def test_cuda_is_not_initialized_before_the_program_does() -> None:
     """This PyTorch is perhaps built without CUDA, and would say so."""
     made = CudaEngine(torch.device("cuda", 3), 1 << 20)
     made.note_stream()
@@ -273,7 +273,7 @@ def test_nothing_is_asked_of_cuda_before_the_program_does() -> None:
     made.close()
 
 
-def test_a_forked_child_asks_nothing_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_child_does_not_use_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, made = engine()
     copy, transfer = made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     runtime.finish()
@@ -290,7 +290,7 @@ def test_a_forked_child_asks_nothing_of_cuda(monkeypatch: pytest.MonkeyPatch) ->
     made.close()
 
 
-def test_memory_that_copies_back_still_read_is_taken_again_in_the_order_of_streams() -> None:
+def test_memory_read_by_reloads_is_reused_in_stream_order() -> None:
     runtime, made = engine(host=PAGE)
     left, target = torch.full((SIZE,), 7, dtype=torch.uint8), torch.zeros(SIZE, dtype=torch.uint8)
     copy, _ = made.offload(left)
@@ -307,7 +307,7 @@ def test_memory_that_copies_back_still_read_is_taken_again_in_the_order_of_strea
     assert target.eq(7).all()
 
 
-def test_no_more_is_locked_than_is_allowed_and_no_copy_lies_across_two_parts() -> None:
+def test_locked_memory_is_bounded_and_copies_lie_in_one_part() -> None:
     runtime, made = engine(host=300 << 20)
     copies = [made.offload(torch.zeros(20 << 20, dtype=torch.uint8))[0] for _ in range(12)]
     assert made.host_bytes <= 300 << 20
@@ -319,7 +319,7 @@ def test_no_more_is_locked_than_is_allowed_and_no_copy_lies_across_two_parts() -
     made.close()
 
 
-def test_what_cuda_does_not_lock_is_not_there() -> None:
+def test_refused_lock_is_no_room() -> None:
     runtime, made = engine(host=80 << 20, lockable=3 * PAGE)
     made.offload(torch.zeros(2 * PAGE, dtype=torch.uint8))
     with pytest.raises(HostFullError):
@@ -330,7 +330,7 @@ def test_what_cuda_does_not_lock_is_not_there() -> None:
     runtime.finish()
 
 
-def test_what_a_plan_needs_is_locked_at_once() -> None:
+def test_planned_bytes_are_locked_at_once() -> None:
     runtime, made = engine(host=300 << 20)
     made.reserve(200 << 20)
     for _ in range(10):
@@ -340,7 +340,7 @@ def test_what_a_plan_needs_is_locked_at_once() -> None:
     made.close()
 
 
-def test_a_copy_lies_where_it_was_planned_if_what_was_there_is_dropped() -> None:
+def test_copy_lies_at_the_planned_offset_of_a_dropped_copy() -> None:
     """Also before the last copy out of it has ended, for which then the next one waits."""
     runtime, made = engine(host=8 * PAGE)
     made.reserve(6 * PAGE)
@@ -359,7 +359,7 @@ def test_a_copy_lies_where_it_was_planned_if_what_was_there_is_dropped() -> None
     made.close()
 
 
-def test_while_a_graph_is_captured_nothing_leaves_and_what_is_away_is_refused() -> None:
+def test_graph_capture_refuses_offloads_and_reloads() -> None:
     runtime, made = engine()
     copy, _ = made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     runtime.graph = True
@@ -372,7 +372,7 @@ def test_while_a_graph_is_captured_nothing_leaves_and_what_is_away_is_refused() 
         made.reload(copy, torch.zeros(SIZE, dtype=torch.uint8))
 
 
-def test_marks_leave_out_what_the_stream_waited_and_that_is_told_of_the_copy() -> None:
+def test_marks_exclude_stream_waits() -> None:
     runtime, made = engine()
     first = made.mark()
     runtime.finish()
@@ -386,7 +386,7 @@ def test_marks_leave_out_what_the_stream_waited_and_that_is_told_of_the_copy() -
     assert seconds < 0.1
 
 
-def test_waits_of_iterations_without_marks_do_not_pile_up() -> None:
+def test_unmarked_waits_are_bounded() -> None:
     _, made = engine()
     _, transfer = made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     made.wait(transfer)
@@ -394,13 +394,13 @@ def test_waits_of_iterations_without_marks_do_not_pile_up() -> None:
     assert made.mark().waits == []
 
 
-def test_what_lies_on_another_device_stays_there() -> None:
+def test_tensor_of_another_device_is_refused() -> None:
     _, made = engine()
     with pytest.raises(HostFullError, match="what lies on meta does not leave cpu"):
         made.offload(torch.zeros(SIZE, dtype=torch.uint8, device="meta"))
 
 
-def test_data_are_let_go_as_soon_as_a_copy_has_ended_though_nobody_waits() -> None:
+def test_finished_copies_release_their_data_without_a_wait() -> None:
     runtime, made = engine()
     _, transfer = made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     made.mark()
@@ -430,7 +430,7 @@ class Driver:
         return 0
 
 
-def test_locked_memory_is_asked_of_the_driver_and_unlocked_in_the_end(
+def test_pinned_memory_is_locked_and_unlocked_by_the_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pinned_memory.ctypes, "CDLL", Driver)
@@ -448,7 +448,7 @@ def test_locked_memory_is_asked_of_the_driver_and_unlocked_in_the_end(
     assert driver.locked == {}
 
 
-def test_the_link_is_measured_by_the_devices_clock_and_leaves_no_memory_locked() -> None:
+def test_link_is_measured_by_device_events_and_unlocks_its_memory() -> None:
     runtime, made = engine()
     link = made.link()
     assert link is made.link()
@@ -458,10 +458,10 @@ def test_the_link_is_measured_by_the_devices_clock_and_leaves_no_memory_locked()
     assert max(SIZES) * link.out_per_byte < 1e-2  # every copy of the fake one takes a millisecond or some
 
 
-def test_what_is_measured_with_is_no_storage_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurement_registers_no_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_engine, "SIZES", (1, PAGE))
     monkeypatch.setattr(cuda_engine, "measure", lambda copies: copies.timed(PAGE, out=True, back=True))
     _, made = engine()
-    with Swapper(made, CPU, 1 << 30) as swapper:
+    with OffloadMode(made, CPU, 1 << 30) as swapper:
         assert made.link()
         assert swapper.storages.here_bytes == 0

@@ -42,17 +42,17 @@ def train(on: CudaTorch, pool: mempool.Pool, count: int = 12, **where: int) -> N
 
 
 @alone
-def test_looks_before_the_first_step_leave_something_for_plans(driver: str) -> None:
+def test_reports_before_the_first_step_keep_the_planning_budget(driver: str) -> None:
     CudaTorch(driver)
     pool = install(driver)
-    planner = pool._planner
-    planner._budget.charge(0.5)
-    assert planner._budget.has_some()
+    planner = pool.planner
+    planner.budget.charge(0.5)
+    assert planner.budget.is_left()
     pool.close()
 
 
 @alone
-def test_a_loop_is_replayed_without_a_miss(driver: str) -> None:
+def test_loop_replays_without_a_miss(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver)
     assert on.allocator is not None
@@ -66,7 +66,7 @@ def test_a_loop_is_replayed_without_a_miss(driver: str) -> None:
 
 
 @alone
-def test_memory_may_be_of_any_kind_and_a_growing_arena_is_in_one_place(driver: str) -> None:
+def test_every_memory_option_replays_in_one_growing_arena(driver: str) -> None:
     on = CudaTorch(driver)
     for memory, symbol in (("growing", "cuMemMap"), ("managed", "cuMemAllocManaged")):
         pool = install(driver, memory=memory)
@@ -81,7 +81,7 @@ def test_memory_may_be_of_any_kind_and_a_growing_arena_is_in_one_place(driver: s
 
 
 @alone
-def test_installing_starts_no_driver(driver: str) -> None:
+def test_install_initializes_no_driver(driver: str) -> None:
     """Visible devices can still be chosen, and a forked child can use CUDA."""
     on = CudaTorch(driver)
     pool = install(driver)
@@ -98,7 +98,7 @@ def test_installing_starts_no_driver(driver: str) -> None:
 
 
 @alone
-def test_a_loop_is_replayed_with_a_planner_of_its_own_and_without_marks(driver: str) -> None:
+def test_loop_replays_with_a_background_planner_and_no_marks(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver, background=True)
     until = time.monotonic() + 120
@@ -112,7 +112,7 @@ def test_a_loop_is_replayed_with_a_planner_of_its_own_and_without_marks(driver: 
 
 
 @alone
-def test_a_plan_is_replayed_from_the_first_iteration_on(driver: str, tmp_path: str) -> None:
+def test_saved_plan_replays_from_the_first_iteration(driver: str, tmp_path: str) -> None:
     """Also where it is not known before the first tensor which device has the arena."""
     on = CudaTorch(driver)
     plan = Path(tmp_path) / "train.plan"
@@ -127,7 +127,7 @@ def test_a_plan_is_replayed_from_the_first_iteration_on(driver: str, tmp_path: s
 
 
 @alone
-def test_the_rest_of_its_functions_do_what_they_say(driver: str) -> None:
+def test_remaining_allocator_functions(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver, max_reserved=100 * MIB)
     address = on.alloc(3 * MIB)
@@ -147,7 +147,7 @@ def test_the_rest_of_its_functions_do_what_they_say(driver: str) -> None:
 
 
 @alone
-def test_memory_that_a_side_stream_reads_is_not_reused_before_it_is_through(driver: str) -> None:
+def test_side_stream_read_delays_reuse(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver)
     pool.core.set_retained_limit(1 << 40)
@@ -170,7 +170,7 @@ def test_memory_that_a_side_stream_reads_is_not_reused_before_it_is_through(driv
 
 
 @alone
-def test_where_pytorch_sees_a_gpu_it_is_the_default(driver: str) -> None:
+def test_cuda_is_the_default_with_a_gpu(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver, None)
     assert isinstance(pool, cuda.CudaPool)
@@ -178,7 +178,7 @@ def test_where_pytorch_sees_a_gpu_it_is_the_default(driver: str) -> None:
 
 
 @alone
-def test_where_pytorch_sees_none_the_cpu_is_the_default(driver: str) -> None:
+def test_cpu_is_the_default_without_a_gpu(driver: str) -> None:
     on = CudaTorch(driver, sees=False)
     with mempool.torch.install(background=False) as pool:
         assert not isinstance(pool, cuda.CudaPool)
@@ -186,7 +186,7 @@ def test_where_pytorch_sees_none_the_cpu_is_the_default(driver: str) -> None:
 
 
 @alone
-def test_the_first_device_that_allocates_is_the_pools_and_others_are_served_without_plans(
+def test_first_allocating_device_is_planned_and_others_are_served(
     driver: str,
 ) -> None:
     on = CudaTorch(driver)
@@ -207,7 +207,7 @@ def test_the_first_device_that_allocates_is_the_pools_and_others_are_served_with
 
 
 @alone
-def test_a_device_by_its_index(driver: str) -> None:
+def test_device_index_is_accepted(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver, "cuda:1")
     first, second = on.alloc(MIB, device=0), on.alloc(MIB, device=1)
@@ -215,7 +215,7 @@ def test_a_device_by_its_index(driver: str) -> None:
 
 
 @alone
-def test_a_device_that_is_not_there_is_a_clear_error_and_pytorch_is_as_before(driver: str) -> None:
+def test_missing_device_is_an_error_and_pytorch_is_unchanged(driver: str) -> None:
     on = CudaTorch(driver)
     for device, said in (("cuda:2", "no CUDA device 2"), ("cuda:x", "no device"), ("cuda:-1", "no device")):
         with pytest.raises(UsageError, match=said):
@@ -229,7 +229,7 @@ def test_a_device_that_is_not_there_is_a_clear_error_and_pytorch_is_as_before(dr
 
 
 @alone
-def test_without_a_driver_it_is_a_clear_error(driver: str) -> None:
+def test_missing_driver_is_an_error(driver: str) -> None:
     on = CudaTorch(driver)
     with pytest.raises(UsageError, match=r"no CUDA driver: libno-such\.so"):
         install("libno-such.so")
@@ -237,7 +237,7 @@ def test_without_a_driver_it_is_a_clear_error(driver: str) -> None:
 
 
 @alone
-def test_after_cuda_has_been_initialised_it_is_too_late_and_says_so(driver: str) -> None:
+def test_initialized_cuda_is_an_error(driver: str) -> None:
     on = CudaTorch(driver, in_use=True)
     with pytest.raises(UsageError, match="CUDA is in use already"):
         install(driver)
@@ -252,7 +252,7 @@ def test_after_cuda_has_been_initialised_it_is_too_late_and_says_so(driver: str)
 
 
 @alone
-def test_a_pytorch_that_is_not_built_for_cuda_is_a_clear_error(driver: str) -> None:
+def test_build_without_cuda_is_an_error(driver: str) -> None:
     CudaTorch(driver, lacks=("everything",))
     for name in (driver, "libno-such.so"):
         with pytest.raises(UsageError, match="built without CUDA"):
@@ -261,7 +261,7 @@ def test_a_pytorch_that_is_not_built_for_cuda_is_a_clear_error(driver: str) -> N
 
 
 @alone
-def test_a_pytorch_that_is_too_old_is_a_clear_error_that_names_what_it_lacks(driver: str) -> None:
+def test_old_pytorch_error_names_the_missing_functions(driver: str) -> None:
     on = CudaTorch(driver, lacks=("set_release_pool", "set_record_stream_fn"))
     with pytest.raises(UsageError, match=r"lacks set_record_stream_fn, set_release_pool; 2\.11 and later"):
         install(driver)
@@ -269,7 +269,7 @@ def test_a_pytorch_that_is_too_old_is_a_clear_error_that_names_what_it_lacks(dri
 
 
 @alone
-def test_redzones_are_refused_and_pytorch_is_as_before(driver: str) -> None:
+def test_redzones_are_refused(driver: str) -> None:
     on = CudaTorch(driver)
     with pytest.raises(UsageError, match="on the host only"):
         install(driver, check=True)
@@ -277,7 +277,7 @@ def test_redzones_are_refused_and_pytorch_is_as_before(driver: str) -> None:
 
 
 @alone
-def test_a_bad_plan_is_refused_and_pytorch_is_as_before(driver: str, tmp_path: str) -> None:
+def test_bad_plan_is_refused(driver: str, tmp_path: str) -> None:
     import traces
 
     on = CudaTorch(driver)
@@ -290,7 +290,7 @@ def test_a_bad_plan_is_refused_and_pytorch_is_as_before(driver: str, tmp_path: s
 
 
 @alone
-def test_off_leaves_pytorch_alone(driver: str) -> None:
+def test_off_mode_leaves_pytorch_unchanged(driver: str) -> None:
     on = CudaTorch(driver)
     with install(driver, mode="off") as pool:
         assert mempool.torch.installed() is pool
@@ -298,7 +298,7 @@ def test_off_leaves_pytorch_alone(driver: str) -> None:
 
 
 @alone
-def test_a_second_install_is_a_clear_error_and_the_first_goes_on(driver: str) -> None:
+def test_second_install_is_refused_and_the_first_continues(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver)
     with pytest.raises(UsageError, match="has a pool already"):
@@ -310,7 +310,7 @@ def test_a_second_install_is_a_clear_error_and_the_first_goes_on(driver: str) ->
 
 
 @alone
-def test_a_closed_pool_goes_on_serving_without_plans(driver: str) -> None:
+def test_closed_pool_serves_without_plans(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver)
     train(on, pool)
@@ -334,15 +334,15 @@ def test_a_closed_pool_goes_on_serving_without_plans(driver: str) -> None:
 
 
 @alone
-def test_what_the_planner_installs_while_the_pool_closes_is_not_replayed(driver: str) -> None:
+def test_plan_installed_during_close_is_not_replayed(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver)
     train(on, pool)
     assert pool.planned is not None
-    planner, stop = pool._planner, pool._planner.stop
+    planner, stop = pool.planner, pool.planner.stop
 
     def plan_and_stop(*seconds: float) -> None:  # it ends after the solve that runs
-        planner._learner.making.install(pool.planned, None)
+        planner.learner.builder.install(pool.planned, None)
         stop(*seconds)
 
     planner.stop = plan_and_stop
@@ -351,7 +351,7 @@ def test_what_the_planner_installs_while_the_pool_closes_is_not_replayed(driver:
 
 
 @alone
-def test_the_next_pool_takes_over_and_former_tensors_are_freed_where_they_came_from(driver: str) -> None:
+def test_next_pool_takes_over_and_former_tensors_return_to_their_pool(driver: str) -> None:
     on = CudaTorch(driver)
     first = install(driver)
     old = on.alloc(MIB)
@@ -390,7 +390,7 @@ def test_the_next_pool_takes_over_and_former_tensors_are_freed_where_they_came_f
 
 
 @alone
-def test_tensors_may_outlive_python(driver: str) -> None:
+def test_tensors_outlive_the_interpreter(driver: str) -> None:
     """The pool closes when Python exits, with tensors alive, and nothing is said."""
     on = CudaTorch(driver)
     pool = install(driver, background=True)
@@ -402,7 +402,7 @@ def test_tensors_may_outlive_python(driver: str) -> None:
 
 
 @alone
-def test_threads_with_and_without_the_interpreters_lock_are_served(driver: str) -> None:
+def test_threads_with_and_without_the_gil_are_served(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver, background=True)
     streams = [0, on.fake.stream()]
@@ -428,13 +428,15 @@ def test_threads_with_and_without_the_interpreters_lock_are_served(driver: str) 
 
 
 @alone
-def test_statistics_answer_before_the_first_tensor_and_of_devices_without_any(driver: str) -> None:
+def test_statistics_answer_before_the_first_tensor(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver)
     for name in ("_cuda_memoryStats", "_cuda_resetPeakMemoryStats", "_cuda_record_memory_history"):
         setattr(torch._C, name, on.raises)
     on.see_devices(2)
-    statistics.begin(cuda._who_serves)  # where PyTorch lacks them nothing was replaced at install
+    statistics.replace_functions(
+        cuda.serving_client
+    )  # where PyTorch lacks them nothing was replaced at install
     for device in range(2):
         torch.cuda.reset_peak_memory_stats(device)
         assert torch.cuda.memory_allocated(device) == 0
@@ -446,7 +448,7 @@ def test_statistics_answer_before_the_first_tensor_and_of_devices_without_any(dr
 
 
 @alone
-def test_a_free_never_waits_for_the_device(driver: str) -> None:
+def test_free_never_waits_for_the_device(driver: str) -> None:
     on = CudaTorch(driver)
     install(driver)
     for number in range(200):
@@ -457,7 +459,7 @@ def test_a_free_never_waits_for_the_device(driver: str) -> None:
 
 
 @alone
-def test_a_former_pools_cache_is_had_before_memory_runs_out(driver: str) -> None:
+def test_cache_of_a_former_pool_is_used_before_out_of_memory(driver: str) -> None:
     on = CudaTorch(driver)
     on.fake.set_capacity(200 * MIB)
     first = install(driver)
@@ -472,7 +474,7 @@ def test_a_former_pools_cache_is_had_before_memory_runs_out(driver: str) -> None
 
 
 @alone
-def test_a_memory_fraction_holds_for_the_next_pool_and_binds_none(driver: str) -> None:
+def test_memory_fraction_holds_for_the_next_pool(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver)
     for device in range(2):
@@ -489,7 +491,7 @@ def test_a_memory_fraction_holds_for_the_next_pool_and_binds_none(driver: str) -
 
 
 @alone
-def test_an_error_of_the_driver_is_not_out_of_memory(driver: str, translated: str) -> None:
+def test_driver_error_is_not_out_of_memory(driver: str, translated: str) -> None:
     on = CudaTorch(driver)
     install(driver)
     on.fake.fail("cuMemAlloc_v2", 700)
@@ -499,7 +501,7 @@ def test_an_error_of_the_driver_is_not_out_of_memory(driver: str, translated: st
 
 
 @alone
-def test_cudnns_benchmark_stays_off(driver: str) -> None:
+def test_cudnn_benchmark_stays_off(driver: str) -> None:
     CudaTorch(driver)
     values: list[bool] = []
     torch._C._set_cudnn_benchmark = values.append
@@ -512,7 +514,7 @@ def test_cudnns_benchmark_stays_off(driver: str) -> None:
 
 
 @alone
-def test_out_of_memory_is_pytorchs_own_error_with_the_numbers(driver: str, translated: str) -> None:
+def test_out_of_memory_is_pytorchs_own_error(driver: str, translated: str) -> None:
     on = CudaTorch(driver)
     install(driver, max_reserved=64 * MIB)
     assert on.alloc_as_pytorch(translated, MIB) != 0
@@ -525,7 +527,7 @@ def test_out_of_memory_is_pytorchs_own_error_with_the_numbers(driver: str, trans
 
 
 @alone
-def test_without_a_compiler_it_is_another_error_and_said_once(
+def test_missing_compiler_gives_another_error_and_one_warning(
     driver: str, translated: str, tmp_path: str
 ) -> None:
     on = CudaTorch(driver)

@@ -121,7 +121,7 @@ HARMLESS: dict[str, Break] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_it_is_found_and_nothing_else(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_condition_is_found_alone(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, severity, break_it = BROKEN[what]
     break_it(monkeypatch)
     found = diagnose()
@@ -134,7 +134,7 @@ def test_it_is_found_and_nothing_else(what: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("what", HARMLESS)
-def test_a_healthy_state_has_no_findings(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_healthy_state_has_no_findings(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     HARMLESS[what](monkeypatch)
     found = diagnose()
     assert not found, str(found)
@@ -144,13 +144,13 @@ def test_a_healthy_state_has_no_findings(what: str, monkeypatch: pytest.MonkeyPa
     assert "nothing is in the way" in found._repr_html_()
 
 
-def test_who_may_have_used_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_that_initialized_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setitem(sys.modules, "apex", SimpleNamespace())
     assert "import of apex" in diagnose().findings[0].problem
 
 
-def test_what_serving_brings_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_pool_has_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "pluggable")
     assert not diagnose(serving=True)
@@ -158,7 +158,7 @@ def test_what_serving_brings_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> N
     assert [finding.name for finding in diagnose(serving=True).findings] == ["cudnn_benchmark"]
 
 
-def test_what_stops_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blockers_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     for _, _, break_it in [each for each in BROKEN.values() if each[0] != "cpu_build"]:
         break_it(monkeypatch)
     monkeypatch.setitem(
@@ -169,7 +169,7 @@ def test_what_stops_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(severities) == 8
 
 
-def test_ignored_settings_are_named_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignored_settings_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "roundup_power2_divisions:[256:1,512:2],pinned_num_register_threads:8, max_split_size_mb:128"
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", text)
     (found,) = diagnose().findings

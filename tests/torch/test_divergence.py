@@ -53,7 +53,7 @@ def plain_runs() -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("way", "scenario"), [*(("marked", scenario) for scenario in DEPARTURES), ("unmarked", "evaluation")]
 )
-def test_results_are_the_same_and_the_plan_is_followed_again_at_once(
+def test_results_are_identical_and_the_plan_is_resumed_at_once(
     observer: str, way: str, scenario: str
 ) -> None:
     """With marks and without, nothing misses but in the iteration that departs, and the one after it."""

@@ -1,4 +1,4 @@
-"""What a step needs, told before it runs."""
+"""Estimates of a step's memory: totals, shares, the largest batch, and an unchanged process."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ import mempool.torch
 from mempool.errors import UsageError
 from mempool.torch.estimate import Fit, Job, fit_job, run
 from mempool.torch.estimate.attribution import CATEGORIES, rounded, steps_of
-from mempool.torch.estimate.device.emulation import as_on
+from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.estimator import needed
-from mempool.torch.estimate.fake.mode import Meeting
-from mempool.torch.estimate.largest_batch import MOST_TRIES, largest
-from mempool.torch.estimate.sources.call_spy import watched
-from traces import Kind
+from mempool.torch.estimate.fake.mode import InPlaceAccumulation
+from mempool.torch.estimate.largest_batch import largest
+from mempool.torch.estimate.options import OPTIONS
+from mempool.torch.estimate.sources.call_spy import record_calls
+from traces import EventType
 
 
 class Whole(nn.Module):
@@ -80,9 +81,13 @@ def answer(fit: Fit) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name", [n if n == "gpt" else pytest.param(n, marks=pytest.mark.full) for n in models.MODELS]
 )
-def test_the_peak_is_that_of_pytorchs_own_tracker(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_equals_the_peak_of_pytorchs_tracker(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def tracked() -> int:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, as_on("cpu"), MemTracker() as tracker:
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True) as mode,
+            emulate_device("cpu"),
+            MemTracker() as tracker,
+        ):
             model = Whole(name)
             adam = torch.optim.AdamW(model.parameters())
             tracker.track_external(model, adam)
@@ -96,7 +101,8 @@ def test_the_peak_is_that_of_pytorchs_own_tracker(name: str, monkeypatch: pytest
                 adam.zero_grad()
             return max(snapshot["Total"] for snapshot in tracker.get_tracker_snapshot("peak").values())
 
-    monkeypatch.setattr(Meeting, "in_place", lambda *_: False)  # PyTorch's mode adds gradients out of place
+    # PyTorch's own mode adds gradients out of place.
+    monkeypatch.setattr(InPlaceAccumulation, "in_place", lambda *_: False)
     trace = run(job_of(name))
     assert int(trace.load().max()) == tracked()
     monkeypatch.setattr(
@@ -121,7 +127,7 @@ jobs = st.fixed_dictionaries(
 
 @given(jobs)
 @settings(max_examples=25, deadline=None, print_blob=False)
-def test_what_holds_the_peak_adds_up_to_it(options: dict[str, Any]) -> None:
+def test_shares_by_class_module_and_phase_add_up_to_the_peak(options: dict[str, Any]) -> None:
     inputs = {"dtype": torch.float64} if options["dtype"] else {}
     job = Job(model=mlp, inputs=lambda size: ((torch.zeros(size, 32, **inputs),), {}), **options)
     fit = fit_job(job)
@@ -141,7 +147,7 @@ def test_what_holds_the_peak_adds_up_to_it(options: dict[str, Any]) -> None:
 
 @given(jobs)
 @settings(max_examples=10, deadline=None)
-def test_the_peak_is_that_of_a_walk_through_the_second_step(options: dict[str, Any]) -> None:
+def test_peak_equals_a_walk_through_the_second_step(options: dict[str, Any]) -> None:
     job = Job(model=mlp, inputs=lambda size: ((torch.zeros(size, 32),), {}), **options | {"dtype": None})
     fit = fit_job(job)
     rounds = 512 if job.device == "cuda" else 1
@@ -150,12 +156,12 @@ def test_the_peak_is_that_of_a_walk_through_the_second_step(options: dict[str, A
     steps, trace = 0, fit.trace
     for row in range(len(trace)):
         buffer = int(trace.buffer[row])
-        if trace.kind[row] == Kind.ALLOC:
+        if trace.kind[row] == EventType.ALLOC:
             size = -(-int(trace.size[row]) // rounds) * rounds
             alive[buffer] = size, trace.names[trace.category[row]]
-        elif trace.kind[row] == Kind.FREE:
+        elif trace.kind[row] == EventType.FREE:
             del alive[buffer]
-        steps += trace.kind[row] == Kind.MARK and trace.names[trace.operation[row]] == "step"
+        steps += trace.kind[row] == EventType.MARK and trace.names[trace.operation[row]] == "step"
         load = sum(size for size, _ in alive.values())
         if steps == 1 and load > most[0]:
             most = load, dict(alive)
@@ -164,7 +170,7 @@ def test_the_peak_is_that_of_a_walk_through_the_second_step(options: dict[str, A
         assert held == sum(size for size, name in most[1].values() if name == category)
 
 
-def test_a_second_step_is_like_all_that_follow() -> None:
+def test_second_step_peaks_like_all_following_steps() -> None:
     trace = run(job_of("gpt"), steps=4)
     load, steps = trace.load(), steps_of(trace)
     assert len(steps) == 4
@@ -172,7 +178,7 @@ def test_a_second_step_is_like_all_that_follow() -> None:
     assert len(set(peaks[1:])) == 1
 
 
-def test_two_answers_are_the_same() -> None:
+def test_estimate_is_deterministic() -> None:
     assert answer(fit_mlp()) == answer(fit_mlp())
 
 
@@ -218,25 +224,28 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_however_a_model_is_given_the_answer_is_the_same(way: str) -> None:
+def test_form_of_the_model_does_not_change_the_estimate(way: str) -> None:
     given_so = mempool.torch.fit(WAYS[way](), X, loss=nn.functional.cross_entropy, labels=Y)
     assert answer(given_so) == answer(fit_mlp())
 
 
 @pytest.mark.parametrize("name", ["gpt", "resnet"])
-def test_the_short_ways_of_our_mode_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortcuts_of_the_fake_mode_do_not_change_the_trace(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def tried() -> list[Any]:
         trace = run(job_of(name, device="cuda"))
         return [trace.names, *(getattr(trace, c).tolist() for c in ("kind", "buffer", "size", "operation"))]
 
-    monkeypatch.setattr(Meeting, "in_place", lambda *_: False)  # PyTorch's mode adds gradients out of place
+    # PyTorch's own mode adds gradients out of place.
+    monkeypatch.setattr(InPlaceAccumulation, "in_place", lambda *_: False)
     ours = tried()
     module = sys.modules["mempool.torch.estimate.fake.fake_run"]
     monkeypatch.setattr(module, "fake_mode", lambda: FakeTensorMode(allow_non_fake_inputs=True))
     assert tried() == ours
 
 
-def test_a_mode_that_is_active_is_used() -> None:
+def test_active_fake_mode_is_used() -> None:
     with FakeTensorMode() as mode:
         made = mlp()
     with mode:
@@ -244,12 +253,12 @@ def test_a_mode_that_is_active_is_used() -> None:
     assert answer(fit) == answer(fit_mlp())
 
 
-def test_an_optimizer_that_looks_at_values_is_tried_and_told() -> None:
+def test_optimizer_reading_values_is_estimated_with_a_warning() -> None:
     assert any("looks at values" in text for text in fit_mlp(optimizer=torch.optim.Adafactor).warnings)
     assert not fit_mlp().warnings
 
 
-def test_state_that_pytorch_keeps_on_the_host_is_no_memory_of_a_gpu() -> None:
+def test_optimizer_state_on_the_host_is_no_gpu_memory() -> None:
     parameters = sum(-(-p.numel() * 4 // 512) * 512 for p in mlp().parameters())
     many = len(list(mlp().parameters()))
     on_host = fit_mlp().by_class_bytes["optimizer_state"]
@@ -258,7 +267,7 @@ def test_state_that_pytorch_keeps_on_the_host_is_no_memory_of_a_gpu() -> None:
     assert beside == 2 * parameters + 512 * many
 
 
-def test_the_modes_hold_what_they_say() -> None:
+def test_modes_hold_their_classes_of_memory() -> None:
     train, infer, evaluate = (fit_mlp(mode=mode).by_class_bytes for mode in ("train", "inference", "eval"))
     assert train["optimizer_state"] == evaluate["optimizer_state"] > 0
     assert not infer.keys() & {"optimizer_state", "gradients"}
@@ -272,7 +281,7 @@ def test_accumulated_gradients_are_alive_in_the_next_forward() -> None:
     assert twice["forward"] >= once["forward"] + gradients
 
 
-def test_an_output_that_a_loop_holds_is_there_beside_the_next() -> None:
+def test_output_held_by_a_loop_is_alive_beside_the_next_output() -> None:
     big = {"inputs": torch.zeros(1000, 32), "mode": "inference", "optimizer": None}
     held, let_go = (
         mempool.torch.fit(nn.Linear(32, 500), **big, hold_output=hold).peak_bytes for hold in (True, False)
@@ -301,15 +310,15 @@ def test_checkpointed_blocks_hold_less() -> None:
         fit_mlp(checkpoint="nothing.like.it")
 
 
-def test_an_optimizer_of_real_parameters_is_refused_by_the_name_of_its_class() -> None:
-    """Also where another stands around it, whose class would not do either."""
+def test_optimizer_of_real_parameters_is_refused_with_its_class() -> None:
+    """Also if a wrapper stands around the optimizer, whose class would not do either."""
     made = torch.optim.SGD([nn.Parameter(torch.ones(3))], 0.1)
     for one in (made, Around(made)):
         with pytest.raises(UsageError, match="is a SGD of real parameters"):
             fit_mlp(optimizer=one)
 
 
-def test_a_first_step_that_peaks_higher_is_told() -> None:
+def test_higher_peak_of_the_first_step_gives_a_warning() -> None:
     class Big(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             if not self.state:
@@ -324,7 +333,7 @@ def test_a_first_step_that_peaks_higher_is_told() -> None:
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=300), st.integers(0, 3000), st.data())
 @settings(deadline=None)
-def test_the_largest_batch_is_that_of_trying_all(steps: list[int], limit: int, data: st.DataObject) -> None:
+def test_largest_batch_equals_exhaustive_search(steps: list[int], limit: int, data: st.DataObject) -> None:
     need = np.cumsum(steps)
     beyond = int(need[-1]) + 1 + max(0, limit)
     tried: list[int] = []
@@ -336,7 +345,7 @@ def test_the_largest_batch_is_that_of_trying_all(steps: list[int], limit: int, d
     first = data.draw(st.integers(1, 400))
     found = largest(needs, limit, first)
     assert found == max((b for b in range(1, len(need) + 1) if need[b - 1] <= limit), default=0)
-    assert len(tried) == len(set(tried)) <= MOST_TRIES
+    assert len(tried) == len(set(tried)) <= OPTIONS.batch_tries
 
 
 def test_memory_in_proportion_to_the_batch_takes_few_tries() -> None:
@@ -361,7 +370,7 @@ def test_the_search_ends_where_memory_comes_by_segments(sample: int, segment: in
     assert needs(found) <= limit < needs(found + 1)
 
 
-def test_a_search_without_end_is_told() -> None:
+def test_endless_search_gives_a_warning() -> None:
     with pytest.raises(UsageError, match="still fits, and no more is tried"):
         largest(lambda _: 1, 2)
     fit = mempool.torch.fit(nn.Linear(2, 2), torch.zeros(1 << 23, 2), limit="1TiB")
@@ -381,10 +390,10 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
         optimizer=torch.optim.AdamW,
         loss=lambda out: out.sum(),
     )
-    assert needed(job, "pytorch") <= limit < needed(job.but(batch=job.batch + 1), "pytorch")
+    assert needed(job, "pytorch") <= limit < needed(job.replace(batch=job.batch + 1), "pytorch")
 
 
-def test_what_does_not_fit_says_by_how_much() -> None:
+def test_missing_bytes_are_the_difference_to_the_limit() -> None:
     whole = fit_mlp()
     fit = fit_mlp(limit=whole.needed_bytes - 1000, largest=False)
     assert (fit.fits, fit.missing_bytes, fit.largest_batch) == (False, 1000, None)
@@ -425,7 +434,7 @@ def state_of_the_process() -> list[Any]:
 
 
 class Changing(nn.Module):
-    """What changes what it can, and fails if it is told to."""
+    """Module that changes all process-wide settings, and fails at a given place."""
 
     def __init__(self, fail: str) -> None:
         super().__init__()
@@ -457,7 +466,7 @@ class Changing(nn.Module):
 
 @pytest.mark.parametrize("ambient", ["plain", "float64", "no_grad", "inference_mode", "autocast", "meta"])
 @pytest.mark.parametrize("fail", ["", "made", "forward", "value", "backward"])
-def test_the_process_is_as_it_was(ambient: str, fail: str) -> None:
+def test_process_state_is_restored(ambient: str, fail: str) -> None:
     around = {
         "no_grad": torch.no_grad,
         "inference_mode": torch.inference_mode,
@@ -481,7 +490,7 @@ def test_the_process_is_as_it_was(ambient: str, fail: str) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_no_tensor_of_a_run_stays_in_a_cache_of_the_models() -> None:
+def test_functools_caches_keep_no_fake_tensor() -> None:
     @functools.lru_cache
     def mask(n: int) -> Tensor:
         return torch.tril(torch.ones(n, n))
@@ -510,7 +519,7 @@ def test_no_tensor_of_a_run_stays_in_a_cache_of_the_models() -> None:
     assert mask.cache_info().currsize == 2  # another's run does not empty it
 
 
-def test_a_model_and_its_inputs_stay_as_they_are() -> None:
+def test_model_and_inputs_stay_unchanged() -> None:
     model = nn.Sequential(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 4))
     model.eval()
     model[0].weight.grad = torch.ones_like(model[0].weight)
@@ -527,7 +536,7 @@ def test_a_model_and_its_inputs_stay_as_they_are() -> None:
     assert not model.training
 
 
-def test_threads_get_their_own_answers_and_errors() -> None:
+def test_threads_get_their_own_estimates_and_errors() -> None:
     told: dict[int, Any] = {}
 
     def ask(number: int) -> None:
@@ -548,7 +557,7 @@ def test_threads_get_their_own_answers_and_errors() -> None:
             assert "a value is read" in told[number]
 
 
-def test_watching_a_script_leaves_no_hook() -> None:
-    with watched():
+def test_call_recording_leaves_no_hook() -> None:
+    with record_calls():
         pass
     assert not _has_any_global_hook()

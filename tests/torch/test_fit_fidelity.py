@@ -1,4 +1,4 @@
-"""What `fit` says is alive is what PyTorch's own tracker of memory says, to the byte."""
+"""Peaks predicted by `fit` equal those of PyTorch's own memory tracker, to the byte."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from torch.distributed._tools import mem_tracker
 from torch.utils import _pytree as pytree
 
 from mempool.torch.estimate import Job, fit_job
-from mempool.torch.estimate.device.emulation import as_on
-from mempool.torch.estimate.fake.copies import made_model, to_fake
+from mempool.torch.estimate.device.emulation import emulate_device
+from mempool.torch.estimate.fake.copies import fake_model, to_fake
 from mempool.torch.estimate.fake.fake_run import loss_of
-from mempool.torch.estimate.fake.mode import Meeting, fake_mode
+from mempool.torch.estimate.fake.mode import InPlaceAccumulation, fake_mode
+
+pytestmark = pytest.mark.usefixtures("shared_isolation")
 
 OPTIMIZERS = (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adafactor)
 MODES = ("train", "inference", "eval")
 
 
 class Tracker(mem_tracker.MemTracker):  # type: ignore[misc]
-    """Without its figures for each module, which it cannot make where one is called twice."""
+    """Tracker without figures by module, which fail for a module that is called twice."""
 
     def _pre_fw_hook(self, *_: Any) -> None: ...
     def _post_fw_hook(self, *_: Any) -> None: ...
@@ -44,8 +46,8 @@ def tracked(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
     )
     tracker = Tracker()
     given: Any = ()
-    with fake_mode() as mode, as_on(job.device, capability=job.capability):
-        model = made_model(job.model, job.dtype).train(job.mode == "train")
+    with fake_mode() as mode, emulate_device(job.device, capability=job.capability):
+        model = fake_model(job.model, job.dtype).train(job.mode == "train")
         optimizer = (
             None if job.optimizer is None or job.mode == "inference" else job.optimizer(model.parameters())
         )
@@ -53,7 +55,7 @@ def tracked(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
         for step in range(2):
             if step == 1:
                 batch = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
-                mode._meeting = Meeting()  # what is between the engine and the mode is more than before
+                mode.accumulation = InPlaceAccumulation()  # more frames now lie between engine and mode
                 tracker.track_external(model, *([optimizer] if optimizer else []), *batch)
                 del batch
             with tracker if step == 1 else contextlib.nullcontext():
@@ -63,7 +65,7 @@ def tracked(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
                         loss = loss_of(job, model(*given[0], **given[1]), None, lambda _: None)
                     loss.backward()
                     del loss
-                    with mode.guessing(lambda: None):
+                    with mode.guess_values(lambda: None):
                         optimizer.step()
                     optimizer.zero_grad()
                 else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,16 +13,17 @@ import torch
 from torch import nn
 
 import mempool.torch
-from mempool.cli.app import call
 from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.fake.copies import holds_ones, to_fake
 from mempool.torch.estimate.fake.mode import fake_mode
-from mempool.torch.estimate.sources.transformers_models import hub
-from traces.trace import Kind
+from mempool.torch.estimate.sources.transformers_models import transformers_model
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("shared_isolation")
 
 GIB, LAYERS, WIDTH, TOKENS, WORDS = 1 << 30, 4, 256, 512, 1000
 CACHE = 2 * LAYERS * WIDTH * TOKENS * 4
@@ -52,7 +52,7 @@ def job(**changes: Any) -> Job:
     return Job(**{"model": llama, "inputs": tokens, "batch": 1, "mode": "inference"} | changes)
 
 
-def test_key_value_cache_is_a_class_of_its_own() -> None:
+def test_key_value_cache_is_a_separate_class() -> None:
     classes = fit_job(job()).by_class_bytes
     assert classes["key_value_cache"] == CACHE
     assert "key_value_cache" not in fit_job(job(model=lambda: llama(use_cache=False))).by_class_bytes
@@ -83,12 +83,12 @@ def test_cache_of_a_decoder_with_an_encoder_has_both_parts() -> None:
 
     given = job(model=lambda: transformers.T5ForConditionalGeneration(config), inputs=inputs)
     trace = fit_job(given).trace
-    cached = (trace.kind == Kind.ALLOC) & (trace.category == trace.names.index("key_value_cache"))
+    cached = (trace.kind == EventType.ALLOC) & (trace.category == trace.names.index("key_value_cache"))
     steps = 2
     assert int(trace.size[cached].sum()) == steps * 2 * 2 * WIDTH * (TOKENS + 128) * 4
 
 
-def test_inference_counts_one_output_and_names_the_price_of_two() -> None:
+def test_inference_counts_a_single_output_and_notes_the_bytes_of_two() -> None:
     usual, held = fit_job(job()), fit_job(job(hold_output=True))
     assert held.peak_bytes - usual.peak_bytes == CACHE + LOGITS
     assert held.by_class_bytes["key_value_cache"] == 2 * CACHE
@@ -99,7 +99,7 @@ def test_inference_counts_one_output_and_names_the_price_of_two() -> None:
 
 def test_seven_billion_parameters_at_32k_tokens_need_31_gib() -> None:
     """6.738e9 parameters of 2 bytes are 12.55 GiB, the cache is 16, logits are 1.95: 30.5, and an MLP."""
-    config = hub("llama-2-7b", {}).config
+    config = transformers_model("llama-2-7b", {}).config
 
     def inputs(batch: int) -> Any:
         given = torch.zeros(batch, 32_768, dtype=torch.int64)
@@ -119,7 +119,7 @@ def test_seven_billion_parameters_at_32k_tokens_need_31_gib() -> None:
     assert made.fits
 
 
-def test_training_with_a_cache_counts_it_as_such() -> None:
+def test_training_counts_the_key_value_cache() -> None:
     def inputs(batch: int) -> Any:
         _, given = tokens(batch)
         return (), given | {"labels": given["input_ids"], "use_cache": True}
@@ -138,7 +138,7 @@ def test_training_with_a_cache_counts_it_as_such() -> None:
     ],
 )
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
-def test_mask_of_ones_costs_as_little_as_no_mask(mask: Any, capability: tuple[int, int]) -> None:
+def test_mask_of_true_values_costs_as_little_as_no_mask(mask: Any, capability: tuple[int, int]) -> None:
     half = {"dtype": torch.bfloat16, "capability": capability}
     without = fit_job(job(**half))
     assert (
@@ -153,13 +153,13 @@ def _padded(ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("mask", [_padded, torch.zeros_like, torch.empty_like])
-def test_mask_that_may_hold_zeros_costs_a_square_of_the_length(mask: Any) -> None:
+def test_mask_with_possible_zeros_costs_a_square_of_the_length(mask: Any) -> None:
     half = {"dtype": torch.bfloat16}
     more = fit_job(job(inputs=lambda b: tokens(b, mask), **half)).peak_bytes - fit_job(job(**half)).peak_bytes
     assert more > TOKENS * TOKENS
 
 
-def test_encoder_drops_a_mask_of_ones() -> None:
+def test_encoder_drops_a_mask_of_true_values() -> None:
     config = transformers.BertConfig(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
     )
@@ -175,7 +175,7 @@ def test_encoder_drops_a_mask_of_ones() -> None:
     assert peak(torch.ones_like) < peak(torch.zeros_like) - TOKENS * TOKENS
 
 
-def test_real_mask_of_ones_is_known_and_a_real_padded_one_is_not() -> None:
+def test_real_mask_is_known_to_be_full_unless_padded() -> None:
     real = torch.ones(2, 8, dtype=torch.int64)
     padded = real.clone()
     padded[1, 7] = 0
@@ -237,17 +237,16 @@ WRAPPED = ("def wrapped(x):", "    return [model(x)]")
         (["kept = []", "for _ in range(3):", "    kept.append(model(torch.zeros(5000, 1000)))"], 2),
     ],
 )  # fmt: skip
-def test_script_holds_a_former_output_only_where_its_loop_does(
+def test_script_holds_a_former_output_only_if_the_loop_does(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fit_json: Any,
     lines: list[str],
     outputs: int,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "answers.py").write_text(SCRIPT.format("\n".join(f"    {line}" for line in lines)))
-    assert call(["fit", "answers.py", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = fit_json("answers.py")
     assert found["mode"] == "inference"
     floats = found["peak_bytes"] // 4
     assert floats // 5_000_000 == outputs + 1  # the inputs

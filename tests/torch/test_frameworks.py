@@ -28,18 +28,18 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return told_by(Path(__file__).with_name("trainer.py"))
 
 
-def test_what_trainer_trains_is_the_same_to_the_bit(said: Any) -> None:
+def test_trainer_is_bit_identical(said: Any) -> None:
     plain, pooled = said["plain"], said["pooled"]
     assert len(set(plain["losses"])) > 1
     assert (pooled["losses"], pooled["parameters"]) == (plain["losses"], plain["parameters"])
 
 
-def test_only_the_real_steps_of_a_trainer_that_accumulates_end_iterations(said: Any) -> None:
+def test_only_real_steps_of_an_accumulating_trainer_end_iterations(said: Any) -> None:
     pooled = said["pooled"]
     assert pooled["iterations"] == pooled["steps"] == len(pooled["losses"])
 
 
-def test_a_trainer_whose_lengths_vary_follows_its_plan(said: Any) -> None:
+def test_trainer_with_varying_lengths_follows_its_plan(said: Any) -> None:
     counts = said["pooled"]["outcomes"]
     new = {what: count - counts[LEARNING - 1].get(what, 0) for what, count in counts[-1].items()}
     assert new["hit"] >= HITS * sum(new.values())

@@ -54,7 +54,7 @@ class Kept:
 
 
 @given(st.lists(st.tuples(st.sampled_from("oobbdw"), st.integers(0, 1 << 16)), max_size=40))
-def test_what_comes_back_is_what_left(steps: list[tuple[str, int]]) -> None:
+def test_reload_restores_the_offloaded_bytes(steps: list[tuple[str, int]]) -> None:
     engine = HostEngine(ROOM)
     kept, asked, coming = list[Kept](), [], []
     for seed, (what, number) in enumerate(steps):
@@ -86,7 +86,7 @@ def test_what_comes_back_is_what_left(steps: list[tuple[str, int]]) -> None:
     engine.close()
 
 
-def test_memory_of_a_copy_that_is_used_is_not_taken_again(engine: HostEngine) -> None:
+def test_memory_of_a_copy_in_use_is_not_reused(engine: HostEngine) -> None:
     copy, transfer = engine.offload(data(ROOM, 1))
     engine.wait(transfer)
     go = hold(engine, 1)
@@ -101,7 +101,7 @@ def test_memory_of_a_copy_that_is_used_is_not_taken_again(engine: HostEngine) ->
     assert torch.equal(target, data(ROOM, 1))
 
 
-def test_what_is_dropped_twice_is_given_back_once(engine: HostEngine) -> None:
+def test_double_drop_frees_once(engine: HostEngine) -> None:
     copy, transfer = engine.offload(data(ROOM, 1))
     engine.wait(transfer)
     engine.drop(copy)
@@ -109,7 +109,7 @@ def test_what_is_dropped_twice_is_given_back_once(engine: HostEngine) -> None:
     assert engine.host_bytes == 0
 
 
-def test_a_copy_comes_back_after_it_has_left(engine: HostEngine) -> None:
+def test_reload_waits_for_the_offload(engine: HostEngine) -> None:
     go = hold(engine, 0)
     copy, _ = engine.offload(data(5000, 1))
     target = torch.zeros(5000, dtype=torch.uint8)
@@ -121,7 +121,7 @@ def test_a_copy_comes_back_after_it_has_left(engine: HostEngine) -> None:
     assert engine.waited(coming) > 0
 
 
-def test_data_are_let_go_as_soon_as_a_copy_has_ended_though_nobody_waits(engine: HostEngine) -> None:
+def test_finished_copies_release_their_data_without_a_wait(engine: HostEngine) -> None:
     left = data(5000, 1)
     gone = weakref.ref(left)
     _, transfer = engine.offload(left)
@@ -131,7 +131,7 @@ def test_data_are_let_go_as_soon_as_a_copy_has_ended_though_nobody_waits(engine:
     assert gone() is None
 
 
-def test_marks_stand_still_while_the_program_waits(engine: HostEngine) -> None:
+def test_marks_exclude_waits(engine: HostEngine) -> None:
     go = hold(engine, 0)
     _, transfer = engine.offload(data(5000, 1))
     timer = threading.Timer(0.05, go)
@@ -143,7 +143,7 @@ def test_marks_stand_still_while_the_program_waits(engine: HostEngine) -> None:
     assert engine.seconds([before, after])[0] < waited
 
 
-def test_after_rest_what_was_not_needed_for_two_iterations_is_given_back() -> None:
+def test_memory_unused_for_two_iterations_is_released() -> None:
     engine = HostEngine(256 << 20)
     copy, transfer = engine.offload(torch.ones(200 << 20, dtype=torch.uint8))
     engine.wait(transfer)
@@ -157,14 +157,14 @@ def test_after_rest_what_was_not_needed_for_two_iterations_is_given_back() -> No
     engine.close()
 
 
-def test_the_link_is_measured_once(engine: HostEngine) -> None:
+def test_link_is_measured_once(engine: HostEngine) -> None:
     link = engine.link()
     assert link is engine.link()
     assert 0 < link.out_per_byte < 1e-6
     assert 0 < link.in_per_byte < 1e-6
 
 
-def test_engines_that_are_gone_leave_no_thread() -> None:
+def test_collected_engines_leave_no_thread() -> None:
     def copying() -> int:
         return sum(thread.name.startswith("mempool-copy") for thread in threading.enumerate())
 
@@ -194,7 +194,7 @@ def in_child(act: Callable[[], bool]) -> bool:
     return status == 0
 
 
-def test_a_forked_child_ends_copies_that_were_under_way_and_makes_its_own(engine: HostEngine) -> None:
+def test_forked_child_finishes_pending_copies(engine: HostEngine) -> None:
     away, transfer = engine.offload(data(5000, 1))
     engine.wait(transfer)
     go, go_too = hold(engine, 0), hold(engine, 1)
@@ -235,7 +235,7 @@ def test_a_forked_child_ends_copies_that_were_under_way_and_makes_its_own(engine
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 2 * PAGE)), max_size=12))
-def test_copies_at_once_and_by_threads_mix(steps: list[tuple[bool, int]]) -> None:
+def test_synchronous_and_asynchronous_copies_mix(steps: list[tuple[bool, int]]) -> None:
     """Whoever makes a copy, what comes back is what left, and all memory is given back."""
     engine = HostEngine(1 << 20)
     held = []
@@ -256,12 +256,12 @@ def test_copies_at_once_and_by_threads_mix(steps: list[tuple[bool, int]]) -> Non
     engine.close()
 
 
-def test_a_full_host_refuses_a_copy_at_once(engine: HostEngine) -> None:
+def test_full_host_refuses_a_copy_at_once(engine: HostEngine) -> None:
     with pytest.raises(HostFullError):
         engine.offload_now(torch.zeros(1 << 30, dtype=torch.uint8), 1 << 30)
 
 
-def test_where_there_is_one_core_the_program_makes_all_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_core_makes_synchronous_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, all_of_them in (({0}, True), ({0, 1}, False)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
         engine = HostEngine(1 << 20)

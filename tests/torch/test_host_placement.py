@@ -11,9 +11,9 @@ from swap_steps import links, steps
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mempool.torch.eager.mode import Swapper
-from mempool.torch.eager.recorded_iteration import Recorded, Tape
-from mempool.torch.eager.schedule_actions import FETCH, program_of
+from mempool.torch.eager.mode import OffloadMode
+from mempool.torch.eager.patterns import RELOAD, schedule_of
+from mempool.torch.eager.recorded_iteration import RecordedIteration, RecordedStep
 from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.offload.host_memory import FreeList, pages
 from mempool.torch.offload.host_placement import host_copies
@@ -30,15 +30,17 @@ CPU = torch.device("cpu")
 def followed(step: Step, swap: PlannedSchedule) -> None:
     """Do what a program says, turn by turn, with an arena of as many bytes as were planned."""
     copies = host_copies(step, swap.schedule)
-    program = program_of(Tape(functions=[None] * len(step)), Recorded(step, [], {}), swap, copies)
+    program = schedule_of(
+        RecordedIteration(functions=[None] * len(step)), RecordedStep(step, [], {}), swap, copies
+    )
     free_list, there = FreeList(copies.size), dict[int, int]()
     rests = {int(row) for row in swap.schedule.resting}
     for turn in range(TURNS):
-        for line_at, line in enumerate(program.lines):
+        for line_at, line in enumerate(program.actions):
             for action, row in line.before:
-                if action == FETCH and turn >= 2:
+                if action == RELOAD and turn >= 2:
                     assert row in there, f"the copy of {row} is gone at {line_at}"
-            for row in line.gone:
+            for row in line.dropped_copies:
                 if row in there:
                     free_list.release(there.pop(row), int(step.size[row]))
             for row, at in line.after:
@@ -52,7 +54,7 @@ def followed(step: Step, swap: PlannedSchedule) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.data())
-def test_each_copy_finds_its_place_free_and_is_there_until_it_is_read(data: st.DataObject) -> None:
+def test_planned_offset_is_free_and_the_copy_lasts_until_its_last_read(data: st.DataObject) -> None:
     step = data.draw(steps(circles=True).filter(lambda step: step.circular))
     planner = OffloadPlanner(step, data.draw(links()), least_bytes=0, tries=1)
     low = planner.floor()[0]
@@ -74,26 +76,26 @@ class Wide:
         self.optimizer.step()
 
 
-def test_in_training_all_that_leaves_by_plan_lies_where_it_was_planned(one_thread: None) -> None:
+def test_training_places_each_copy_at_its_planned_offset(one_thread: None) -> None:
     """So that the host has no more than was planned: also what left before there was a plan is gone."""
     placed: list[tuple[int, int, int]] = []  # where it was asked to, where it lies, where that ends
 
-    class Watched(HostEngine):
+    class RecordingEngine(HostEngine):
         def offload(self, data: Any, at: int = -1) -> Any:
             made = super().offload(data, at)
             placed.append((at, made[0].at, made[0].at + made[0].size))
             return made
 
-    engine = Watched(64 * MIB)
+    engine = RecordingEngine(64 * MIB)
     try:
-        with Swapper(engine, CPU, 4 * MIB) as swapper:
+        with OffloadMode(engine, CPU, 4 * MIB) as mode:
             loop = Wide()
             for _ in range(12):
                 placed.clear()
                 loop.step()
-            plan = swapper.iterations.plan
+            plan = mode.iterations.schedule
             assert plan is not None
-            assert swapper.iterations.following
+            assert mode.iterations.is_following
             moved = plan.recorded.step.size[sorted(set(plan.swap.schedule.buffer.tolist()))]
             assert plan.copies.size <= moved.sum()  # one place does for several, in turn
             assert placed

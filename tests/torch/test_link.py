@@ -27,7 +27,7 @@ class Clockwork:
 
 
 @given(FIXED, PER_BYTE, FIXED, PER_BYTE, st.booleans())
-def test_what_copies_take_is_found_whatever_disturbs_some(
+def test_fitted_link_ignores_outliers(
     out_fixed: float, out_per_byte: float, in_fixed: float, in_per_byte: float, duplex: bool
 ) -> None:
     link = measure(Clockwork((out_fixed, out_per_byte), (in_fixed, in_per_byte), duplex))
@@ -38,7 +38,7 @@ def test_what_copies_take_is_found_whatever_disturbs_some(
 
 
 @given(st.lists(st.floats(1e-7, 10), min_size=2, max_size=8))
-def test_a_fit_is_never_negative_and_no_line_is_nearer(seconds: list[float]) -> None:
+def test_fit_is_nonnegative_and_optimal(seconds: list[float]) -> None:
     sizes = SIZES[: len(seconds)]
     seconds = seconds[: len(sizes)]
 

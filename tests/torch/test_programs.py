@@ -102,7 +102,7 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_an_unchanged_program_under_mempool_run(tmp_path: Path) -> None:
+def test_unmodified_program_runs_under_mempool_run(tmp_path: Path) -> None:
     """Loader workers, lazy layers, a schedule: the same output, and a report of PyTorch's pool."""
     script = write(tmp_path / "train.py", TRAIN)
     command = [script, "--epochs", "4"]
@@ -121,7 +121,7 @@ def test_an_unchanged_program_under_mempool_run(tmp_path: Path) -> None:
     assert report["hit_rate"] > 0.99
 
 
-def test_two_processes_that_train_together_have_a_pool_and_a_plan_each(tmp_path: Path) -> None:
+def test_two_training_processes_have_separate_pools_and_plans(tmp_path: Path) -> None:
     """And each begins with its own plan the next time."""
     script = write(tmp_path / "ddp.py", DISTRIBUTED)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
@@ -160,7 +160,7 @@ BOTH = """
 
 
 @pytest.mark.parametrize("uses_torch", [True, False])
-def test_a_program_with_two_frameworks_has_a_trace_of_each(tmp_path: Path, uses_torch: bool) -> None:
+def test_program_with_two_frameworks_has_a_trace_of_each(tmp_path: Path, uses_torch: bool) -> None:
     """Under the name asked for is the trace of the last that is used; another stands beside it."""
     more = "for i in range(100): t = torch.ones(100, 100) @ torch.ones(100, 100)" if uses_torch else ""
     script = write(tmp_path / "p.py", BOTH.format(torch="import torch", more=more))
@@ -177,7 +177,7 @@ def test_a_program_with_two_frameworks_has_a_trace_of_each(tmp_path: Path, uses_
         assert tensors.metadata["client"] == "torch"
 
 
-def test_a_plan_serves_the_framework_that_it_was_made_for(tmp_path: Path) -> None:
+def test_saved_plan_serves_its_own_framework(tmp_path: Path) -> None:
     script = write(tmp_path / "p.py", BOTH.format(torch="import sys, torch", more=""))
     trace, plan, report = (str(tmp_path / name) for name in ("t.trace", "t.plan", "r.json"))
     mempool = [sys.executable, "-m", "mempool"]

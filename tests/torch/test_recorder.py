@@ -18,7 +18,7 @@ from slow_recorder import SlowRecorder
 from torch.distributed._tools import mem_tracker
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from traces import Kind, Trace
+from traces import EventType, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,13 +66,13 @@ def at_peak(trace: Trace) -> Counter[str]:
     for kind, buffer, size, category in zip(
         trace.kind.tolist(), trace.buffer.tolist(), trace.size.tolist(), trace.category.tolist(), strict=True
     ):
-        if kind == Kind.ALLOC:
+        if kind == EventType.ALLOC:
             alive[buffer] = trace.names[category], size
             if sum(size for _, size in alive.values()) > best.total():
                 best = Counter()
                 for name, held in alive.values():
                     best[name] += held
-        elif kind == Kind.FREE:
+        elif kind == EventType.FREE:
             del alive[buffer]
     return best
 
@@ -137,7 +137,7 @@ class TestModels:
 
     def test_the_second_of_two_steps_does_what_the_third_does(self) -> None:
         trace = train("gpt", recorder, fake=True, steps=3).trace()
-        ends = np.flatnonzero((trace.kind == Kind.MARK) & (trace.operation == trace.names.index("step")))
+        ends = np.flatnonzero((trace.kind == EventType.MARK) & (trace.operation == trace.names.index("step")))
         second, third = slice(ends[0] + 1, ends[1] + 1), slice(ends[1] + 1, ends[2] + 1)
         for column in ("kind", "size", "operation", "module", "category"):
             assert np.array_equal(getattr(trace, column)[second], getattr(trace, column)[third])
@@ -145,7 +145,7 @@ class TestModels:
     def test_modules_are_named_as_in_the_model_in_the_backward_too(self) -> None:
         trace = traced("gpt")
         head = trace.names.index("Step.model.head")
-        rows = np.flatnonzero((trace.module == head) & (trace.kind == Kind.WRITE))
+        rows = np.flatnonzero((trace.module == head) & (trace.kind == EventType.WRITE))
         phases = {phase_of(trace, row) for row in rows.tolist()}
         assert {"forward", "backward"} <= phases
         paths = {name for name, _ in torch.nn.Module.named_modules(MODELS["gpt"]())} - {"", "layers"}
@@ -154,7 +154,7 @@ class TestModels:
 
     def test_rows_of_an_operation_have_one_time(self) -> None:
         trace = traced("gpt", fake=False)
-        touched = np.isin(trace.kind, (Kind.READ, Kind.WRITE))
+        touched = np.isin(trace.kind, (EventType.READ, EventType.WRITE))
         times = trace.time_ns[touched]
         assert (np.diff(times) >= 0).all()
         operations = {}
@@ -163,5 +163,5 @@ class TestModels:
 
 
 def phase_of(trace: Trace, row: int) -> str:
-    before = np.flatnonzero(trace.kind[:row] == Kind.MARK)
+    before = np.flatnonzero(trace.kind[:row] == EventType.MARK)
     return trace.names[trace.operation[before[-1]]]

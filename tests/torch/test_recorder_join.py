@@ -17,7 +17,7 @@ from recorded import made, marks
 import mempool.torch
 from mempool import UsageError
 from mempool.cli.app import call
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
@@ -81,9 +81,11 @@ def test_every_storage_is_one_of_the_pools_buffers_and_what_is_left_are_temporar
         assert kinds[category] == seen[category]
     assert kinds["temporaries"] > seen["temporaries"]  # those inside of kernels
     touched = {
-        kind: int((trace.kind == kind).sum()) for kind in (Kind.READ, Kind.WRITE) for trace in (alone,)
+        kind: int((trace.kind == kind).sum())
+        for kind in (EventType.READ, EventType.WRITE)
+        for trace in (alone,)
     }
-    assert touched == {kind: int((joined.kind == kind).sum()) for kind in (Kind.READ, Kind.WRITE)}
+    assert touched == {kind: int((joined.kind == kind).sum()) for kind in (EventType.READ, EventType.WRITE)}
     assert joined.metadata["unserved_bytes"] == "0"
 
 
@@ -97,7 +99,7 @@ def test_a_write_of_what_an_operation_makes_comes_after_its_alloc_and_both_name_
     trace = recording.trace
     trace.validate()
     exp = trace.names.index("aten::exp")
-    kinds = [Kind(kind).name for kind in trace.kind[trace.operation == exp]]
+    kinds = [EventType(kind).name for kind in trace.kind[trace.operation == exp]]
     assert sorted(kinds) == ["ALLOC", "READ", "WRITE"]
     assert kinds.index("ALLOC") < kinds.index("WRITE")
     assert len(y) == 1000
@@ -110,13 +112,13 @@ def test_memory_that_the_pool_does_not_serve_is_left_out_and_told(pool: mempool.
     del pool
     recording.trace.validate()
     assert recording.trace.metadata["unserved_bytes"] == "4000"
-    assert (recording.trace.kind == Kind.READ).sum() == 0
+    assert (recording.trace.kind == EventType.READ).sum() == 0
 
 
 def test_what_an_error_ends_is_recorded_too(pool: mempool.torch.TensorPool, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fail(tmp_path / "a.trace")
-    assert (read_trace(tmp_path / "a.trace").kind == Kind.WRITE).any()
+    assert (read_trace(tmp_path / "a.trace").kind == EventType.WRITE).any()
     assert not pool.client.state()["tracing"]
 
 

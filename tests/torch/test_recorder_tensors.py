@@ -19,7 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mempool.recording.torch import AccessRecorder
-from traces import Kind, Trace, TraceError
+from traces import EventType, Trace, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -311,7 +311,7 @@ class TestUse:
         with AccessRecorder(clock=lambda func, args, kwargs, result: 10) as recorder:
             torch.ones(2) + 1
         trace = recorder.trace()
-        assert trace.time_ns[np.isin(trace.kind, (Kind.READ, Kind.WRITE))].tolist() == [0, 10, 10]
+        assert trace.time_ns[np.isin(trace.kind, (EventType.READ, EventType.WRITE))].tolist() == [0, 10, 10]
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes by fork")
     def test_a_forked_child_records_nothing(self) -> None:

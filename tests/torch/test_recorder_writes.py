@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mempool.recording.torch.ledger import storages_in, tensors_in
 from mempool.recording.torch.operations import learn
-from mempool.recording.torch.storages import storages_in, tensors_in
 
 
 class Compared(TorchDispatchMode):

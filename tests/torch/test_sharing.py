@@ -32,7 +32,7 @@ def other_on(driver: str, **options: object) -> CallbackPool:
 
 
 @alone
-def test_memory_goes_from_pytorch_to_another_and_back(driver: str) -> None:
+def test_memory_moves_between_pytorch_and_another_client_and_back(driver: str) -> None:
     on = CudaTorch(driver)
     other = other_on(driver)
     pool = install(driver, share=other)
@@ -49,7 +49,7 @@ def test_memory_goes_from_pytorch_to_another_and_back(driver: str) -> None:
 
 
 @alone
-def test_each_replays_its_plan(driver: str) -> None:
+def test_each_client_replays_its_plan(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver)
     on.free(on.alloc(MIB))  # now it is known which device it is
@@ -68,7 +68,7 @@ def test_each_replays_its_plan(driver: str) -> None:
 
 
 @alone
-def test_the_device_that_another_uses_is_pytorchs(driver: str) -> None:
+def test_shared_device_is_pytorchs_device(driver: str) -> None:
     on = CudaTorch(driver)
     pool = install(driver)
     other = CallbackPool(None, driver=driver, share=pool, background=False)
@@ -79,7 +79,7 @@ def test_the_device_that_another_uses_is_pytorchs(driver: str) -> None:
 
 
 @alone
-def test_memory_in_which_streams_share_is_not_for_pytorch_unless_it_says_so(driver: str) -> None:
+def test_shared_streams_need_consent(driver: str) -> None:
     CudaTorch(driver)
     with pytest.raises(UsageError, match="make that pool with wait_bytes='never'"):
         install(driver, share=other_on(driver, wait_bytes=0))
@@ -89,7 +89,7 @@ def test_memory_in_which_streams_share_is_not_for_pytorch_unless_it_says_so(driv
 
 
 @alone
-def test_the_next_pool_on_the_same_memory_counts_what_the_former_left(driver: str) -> None:
+def test_next_pool_on_the_same_memory_counts_leftovers(driver: str) -> None:
     on = CudaTorch(driver)
     other = other_on(driver)
     former = install(driver, share=other)
@@ -106,7 +106,7 @@ def test_the_next_pool_on_the_same_memory_counts_what_the_former_left(driver: st
 
 
 @alone
-def test_arrays_and_tensors_on_one_memory() -> None:
+def test_arrays_and_tensors_share_one_memory() -> None:
     with (
         mempool.numpy.install(background=False) as arrays,
         mempool.torch.install(device="cpu", share=arrays, background=False) as tensors,
@@ -125,7 +125,7 @@ def test_arrays_and_tensors_on_one_memory() -> None:
 
 
 @alone
-def test_a_loop_of_both_gives_the_same_numbers_as_without() -> None:
+def test_mixed_loop_is_identical_without_sharing() -> None:
     def work(step: int) -> float:
         batch = np.arange(1 << 16, dtype=np.float32) * step
         weights = torch.linspace(0, 1, 1 << 16, requires_grad=True)

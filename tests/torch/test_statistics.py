@@ -80,13 +80,13 @@ def answering(*pools: Pool, devices: int | None = None) -> Iterator[list[str]]:
     """The pools serve the first devices of a pretended machine."""
     with pytest.MonkeyPatch.context() as patch:
         refused = pretend(patch, len(pools) if devices is None else devices)
-        statistics.begin(
+        statistics.replace_functions(
             lambda index: (pools[index].client, pools[index].core) if index < len(pools) else None
         )
         try:
             yield refused
         finally:
-            statistics.end()
+            statistics.restore_functions()
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def perform(pool: Pool, program: list[tuple[str, int, int]]) -> dict[int, int]:
 class TestStatistics:
     @settings(max_examples=60, deadline=None)
     @given(program=steps, page=st.sampled_from([0, 4096, 1 << 16]))
-    def test_the_books_balance(self, program: list[tuple[str, int, int]], page: int) -> None:
+    def test_balances_add_up(self, program: list[tuple[str, int, int]], page: int) -> None:
         """All is small and large, nothing is beyond its peak, what is there is what came less what went."""
         with Pool(gpu(page), background=False) as pool, answering(pool):
             live = perform(pool, program)
@@ -140,7 +140,7 @@ class TestStatistics:
             assert nested["allocation"]["all"]["current"] == len(live)
             assert torch.cuda.memory_reserved(0) == pool.device.counts().committed
 
-    def test_every_function_of_pytorch_answers(self, answered: Pool) -> None:
+    def test_all_pytorch_functions_answer(self, answered: Pool) -> None:
         answered.allocate(100)
         kept = answered.allocate(3 * MIB)
         answered.free(answered.allocate(5 * MIB))
@@ -160,7 +160,7 @@ class TestStatistics:
         with pytest.warns(FutureWarning):
             torch.cuda.reset_max_memory_allocated()
 
-    def test_the_keys_are_those_of_pytorchs_own_allocator(self, answered: Pool) -> None:
+    def test_keys_match_pytorchs_allocator(self, answered: Pool) -> None:
         kinds = ("all", "small_pool", "large_pool")
         values = ("current", "peak", "allocated", "freed")
         expected = {".".join(parts) for parts in itertools.product(STATS, kinds, values)}
@@ -170,14 +170,14 @@ class TestStatistics:
         assert set(found) - expected - set(COUNTERS) <= {"num_oom_rejections"}
         assert all(isinstance(value, int) for value in found.values())
 
-    def test_the_accelerator_says_the_same(self, answered: Pool) -> None:
+    def test_accelerator_statistics_agree(self, answered: Pool) -> None:
         answered.allocate(MIB)
         assert torch.accelerator.memory_allocated(0) == torch.cuda.memory_allocated(0) == MIB
         torch.accelerator.reset_peak_memory_stats(0)
         torch.accelerator.reset_accumulated_memory_stats(0)
         assert torch.accelerator.memory_stats(0) == torch.cuda.memory_stats(0)
 
-    def test_totals_begin_anew(self, answered: Pool) -> None:
+    def test_totals_reset(self, answered: Pool) -> None:
         answered.free(answered.allocate(MIB))
         answered.allocate(100)
         torch.cuda.reset_accumulated_memory_stats()
@@ -190,7 +190,7 @@ class TestStatistics:
         assert stats["allocated_bytes.all.allocated"] == 2 * MIB
         assert stats["allocation.all.allocated"] == 1
 
-    def test_a_request_that_nobody_serves_is_counted(self, pool: Pool) -> None:
+    def test_refused_request_is_counted(self, pool: Pool) -> None:
         pool.device.set_capacity(MIB)
         with answering(pool):
             with pytest.raises(OutOfMemoryError):
@@ -201,7 +201,7 @@ class TestStatistics:
             torch.cuda.reset_accumulated_memory_stats()
             assert torch.cuda.memory_stats()["num_ooms"] == 0
 
-    def test_the_peaks_that_the_pool_steers_by_stay(self, answered: Pool) -> None:
+    def test_resetting_peaks_keeps_the_pools_peaks(self, answered: Pool) -> None:
         answered.free(answered.allocate(64 * MIB))
         answered.release()
         before = answered.core.stats()["reserved"]["peak"]
@@ -209,11 +209,11 @@ class TestStatistics:
         assert torch.cuda.max_memory_reserved() == torch.cuda.memory_reserved() < before
         assert answered.core.stats()["reserved"]["peak"] == before
 
-    def test_a_limit_is_a_fraction_of_the_device(self) -> None:
+    def test_limit_is_a_fraction_of_the_device(self) -> None:
         with Pool(gpu(), max_reserved=TOTAL_BYTES // 4, background=False) as pool, answering(pool):
             assert torch.cuda.get_per_process_memory_fraction(0) == 0.25
 
-    def test_each_device_has_its_own(self) -> None:
+    def test_devices_are_separate(self) -> None:
         with Pool(gpu(), background=False) as first, Pool(gpu(), background=False) as second:
             second.allocate(MIB)
             with answering(first, second, devices=3) as refused:
@@ -232,7 +232,7 @@ class TestStatistics:
 class TestSnapshot:
     @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(program=steps, page=st.sampled_from([0, 4096, 1 << 16]))
-    def test_it_agrees_with_the_statistics_and_with_the_history(
+    def test_snapshot_agrees_with_statistics_and_history(
         self, program: list[tuple[str, int, int]], page: int
     ) -> None:
         """Blocks fill their segments, segments what is reserved, and the history leads to what lives."""
@@ -261,7 +261,7 @@ class TestSnapshot:
             ends = ((s["address"], s["address"] + s["total_size"]) for s in snapshot["segments"])
             assert held(snapshot["device_traces"][0]) == joined(sorted(ends))
 
-    def test_planned_buffers_are_in_it(self, answered: Pool) -> None:
+    def test_planned_buffers_are_included(self, answered: Pool) -> None:
         torch.cuda.memory._record_memory_history()
         kept: list[int] = []
         for _ in range(8):
@@ -278,7 +278,7 @@ class TestSnapshot:
         assert sorted(relived(snapshot["device_traces"][0])) == sorted(kept)
         assert sum(s["total_size"] for s in snapshot["segments"]) == torch.cuda.memory_reserved()
 
-    def test_pytorchs_viewer_opens_it(self, answered: Pool, tmp_path: Any) -> None:
+    def test_pytorchs_viewer_opens_the_snapshot(self, answered: Pool, tmp_path: Any) -> None:
         torch.cuda.memory._record_memory_history(max_entries=1000, context=None, stacks="python")
         kept = [answered.allocate(size, stream=7) for size in (100, 3000, 5 * MIB, 40 * KIB)]
         answered.free(kept.pop(2), stream=7)
@@ -300,12 +300,12 @@ class TestSnapshot:
             assert "MemoryViz" in plot(snapshot)
         assert "MemoryViz" in _memory_viz.trace_plot(snapshot, filter_freed=True)
 
-    def test_a_pool_of_pytorchs_own_has_nothing(self, answered: Pool) -> None:
+    def test_private_pool_has_no_segments(self, answered: Pool) -> None:
         answered.allocate(MIB)
         assert torch.cuda.memory_snapshot(mempool_id=(0, 1)) == []
         assert len(torch.cuda.memory_snapshot(mempool_id=(0, 0))) == 1
 
-    def test_while_threads_allocate_and_garbage_is_collected(self, answered: Pool) -> None:
+    def test_snapshot_during_allocations_and_collections(self, answered: Pool) -> None:
         """Making Python's objects collects garbage, which frees buffers: not under the pool's lock."""
         torch.cuda.memory._record_memory_history(max_entries=500)
         litter, thresholds = Litter(answered), gc.get_threshold()
@@ -337,7 +337,7 @@ class TestSnapshot:
 
 
 class TestHistory:
-    def test_it_is_off_until_asked_for_and_ends_when_asked(self, answered: Pool) -> None:
+    def test_history_is_off_by_default(self, answered: Pool) -> None:
         answered.allocate(MIB)
         assert torch.cuda.memory._snapshot()["device_traces"] == [[]]
         assert not torch._C._cuda_isHistoryEnabled()
@@ -360,7 +360,7 @@ class TestHistory:
             "free_completed",
         ]
 
-    def test_again_it_goes_on_unless_it_is_cleared(self, answered: Pool) -> None:
+    def test_second_start_continues_unless_cleared(self, answered: Pool) -> None:
         torch.cuda.memory._record_memory_history(max_entries=100)
         answered.allocate(100)
         before = actions()
@@ -369,17 +369,17 @@ class TestHistory:
         torch.cuda.memory._record_memory_history(max_entries=100, clear_history=True)
         assert actions() == []
 
-    def test_actions_can_be_left_out(self, answered: Pool) -> None:
+    def test_actions_are_filtered(self, answered: Pool) -> None:
         torch.cuda.memory._record_memory_history(skip_actions=["free_requested", "segment_map"])
         answered.free(answered.allocate(100))
         assert actions() == ["alloc", "free_completed"]
 
-    def test_the_state_alone_has_no_history(self, answered: Pool) -> None:
+    def test_state_mode_has_no_history(self, answered: Pool) -> None:
         torch.cuda.memory._record_memory_history("state")
         answered.allocate(100)
         assert actions() == []
 
-    def test_the_older_form_works_too(self, answered: Pool) -> None:
+    def test_legacy_signature(self, answered: Pool) -> None:
         torch.cuda.memory._record_memory_history(True, trace_alloc_max_entries=10)
         answered.allocate(100)
         assert actions() == ["segment_map", "alloc"]
@@ -396,11 +396,11 @@ class TestHistory:
             {"max_entries": -1},
         ],
     )
-    def test_what_pytorch_does_not_know_is_an_error(self, answered: Pool, wrong: dict[str, Any]) -> None:
+    def test_unknown_value_is_an_error(self, answered: Pool, wrong: dict[str, Any]) -> None:
         with pytest.raises(UsageError, match=next(iter(wrong))):
             torch.cuda.memory._record_memory_history(**wrong)
 
-    def test_a_request_that_nobody_serves_is_in_it(self, pool: Pool) -> None:
+    def test_refused_request_is_recorded(self, pool: Pool) -> None:
         pool.device.set_capacity(MIB)
         with answering(pool):
             torch.cuda.memory._record_memory_history()
@@ -409,7 +409,7 @@ class TestHistory:
             assert actions() == ["oom"]
             assert "8.0MiB requested" in _memory_viz.trace(torch.cuda.memory._snapshot())
 
-    def test_times_are_those_of_the_clock(self, answered: Pool) -> None:
+    def test_times_are_clock_times(self, answered: Pool) -> None:
         import time
 
         torch.cuda.memory._record_memory_history()
@@ -418,18 +418,18 @@ class TestHistory:
         entry = torch.cuda.memory._snapshot()["device_traces"][0][-1]
         assert before - 100_000 <= entry["time_us"] <= time.time_ns() // 1000 + 100_000
 
-    def test_a_pool_that_comes_later_has_it_too(self, pool: Pool) -> None:
+    def test_later_pool_inherits_the_history(self, pool: Pool) -> None:
         """As when one pool takes over from another."""
         with Pool(gpu(), background=False) as former, pytest.MonkeyPatch.context() as patch:
             pretend(patch)
-            statistics.begin(lambda _: (former.client, former.core))
+            statistics.replace_functions(lambda _: (former.client, former.core))
             torch.cuda.memory._record_memory_history()
-            statistics.begin(lambda _: (pool.client, pool.core))
+            statistics.replace_functions(lambda _: (pool.client, pool.core))
             pool.allocate(100)
             assert actions() == ["segment_map", "alloc"]
-            statistics.end()
+            statistics.restore_functions()
 
-    def test_hits_are_in_it(self, answered: Pool) -> None:
+    def test_hits_are_recorded(self, answered: Pool) -> None:
         """What is served straight from the plan as well, and no longer once it ends."""
         for _ in range(8):
             answered.step()
@@ -448,44 +448,42 @@ class TestHistory:
 
 
 class TestReplacing:
-    def test_everything_is_as_before_at_the_end(self, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_functions_are_restored(self, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
         pretend(monkeypatch)
         before = {name: getattr(torch._C, name) for name in NAMES}
-        statistics.begin(lambda _: (pool.client, pool.core))
-        statistics.begin(lambda _: (pool.client, pool.core))
+        statistics.replace_functions(lambda _: (pool.client, pool.core))
+        statistics.replace_functions(lambda _: (pool.client, pool.core))
         address = pool.allocate(MIB)
         assert torch.cuda.memory_allocated() == MIB
-        statistics.end()
-        statistics.end()
+        statistics.restore_functions()
+        statistics.restore_functions()
         assert {name: getattr(torch._C, name) for name in NAMES} == before
         assert pool.core.owns(address)
         pool.free(address)
 
-    def test_what_another_replaced_meanwhile_is_left_alone(
-        self, pool: Pool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_later_replacement_is_kept(self, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
         pretend(monkeypatch)
         original = torch._C._cuda_memoryStats
         monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda device: {"whose": ("theirs", device)})
         theirs = torch._C._cuda_memoryStats
-        statistics.begin(lambda _: (pool.client, pool.core))
+        statistics.replace_functions(lambda _: (pool.client, pool.core))
         ours = torch._C._cuda_memoryStats
         monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda device: ours(device))
         around = torch._C._cuda_memoryStats
         assert torch.cuda.memory_allocated() == 0
-        statistics.end()
+        statistics.restore_functions()
         assert torch._C._cuda_memoryStats is around
         assert torch._C._cuda_memoryStats(3) == theirs(3)  # ours passes on to what it has replaced
         assert original is not theirs
 
-    def test_what_a_build_lacks_is_not_added(self, pool: Pool) -> None:
+    def test_missing_function_is_not_added(self, pool: Pool) -> None:
         before = set(vars(torch._C))
-        statistics.begin(lambda _: (pool.client, pool.core))
+        statistics.replace_functions(lambda _: (pool.client, pool.core))
         assert set(vars(torch._C)) == before
-        statistics.end()
+        statistics.restore_functions()
         assert set(vars(torch._C)) == before
 
-    def test_a_history_ends_with_it(self, pool: Pool) -> None:
+    def test_history_ends_with_the_replacement(self, pool: Pool) -> None:
         with answering(pool):
             torch.cuda.memory._record_memory_history(max_entries=sys.maxsize)
         with answering(pool):

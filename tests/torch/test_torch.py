@@ -58,7 +58,7 @@ def run(script: str, *, chatty: bool = False, **environment: str) -> str:
 
 
 class TestInstall:
-    def test_tensors_made_inside_are_served_and_no_others(self) -> None:
+    def test_only_tensors_made_inside_are_served(self) -> None:
         before = torch.ones(1000)
         with mempool.torch.install(device="cpu") as pool:
             assert mempool.torch.is_installed()
@@ -71,23 +71,23 @@ class TestInstall:
         assert not owns(pool, torch.ones(1000))
         assert (inside == 1).all()
 
-    def test_again_and_again(self) -> None:
+    def test_repeated_installs(self) -> None:
         for _ in range(5):
             with mempool.torch.install(device="cpu", background=False) as pool:
                 assert owns(pool, torch.ones(1000))
         assert _core.torch_cpu_hook().held() == 0
 
-    def test_a_second_install_is_a_clear_error(self, pool: mempool.torch.TensorPool) -> None:
+    def test_second_install_is_refused(self, pool: mempool.torch.TensorPool) -> None:
         with pytest.raises(UsageError, match="has a pool already"):
             mempool.torch.install(device="cpu")
         assert owns(pool, torch.ones(1000))
 
-    def test_another_device_is_a_clear_error(self) -> None:
+    def test_other_device_is_refused(self) -> None:
         with pytest.raises(UsageError, match="no device 'tpu'"):
             mempool.torch.install(device="tpu")
         assert not mempool.torch.is_installed()
 
-    def test_a_device_of_pytorchs_own_is_taken(self) -> None:
+    def test_torch_device_is_accepted(self) -> None:
         with mempool.torch.install(device=torch.device("cpu"), background=False) as pool:
             assert owns(pool, torch.ones(1000))
         for wrong in ("", 0):
@@ -98,11 +98,11 @@ class TestInstall:
         with pytest.warns(RuntimeWarning, match="no pool is installed in PyTorch"):
             mempool.torch.uninstall()
 
-    def test_off_leaves_pytorch_alone(self) -> None:
+    def test_off_mode_leaves_pytorch_unchanged(self) -> None:
         with mempool.torch.install(device="cpu", mode="off") as pool:
             assert not owns(pool, torch.ones(1000))
 
-    def test_numpy_and_pytorch_have_pools_of_their_own(self, pool: mempool.torch.TensorPool) -> None:
+    def test_numpy_and_pytorch_have_separate_pools(self, pool: mempool.torch.TensorPool) -> None:
         with mempool.numpy.install(background=False) as arrays:
             array, tensor = np.ones(1000), torch.ones(1000)
             shared = torch.from_numpy(array)
@@ -123,12 +123,12 @@ class TestMemory:
         thread.join()
         assert owns(pool, made[0])
 
-    def test_nothing_is_nothing(self, pool: mempool.torch.TensorPool) -> None:
+    def test_empty_tensor_allocates_nothing(self, pool: mempool.torch.TensorPool) -> None:
         empty = torch.empty(0)
         assert empty.data_ptr() == 0
         assert pool.core.stats()["live_blocks"] == 0
 
-    def test_storages_grow_and_shrink(self, pool: mempool.torch.TensorPool) -> None:
+    def test_storages_resize(self, pool: mempool.torch.TensorPool) -> None:
         tensor = torch.arange(1000)
         tensor.untyped_storage().resize_(80_000)
         tensor = tensor.new_empty(0).set_(tensor.untyped_storage(), 0, (10_000,))
@@ -137,7 +137,7 @@ class TestMemory:
         tensor.untyped_storage().resize_(0)
         assert pool.core.stats()["live_blocks"] == 0
 
-    def test_a_storage_from_before_or_from_a_former_pool_is_resized_after(self) -> None:
+    def test_foreign_storages_resize(self) -> None:
         """A storage keeps its allocator for ever."""
         old = torch.ones(1000)
         with mempool.torch.install(device="cpu") as pool:
@@ -152,7 +152,7 @@ class TestMemory:
             assert owns(other, inside)
             assert (inside == 1).all()
 
-    def test_tensors_outlive_the_pool_and_then_it_is_gone(self) -> None:
+    def test_tensors_outlive_the_pool(self) -> None:
         pool = mempool.torch.install(device="cpu")
         tensors = [torch.full((n,), n) for n in (3, 1000, 300_000)]
         pool.close()
@@ -163,7 +163,7 @@ class TestMemory:
         tensors.clear()
         assert _core.torch_cpu_hook().held() == 0
 
-    def test_out_of_memory_is_pytorchs_own_error_with_the_numbers(self) -> None:
+    def test_out_of_memory_is_pytorchs_own_error(self) -> None:
         with mempool.torch.install(device="cpu", max_reserved=64 * MIB) as pool:
             kept = torch.ones(MIB)
             with pytest.raises(torch.OutOfMemoryError, match=r"allocate 400000000 bytes.*limited to"):
@@ -171,7 +171,7 @@ class TestMemory:
             assert owns(pool, torch.ones(1000))
             assert (kept == 1).all()
 
-    def test_a_request_beyond_all_bounds_is_an_error(self, pool: mempool.torch.TensorPool) -> None:
+    def test_enormous_request_is_an_error(self, pool: mempool.torch.TensorPool) -> None:
         with pytest.raises(RuntimeError, match=r"allocate|overflow"):
             torch.empty(1 << 62, dtype=torch.uint8)
         assert owns(pool, torch.ones(1000))
@@ -189,14 +189,14 @@ class TestMemory:
         del tensor, lazy
         assert pool.core.stats()["live_blocks"] == 0
 
-    def test_shared_memory_is_not_touched(self, pool: mempool.torch.TensorPool) -> None:
+    def test_shared_memory_is_unchanged(self, pool: mempool.torch.TensorPool) -> None:
         tensor = torch.arange(1000)
         tensor.share_memory_()
         assert not owns(pool, tensor)
         assert (tensor == torch.arange(1000)).all()
 
     @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
-    def test_loaders_that_pin_memory_give_the_same(self, pool: mempool.torch.TensorPool) -> None:
+    def test_pinning_loaders_are_unchanged(self, pool: mempool.torch.TensorPool) -> None:
         """Pinned memory is not of the CPU's allocator; without an accelerator nothing is pinned."""
         data = [torch.full((1000,), number) for number in range(6)]
         loader = torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True)
@@ -213,7 +213,7 @@ class TestMemory:
 
 
 class TestIterations:
-    def test_every_optimizer_step_ends_one(self, pool: mempool.torch.TensorPool) -> None:
+    def test_optimizer_steps_end_iterations(self, pool: mempool.torch.TensorPool) -> None:
         weight = torch.nn.Parameter(torch.ones(1000))
         optimizer = torch.optim.SGD([weight], 0.1)
         handle = pool.watch(optimizer)
@@ -229,7 +229,7 @@ class TestIterations:
         assert pool.report().to_dict()["iterations"] == 10
 
     @pytest.mark.parametrize("watched", [True, False])
-    def test_what_repeats_before_the_first_watched_step_gets_no_plan(
+    def test_repetitions_before_the_first_watched_step_get_no_plan(
         self, pool: mempool.torch.TensorPool, watched: bool
     ) -> None:
         """Such as layers, in whose arena an optimizer's state would stay."""
@@ -241,9 +241,7 @@ class TestIterations:
             pool.plan_now()
         assert (pool.plans == 0) == watched
 
-    def test_a_watched_step_inside_an_iteration_is_refused_before_it_changes_anything(
-        self, pool: mempool.torch.TensorPool
-    ) -> None:
+    def test_watched_step_inside_an_iteration_is_refused(self, pool: mempool.torch.TensorPool) -> None:
         weight = torch.nn.Parameter(torch.ones(1000))
         optimizer = torch.optim.SGD([weight], 0.1)
         handle = pool.watch(optimizer)
@@ -256,12 +254,12 @@ class TestIterations:
             optimizer.step()
         assert (weight < 1).all()
 
-    def test_what_is_no_optimizer_is_named(self, pool: mempool.torch.TensorPool) -> None:
+    def test_watch_names_a_wrong_type(self, pool: mempool.torch.TensorPool) -> None:
         with pytest.raises(UsageError, match=r"optimizer of torch\.optim, not str; .* pool\.step\(\)"):
             pool.watch("adam")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("deep", [1, 2])
-    def test_of_an_optimizer_around_another_only_real_steps_end_iterations(
+    def test_wrapped_optimizer_ends_iterations_at_real_steps(
         self, pool: mempool.torch.TensorPool, deep: int
     ) -> None:
         weight = torch.nn.Parameter(torch.ones(1000))
@@ -280,9 +278,7 @@ class TestIterations:
         assert pool.report().to_dict()["iterations"] == 3
 
     @pytest.mark.parametrize("what", ["text", "around nothing", "scheduler"])
-    def test_a_pool_that_refused_to_watch_goes_on_finding_iterations(
-        self, pool: mempool.torch.TensorPool, what: str
-    ) -> None:
+    def test_refused_watch_keeps_detection(self, pool: mempool.torch.TensorPool, what: str) -> None:
         weight = torch.nn.Parameter(torch.ones(1000))
         scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([weight], 0.1), 1)
         refused = {"text": "adam", "around nothing": Around(None), "scheduler": scheduler}[what]
@@ -293,7 +289,7 @@ class TestIterations:
             pool.plan_now()
         assert pool.plans > 0
 
-    def test_a_saved_plan_replays_from_the_first_iteration(self, tmp_path: Path) -> None:
+    def test_saved_plan_replays_from_the_first_iteration(self, tmp_path: Path) -> None:
         def work(pool: mempool.torch.TensorPool, count: int) -> None:
             weight = torch.ones(300, 300)
             for _ in range(count):
@@ -375,7 +371,7 @@ class TestProfiler:
         print(json.dumps(events))
     """
 
-    def test_it_tells_the_same_events_of_memory(self) -> None:
+    def test_profiler_events_are_identical(self) -> None:
         """Each operation with what it allocates and frees, in this order, and how much is in use then."""
         plain, pooled = (
             json.loads(run(self.SCRIPT.format(pool=pool), chatty=True)) for pool in (False, True)
@@ -387,7 +383,7 @@ class TestProfiler:
 
 
 class TestEnds:
-    def test_a_forked_child_and_loaders_workers(self) -> None:
+    def test_forked_child_and_loader_workers(self) -> None:
         out = run("""
             import os, warnings, torch, mempool.torch
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -412,7 +408,7 @@ class TestEnds:
         """)
         assert out == "well\n"
 
-    def test_tensors_in_modules_cycles_and_nowhere_at_the_end_of_python(self) -> None:
+    def test_interpreter_ends_with_living_tensors(self) -> None:
         out = run("""
             import sys, torch, mempool.torch
             mempool.torch.install(device="cpu")
@@ -425,10 +421,8 @@ class TestEnds:
         assert out == "well\n"
 
 
-class TestCompanion:
-    def test_without_a_compiler_it_says_what_to_do(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+class TestCompiledLibrary:
+    def test_missing_compiler_names_the_remedy(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("CXX", raising=False)
@@ -436,7 +430,7 @@ class TestCompanion:
             compiled_library.COMPANION.build()
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_compiler_that_fails_is_one_line_and_leaves_nothing(
+    def test_failing_compiler_is_one_line_and_leaves_no_file(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
@@ -446,7 +440,7 @@ class TestCompanion:
         assert "\n" not in str(caught.value)
         assert list(tmp_path.iterdir()) == []
 
-    def test_it_is_built_once_for_a_version(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_library_is_built_once_per_version(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
         built = compiled_library.COMPANION.build()
         assert torch.__version__ in built.name
@@ -454,7 +448,7 @@ class TestCompanion:
         assert compiled_library.COMPANION.build() == built
         assert [path.name for path in tmp_path.iterdir()] == [built.name]
 
-    def test_a_folder_that_cannot_be_written_is_done_without(
+    def test_read_only_cache_falls_back_to_a_temporary_folder(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         (tmp_path / "file").touch()
@@ -466,7 +460,7 @@ class TestCompanion:
             built.parent.rmdir()
 
     @pytest.mark.parametrize("left", ["b''", "whole[:-100]", "whole[: len(whole) // 2]", "other"])
-    def test_a_damaged_library_is_built_again(self, tmp_path: Path, left: str) -> None:
+    def test_damaged_library_is_rebuilt(self, tmp_path: Path, left: str) -> None:
         script = f"""
             import torch, mempool.torch
             from pathlib import Path
@@ -482,7 +476,7 @@ class TestCompanion:
         assert run(script, MEMPOOL_CACHE=str(tmp_path)) == "well\n"
 
     @pytest.mark.parametrize("compiler", ["/nonexistent/c++", '"g++'])
-    def test_a_compiler_that_is_none_is_a_clear_error(
+    def test_invalid_compiler_is_an_error(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
     ) -> None:
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))

@@ -118,7 +118,7 @@ def pooled(trained_all: TrainedAll, setups: list[dict[str, Any]], observer: str)
     return trained_all("pool", [{**setup, "observer": observer} for setup in setups])
 
 
-def test_the_default_allocator_agrees_with_itself(
+def test_default_allocator_agrees_across_processes(
     trained_all: TrainedAll, setups: list[dict[str, Any]], plain: list[dict[str, Any]]
 ) -> None:
     """Without which bit-identity with it would mean nothing."""
@@ -126,7 +126,7 @@ def test_the_default_allocator_agrees_with_itself(
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=NAMES)
-def test_it_is_the_same_training_and_everything_hits(
+def test_training_is_bit_identical_and_hits(
     setups: list[dict[str, Any]],
     plain: list[dict[str, Any]],
     pooled: list[dict[str, Any]],
@@ -139,19 +139,17 @@ def test_it_is_the_same_training_and_everything_hits(
 
 @pytest.mark.full
 @pytest.mark.parametrize("setup", PAIRS, ids=NAMES)
-def test_any_two_choices_together(trained: Trained, observer: str, setup: dict[str, Any]) -> None:
+def test_pairs_of_options(trained: Trained, observer: str, setup: dict[str, Any]) -> None:
     both(trained, observer, **setup)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("model", ["resnet", "gpt"])
-def test_compiled_training_is_that_of_the_compiler_without_the_pool(
-    trained: Trained, observer: str, model: str
-) -> None:
+def test_compiled_training_is_bit_identical(trained: Trained, observer: str, model: str) -> None:
     both(trained, observer, model=model, marks="watch", compiled=True)
 
 
-def test_a_saved_plan_serves_a_later_process_from_its_first_iteration(
+def test_saved_plan_serves_a_later_process(
     trained: Trained, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     plan = str(tmp_path_factory.mktemp("plans") / "gpt.plan")

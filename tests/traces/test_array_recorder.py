@@ -16,8 +16,8 @@ from hypothesis import given
 
 from mempool.demo.network import Data, Network
 from mempool.recording.arrays import ArrayRecorder
-from mempool.recording.arrays.of_numpy import RecordedArray
-from traces import Kind, TraceError, buffers_of
+from mempool.recording.arrays.numpy_arrays import RecordedArray
+from traces import EventType, TraceError, buffers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,14 +25,20 @@ if TYPE_CHECKING:
 
     from traces import Trace
 
-LETTERS = {Kind.ALLOC: "A", Kind.FREE: "F", Kind.READ: "R", Kind.WRITE: "W", Kind.MARK: "M"}
+LETTERS = {
+    EventType.ALLOC: "A",
+    EventType.FREE: "F",
+    EventType.READ: "R",
+    EventType.WRITE: "W",
+    EventType.MARK: "M",
+}
 
 
 def events(trace: Trace) -> list[tuple[str, int, str]]:
     trace.validate()
     names = (*trace.names, "")
     return [
-        (LETTERS[Kind(kind)], buffer, names[operation])
+        (LETTERS[EventType(kind)], buffer, names[operation])
         for kind, buffer, operation in zip(
             trace.kind.tolist(), trace.buffer.tolist(), trace.operation.tolist(), strict=True
         )
@@ -330,8 +336,8 @@ class TestWhatPeopleSay:
         trace = recorder.trace()
         trace.validate()
         assert len(set(trace.thread.tolist())) == 5
-        assert (trace.kind == Kind.WRITE).sum() == 4 * 600
-        assert (trace.kind == Kind.FREE).sum() == (trace.kind == Kind.ALLOC).sum()
+        assert (trace.kind == EventType.WRITE).sum() == 4 * 600
+        assert (trace.kind == EventType.FREE).sum() == (trace.kind == EventType.ALLOC).sum()
 
     def test_a_forked_child_records_nothing(self) -> None:
         with ArrayRecorder() as recorder:
@@ -361,13 +367,15 @@ class TestAModule:
         trace = recorder.trace()
         assert [same_kind(one) for one in watched] == [same_kind(one) for one in plain]
         assert (trace.metadata["accesses"], trace.metadata["late_buffers"]) == ("watched", "0")
-        accessed = set(trace.buffer[(trace.kind == Kind.READ) | (trace.kind == Kind.WRITE)].tolist())
-        assert accessed == set(trace.buffer[trace.kind == Kind.ALLOC].tolist())
-        steps = np.flatnonzero(trace.kind == Kind.MARK)
+        accessed = set(
+            trace.buffer[(trace.kind == EventType.READ) | (trace.kind == EventType.WRITE)].tolist()
+        )
+        assert accessed == set(trace.buffer[trace.kind == EventType.ALLOC].tolist())
+        steps = np.flatnonzero(trace.kind == EventType.MARK)
         second = trace.kind[steps[0] + 1 : steps[1]], trace.operation[steps[0] + 1 : steps[1]]
         third = trace.kind[steps[1] + 1 : steps[2]], trace.operation[steps[1] + 1 : steps[2]]
         assert np.array_equal(second, third)
-        assert len(buffers_of(trace)) == (trace.kind == Kind.ALLOC).sum()
+        assert len(buffers_of(trace)) == (trace.kind == EventType.ALLOC).sum()
 
     def test_random_numbers_are_watched_and_shuffled_in_place(self) -> None:
         def work(recorder: ArrayRecorder) -> object:

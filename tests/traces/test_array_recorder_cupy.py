@@ -12,12 +12,12 @@ import pytest
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
 from mempool.recording.arrays import ArrayRecorder  # noqa: E402
-from traces import Kind, Trace  # noqa: E402
+from traces import EventType, Trace  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LETTERS = {Kind.ALLOC: "A", Kind.FREE: "F", Kind.READ: "R", Kind.WRITE: "W"}
+LETTERS = {EventType.ALLOC: "A", EventType.FREE: "F", EventType.READ: "R", EventType.WRITE: "W"}
 
 
 class Fake(cupy.cuda.memory.BaseMemory):
@@ -64,7 +64,7 @@ def events(trace: Trace) -> list[tuple[str, int, str]]:
     trace.validate()
     names = (*trace.names, "")
     rows = zip(trace.kind.tolist(), trace.buffer.tolist(), trace.operation.tolist(), strict=True)
-    return [(LETTERS[Kind(kind)], buffer, names[operation]) for kind, buffer, operation in rows]
+    return [(LETTERS[EventType(kind)], buffer, names[operation]) for kind, buffer, operation in rows]
 
 
 def arrays(recorder: ArrayRecorder, count: int = 1) -> list[Any]:

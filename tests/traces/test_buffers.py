@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces import Buffers, Kind, Trace, TraceError, buffers_of
+from traces import Buffers, EventType, Trace, TraceError, buffers_of
 from traces.buffers import COLUMNS, GAPS
 
-A, F, R, W, M, *_ = Kind
+A, F, R, W, M, *_ = EventType
 
 
 @st.composite

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solvers.simulators.recorded import recorded
-from traces import Kind, Trace, TraceError
+from traces import EventType, Trace, TraceError
 from traces.completeness import completeness
 from traces.formats.chrome import read_chrome
-from traces.formats.sniff import sniff
+from traces.formats.registry import sniff
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +75,7 @@ def test_memory_events_become_buffers_in_the_order_of_their_times(tmp_path: Path
     assert names(trace, "operation") == [None, "aten::empty", "aten::randn", None]
     assert names(trace, "frame") == ["train.py:12"] * 4
     assert (trace.devices, trace.alignment) == ((-1,), 64)
-    refused = trace.kind == Kind.REFUSED
+    refused = trace.kind == EventType.REFUSED
     assert (trace.size[refused].tolist(), trace.time_ns[refused].tolist()) == ([9], [3_000])
 
 
@@ -125,7 +125,7 @@ def test_profiler_steps_become_marks(tmp_path: Path) -> None:
             span("user_annotation", "ProfilerStep#2", 6, 5),
         )
     )
-    assert trace.kind.tolist() == [Kind.MARK, Kind.ALLOC, Kind.MARK]
+    assert trace.kind.tolist() == [EventType.MARK, EventType.ALLOC, EventType.MARK]
 
 
 @pytest.mark.parametrize(("category", "marks"), [("Operator", 1), ("cpu_op", 1), ("gpu_user_annotation", 0)])
@@ -133,7 +133,7 @@ def test_repeated_records_of_a_step_become_a_single_mark(category: str, marks: i
     """Early releases call a step an operator; the GPU's track repeats the step for its own work."""
     steps = span(category, "ProfilerStep#1", 1, 5)
     trace = read_chrome(stored(tmp_path / "t.json", memory(2, 512, 8), steps))
-    assert (trace.kind == Kind.MARK).sum() == marks
+    assert (trace.kind == EventType.MARK).sum() == marks
 
 
 @given(
@@ -295,7 +295,7 @@ def test_trace_written_by_pytorch_is_read(name: str, tmp_path: Path) -> None:
     load = trace.load()[buffers]
     assert (int(born), len(load)) == (0, len(told))
     assert set((load - known).tolist()) == {int(load[0] - known[0])}  # older buffers that are never freed
-    assert (trace.kind == Kind.MARK).sum() == 5
+    assert (trace.kind == EventType.MARK).sum() == 5
     assert "aten::addmm" in names(trace, "operation")
     assert any((name or "").startswith("train.py:") for name in names(trace, "frame"))
 

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces import Kind, Trace, TraceError
-from traces.consistency import consistent
+from traces import EventType, Trace, TraceError
+from traces.transforms import without_contradictions
 from traces.workload import generate
 
-EVENTS = st.lists(st.tuples(st.sampled_from([*Kind, 9]), st.integers(-1, 3), st.integers(-1, 5)), max_size=30)
+EVENTS = st.lists(
+    st.tuples(st.sampled_from([*EventType, 9]), st.integers(-1, 3), st.integers(-1, 5)), max_size=30
+)
 
 
 @given(EVENTS)
@@ -23,22 +25,26 @@ def test_remaining_events_are_valid_and_removed_events_are_counted(
     kind, buffer, size = zip(*events, strict=True) if events else ((), (), ())
     trace = Trace.of(kind, buffer, size)
     skipped = Counter[str]()
-    left = consistent(trace, skipped)
+    left = without_contradictions(trace, skipped)
     left.validate()
     alive: dict[int, bool] = {}
     kept = []
     for event in events:
         what, whose, bytes_ = event
-        sized = what in (Kind.ALLOC, Kind.RESERVE, Kind.RELEASE, Kind.REFUSED)
-        if not 0 <= what <= max(Kind) or bytes_ < 0 or (bytes_ and not sized):
+        sized = what in (EventType.ALLOC, EventType.RESERVE, EventType.RELEASE, EventType.REFUSED)
+        if not 0 <= what <= max(EventType) or bytes_ < 0 or (bytes_ and not sized):
             continue
-        if what >= Kind.MARK:
+        if what >= EventType.MARK:
             if whose == -1:
                 kept.append(event)
             continue
-        if whose < 0 or (what == Kind.ALLOC) == (whose in alive) or (what != Kind.ALLOC and not alive[whose]):
+        if (
+            whose < 0
+            or (what == EventType.ALLOC) == (whose in alive)
+            or (what != EventType.ALLOC and not alive[whose])
+        ):
             continue
-        alive[whose] = what != Kind.FREE
+        alive[whose] = what != EventType.FREE
         kept.append(event)
     assert list(zip(left.kind.tolist(), left.buffer.tolist(), left.size.tolist(), strict=True)) == kept
     assert skipped.total() == len(events) - len(kept)
@@ -46,17 +52,19 @@ def test_remaining_events_are_valid_and_removed_events_are_counted(
 
 def test_valid_trace_is_unchanged() -> None:
     trace = generate(50, 1, accesses=True)
-    assert consistent(trace, Counter()) is trace
+    assert without_contradictions(trace, Counter()) is trace
 
 
 def test_removed_events_are_counted_by_reason() -> None:
     trace = Trace.of(
-        [Kind.FREE, Kind.ALLOC, Kind.ALLOC, Kind.FREE, Kind.READ], [0, 0, 0, 0, 0], [0, 1, 1, 0, 0]
+        [EventType.FREE, EventType.ALLOC, EventType.ALLOC, EventType.FREE, EventType.READ],
+        [0, 0, 0, 0, 0],
+        [0, 1, 1, 0, 0],
     )
     with pytest.raises(TraceError):
         trace.validate()
     skipped = Counter[str]()
-    assert len(consistent(trace, skipped)) == 2
+    assert len(without_contradictions(trace, skipped)) == 2
     assert skipped == {
         "an event of a buffer before its alloc": 1,
         "a buffer is allocated a second time": 1,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from traces import Kind, TraceError
+from traces import EventType, TraceError
 from traces.formats.cupy_hook import read_cupy_hook
-from traces.formats.sniff import sniff
+from traces.formats.registry import sniff
 
 #: Example of CuPy's documentation.
 PRINTED = """\
@@ -27,7 +27,7 @@ def test_lines_become_buffers_and_segments(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text(PRINTED)
     trace = read_cupy_hook(path)
-    assert trace.kind.tolist() == [Kind.RESERVE, Kind.ALLOC, Kind.FREE]
+    assert trace.kind.tolist() == [EventType.RESERVE, EventType.ALLOC, EventType.FREE]
     assert trace.size.tolist() == [512, 24, 0]
     assert trace.address.tolist() == [150496608256, 150496608256, -1]
     assert (trace.alignment, trace.metadata["framework"]) == (512, "cupy")
@@ -63,7 +63,7 @@ def test_requests_without_memory_are_refused_requests(tmp_path: Path) -> None:
         '{"hook":"malloc","device_id":0,"size":0,"mem_size":0,"mem_ptr":0,"pmem_id":"0x7f"}\n'
     )
     trace = read_cupy_hook(path)
-    assert (trace.kind.tolist(), trace.size.tolist()) == ([Kind.REFUSED], [1000])
+    assert (trace.kind.tolist(), trace.size.tolist()) == ([EventType.REFUSED], [1000])
 
 
 @pytest.mark.parametrize(
@@ -126,5 +126,5 @@ def test_output_of_the_real_hook_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "out"
     path.write_text(out.getvalue())
     trace = read_cupy_hook(path)
-    assert trace.kind.tolist() == [Kind.RESERVE, Kind.ALLOC, Kind.FREE]
+    assert trace.kind.tolist() == [EventType.RESERVE, EventType.ALLOC, EventType.FREE]
     assert trace.size.tolist() == [1024, 1000, 0]

@@ -1,7 +1,8 @@
-"""Detection of iterations from sizes alone, compared with plain brute-force versions."""
+"""Periods of sequences and cycles of iterations, against brute force."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -9,19 +10,80 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces._core import (
     LEAST_EVIDENCE,
     LEAST_EVIDENCE_BUT_RARE,
     LEAST_REPEATS,
     LEAST_REPEATS_BUT_RARE,
-    heaviest,
-    iterations_begin,
-    iterations_begin_but_rare,
-    quietest,
+    iterations_start,
+    iterations_start_without_rare_sizes,
+    least_load_position,
+    sequence_with_most_bytes,
 )
 from traces.columns import distinct, numbered
+from traces.iterations.cycles import Period, tail_period
 from traces.iterations.pattern import find_patterns
+
+
+def by_hand(values: list[int], repeats: int) -> Period | None:
+    """Try every tail and every period, longest tail first: cubic, and plainly right."""
+    n = len(values)
+    for length in range(n, 0, -1):
+        tail = values[n - length :]
+        for period in range(1, length // repeats + 1):
+            if tail[period:] == tail[: length - period]:
+                return Period(period, length, n - length)
+    return None
+
+
+FEW = st.lists(st.integers(0, 2), max_size=24)
+
+
+@given(FEW, st.integers(2, 4))
+def test_tail_period_matches_brute_force(values: list[int], repeats: int) -> None:
+    assert tail_period(values, min_repeats=repeats) == by_hand(values, repeats)
+
+
+@given(FEW, st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(2, 5), st.integers(0, 5))
+def test_repetition_is_found_despite_warm_up_and_partial_last_iteration(
+    warm_up: list[int], unit: list[int], repeats: int, partial: int
+) -> None:
+    values = warm_up + unit * repeats + unit[: partial % len(unit)]
+    found = tail_period(values)
+    assert found is not None
+    assert found.length >= repeats * len(unit)
+    assert found == by_hand(values, 2)
+
+
+def test_gradient_accumulation_gives_way_from_the_nested_to_the_whole_period() -> None:
+    a, b = [1, 2, 3], [7, 8]
+    assert tail_period(a * 3) == Period(3, 9, 0)
+    assert tail_period(a * 3 + b) is None
+    assert tail_period((a * 3 + b) * 2) == Period(11, 22, 0)
+    assert tail_period((a * 3 + b) * 2 + a * 2) == Period(11, 28, 0)
+
+
+def test_no_period_is_found_without_repetition() -> None:
+    assert tail_period(np.arange(1000)) is None
+    assert tail_period([]) is None
+    assert tail_period([5]) is None
+
+
+def test_invalid_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="min_repeats"):
+        tail_period([1, 1], min_repeats=1)
+    with pytest.raises(TypeError, match="float64"):
+        tail_period([1.0, 1.0])
+
+
+@pytest.mark.parametrize("unit", [[0], [0, 1], [0] * 999 + [1], list(range(50_000))])
+def test_tail_period_of_a_million_values_takes_linear_time(unit: list[int]) -> None:
+    values = np.tile(unit, 1_000_000 // len(unit))
+    begin = time.thread_time()
+    found = tail_period(values)
+    assert time.thread_time() - begin < 5  # seconds: hundredths on an idle machine, minutes in quadratic time
+    assert found == Period(len(unit), len(values), 0)
 
 
 def begins(sizes: list[int]) -> int | None:
@@ -40,7 +102,7 @@ def begins(sizes: list[int]) -> int | None:
 
 
 def plainly(sequence: list[int], size: list[int]) -> int | None:
-    """Compute `iterations_begin` by brute force."""
+    """Compute `iterations_start` by brute force."""
     late = sorted(set(sequence[len(size) // 2 :]))
     if not late:
         return None
@@ -75,16 +137,16 @@ def test_iterations_begin_matches_brute_force(
         sequence.append(s)
         size.append(queues[s].pop(0))
     columns = np.array(sequence, np.uint32), np.array(size, np.uint64)
-    found = iterations_begin(*columns)
+    found = iterations_start(*columns)
     assert (None if found < 0 else found) == plainly(sequence, size)
 
 
 def test_columns_of_different_lengths_are_refused() -> None:
     """The reader must not read past the shorter column."""
     with pytest.raises(ValueError, match="differ in length"):
-        iterations_begin(np.zeros(3, np.uint32), np.zeros(2, np.uint64))
+        iterations_start(np.zeros(3, np.uint32), np.zeros(2, np.uint64))
     with pytest.raises(ValueError, match="differ in length"):
-        iterations_begin_but_rare(np.zeros(300, np.uint32), np.zeros(2, np.uint64))
+        iterations_start_without_rare_sizes(np.zeros(300, np.uint32), np.zeros(2, np.uint64))
 
 
 @pytest.mark.parametrize("varying", [1, 2])
@@ -94,13 +156,15 @@ def test_varying_sizes_do_not_hide_the_iteration(varying: int) -> None:
     for iterations in (LEAST_REPEATS_BUT_RARE - 1, LEAST_REPEATS_BUT_RARE + 1, 40):
         size = np.tile(np.arange(24) * 1000 + 1000, iterations).reshape(iterations, 24)
         size[:, :varying] = rng.integers(50_000, 1 << 40, (iterations, varying))
-        begin = iterations_begin_but_rare(np.zeros(size.size, np.uint32), size.ravel().astype(np.uint64))
+        begin = iterations_start_without_rare_sizes(
+            np.zeros(size.size, np.uint32), size.ravel().astype(np.uint64)
+        )
         kept = (24 - varying) * iterations
         enough = kept >= max(LEAST_EVIDENCE_BUT_RARE, LEAST_REPEATS_BUT_RARE * (24 - varying))
         assert begin == (varying if enough else -1)
         buffer = np.repeat(np.arange(size.size), 2)
         trace = Trace.of(
-            kind=np.tile([Kind.ALLOC, Kind.FREE], size.size),
+            kind=np.tile([EventType.ALLOC, EventType.FREE], size.size),
             buffer=buffer,
             size=np.where(np.arange(2 * size.size) % 2, 0, size.ravel()[buffer]),
         )
@@ -111,7 +175,10 @@ def test_varying_sizes_do_not_hide_the_iteration(varying: int) -> None:
 def test_no_iteration_is_found_if_most_sizes_vary() -> None:
     size = np.random.default_rng(0).integers(1000, 1 << 40, (40, 24))
     size[:, 3:] = np.arange(21)
-    assert iterations_begin_but_rare(np.zeros(size.size, np.uint32), size.ravel().astype(np.uint64)) == -1
+    assert (
+        iterations_start_without_rare_sizes(np.zeros(size.size, np.uint32), size.ravel().astype(np.uint64))
+        == -1
+    )
 
 
 @st.composite
@@ -142,7 +209,7 @@ def test_iteration_begins_at_the_lowest_load(
     medians = [
         sorted(loads[place : periods * period : period])[(periods - 1) // 2] for place in range(period)
     ]
-    found = quietest(np.array(row), np.array(size), np.array(freed_before), start, period)
+    found = least_load_position(np.array(row), np.array(size), np.array(freed_before), start, period)
     assert found == medians.index(min(medians))
 
 
@@ -155,8 +222,8 @@ def columns(*mixed: tuple[int, int]) -> tuple[Any, Any]:
 def test_main_sequence_allocates_most_in_the_second_half() -> None:
     varied = [(0, 10_000 + n) for n in range(40)]  # more bytes than all later allocations
     periodic = [(1, 100 + n % 4) for n in range(40)]
-    assert iterations_begin(*columns(*varied, *periodic)) == 40
-    assert iterations_begin(*columns(*periodic, *varied)) == -1
+    assert iterations_start(*columns(*varied, *periodic)) == 40
+    assert iterations_start(*columns(*periodic, *varied)) == -1
 
 
 def test_lowest_of_equal_sequences_is_the_main_sequence() -> None:
@@ -164,14 +231,19 @@ def test_lowest_of_equal_sequences_is_the_main_sequence() -> None:
     assert sum(periodic[40:]) == sum(varied[40:])
     for main, other, begin in ((periodic, varied, 0), (varied, periodic, -1)):
         both = [(k, size) for pair in zip(main, other, strict=True) for k, size in enumerate(pair)]
-        assert iterations_begin(*columns(*both)) == begin
-        assert heaviest(*(c.astype(t) for c, t in zip(columns(*both[80:]), ("i4", "i8"), strict=True))) == 0
+        assert iterations_start(*columns(*both)) == begin
+        assert (
+            sequence_with_most_bytes(
+                *(c.astype(t) for c, t in zip(columns(*both[80:]), ("i4", "i8"), strict=True))
+            )
+            == 0
+        )
 
 
 def test_ended_sequences_do_not_affect_the_beginning_of_iterations() -> None:
     over, begun = [(1, 100 + n % 4) for n in range(40)], [(0, 1000 + n % 4) for n in range(60)]
-    assert iterations_begin(*columns(*over, *begun)) == 40
-    assert iterations_begin(*columns(*over, *begun[:30])) == 0
+    assert iterations_start(*columns(*over, *begun)) == 40
+    assert iterations_start(*columns(*over, *begun[:30])) == 0
 
 
 def test_mismatched_columns_are_refused() -> None:
@@ -179,14 +251,14 @@ def test_mismatched_columns_are_refused() -> None:
     for short in range(3):
         given = [rows[: 3 if short == n else 4] for n in range(3)]
         with pytest.raises(ValueError, match="differ in length"):
-            quietest(*given, 0, 1)
+            least_load_position(*given, 0, 1)
     for start, period in ((5, 1), (0, 0), (0, 6), (4, 2)):
         with pytest.raises(ValueError, match="no period"):
-            quietest(rows, rows, rows, start, period)
+            least_load_position(rows, rows, rows, start, period)
     with pytest.raises(ValueError, match="differ in length"):
-        heaviest(np.zeros(3, np.int32), np.zeros(2, np.int64))
+        sequence_with_most_bytes(np.zeros(3, np.int32), np.zeros(2, np.int64))
     with pytest.raises(ValueError, match="no allocations"):
-        heaviest(np.zeros(0, np.int32), np.zeros(0, np.int64))
+        sequence_with_most_bytes(np.zeros(0, np.int32), np.zeros(0, np.int64))
 
 
 @given(st.lists(st.integers(-3, 3) | st.integers(-(2**62), 2**62), max_size=12), st.sampled_from("il"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from traces.iterations.envelope import FEW_KINDS, SMALLER
 from traces.iterations.pattern import find_patterns
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,14 +43,14 @@ def training(iterations: Sequence[tuple[Sequence[Position], int]]) -> Trace:
     due: list[tuple[int, int]] = []  # when, in allocations, and which buffer
     count = 0
     for program, length in iterations:
-        rows.append((Kind.MARK, -1, 0))
+        rows.append((EventType.MARK, -1, 0))
         for position in program:
-            rows.extend((Kind.FREE, buffer, 0) for when, buffer in due if when <= count)
+            rows.extend((EventType.FREE, buffer, 0) for when, buffer in due if when <= count)
             due = [(when, buffer) for when, buffer in due if when > count]
-            rows.append((Kind.ALLOC, count, position.size(length)))
+            rows.append((EventType.ALLOC, count, position.size(length)))
             due.append((count + position.life, count))
             count += 1
-    rows.append((Kind.MARK, -1, 0))
+    rows.append((EventType.MARK, -1, 0))
     kind, buffer, size = np.array(rows, np.int64).T
     return Trace.of(kind, buffer, size)
 
@@ -108,7 +108,7 @@ def test_known_envelope_accepts_few_variants() -> None:
 def test_envelope_needs_the_option_and_marked_iterations() -> None:
     trace = training(SHUFFLED)
     assert find_patterns(trace) == []
-    keep = trace.kind != Kind.MARK
+    keep = trace.kind != EventType.MARK
     unmarked = Trace.of(trace.kind[keep], trace.buffer[keep], trace.size[keep])
     assert find_patterns(unmarked, enveloped=()) == []
 

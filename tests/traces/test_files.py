@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from traces import Kind, Trace, TraceError
+from traces import EventType, Trace, TraceError
 from traces.files import atomic
 from traces.formats.parquet import TraceWriter
-from traces.formats.sniff import sniff
+from traces.formats.registry import sniff
 
 
 def test_file_appears_only_when_complete(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def to_nobody(pipe: Path, kind: str) -> None:
     else:
         with TraceWriter(pipe) as writer:
             reader.join()
-            writer.write(Trace.of([Kind.ALLOC], [0], [1]))
+            writer.write(Trace.of([EventType.ALLOC], [0], [1]))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "trace"])

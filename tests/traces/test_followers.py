@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces.iterations.pattern import find_patterns
 from traces.iterations.transitions import sequence_key
 
@@ -23,17 +23,17 @@ def program(order: list[str], kept: dict[str, int], frees: dict[tuple[str, str],
     held: list[tuple[int, int]] = []  # buffer, allocations of this iteration before its free
     count = 0
     for kind, follower in zip(order, [*order[1:], ""], strict=True):
-        rows.append((Kind.MARK, -1, 0))
+        rows.append((EventType.MARK, -1, 0))
         here, held = held, []
         for place, size in enumerate(KINDS[kind]):
-            rows += [(Kind.FREE, buffer, 0) for buffer, when in here if when == place]
-            rows.append((Kind.ALLOC, count, size))
+            rows += [(EventType.FREE, buffer, 0) for buffer, when in here if when == place]
+            rows.append((EventType.ALLOC, count, size))
             if place == kept[kind]:
                 held.append((count, frees.get((kind, follower), 0)))
             else:
-                rows.append((Kind.FREE, count, 0))
+                rows.append((EventType.FREE, count, 0))
             count += 1
-        rows += [(Kind.FREE, buffer, 0) for buffer, when in here if when == len(KINDS[kind])]
+        rows += [(EventType.FREE, buffer, 0) for buffer, when in here if when == len(KINDS[kind])]
     kind_of, buffer, size_of = np.array(rows).T
     return Trace.of(kind_of, buffer, size_of)
 
@@ -66,7 +66,7 @@ def test_reach_matches_the_frees_of_the_program(seed: int) -> None:
 
 def test_reach_is_empty_without_marks() -> None:
     trace = program(["a"] * 12, {"a": 0}, {("a", "a"): 2})
-    rows = trace.kind != Kind.MARK
+    rows = trace.kind != EventType.MARK
     found = find_patterns(Trace.of(trace.kind[rows], trace.buffer[rows], trace.size[rows]))
     assert found
     assert not any(pattern.reach for pattern in found)
@@ -77,11 +77,11 @@ def test_reach_is_empty_if_a_sequence_varies() -> None:
     rows: list[tuple[int, int, int, int]] = []
     count = 0
     for number in range(12):
-        rows.append((Kind.MARK, -1, 0, 0))
+        rows.append((EventType.MARK, -1, 0, 0))
         for place in range(6):
             for thread in (0, 1) if (place + number) % 2 else (1, 0):
-                rows.append((Kind.ALLOC, count, 1000 * (thread + 1) + place, thread))
-                rows.append((Kind.FREE, count, 0, thread))
+                rows.append((EventType.ALLOC, count, 1000 * (thread + 1) + place, thread))
+                rows.append((EventType.FREE, count, 0, thread))
                 count += 1
     kind, buffer, size, thread = np.array(rows).T
     found = find_patterns(Trace.of(kind, buffer, size, thread=thread))

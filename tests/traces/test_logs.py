@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import traces.formats.logs as module
-from traces import Kind, Trace, TraceError
+from traces import EventType, Trace, TraceError
 from traces.formats.cupy_hook import iter_cupy_hook, read_cupy_hook
+from traces.formats.registry import sniff
 from traces.formats.rmm_log import iter_rmm_log, read_rmm_log
-from traces.formats.sniff import sniff
 from traces.formats.text_files import MAX_LINE_BYTES
 from traces.trace import COLUMNS
 
@@ -75,7 +75,7 @@ def told(trace: Trace) -> Events:
     """Return the events as a log writes them."""
     born = trace.births
     return [
-        (bool(trace.kind[row] == Kind.ALLOC), int(trace.address[born[row]]), int(trace.size[born[row]]))
+        (bool(trace.kind[row] == EventType.ALLOC), int(trace.address[born[row]]), int(trace.size[born[row]]))
         for row in range(len(trace))
     ]
 

@@ -13,7 +13,7 @@ from traces import Buffers, TraceError
 from traces.buffers import COLUMNS, GAPS
 from traces.formats import minimalloc as module
 from traces.formats.minimalloc import read_csv, write_csv
-from traces.formats.sniff import sniff
+from traces.formats.registry import sniff
 
 BENCH = Path(__file__).parents[2] / "../shared/bench/minimalloc"
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces.nesting import innermost
+from traces.intervals import innermost
 
 
 @st.composite

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces import Buffers, Kind, TraceError, buffers_of
+from traces import Buffers, EventType, TraceError, buffers_of
 from traces.formats.minimalloc import read_csv
-from traces.of_buffers import trace_of
 from traces.read import read
+from traces.transforms import trace_of_buffers
 from traces.workload import generate
 
 BENCH = Path(__file__).parents[2] / "../shared/bench/minimalloc"
@@ -31,7 +31,7 @@ def lines(draw: st.DrawFn) -> Buffers:
 @given(lines())
 def test_events_are_sorted_and_have_the_load_of_the_buffers(buffers: Buffers) -> None:
     """After the last event of each time the load is that of the lifetimes around; between, never more."""
-    trace = trace_of(buffers)
+    trace = trace_of_buffers(buffers)
     assert len(trace) == 2 * len(buffers)
     assert (np.diff(trace.time_ns) >= 0).all()
     loads = {
@@ -42,7 +42,7 @@ def test_events_are_sorted_and_have_the_load_of_the_buffers(buffers: Buffers) ->
     last = np.flatnonzero(np.append(np.diff(trace.time_ns), 1)[: len(trace)])
     assert load[last].tolist() == list(loads.values())
     assert load.max(initial=0) == max(loads.values(), default=0)
-    for row in np.flatnonzero(trace.kind == Kind.ALLOC).tolist():
+    for row in np.flatnonzero(trace.kind == EventType.ALLOC).tolist():
         buffer = int(trace.buffer[row])
         assert trace.time_ns[row] == buffers.start[buffer]
         name = int(trace.operation[row])
@@ -52,7 +52,7 @@ def test_events_are_sorted_and_have_the_load_of_the_buffers(buffers: Buffers) ->
 def test_trace_of_buffers_restores_the_original_trace() -> None:
     """Only buffers alive at the end differ: they are freed."""
     given = generate(60, 1)
-    back = buffers_of(trace_of(buffers_of(given)))
+    back = buffers_of(trace_of_buffers(buffers_of(given)))
     buffers = buffers_of(given)
     assert (back.size == buffers.size).all()
     first, then = (one.start[None, :] < one.end[:, None] for one in (buffers, back))
@@ -60,10 +60,10 @@ def test_trace_of_buffers_restores_the_original_trace() -> None:
 
 
 def test_offsets_and_alignment_are_kept_if_common_to_all() -> None:
-    fixed = trace_of(Buffers.of([0, 1], [2, 3], [8, 8], offset=[64, 0], alignment=64))
+    fixed = trace_of_buffers(Buffers.of([0, 1], [2, 3], [8, 8], offset=[64, 0], alignment=64))
     assert fixed.address.tolist() == [64, 0, -1, -1]
     assert fixed.alignment == 64
-    mixed = trace_of(Buffers.of([0, 1], [2, 3], [8, 8], offset=[64, -1], alignment=[64, 1]))
+    mixed = trace_of_buffers(Buffers.of([0, 1], [2, 3], [8, 8], offset=[64, -1], alignment=[64, 1]))
     assert mixed.address.tolist() == [-1] * 4
     assert mixed.alignment == 1
 
@@ -79,14 +79,14 @@ def test_offsets_and_alignment_are_kept_if_common_to_all() -> None:
 )
 def test_buffers_without_an_event_form_are_refused(buffers: Buffers, reason: str) -> None:
     with pytest.raises(TraceError, match=reason):
-        trace_of(buffers)
+        trace_of_buffers(buffers)
 
 
 def test_csv_is_read_as_a_trace_and_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("id,lower,upper,size\na,0,2,8\nb,2,3,4\n")
     trace = read(path)
-    assert trace.kind.tolist() == [Kind.ALLOC, Kind.FREE, Kind.ALLOC, Kind.FREE]
+    assert trace.kind.tolist() == [EventType.ALLOC, EventType.FREE, EventType.ALLOC, EventType.FREE]
     assert trace.load().tolist() == [8, 0, 4, 0]
     path.write_text("id,lower,upper,size,gaps\na,0,9,8,2-3\n")
     with pytest.raises(TraceError, match=r"x\.csv.*gaps"):
@@ -98,4 +98,4 @@ def test_real_files_keep_their_load(path: Path) -> None:
     buffers = read_csv(path)
     times = np.unique(buffers.start)
     inside = (buffers.start[:, None] <= times) & (times < buffers.end[:, None])
-    assert trace_of(buffers).load().max() == (buffers.size[:, None] * inside).sum(axis=0).max()
+    assert trace_of_buffers(buffers).load().max() == (buffers.size[:, None] * inside).sum(axis=0).max()

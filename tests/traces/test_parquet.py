@@ -13,16 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from traces import Kind, Trace, TraceError
+from traces import EventType, Trace, TraceError
 from traces.formats import parquet as module
 from traces.formats.parquet import TraceWriter, iter_trace, read_trace, write_trace
-from traces.formats.sniff import sniff
+from traces.formats.registry import sniff
 from traces.trace import COLUMNS, NAMED
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-A, F, R, W, M, *_ = Kind
+A, F, R, W, M, *_ = EventType
 
 
 def sample(n: int, seed: int = 0, first: int = 0) -> Trace:
@@ -108,7 +108,7 @@ def test_an_exception_while_writing_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         half()
     with pytest.raises(TraceError, match="unknown kind"), TraceWriter(tmp_path / "t") as writer:
-        writer.write(Trace.of([len(Kind)], [0]))
+        writer.write(Trace.of([len(EventType)], [0]))
     with pytest.raises(TraceError, match="row 0: free"):
         write_trace(Trace.of([F], [0]), tmp_path / "t")
     assert list(tmp_path.iterdir()) == []

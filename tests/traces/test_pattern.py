@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from traces import Kind, Trace, workload
+from traces import EventType, Trace, workload
 from traces.iterations import windows
 from traces.iterations.pattern import find_patterns
 from traces.iterations.windows import FIRST_WINDOWS, LAST_WINDOWS, find_windows
@@ -21,15 +21,15 @@ class Recorder:
         self._next = 0
 
     def alloc(self, size: int, thread: int = 0) -> int:
-        self.rows.append((Kind.ALLOC, self._next, size, thread))
+        self.rows.append((EventType.ALLOC, self._next, size, thread))
         self._next += 1
         return self._next - 1
 
     def free(self, buffer: int) -> None:
-        self.rows.append((Kind.FREE, buffer, 0, 0))
+        self.rows.append((EventType.FREE, buffer, 0, 0))
 
     def mark(self) -> None:
-        self.rows.append((Kind.MARK, -1, 0, 0))
+        self.rows.append((EventType.MARK, -1, 0, 0))
 
     def trace(self) -> Trace:
         kind, buffer, size, thread = np.array(self.rows).T
@@ -50,7 +50,7 @@ def test_generated_iteration_is_found_with_sizes_and_load(
     truth = truth.select(truth.size > 512)
     assume(marks or len(truth) >= 12)  # fewer allocations, repeated six times, are no evidence
     if not marks:
-        keep = trace.kind != Kind.MARK
+        keep = trace.kind != EventType.MARK
         trace = Trace.of(trace.kind[keep], trace.buffer[keep], trace.size[keep])
     found = find_patterns(trace)
     assert found
@@ -87,7 +87,7 @@ def test_number_of_examined_iterations_is_bounded() -> None:
     for _ in range(5000):
         record.free(record.alloc(1000))
     (cut,) = find_windows(record.trace(), 512)
-    assert len(cut.bounds) <= FIRST_WINDOWS + LAST_WINDOWS < cut.seen == 4999
+    assert len(cut.bounds) <= FIRST_WINDOWS + LAST_WINDOWS < cut.count == 4999
     (pattern,) = find_patterns(record.trace())
     assert pattern.iterations_seen == 4999
     assert pattern.warm_up is not None
@@ -133,7 +133,9 @@ def test_windows_of_equal_sizes_belong_to_the_same_variant(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, "FIRST_WINDOWS", 1)
         patch.setattr(windows, "LAST_WINDOWS", 2)
-        chosen = windows._worth_a_look(np.array(main, bool), np.array(size, np.int64), np.array(bounds))
+        chosen = windows.first_and_last_of_each_variant(
+            np.array(main, bool), np.array(size, np.int64), np.array(bounds)
+        )
     kinds: dict[tuple[int, ...], list[int]] = {}
     for k, window in enumerate(sizes):
         kinds.setdefault(tuple(window), []).append(k)
@@ -173,7 +175,7 @@ def test_parameter_at_the_position_of_a_gradient_is_persistent() -> None:
     assert pattern.warm_up is not None
     # The warm-up includes the parameters, and gives them no position.
     trace = r.trace()
-    rows = np.flatnonzero(trace.kind == Kind.ALLOC)
+    rows = np.flatnonzero(trace.kind == EventType.ALLOC)
     for buffer in kept:
         at = int(np.flatnonzero(trace.buffer[rows] == buffer)[0])
         assert at < len(pattern.warm_up.size)
@@ -241,7 +243,7 @@ def test_unsynchronised_threads_are_planned_separately(periods: list[int], lifet
                 alone[thread].free(both[1])
             done[thread] += 1
     trace = together.trace()
-    allocations = trace.thread[trace.kind == Kind.ALLOC]
+    allocations = trace.thread[trace.kind == EventType.ALLOC]
     # A thread without allocations in the second half has ended.
     assume(len(np.unique(allocations[len(allocations) // 2 :])) == len(periods))
     pattern = find_patterns(trace)[0]
@@ -271,16 +273,16 @@ def test_marks_of_phases_lie_within_iterations() -> None:
     """Marks of a training recorder in the middle of a step do not change the result."""
 
     def trace(*phases: str) -> Trace:
-        kind, buffer, operation, names = [Kind.MARK], [-1], [0], ("step", *phases)
+        kind, buffer, operation, names = [EventType.MARK], [-1], [0], ("step", *phases)
         for step in range(4):
             for at in range(2):
-                kind += [Kind.MARK] * bool(phases) + [Kind.ALLOC]
+                kind += [EventType.MARK] * bool(phases) + [EventType.ALLOC]
                 buffer += [-1] * bool(phases) + [2 * step + at]
                 operation += [1 + at] * bool(phases) + [-1]
-            kind += [Kind.FREE, Kind.FREE, Kind.MARK]
+            kind += [EventType.FREE, EventType.FREE, EventType.MARK]
             buffer += [2 * step, 2 * step + 1, -1]
             operation += [-1, -1, 0]
-        sizes = [4096 << (b % 2) if k == Kind.ALLOC else 0 for k, b in zip(kind, buffer, strict=True)]
+        sizes = [4096 << (b % 2) if k == EventType.ALLOC else 0 for k, b in zip(kind, buffer, strict=True)]
         return Trace.of(kind, buffer, sizes, operation=operation, names=names)
 
     (plain,), (phased,) = find_patterns(trace()), find_patterns(trace("forward", "backward"))

@@ -6,15 +6,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces import Kind, Trace
-from traces.private_pools import pools_as_streams
+from traces import EventType, Trace
+from traces.transforms import pools_as_streams
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1))
 def test_pairs_of_pool_and_stream_become_different_streams(pairs: list[tuple[int, int]]) -> None:
     """A free is in the pool of its alloc; a trace without private pools stays unchanged."""
     pool, stream = (list(column) * 2 for column in zip(*pairs, strict=True))
-    kind = [Kind.ALLOC] * len(pairs) + [Kind.FREE] * len(pairs)
+    kind = [EventType.ALLOC] * len(pairs) + [EventType.FREE] * len(pairs)
     trace = Trace.of(
         kind,
         [*range(len(pairs))] * 2,

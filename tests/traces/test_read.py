@@ -5,18 +5,21 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from traces import TraceError
+from traces import EventType, Trace, TraceError
 from traces.formats.parquet import write_trace
-from traces.read import read
+from traces.formats.registry import FORMATS, Format, sniff
+from traces.read import read, read_pieces
 from traces.workload import generate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+    from _typeshed import StrPath
 
 EVENTS = 40_000
 
@@ -73,3 +76,18 @@ def test_unknown_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("nothing of ours")
     with pytest.raises(TraceError, match="neither a trace"):
         read(tmp_path / "text")
+
+
+def test_registered_format_is_recognised_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader of five lines and one line of the registry are a format."""
+
+    def read_lengths(path: StrPath, **_: Any) -> Trace:
+        sizes = [int(text) for text in Path(path).read_text().split()[1:]]
+        return Trace.of([EventType.ALLOC] * len(sizes), range(len(sizes)), sizes)
+
+    lengths = Format("lengths", "lengths", lambda head: head.line == b"lengths", read_lengths)
+    monkeypatch.setattr("traces.formats.registry.FORMATS", (lengths, *FORMATS))
+    (tmp_path / "file").write_text("lengths\n3 4\n")
+    assert sniff(tmp_path / "file") == "lengths"
+    assert read(tmp_path / "file").load().tolist() == [3, 7]
+    assert [piece.load().tolist() for piece in read_pieces(tmp_path / "file")] == [[3, 7]]

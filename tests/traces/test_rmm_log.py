@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from traces import Kind, TraceError
+from traces import EventType, TraceError
+from traces.formats.registry import sniff
 from traces.formats.rmm_log import read_rmm_log
-from traces.formats.sniff import sniff
 from traces.formats.text_files import MAX_LINE_BYTES
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def test_a_log_becomes_a_trace_with_addresses_threads_and_streams(tmp_path: Path
     )
     trace = read_rmm_log(path)
     assert sniff(path) == "rmm"
-    assert trace.kind.tolist() == [Kind.ALLOC, Kind.ALLOC, Kind.REFUSED, Kind.FREE]
+    assert trace.kind.tolist() == [EventType.ALLOC, EventType.ALLOC, EventType.REFUSED, EventType.FREE]
     assert trace.load().tolist() == [300, 308, 308, 8]
     assert trace.size.tolist() == [300, 8, 999_999, 0]
     assert trace.address.tolist() == [0x100, 0x400, -1, -1]

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from snapshot_model import assert_same, model_snapshot
 from snapshots import event, segment, snapshot, stored
 
-from traces import Kind, Trace, TraceError
+from traces import EventType, Trace, TraceError
 from traces.completeness import History, completeness, device_free
+from traces.formats.registry import sniff
 from traces.formats.snapshot import read_snapshot
-from traces.formats.sniff import sniff
 from traces.iterations.windows import iteration_marks
 from traces.read import read
 from traces.trace import RANGE_BEGIN, RANGE_END
@@ -62,9 +62,9 @@ def test_older_buffers_are_alive_from_the_start_of_the_recording(tmp_path: Path)
 def segments_held(trace: Trace) -> dict[int, int]:
     """Return the bytes of each range held at the end according to segment rows, all ranges being whole."""
     ranges: dict[int, int] = {}
-    for row in np.flatnonzero(trace.kind >= Kind.RESERVE).tolist():
+    for row in np.flatnonzero(trace.kind >= EventType.RESERVE).tolist():
         address, size = int(trace.address[row]), int(trace.size[row])
-        if trace.kind[row] == Kind.RESERVE:
+        if trace.kind[row] == EventType.RESERVE:
             assert address not in ranges
             ranges[address] = size
         else:
@@ -82,8 +82,8 @@ def test_segments_are_reserved_and_released_with_older_segments_first(tmp_path: 
     segments = [segment((0, 512, 0, "inactive")), segment((8192, 2048, 0, "inactive"))]
     trace = read_snapshot(stored(tmp_path / "s", events, segments=segments))
     rows = np.column_stack([trace.kind, trace.address, trace.size]).tolist()
-    before = [[Kind.RESERVE, 0, 512], [Kind.RESERVE, 8192, 512]]
-    assert rows[:3] == [*before, [Kind.RESERVE, 4096, 1024]]
+    before = [[EventType.RESERVE, 0, 512], [EventType.RESERVE, 8192, 512]]
+    assert rows[:3] == [*before, [EventType.RESERVE, 4096, 1024]]
     assert segments_held(trace) == {0: 512, 8192: 2048}
     assert trace.metadata["alive_before"] == "0"
     assert set(trace.stream.tolist()) == {3}
@@ -196,7 +196,7 @@ def test_stacks_of_buffers_without_events_are_read_from_blocks(tmp_path: Path) -
     held["blocks"][0]["frames"] = frames
     held["blocks"][1]["history"] = [{"addr": 512, "real_size": 300, "frames": frames}]
     trace = read_snapshot(stored(tmp_path / "s", [], segments=[held]))
-    alloc = trace.kind == Kind.ALLOC
+    alloc = trace.kind == EventType.ALLOC
     assert [trace.names[at] for at in trace.frame[alloc].tolist()] == ["a.py:3"] * 2
     assert (trace.stack[alloc] >= 0).all()
 
@@ -206,7 +206,7 @@ def test_out_of_memory_events_are_refused_requests(tmp_path: Path) -> None:
     refused = {"action": "oom", "size": 900, "stream": 3, "time_us": 2, "frames": frames, "device_free": 70}
     unknown = {"action": "oom", "size": 800, "stream": 3, "time_us": 3, "frames": []}
     trace = read_snapshot(stored(tmp_path / "s", [event("alloc", 512, 1, time=1), refused, unknown]))
-    assert trace.kind.tolist() == [Kind.ALLOC, Kind.REFUSED, Kind.REFUSED]
+    assert trace.kind.tolist() == [EventType.ALLOC, EventType.REFUSED, EventType.REFUSED]
     assert trace.size.tolist() == [1, 900, 800]
     assert trace.names[trace.frame[1]] == "a.py:3"
     assert device_free(trace).tolist() == [70, -1]
@@ -221,11 +221,11 @@ def test_annotations_are_ranges_that_divide_no_iterations(tmp_path: Path) -> Non
     events = [event("alloc", 512, 1, time=5), event("free_completed", 512, 1, time=9)]
     notes = [annotation("## forward ##", "START", 5), annotation("## forward ##", "END", 7)]
     trace = read_snapshot(stored(tmp_path / "s", events, external_annotations=notes))
-    marks = np.flatnonzero(trace.kind == Kind.MARK)
-    assert trace.kind.tolist() == [Kind.MARK, Kind.ALLOC, Kind.MARK, Kind.FREE]
+    marks = np.flatnonzero(trace.kind == EventType.MARK)
+    assert trace.kind.tolist() == [EventType.MARK, EventType.ALLOC, EventType.MARK, EventType.FREE]
     assert [trace.names[at] for at in trace.operation[marks]] == ["forward", "forward"]
     assert [trace.names[at] for at in trace.category[marks]] == [RANGE_BEGIN, RANGE_END]
-    assert len(iteration_marks(trace, found=True)) == 0
+    assert len(iteration_marks(trace, automatic_marks=True)) == 0
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -245,7 +245,7 @@ def test_annotated_steps_divide_iterations_once_for_all_devices(
         for device in order
     ]
     trace = read_snapshot(stored(tmp_path / "s", *devices, external_annotations=notes))
-    steps = iteration_marks(trace, found=True)
+    steps = iteration_marks(trace, automatic_marks=True)
     assert trace.time_ns[steps].tolist() == [1000, 8000]
     assert len(trace.on_device(1)) == 5  # an alloc, a range's two ends, and the steps of all devices
 
@@ -255,7 +255,7 @@ def test_invalid_annotations_are_counted(value: Any, tmp_path: Path) -> None:
     """Annotations do not affect memory, so the rest of the file stays valid."""
     path = stored(tmp_path / "s", [event("alloc", 512, 1)], external_annotations=[value])
     trace = read_snapshot(path)
-    assert (trace.kind.tolist(), trace.metadata["action.annotation"]) == ([Kind.ALLOC], "1")
+    assert (trace.kind.tolist(), trace.metadata["action.annotation"]) == ([EventType.ALLOC], "1")
 
 
 def test_user_metadata_names_the_module(tmp_path: Path) -> None:
@@ -552,8 +552,8 @@ def test_final_load_of_a_real_snapshot_matches_the_segments(path: Path) -> None:
     blocks = [
         block for part in data["segments"] for block in part["blocks"] if block["state"].startswith("active")
     ]
-    freed = np.isin(trace.buffer, trace.buffer[trace.kind == Kind.FREE])
-    alive = (trace.kind == Kind.ALLOC) & ~freed
+    freed = np.isin(trace.buffer, trace.buffer[trace.kind == EventType.FREE])
+    alive = (trace.kind == EventType.ALLOC) & ~freed
     held = sorted((block["address"], block["requested_size"]) for block in blocks)
     assert sorted(zip(trace.address[alive].tolist(), trace.size[alive].tolist(), strict=True)) == held
     assert segments_held(trace) == {part["address"]: part["total_size"] for part in data["segments"]}

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces import Kind, Trace, TraceError
+from traces import EventType, Trace, TraceError
 from traces.trace import COLUMNS
 
-A, F, R, W, M, *SEGMENTS = Kind
+A, F, R, W, M, *SEGMENTS = EventType
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(list(Kind)), st.integers(-1, 4), st.integers(-1, 9)),
+    st.tuples(st.sampled_from(list(EventType)), st.integers(-1, 4), st.integers(-1, 9)),
     max_size=14,
 )
 
 
-def first_fault_by_hand(events: list[tuple[Kind, int, int]]) -> int | None:
+def first_fault_by_hand(events: list[tuple[EventType, int, int]]) -> int | None:
     """Return the first row that is impossible in itself, else the first that contradicts an earlier row."""
     for row, (kind, buffer, size) in enumerate(events):
         sized = kind in (A, *SEGMENTS)
@@ -38,14 +38,14 @@ def first_fault_by_hand(events: list[tuple[Kind, int, int]]) -> int | None:
     return None
 
 
-def trace_of(events: list[tuple[Kind, int, int]]) -> Trace:
+def trace_of(events: list[tuple[EventType, int, int]]) -> Trace:
     table = np.array(events, np.int64).reshape(-1, 3)
     return Trace.of(*table.T)
 
 
 @given(EVENTS)
 def test_validate_finds_the_same_row_as_a_loop_over_the_events(
-    events: list[tuple[Kind, int, int]],
+    events: list[tuple[EventType, int, int]],
 ) -> None:
     row = first_fault_by_hand(events)
     trace = trace_of(events)
@@ -58,8 +58,8 @@ def test_validate_finds_the_same_row_as_a_loop_over_the_events(
 
 
 @st.composite
-def possible(draw: st.DrawFn) -> list[tuple[Kind, int, int]]:
-    events: list[tuple[Kind, int, int]] = []
+def possible(draw: st.DrawFn) -> list[tuple[EventType, int, int]]:
+    events: list[tuple[EventType, int, int]] = []
     alive: list[int] = []
     for _ in range(draw(st.integers(0, 20))):
         kind = draw(st.sampled_from([A, A, F, R, W, M, *SEGMENTS]))
@@ -79,7 +79,7 @@ def possible(draw: st.DrawFn) -> list[tuple[Kind, int, int]]:
 
 
 @given(possible())
-def test_load_is_the_sum_of_living_sizes(events: list[tuple[Kind, int, int]]) -> None:
+def test_load_is_the_sum_of_living_sizes(events: list[tuple[EventType, int, int]]) -> None:
     alive: dict[int, int] = {}
     expected = []
     for kind, buffer, size in events:
@@ -93,7 +93,7 @@ def test_load_is_the_sum_of_living_sizes(events: list[tuple[Kind, int, int]]) ->
 
 @given(possible(), st.integers(0, 20), st.integers(0, 20))
 def test_window_is_a_valid_trace_of_buffers_allocated_inside(
-    events: list[tuple[Kind, int, int]], start: int, stop: int
+    events: list[tuple[EventType, int, int]], start: int, stop: int
 ) -> None:
     window = trace_of(events)[start:stop]
     window.validate()

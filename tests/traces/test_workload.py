@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traces import Buffers, Kind, Trace, workload
-from traces.iterations.detect import tail_period
+from traces import Buffers, EventType, Trace, workload
+from traces.iterations.cycles import tail_period
 from traces.trace import COLUMNS
 
 
 def between_marks(trace: Trace) -> list[tuple[int, int]]:
-    marks = np.flatnonzero(trace.kind == Kind.MARK).tolist()
+    marks = np.flatnonzero(trace.kind == EventType.MARK).tolist()
     return list(itertools.pairwise(marks))
 
 
@@ -32,8 +32,8 @@ def test_iterations_have_the_requested_buffers_and_all_but_the_first_are_alike(
     shapes = [(trace.kind[a:b].tolist(), trace.size[a:b].tolist()) for a, b in windows]
     assert all(shape == shapes[1] for shape in shapes[2:])
     for kinds, _ in shapes[1:]:
-        assert kinds.count(Kind.ALLOC) == n
-        assert kinds.count(Kind.FREE) == n
+        assert kinds.count(EventType.ALLOC) == n
+        assert kinds.count(EventType.FREE) == n
 
 
 def steady_load(buffers: Buffers) -> np.ndarray:
@@ -82,7 +82,7 @@ def test_trace_depends_on_the_seed_only() -> None:
 
 def test_iteration_is_found_without_marks() -> None:
     trace = workload.generate(300, 5, iterations=4)
-    found = tail_period(trace.size[trace.kind == Kind.ALLOC])
+    found = tail_period(trace.size[trace.kind == EventType.ALLOC])
     assert found is not None
     assert found.period == 300
     assert found.length >= 900
@@ -91,8 +91,8 @@ def test_iteration_is_found_without_marks() -> None:
 def test_accesses_are_within_lifetimes_and_change_no_load() -> None:
     plain, full = workload.generate(100, 1), workload.generate(100, 1, accesses=True)
     assert full.load().max() == plain.load().max()
-    assert (full.kind == Kind.WRITE).sum() == (full.kind == Kind.ALLOC).sum()
-    assert (full.kind == Kind.READ).sum() == (full.kind == Kind.FREE).sum()
+    assert (full.kind == EventType.WRITE).sum() == (full.kind == EventType.ALLOC).sum()
+    assert (full.kind == EventType.READ).sum() == (full.kind == EventType.FREE).sum()
 
 
 def test_workload_below_the_minimum_size_is_refused() -> None:

@@ -27,7 +27,7 @@ from traces.completeness import History
 from traces.errors import TraceError
 from traces.formats.json_events import trace_events
 from traces.formats.logs import Log, number, read_log, refused_size
-from traces.nesting import innermost
+from traces.intervals import innermost
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from _typeshed import StrPath
     from numpy.typing import NDArray
 
+    from traces.formats.text_files import Head
     from traces.trace import Trace
 
 KNOWN = {"framework": "pytorch", "recorder": "profiler"}
@@ -51,6 +52,7 @@ _FUNCTIONS = ("python_function", "Python")
 _STEPS = ("user_annotation", *_OPERATORS)
 #: ``FILE(LINE): FUNCTION``; LINE is the function's first.
 _FUNCTION = re.compile(r"(.*\.py)\((\d+)\): ")
+_JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*\{)')
 #: The operation of the buffer that stands for memory from before the recording.
 BEFORE = "allocated before the recording"
 #: Columns of an event while a file is read; ``order`` is the profiler's event index, -1 where unknown.
@@ -93,6 +95,11 @@ def read_chrome(
         return trace
     # The host's totals begin with the profiler, so they do not show whether memory was allocated before.
     return dataclasses.replace(trace, metadata={**trace.metadata, f"history.{HOST}": str(History.WINDOW)})
+
+
+def is_json(head: Head) -> bool:
+    """Return true for the beginning of a JSON object, or of a list of objects."""
+    return _JSON.match(head.text) is not None
 
 
 def _fill(path: StrPath, log: Log) -> Iterator[None]:

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
     from _typeshed import StrPath
 
+    from traces.formats.text_files import Head
     from traces.trace import Trace
 
 #: The beginning of an event.
-EVENT = re.compile(rb'\{"hook": ?"')
+_EVENT = re.compile(rb'\{"hook": ?"')
 #: Size rounding of CuPy's pool (cupy/cuda/memory.pyx, ALLOCATION_UNIT_SIZE).
 KNOWN = {"framework": "cupy", "alignment": "512"}
 #: Upper bound of device indices, which are int32 in a trace; no machine has so many devices.
@@ -64,10 +65,15 @@ def iter_cupy_hook(path: StrPath, *, skipped: Counter[str] | None = None) -> Ite
     return iter_log(path, _fill, KNOWN, skipped)
 
 
+def is_output(head: Head) -> bool:
+    """Return true if the first bytes contain an event of CuPy's hook."""
+    return _EVENT.search(head.content) is not None
+
+
 def _fill(path: StrPath, log: Log) -> Iterator[None]:
     events = 0
     for row, line in lines(path, log.progress):
-        if (found := EVENT.search(line)) is None:
+        if (found := _EVENT.search(line)) is None:
             continue
         events += 1
         try:

@@ -18,7 +18,7 @@ from traces import _core
 from traces.columns import LARGEST, MAX_EVENTS, MOST_THREADS, PIECE_EVENTS
 from traces.completeness import known_before
 from traces.errors import TraceError
-from traces.trace import COLUMNS, UNKNOWN, Kind, Trace
+from traces.trace import COLUMNS, UNKNOWN, EventType, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -80,7 +80,7 @@ class Log:
         except _core.Refused as error:
             raise TraceError(f"{error}: address {address:#x}") from None
         self._buffers += 1
-        self._add(self._rows, Kind.ALLOC, buffer, size, device, address, *where)
+        self._add(self._rows, EventType.ALLOC, buffer, size, device, address, *where)
 
     def free(self, device: int, address: int, size: int, *where: int) -> None:
         """End a buffer, with arguments as `alloc`; ``size`` is used only if the buffer is older than the log.
@@ -94,20 +94,20 @@ class Log:
             raise TraceError(f"{error}: address {address:#x}") from None
         if buffer == self._buffers:
             self._buffers += 1
-            self._add(self._before, Kind.ALLOC, buffer, size, device, address, *where[:3])
-        self._add(self._rows, Kind.FREE, buffer, 0, device, -1, *where)
+            self._add(self._before, EventType.ALLOC, buffer, size, device, address, *where[:3])
+        self._add(self._rows, EventType.FREE, buffer, 0, device, -1, *where)
 
     def reserve(self, device: int, address: int, size: int, *where: int) -> None:
         """Add a segment that the recorded allocator took from the device, as `alloc`."""
-        self._add(self._rows, Kind.RESERVE, -1, size, device, address, *where)
+        self._add(self._rows, EventType.RESERVE, -1, size, device, address, *where)
 
     def release(self, device: int, size: int, *where: int) -> None:
         """Add bytes that the recorded allocator gave back at an unknown address, as `alloc`."""
-        self._add(self._rows, Kind.RELEASE, -1, size, device, -1, *where)
+        self._add(self._rows, EventType.RELEASE, -1, size, device, -1, *where)
 
     def refused(self, device: int, size: int, *where: int) -> None:
         """Add a request for which there was no memory, as `alloc`."""
-        self._add(self._rows, Kind.REFUSED, -1, size, device, -1, *where)
+        self._add(self._rows, EventType.REFUSED, -1, size, device, -1, *where)
 
     def base(self, device: int, live: int, reserved: int, name: int) -> None:
         """Add memory from before the log with known totals only, in bytes.
@@ -117,9 +117,9 @@ class Log:
         where = (0, 0, self._begin or 0, name)
         if reserved > 0:
             self._reserved_before[device] += reserved
-            self._add(self._before, Kind.RESERVE, -1, reserved, device, -1, *where)
+            self._add(self._before, EventType.RESERVE, -1, reserved, device, -1, *where)
         if live > 0:
-            self._add(self._before, Kind.ALLOC, self._buffers, live, device, -1, *where)
+            self._add(self._before, EventType.ALLOC, self._buffers, live, device, -1, *where)
             self._buffers += 1
 
     def live_before(self) -> Counter[int]:
@@ -127,12 +127,12 @@ class Log:
         live = Counter[int]()
         table = np.asarray(self._before, np.int64).reshape(-1, len(_TOLD))
         for kind, _, size, _, device, *_ in table.tolist():
-            live[device] += size if kind == Kind.ALLOC else 0
+            live[device] += size if kind == EventType.ALLOC else 0
         return live
 
     def mark(self, thread: int, time: int) -> None:
         """Add a mark for the beginning of an iteration."""
-        self._add(self._rows, Kind.MARK, -1, 0, 0, -1, 0, thread, time)
+        self._add(self._rows, EventType.MARK, -1, 0, 0, -1, 0, thread, time)
 
     def thread(self, name: Hashable) -> int:
         """Return the dense index of a thread.
@@ -194,7 +194,7 @@ class Log:
         kinds = self._before[:: len(_TOLD)]
         return {
             **known,
-            "alive_before": str(sum(kind == Kind.ALLOC for kind in kinds)),
+            "alive_before": str(sum(kind == EventType.ALLOC for kind in kinds)),
             **known_before(
                 {
                     device: (True, live, self._reserved_before[device])

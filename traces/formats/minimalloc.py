@@ -21,12 +21,17 @@ from traces.buffers import Buffers
 from traces.columns import LARGEST, column
 from traces.errors import TraceError
 from traces.files import atomic
+from traces.transforms import trace_of_buffers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections import Counter
+    from collections.abc import Callable, Iterator, Mapping
 
     from _typeshed import StrPath
     from numpy.typing import ArrayLike
+
+    from traces.formats.text_files import Head
+    from traces.trace import Trace
 
 #: Limits while reading: bytes of a line, and number of lines and of gaps; a larger file is refused.
 MAX_LINE_BYTES, MAX_BUFFERS = 1 << 20, 1 << 23
@@ -96,6 +101,29 @@ def read_csv(path: StrPath) -> Buffers:
         return rows.buffers()
     except TraceError as error:
         raise TraceError(error.reason, file=path, row=None if error.row is None else error.row + 2) from None
+
+
+def is_csv(head: Head) -> bool:
+    """Return true for a header with a column ``size``."""
+    return not head.compressed and b"size" in (name.strip().lower() for name in head.line.split(b","))
+
+
+def read_csv_as_trace(
+    path: StrPath,
+    *,
+    skipped: Counter[str] | None = None,  # noqa: ARG001 - a buffer that cannot be is an error
+    progress: Callable[[int, int], object] | None = None,  # noqa: ARG001
+) -> Trace:
+    """Read the buffers of a MiniMalloc CSV as equivalent events (`traces.transforms`).
+
+    Raises:
+        TraceError, OSError: as `read_csv`; buffers that events cannot express.
+    """
+    buffers = read_csv(path)
+    try:
+        return trace_of_buffers(buffers)
+    except TraceError as error:
+        raise TraceError(error.reason, file=path) from None
 
 
 def write_csv(buffers: Buffers, path: StrPath, *, offsets: ArrayLike | None = None) -> None:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 import numpy as np
 
 from traces.columns import MAX_EVENTS, PIECE_EVENTS, column
-from traces.consistency import consistent
 from traces.errors import TraceError
 from traces.files import KIND_KEY, VERSION_KEY, atomic, expect, one_line, read_schema, string_metadata
 from traces.formats.arrow import from_numpy, from_texts, to_numpy
-from traces.trace import COLUMNS, NAMED, UNKNOWN, Kind, Trace
+from traces.trace import COLUMNS, NAMED, UNKNOWN, EventType, Trace
+from traces.transforms import without_contradictions
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -29,12 +29,37 @@ if TYPE_CHECKING:
     from _typeshed import StrPath
     from numpy.typing import NDArray
 
+    from traces.formats.text_files import Head
+
 VERSION = "1"
 _PREFIX = "trace."
-_KINDS = tuple(kind.name.lower() for kind in Kind)
+_KINDS = tuple(kind.name.lower() for kind in EventType)
 _TEXT = ("kind", *NAMED)
 #: Columns missing in files of earlier releases.
 _LATER = ("address", "module", "category", "stack", "pool")
+
+
+def is_trace(head: Head) -> bool:
+    """Return true for a Parquet file of a trace.
+
+    Raises:
+        TraceError: a damaged Parquet file, or neither a trace nor a plan.
+    """
+    return _content(head) == "trace"
+
+
+def is_plan(head: Head) -> bool:
+    """Return true for a Parquet file of a plan, with errors as `is_trace`."""
+    return _content(head) == "plan"
+
+
+def _content(head: Head) -> str | None:
+    if head.compressed or not head.content.startswith(b"PAR1"):
+        return None
+    content = string_metadata(read_schema(head.path), head.path).get(KIND_KEY)
+    if content not in ("trace", "plan"):
+        raise TraceError("a Parquet file, but neither a trace nor a plan")
+    return content
 
 
 def write_trace(trace: Trace, path: StrPath) -> None:
@@ -165,7 +190,7 @@ def read_trace(
             raise TraceError(f"{rows} events declared, {done} found", file=path)
         trace = Trace(**table, names=tuple(names), metadata=metadata)
         if skipped is not None:
-            trace = consistent(trace, skipped)
+            trace = without_contradictions(trace, skipped)
         trace.validate()
         return trace
 

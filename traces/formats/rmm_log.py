@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from _typeshed import StrPath
 
+    from traces.formats.text_files import Head
     from traces.trace import Trace
 
 HEADER = ("thread", "time", "action", "pointer", "size", "stream")
@@ -28,6 +29,8 @@ HEADER = ("thread", "time", "action", "pointer", "size", "stream")
 KNOWN = {"framework": "rmm", "alignment": "256"}
 #: Time of day, with a dot or, in earlier releases, a colon before the fraction; or seconds since 1970.
 _CLOCK = re.compile(r"(?:(\d{1,2}):(\d{2}):)?(\d{1,12})[.:]?(\d{0,9})", re.ASCII)
+#: A line of RMM's own log, ``RMM_DEBUG_LOG_FILE``: thread, time, level (rmm/logger.hpp).
+_DEBUG_LINE = re.compile(rb"\[ *\d+\]\[\d\d:\d\d:\d\d:\d+\]\[\w+ *\] ")
 _HOUR, _DAY = 3600 * 10**9, 24 * 3600 * 10**9
 
 
@@ -61,8 +64,21 @@ def iter_rmm_log(path: StrPath, *, skipped: Counter[str] | None = None) -> Itera
     return iter_log(path, _fill, KNOWN, skipped)
 
 
-def is_header(line: bytes) -> bool:
-    """Return true if this line is the header of an RMM log."""
+def is_log(head: Head) -> bool:
+    """Return true for a log of ``logging_resource_adaptor``.
+
+    Raises:
+        TraceError: RMM's debug log.
+    """
+    if _DEBUG_LINE.match(head.line):
+        raise TraceError(
+            "RMM's debug log, which has no addresses: log allocations by "
+            "rmm.enable_logging(log_file_name=...) or rmm::mr::logging_resource_adaptor"
+        )
+    return _is_header(head.line)
+
+
+def _is_header(line: bytes) -> bool:
     return tuple(_names(line)) == HEADER
 
 
@@ -75,7 +91,7 @@ def _fill(path: StrPath, log: Log) -> Iterator[None]:
     clock = _Clock()
     for row, line in lines(path, log.progress):
         if row == 1:
-            if not is_header(line):
+            if not _is_header(line):
                 reason = "not a log of RMM: its header is Thread,Time,Action,Pointer,Size,Stream"
                 raise TraceError(reason, row=1)
             continue

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from traces import _core
 from traces.completeness import known_before, with_device_free
 from traces.errors import TraceError
+from traces.formats.text_files import GZIP
 from traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 
     from _typeshed import StrPath
 
+    from traces.formats.text_files import Head
+
 #: Size rounding of PyTorch's caching allocator (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
 ALIGNMENT = 512
 _LONGEST_SETTING = 1000
-#: First bytes of a file compressed by gzip.
-GZIP = b"\x1f\x8b"
 #: Fewest events that count as a history: with ``_record_memory_history(enabled="state")`` PyTorch keeps the
 #: last event only.
 _LEAST_EVENTS = 2
@@ -87,6 +88,19 @@ def read_snapshot(
     if skipped is not None:
         skipped.update(read.skipped)
     return trace
+
+
+def is_snapshot(head: Head) -> bool:
+    """Return true for a pickle, by the first opcode and the protocol.
+
+    Raises:
+        TraceError: a zip file, as ``torch.save`` writes.
+    """
+    if not head.compressed and head.content.startswith(b"PK\3\4"):
+        raise TraceError(
+            "a zip file, as torch.save writes it: write the snapshot by torch.cuda.memory._dump_snapshot"
+        )
+    return head.content[:1] == b"\x80" and head.content[1:2] in (b"\2", b"\3", b"\4", b"\5")
 
 
 @contextmanager

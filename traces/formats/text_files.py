@@ -7,6 +7,7 @@ import io
 import os
 import zlib
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from traces.errors import TraceError
@@ -18,10 +19,50 @@ if TYPE_CHECKING:
 
 GZIP = b"\x1f\x8b"
 MAX_LINE_BYTES = 1 << 16
+#: Most bytes of a file that recognition examines: the output of a program before its first line of CuPy's
+#: hook may be as long.
+_HEAD_BYTES = 1 << 16
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 1 << 18
 
 
-class _Told(io.FileIO):
+@dataclass(frozen=True)
+class Head:
+    """The beginning of a file, from which its format is recognised.
+
+    Attributes:
+        path: the file.
+        content: the first bytes, decompressed.
+        compressed: the file is compressed by gzip.
+    """
+
+    path: StrPath
+    content: bytes
+    compressed: bool
+
+    @property
+    def text(self) -> bytes:
+        """Return the first bytes without a byte order mark."""
+        return self.content.removeprefix(_BYTE_ORDER_MARK)
+
+    @property
+    def line(self) -> bytes:
+        """Return the first line without a byte order mark."""
+        return (self.text.splitlines() or [b""])[0]
+
+
+def read_head(path: StrPath) -> Head:
+    """Read the first bytes of a file.
+
+    Raises:
+        TraceError: a damaged gzip file.
+        OSError: the file cannot be opened.
+    """
+    with opened(path) as file:
+        return Head(path, file.read(_HEAD_BYTES), isinstance(file, gzip.GzipFile))
+
+
+class _ReportingFile(io.FileIO):
     """File that reports the number of bytes read so far to a progress function."""
 
     def __init__(self, path: StrPath, progress: Callable[[int, int], object] | None) -> None:
@@ -50,7 +91,7 @@ def opened(
         TraceError: inside the block, at the end of a truncated or damaged gzip file.
         OSError: the file cannot be opened.
     """
-    with io.BufferedReader(_Told(path, progress), _BUFFER_BYTES) as file:
+    with io.BufferedReader(_ReportingFile(path, progress), _BUFFER_BYTES) as file:
         if not file.peek(2).startswith(GZIP):
             yield file
             return

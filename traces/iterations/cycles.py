@@ -1,4 +1,4 @@
-"""Detection of the iterations of one sequence of allocations, from sizes alone."""
+"""Detection of the iterations of one sequence of allocations, from sizes alone: periods and cycles."""
 
 from __future__ import annotations
 
@@ -7,11 +7,52 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from traces._core import LEAST_EVIDENCE, LEAST_REPEATS, quietest
-from traces.iterations.detect import Period, tail_period
+from traces._core import LEAST_EVIDENCE, LEAST_REPEATS, least_load_position
+from traces._core import tail_period as _tail_period
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True)
+class Period:
+    """A tail of a sequence in which every value equals the value ``period`` places before.
+
+    Attributes:
+        period: values in one iteration.
+        length: values in the tail, at least two periods; the last iteration may be partial.
+        start: index of the tail's first value.
+    """
+
+    period: int
+    length: int
+    start: int
+
+
+def tail_period(values: ArrayLike, *, min_repeats: int = 2) -> Period | None:
+    """Return the period that explains most of the end of a sequence, or None.
+
+    Among all tails that repeat some period at least ``min_repeats`` times, this is the longest; among its
+    periods the smallest. A warm-up before the tail and a partial last iteration do not matter, and a nested
+    period (A A A in A A A B A A A B) gives way once the longer period explains more. Exact, in linear time
+    and memory: borders of the reversed sequence by the prefix function of Knuth, Morris and Pratt (1977).
+
+    Args:
+        values: int64[n].
+        min_repeats: 2 or more.
+
+    Raises:
+        ValueError: ``min_repeats`` is less than 2.
+        TypeError: values that are not integers.
+    """
+    if min_repeats < 2:
+        raise ValueError("min_repeats is less than 2")
+    sequence = np.asarray(values)
+    if sequence.size and sequence.dtype.kind not in "iu":
+        raise TypeError(f"a sequence of {sequence.dtype}, not of integers")
+    sequence = np.ascontiguousarray(sequence.astype(np.int64, copy=False))
+    period, length = _tail_period(sequence, min_repeats)
+    return Period(period, length, len(sequence) - length) if period else None
 
 
 #: Longest planned lifetime in iterations: a position whose buffers live longer is left to the fallback.
@@ -81,7 +122,7 @@ def find_cycle(
     rows = rows[: stretch.start + stretch.length]
     values = values[: len(rows)]
     period = _with_lifetimes(_lifetimes(rows[stretch.start :], freed_before), stretch)
-    first = stretch.start + quietest(rows, values, freed_before[rows], stretch.start, period)
+    first = stretch.start + least_load_position(rows, values, freed_before[rows], stretch.start, period)
     return Cycle(rows, first, period)
 
 

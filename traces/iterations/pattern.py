@@ -111,7 +111,7 @@ def find_patterns(
     whole_recording: bool = True,
     anywhere: bool = False,
     enveloped: Collection[int] | None = None,
-    found: bool = False,
+    automatic_marks: bool = False,
 ) -> list[Pattern]:
     """Return the recurring iterations of a trace, the most recent first.
 
@@ -126,12 +126,14 @@ def find_patterns(
             other work at its end.
         enveloped: replace marked iterations of many variants that differ in sizes only by their envelope. Two
             iterations with one of these allocation counts suffice for an envelope. None: find no envelopes.
-        found: automatic marks, `traces.trace.FOUND`, decide too.
+        automatic_marks: marks of recorders, `traces.trace.AUTOMATIC_MARK`, decide too.
 
     Raises:
         TraceError: the trace contradicts itself.
     """
-    windows = find_windows(trace, small_bytes, anywhere=anywhere, enveloped=enveloped, found=found)
+    windows = find_windows(
+        trace, small_bytes, anywhere=anywhere, enveloped=enveloped, automatic_marks=automatic_marks
+    )
     patterns = [
         _Builder(kind).pattern(reach, whole_recording=whole_recording)
         for kind, reach in zip(windows, reaches(windows), strict=True)
@@ -155,8 +157,8 @@ class _Builder:
         #: The allocations of the last agreeing window, in merged order.
         self._last = np.arange(*windows.bounds[windows.alike[-1]])
         common = max(windows.groups.values()) + 1
-        self._apart = {common + k: s for k, s in enumerate(windows.apart)}  # group -> sequence
-        groups = windows.groups | {s: group for group, s in self._apart.items()}
+        self._separate = {common + k: s for k, s in enumerate(windows.separate)}  # group -> sequence
+        groups = windows.groups | {s: group for group, s in self._separate.items()}
         every = np.arange(int(windows.sequence.max()) + 1)
         #: The group of each allocation, -1 for sequences that vary, which are not part of the pattern.
         self._groups = np.array([groups.get(s, -1) for s in every.tolist()], np.int64)[windows.sequence]
@@ -164,7 +166,7 @@ class _Builder:
         together = self._last[(group >= 0) & (group < common)]
         # A sequence with iterations of its own shares no addresses with others, so its rows may stand
         # anywhere.
-        self._rows = np.concatenate([together, *(windows.apart[s][-1] for s in self._apart.values())])
+        self._rows = np.concatenate([together, *(windows.separate[s][-1] for s in self._separate.values())])
         self._group = self._groups[self._rows]
         self._strange: list[int] = []  # allocations in the windows whose buffers persist
 
@@ -197,7 +199,7 @@ class _Builder:
             sequence=self._w.sequence[self._rows],
             since=self._w.since(),
             iterations=len(self._w.alike),
-            iterations_seen=self._w.seen,
+            iterations_seen=self._w.count,
             begins=self._w.event[self._w.bounds[list(self._w.alike), 0]],
             event=self._w.event[self._rows],
             unresolved=unresolved,
@@ -214,8 +216,8 @@ class _Builder:
         w = self._w
         in_group = self._groups == group
         clock = np.cumsum(in_group)  # the group's allocations up to and including each row
-        if group in self._apart:
-            rows = w.apart[self._apart[group]]  # [iteration, position]
+        if group in self._separate:
+            rows = w.separate[self._separate[group]]  # [iteration, position]
         else:
             windows = [np.arange(*w.bounds[window]) for window in w.alike]
             rows = np.stack([inside[in_group[inside]] for inside in windows])
@@ -230,7 +232,7 @@ class _Builder:
         never = is_open.all(axis=0)
         keeps = ((strange.sum(axis=0) >= 2) & ~never) | (never & (age.max(axis=0) > 4 * count))
         keeps |= w.shared[rows].any(axis=0)  # the time of the other stream's last use is unknown
-        if group not in self._apart:
+        if group not in self._separate:
             self._strange.extend(rows[strange & ~never].tolist())
         age[strange] = 0
         longest = age.argmax(axis=0), np.arange(age.shape[1])
@@ -247,10 +249,10 @@ class _Builder:
     def _instances_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the planned rows: common rows of the last window, and all rows of separate sequences."""
         rows, group = self._rows[positions], self._group[positions]
-        common = rows[~np.isin(group, list(self._apart))]
+        common = rows[~np.isin(group, list(self._separate))]
         apart = [
-            self._w.apart[s][:, positions[group == g] - int(np.flatnonzero(self._group == g)[0])].ravel()
-            for g, s in self._apart.items()
+            self._w.separate[s][:, positions[group == g] - int(np.flatnonzero(self._group == g)[0])].ravel()
+            for g, s in self._separate.items()
         ]
         return np.concatenate([common, *apart])
 

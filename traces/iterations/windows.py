@@ -15,12 +15,12 @@ from traces._core import (
     LEAST_RARE,
     LEAST_REPEATS_BUT_RARE,
     MOST_RARE,
-    heaviest,
+    sequence_with_most_bytes,
 )
 from traces.columns import distinct
 from traces.iterations.cycles import EVIDENCE, Cycle, Evidence, find_cycle
 from traces.iterations.envelope import Envelope, envelopes
-from traces.trace import FOUND, Kind
+from traces.trace import AUTOMATIC_MARK, EventType
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Number of iterations of a variant that are examined in an unfinished trace, counted from its beginning and
 #: from its end: the first iterations show the warm-up, the last show the current behaviour.
 FIRST_WINDOWS, LAST_WINDOWS = 16, 1024
-BUT_RARE = Evidence(LEAST_EVIDENCE_BUT_RARE, LEAST_REPEATS_BUT_RARE)
+WITHOUT_RARE = Evidence(LEAST_EVIDENCE_BUT_RARE, LEAST_REPEATS_BUT_RARE)
 
 #: An odd number without a regular bit pattern: the golden ratio's fraction in 64 bits (Knuth, TAOCP, section
 #: 6.4).
@@ -56,12 +56,12 @@ class Windows:
             freed.
         shared: bool[m], used by a stream other than the allocating one.
         marks: int64[k], number of rows before each mark.
-        seen: number of windows in the trace.
+        count: number of windows in the trace.
         bounds: int64[w, 2], first row and end of each examined window.
         alike: windows that agree, latest last; at least two, and in an unfinished trace not all.
         groups: group of each repeating sequence: 0 for sequences whose common order is the same in every
             window, then one group for each sequence that only keeps its own order. Missing sequences vary.
-        apart: among the missing sequences, those with iterations of their own, such as unsynchronised
+        separate: among the missing sequences, those with iterations of their own, such as unsynchronised
             threads: int64[iteration, position], rows.
         least: int64[m], only for an envelope: the least bytes expected.
     """
@@ -73,18 +73,20 @@ class Windows:
     freed_before: NDArray[np.int64]
     shared: NDArray[np.bool_]
     marks: NDArray[np.int64]
-    seen: int
+    count: int
     bounds: NDArray[np.int64]
     alike: tuple[int, ...]
     groups: dict[int, int]
-    apart: dict[int, NDArray[np.int64]]
+    separate: dict[int, NDArray[np.int64]]
     least: NDArray[np.int64] | None = None
 
     def since(self) -> dict[int, int]:
         """Return for each sequence the number of rows since the sequence's last iteration began."""
         begin = int(self.bounds[self.alike[-1], 0])
         return {
-            s: int((self.sequence[int(self.apart[s][-1, 0]) if s in self.apart else begin :] == s).sum())
+            s: int(
+                (self.sequence[int(self.separate[s][-1, 0]) if s in self.separate else begin :] == s).sum()
+            )
             for s in distinct(self.sequence).tolist()
         }
 
@@ -95,7 +97,7 @@ def find_windows(
     *,
     anywhere: bool = False,
     enveloped: Collection[int] | None = None,
-    found: bool = False,
+    automatic_marks: bool = False,
 ) -> list[Windows]:
     """Cut a trace into iterations and group them by variant: the latest first, none that occurred only once.
 
@@ -107,27 +109,30 @@ def find_windows(
             (`traces.iterations.envelope`). Two iterations with one of these allocation counts suffice for an
             envelope.
             None: find no envelopes.
-        found: automatic marks, named `FOUND`, count as marks.
+        automatic_marks: marks of recorders, named `AUTOMATIC_MARK`, count as marks.
 
     Raises:
         TraceError: the trace contradicts itself.
     """
-    event = np.flatnonzero((trace.kind == Kind.ALLOC) & (trace.size > small_bytes))
-    marks = iteration_marks(trace, found=found)
+    event = np.flatnonzero((trace.kind == EventType.ALLOC) & (trace.size > small_bytes))
+    marks = iteration_marks(trace, automatic_marks=automatic_marks)
     windows = _windows_of(trace, event, marks, EVIDENCE, anywhere=anywhere, enveloped=enveloped)
     if windows:
         return windows
     for steady in _without_rare(event, trace.size):
-        if windows := _windows_of(trace, steady, marks, BUT_RARE, anywhere=anywhere, enveloped=enveloped):
+        if windows := _windows_of(trace, steady, marks, WITHOUT_RARE, anywhere=anywhere, enveloped=enveloped):
             break
     return windows
 
 
-def iteration_marks(trace: Trace, *, found: bool = False) -> NDArray[np.int64]:
-    """Return the rows of the marks that separate iterations, int64[k]; with ``found``, `FOUND` marks too."""
-    within = _PHASES if found else (*_PHASES, FOUND)
+def iteration_marks(trace: Trace, *, automatic_marks: bool = False) -> NDArray[np.int64]:
+    """Return the rows of the marks that separate iterations, int64[k].
+
+    Marks of recorders, named `AUTOMATIC_MARK`, count with ``automatic_marks`` only.
+    """
+    within = _PHASES if automatic_marks else (*_PHASES, AUTOMATIC_MARK)
     counts = np.array([*(name not in within for name in trace.names), True])  # the last entry: no name
-    marks = np.flatnonzero((trace.kind == Kind.MARK) & (trace.category < 0))
+    marks = np.flatnonzero((trace.kind == EventType.MARK) & (trace.category < 0))
     rows: NDArray[np.int64] = marks[counts[trace.operation[marks]]]
     return rows
 
@@ -137,7 +142,7 @@ def _without_rare(event: NDArray[np.int64], size: NDArray[np.int64]) -> Iterator
 
     Data-dependent sizes (a mask, the result of unique) hide the iteration around them.
     """
-    if len(event) < BUT_RARE.values:
+    if len(event) < WITHOUT_RARE.values:
         return
     _, kind, count = np.unique(size[event], return_inverse=True, return_counts=True)
     kept, rare = len(event), LEAST_RARE // 2
@@ -166,12 +171,12 @@ def _windows_of(
     row_of = np.full(len(trace), -1, np.int64)
     row_of[event] = np.arange(len(event))
     freed_before = np.full(len(event), -1, np.int64)
-    frees = np.flatnonzero(trace.kind == Kind.FREE)
+    frees = np.flatnonzero(trace.kind == EventType.FREE)
     frees = frees[row_of[births[frees]] >= 0]
     freed_before[row_of[births[frees]]] = np.searchsorted(event, frees)
 
     shared = np.zeros(len(event), np.bool_)
-    uses = np.flatnonzero((trace.kind == Kind.READ) | (trace.kind == Kind.WRITE))
+    uses = np.flatnonzero((trace.kind == EventType.READ) | (trace.kind == EventType.WRITE))
     uses = uses[trace.stream[uses] != trace.stream[births[uses]]]
     shared[row_of[births[uses]][row_of[births[uses]] >= 0]] = True
 
@@ -181,7 +186,7 @@ def _windows_of(
     if len(mark_events):
         bounds = _marked(trace, mark_events, event)
     else:
-        main = heaviest(sequence[len(size) // 2 :], size[len(size) // 2 :])
+        main = sequence_with_most_bytes(sequence[len(size) // 2 :], size[len(size) // 2 :])
         rows = np.flatnonzero(sequence == main)
         bounds = _detected(find_cycle(rows, size, freed_before, anywhere=anywhere, evidence=evidence))
     stream = trace.stream[event]
@@ -189,15 +194,15 @@ def _windows_of(
         return []
     if len(mark_events):
         marked = slice(bounds[0, 0], bounds[-1, 1])
-        main = heaviest(sequence[marked], size[marked])
-    seen = len(bounds)
+        main = sequence_with_most_bytes(sequence[marked], size[marked])
+    window_count = len(bounds)
     if not anywhere:
-        bounds = bounds[_worth_a_look(sequence == main, size, bounds)]
+        bounds = bounds[first_and_last_of_each_variant(sequence == main, size, bounds)]
     joined = []
     if enveloped is not None and len(mark_events):
         joined = envelopes(sequence, size, freed_before, bounds, main, enveloped)
-    found = []
-    for alike, sizes, least in _kinds(_alike(sequence, size, bounds, main), size, joined):
+    all_windows = []
+    for alike, sizes, least in _variants(_alike(sequence, size, bounds, main), size, joined):
         groups = _groups(sequence, sizes, bounds, alike, main)
         windows = Windows(
             event,
@@ -207,32 +212,32 @@ def _windows_of(
             freed_before,
             shared,
             marks,
-            seen,
+            window_count,
             bounds,
             alike,
             groups,
-            apart={},
+            separate={},
             least=least,
         )
         if len(mark_events) == 0:
-            windows = dataclasses.replace(windows, apart=_apart(windows, anywhere=anywhere))
-        found.append(windows)
-    return found
+            windows = dataclasses.replace(windows, separate=_separate_cycles(windows, anywhere=anywhere))
+        all_windows.append(windows)
+    return all_windows
 
 
-def _kinds(
+def _variants(
     alike: list[tuple[int, ...]], size: NDArray[np.int64], joined: list[Envelope]
 ) -> list[tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.int64] | None]]:
     """Return for each variant the windows, all sizes and, for an envelope, least sizes; the latest first."""
     in_one = {window for envelope in joined for window in envelope.alike}
-    kinds: list[tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.int64] | None]] = [
+    variants: list[tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.int64] | None]] = [
         (same, size, None) for same in alike if same[-1] not in in_one
     ]
-    kinds += [(envelope.alike, envelope.size, envelope.least) for envelope in joined]
-    return sorted(kinds, key=lambda kind: -kind[0][-1])
+    variants += [(envelope.alike, envelope.size, envelope.least) for envelope in joined]
+    return sorted(variants, key=lambda variant: -variant[0][-1])
 
 
-def _worth_a_look(
+def first_and_last_of_each_variant(
     of_main: NDArray[np.bool_], size: NDArray[np.int64], bounds: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the windows that are among the first or the last of their variant, in order.
@@ -284,16 +289,16 @@ def _detected(cycle: Cycle | None) -> NDArray[np.int64]:
     return np.stack([cycle.starts[:-1], cycle.starts[1:]], axis=1)
 
 
-def _apart(windows: Windows, *, anywhere: bool) -> dict[int, NDArray[np.int64]]:
-    """Find the separate sequences: see `Windows.apart`. A sequence without recent allocations has ended."""
-    w, found = windows, {}
+def _separate_cycles(windows: Windows, *, anywhere: bool) -> dict[int, NDArray[np.int64]]:
+    """Find the separate sequences, see `Windows.separate`; one without recent allocations has ended."""
+    w, cycles = windows, {}
     for s in distinct(w.sequence[len(w.sequence) // 2 :]).tolist():
         if s in w.groups:
             continue
         rows = np.flatnonzero(w.sequence == s)
         if (cycle := find_cycle(rows, w.size, w.freed_before, anywhere=anywhere)) is not None:
-            found[s] = cycle.whole
-    return found
+            cycles[s] = cycle.whole
+    return cycles
 
 
 def _alike(

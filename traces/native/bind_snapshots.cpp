@@ -194,7 +194,7 @@ nb::dict counts_of(const std::map<std::string, int64_t>& counts) {
 
 void bind_snapshots(nb::module_& m) {
   nb::exception<Refused>(m, "Refused", PyExc_ValueError);
-  nb::class_<Read>(m, "Snapshot", "What a memory snapshot says.")
+  nb::class_<Read>(m, "Snapshot", "The events of a memory snapshot.")
       .def_prop_ro("columns", [](const Read& self) { return self.columns; }, nb::sig("def columns(self) -> dict[str, numpy.typing.NDArray[typing.Any]]"))
       .def_prop_ro("names", [](const Read& self) { return self.names; }, nb::sig("def names(self) -> list[str]"))
       .def_prop_ro("settings", [](const Read& self) { return self.settings; }, nb::sig("def settings(self) -> object"))
@@ -204,16 +204,16 @@ void bind_snapshots(nb::module_& m) {
                    nb::sig("def skipped(self) -> dict[str, int]"))
       .def_prop_ro("known", [](const Read& self) { return self.known; },
                    nb::sig("def known(self) -> list[tuple[int, int, int]]"),
-                   "Of each device its events, and the bytes that were live and reserved before the first of them.")
+                   "Number of events, and bytes live and reserved before the first event, of each device.")
       .def_prop_ro("device_free", [](const Read& self) { return self.device_free; },
                    nb::sig("def device_free(self) -> list[int]"),
-                   "Bytes that were free on the device at each refused request; -1 where unknown.")
+                   "Bytes free on the device at each refused request, -1 where unknown.")
       .def_ro("alive_before", &Read::alive_before)
       .def_ro("expandable", &Read::expandable);
   m.def("is_library_file", [](const std::string& path) { return is_library_file(path); }, "path"_a,
-        "Tell whether a source file, by its path, is of an installed library or of Python itself.");
+        "Return true if the path of a source file belongs to an installed library or to Python itself.");
   m.def("read_snapshot", &read_snapshot, "descriptor"_a, "total"_a, "lenient"_a, "paths"_a, "progress"_a.none(),
         nb::sig("def read_snapshot(descriptor: int, total: int, lenient: bool, paths: bool, "
                 "progress: collections.abc.Callable[[int, int], object] | None) -> Snapshot"),
-        "Read a snapshot from an open file of `total` bytes (0: unknown), of which `progress` is told; Refused says why not.");
+        "Read a snapshot from an open file of `total` bytes (0: unknown) and report progress; raise `Refused` with the reason.");
 }

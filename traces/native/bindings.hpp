@@ -4,4 +4,3 @@
 #include <nanobind/nanobind.h>
 
 void bind_snapshots(nanobind::module_& m);
-void bind_living(nanobind::module_& m);

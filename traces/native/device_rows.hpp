@@ -6,7 +6,7 @@
 
 #include "chunked.hpp"
 #include "held.hpp"
-#include "kinds.hpp"
+#include "event_types.hpp"
 #include "living.hpp"
 #include "places.hpp"
 

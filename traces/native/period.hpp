@@ -56,7 +56,7 @@ constexpr Evidence kIterations{24, 3};
 
 // Returns the sequence that allocates most bytes in n allocations, the lowest of several; n >= 1.
 template <class Sequence, class Size>
-Sequence heaviest(const Sequence* sequence, const Size* size, std::size_t n) {
+Sequence sequence_with_most_bytes(const Sequence* sequence, const Size* size, std::size_t n) {
   std::map<Sequence, double> bytes;
   for (std::size_t i = 0; i < n; ++i) bytes[sequence[i]] += static_cast<double>(size[i]);
   return std::max_element(bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; })->first;
@@ -65,7 +65,7 @@ Sequence heaviest(const Sequence* sequence, const Size* size, std::size_t n) {
 // Returns the earliest beginning of the iterations at the end of any of the interleaved sequences, as an
 // index among the n allocations; -1 if the main sequence, which allocates most bytes in the second half, does
 // not repeat.
-inline std::int64_t iterations_begin(const std::uint32_t* sequence, const std::uint64_t* size, std::size_t n,
+inline std::int64_t iterations_start(const std::uint32_t* sequence, const std::uint64_t* size, std::size_t n,
                                      const Evidence& evidence) {
   struct Own {
     std::vector<std::int64_t> values, rows;
@@ -88,7 +88,7 @@ inline std::int64_t iterations_begin(const std::uint32_t* sequence, const std::u
     return true;
   };
   if (n == 0) return -1;
-  const std::uint32_t main = heaviest(sequence + n / 2, size + n / 2, n - n / 2);
+  const std::uint32_t main = sequence_with_most_bytes(sequence + n / 2, size + n / 2, n - n / 2);
   if (!look(owns.at(main))) return -1;
   for (const auto& [name, own] : owns) {
     if (own.late && name != main) look(own);
@@ -104,7 +104,7 @@ constexpr std::int64_t kLeastKept = 9, kLeastKeptOf = 10;  // so that several si
 constexpr Evidence kRareLeftOut{256, 4};
 
 // Same, without rare sizes; returns a row among all allocations.
-inline std::int64_t iterations_begin_but_rare(const std::uint32_t* sequence, const std::uint64_t* size, std::size_t n) {
+inline std::int64_t iterations_start_without_rare_sizes(const std::uint32_t* sequence, const std::uint64_t* size, std::size_t n) {
   if (n < static_cast<std::size_t>(kRareLeftOut.values)) return -1;
   std::vector<std::uint64_t> sorted(size, size + n);
   std::sort(sorted.begin(), sorted.end());
@@ -126,10 +126,39 @@ inline std::int64_t iterations_begin_but_rare(const std::uint32_t* sequence, con
     if (rows.size() * kLeastKeptOf < n * kLeastKept) return -1;
     if (rows.size() == kept) continue;
     kept = rows.size();
-    const std::int64_t begin = iterations_begin(sequences.data(), sizes.data(), kept, kRareLeftOut);
+    const std::int64_t begin = iterations_start(sequences.data(), sizes.data(), kept, kRareLeftOut);
     if (begin >= 0) return static_cast<std::int64_t>(rows[static_cast<std::size_t>(begin)]);
   }
   return -1;
+}
+
+// Returns the position in a period with the fewest temporary bytes alive: the best place to begin an iteration.
+//
+// For n allocations in order. `row` numbers them as `freed_before` does, which holds the number of
+// allocations before each one's free, or -1. Buffers that are never freed count as freed at once, so that
+// they do not matter; neither do allocations before `start`, where the periods begin. The result uses the
+// (lower) median over the periods, so that leftovers of a single period do not matter either.
+inline std::int64_t least_load_position(const std::int64_t* row, const std::int64_t* size, const std::int64_t* freed_before, std::size_t n,
+                             std::size_t start, std::size_t period) {
+  std::vector<std::uint64_t> load(n + 1);  // before each allocation, and at the end
+  for (std::size_t i = start; i < n; ++i) {
+    const auto gone = static_cast<std::size_t>(std::lower_bound(row, row + n, freed_before[i]) - row);
+    load[i + 1] += static_cast<std::uint64_t>(size[i]);
+    load[std::max(gone, i + 1)] -= static_cast<std::uint64_t>(size[i]);
+  }
+  for (std::size_t i = start; i < n; ++i) load[i + 1] += load[i];
+
+  const std::size_t periods = (n + 1 - start) / period;
+  std::vector<std::uint64_t> there(periods);
+  std::size_t best = 0;
+  std::uint64_t least = ~std::uint64_t{0};
+  for (std::size_t place = 0; place < period; ++place) {
+    for (std::size_t k = 0; k < periods; ++k) there[k] = load[start + k * period + place];
+    const auto median = there.begin() + static_cast<std::ptrdiff_t>((periods - 1) / 2);
+    std::nth_element(there.begin(), median, there.end());
+    if (*median < least) best = place, least = *median;
+  }
+  return static_cast<std::int64_t>(best);
 }
 
 }  // namespace traces

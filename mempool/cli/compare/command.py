@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mempool.cli.compare.render import answers, errors, show
-from mempool.cli.options import Lenient, allocators
+from mempool.cli.compare.render import answers, errors, print_results
+from mempool.cli.options import Lenient, allocators, parsed
 from mempool.cli.output import ExitCode, Stop, bar, error_line, print_json, progress
-from mempool.cli.parsing import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Executor
 
-    from mempool.analysis.compare import Choice
-    from mempool.analysis.compare_many import Compared
+    from mempool.analysis.compare import AllocatorSpec
+    from mempool.analysis.compare_many import FileComparison
 
 
 #: Smallest limit without a unit that is accepted, in bytes: no recorded allocator hands out smaller blocks,
@@ -69,30 +68,29 @@ def compare(
         mempool compare 'runs/*/rank*.pickle' --json
         mempool compare 'runs/*/rank*.pickle' --dask tcp://scheduler:8786
     """
-    from mempool.analysis.allocator_specs import parse_choice
-    from mempool.analysis.compare import Unable
-    from mempool.cli.inputs import tell_skipped
+    from mempool.analysis.compare import FailedComparison, parse_allocator
+    from mempool.cli.inputs import print_skipped
     from mempool.units import parse_memory
 
-    named = [parsed("--allocator", parse_choice, text) for text in allocator or ()]
-    choices = [choice for choice in named if choice is not None] or None
+    named = [parsed("--allocator", parse_allocator, text) for text in allocator or ()]
+    specs = [spec for spec in named if spec is not None] or None
     limit_bytes = parsed("--limit", lambda text: parse_memory(text, _SMALLEST_BLOCK_BYTES), limit)
     paths = _paths(files)
-    found = []
+    results = []
     with _executor(dask) as executor:
-        for one in _compared(paths, choices, limit_bytes, executor, lenient=lenient):
-            found.append(one)
-            tell_skipped(one.file, one.skipped)
-            for text in errors(one):
+        for result in _compared(paths, specs, limit_bytes, executor, lenient=lenient):
+            results.append(result)
+            print_skipped(result.file, result.skipped)
+            for text in errors(result):
                 error_line(text)
-    found.sort(key=lambda one: paths.index(one.file))
+    results.sort(key=lambda result: paths.index(result.file))
     if json:
-        print_json([row for one in found for row in answers(one)])
+        print_json([row for result in results for row in answers(result)])
     else:
-        show(found, limit_bytes)
-    if any(one.error is not None for one in found):
+        print_results(results, limit_bytes)
+    if any(result.error is not None for result in results):
         raise Stop(ExitCode.FILE)
-    if any(isinstance(row, Unable) for one in found for row in one.rows):
+    if any(isinstance(row, FailedComparison) for result in results for row in result.rows):
         raise Stop(ExitCode.USAGE)
 
 
@@ -129,21 +127,23 @@ def _executor(dask: str | None) -> Iterator[Executor | None]:
 
 def _compared(
     paths: list[str],
-    choices: Sequence[Choice] | None,
+    specs: Sequence[AllocatorSpec] | None,
     limit_bytes: int | None,
     executor: Executor | None,
     *,
     lenient: bool,
-) -> Iterator[Compared]:
+) -> Iterator[FileComparison]:
     from mempool.analysis.compare_many import compare_files
 
     options: dict[str, Any] = {"limit_bytes": limit_bytes, "lenient": lenient, "executor": executor}
     if len(paths) == 1:
-        what = f"comparing {paths[0]}"
-        with progress(what) as say:
-            yield from compare_files(paths, choices, **options, told=lambda now: say(f"{what}: {now}"))
+        title = f"comparing {paths[0]}"
+        with progress(title) as say:
+            yield from compare_files(
+                paths, specs, **options, on_activity=lambda activity: say(f"{title}: {activity}")
+            )
         return
-    with bar(f"comparing {len(paths)} files") as told:
-        for done, one in enumerate(compare_files(paths, choices, **options), 1):
-            told(done, len(paths))
-            yield one
+    with bar(f"comparing {len(paths)} files") as show:
+        for done, result in enumerate(compare_files(paths, specs, **options), 1):
+            show(done, len(paths))
+            yield result

@@ -4,52 +4,52 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mempool.cli.output import console, percent, plain, table, tell_caveats
+from mempool.cli.output import console, percent, plain, print_caveats, table
 from mempool.units import binary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mempool.analysis.compare import Row, Unable
-    from mempool.analysis.compare_many import Compared
+    from mempool.analysis.compare import FailedComparison, Row
+    from mempool.analysis.compare_many import FileComparison
 
 
-def answers(one: Compared) -> list[dict[str, Any]]:
+def answers(result: FileComparison) -> list[dict[str, Any]]:
     """Return the objects of ``--json``; an unreadable file gives one object with only ``error`` set."""
     from mempool.analysis.compare import Row
 
-    about = {"file": one.file, "skipped": one.skipped}
-    if one.error is not None:
-        return [about | dict.fromkeys(Row.__dataclass_fields__) | {"error": one.error, "caveats": []}]
-    return [about | row.to_dict() | {"caveats": one.caveats.get(row.device, [])} for row in one.rows]
+    about = {"file": result.file, "skipped": result.skipped}
+    if result.error is not None:
+        return [about | dict.fromkeys(Row.__dataclass_fields__) | {"error": result.error, "caveats": []}]
+    return [about | row.to_dict() | {"caveats": result.caveats.get(row.device, [])} for row in result.rows]
 
 
-def errors(one: Compared) -> Iterator[str]:
+def errors(result: FileComparison) -> Iterator[str]:
     """Yield one line for each failed comparison."""
-    if one.error is not None:
-        yield one.error
-    for row in one.rows:
+    if result.error is not None:
+        yield result.error
+    for row in result.rows:
         if (text := row.to_dict()["error"]) is not None:
-            yield f"{one.file}: {_name(row)}: {text}"
+            yield f"{result.file}: {_name(row)}: {text}"
 
 
-def show(found: list[Compared], limit_bytes: int | None) -> None:
+def print_results(results: list[FileComparison], limit_bytes: int | None) -> None:
     """Print a table for each file and device, and a summary of several files."""
-    for one in found:
-        rows = _known(one)
+    for result in results:
+        rows = _known(result)
         for device in dict.fromkeys(row.device for row in rows):
-            tell_caveats(f"{one.file}, device {device}", one.caveats.get(device, []))
-            _table(one.file, device, [row for row in rows if row.device == device], limit_bytes)
-        if not one.rows and one.error is None:
-            console().print(plain(f"{one.file}: no allocations"))
-    if sum(bool(_known(one)) for one in found) > 1:
-        _summary(found, limit_bytes)
+            print_caveats(f"{result.file}, device {device}", result.caveats.get(device, []))
+            _table(result.file, device, [row for row in rows if row.device == device], limit_bytes)
+        if not result.rows and result.error is None:
+            console().print(plain(f"{result.file}: no allocations"))
+    if sum(bool(_known(result)) for result in results) > 1:
+        _summary(results, limit_bytes)
 
 
-def _known(one: Compared) -> list[Row]:
+def _known(result: FileComparison) -> list[Row]:
     from mempool.analysis.compare import Row
 
-    return [row for row in one.rows if isinstance(row, Row)]
+    return [row for row in result.rows if isinstance(row, Row)]
 
 
 def _table(file: str, device: int, rows: list[Row], limit_bytes: int | None) -> None:
@@ -93,7 +93,7 @@ def _fits(row: Row) -> str:
     return "in window" if row.history == "window" else "unknown"
 
 
-def _name(row: Row | Unable) -> str:
+def _name(row: Row | FailedComparison) -> str:
     """Return the allocator with its settings, as written after ``-a``."""
     if row.settings.keys() == {"conf"}:
         return f"{row.allocator}:{row.settings['conf']}"
@@ -113,13 +113,15 @@ def _failure(row: Row, limit_bytes: int | None) -> str:
     return f"{_name(row)} {verb} at event {failed.event:,}{where}, which asks for {binary(failed.size_bytes)}"
 
 
-def _summary(found: list[Compared], limit_bytes: int | None) -> None:
+def _summary(results: list[FileComparison], limit_bytes: int | None) -> None:
     """Print the least and most reserved bytes of each allocator, the file with most, and the failures."""
     rows: dict[str, list[tuple[str, Row]]] = {}
-    for one in found:
-        for row in _known(one):
-            rows.setdefault(_name(row), []).append((one.file, row))
-    limited = limit_bytes is not None or any(row.fits is False for one in found for row in _known(one))
+    for result in results:
+        for row in _known(result):
+            rows.setdefault(_name(row), []).append((result.file, row))
+    limited = limit_bytes is not None or any(
+        row.fits is False for result in results for row in _known(result)
+    )
     lines = []
     for name, members in rows.items():
         file, worst = max(members, key=lambda member: member[1].peak_reserved_bytes)

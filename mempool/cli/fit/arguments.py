@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mempool.cli.parsing import parsed
+from mempool.cli.options import parsed
 from mempool.torch import model_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mempool.hardware.gpu_memory import Card
-    from mempool.torch.model_spec import Input, Named
+    from mempool.torch.model_spec import InputSpec, ModelSpec
 
 
 @dataclass(frozen=True)
-class Asked:
+class FitRequest:
     """The request of a ``mempool fit`` command line; None for options that were not given.
 
     Attributes:
@@ -40,7 +40,7 @@ class Asked:
         notes: notes on options that override each other.
     """
 
-    target: Named
+    target: ModelSpec
     batches: Sequence[int | None] = (None,)
     seqs: Sequence[int | None] = (None,)
     images: Sequence[int | None] = (None,)
@@ -51,9 +51,9 @@ class Asked:
     job: dict[str, Any] = field(default_factory=dict)
     dtype: str | None = None
     autocast: str | None = None
-    optimizer: Named | None = None
-    loss: Named | None = None
-    inputs: tuple[Input, ...] | None = None
+    optimizer: ModelSpec | None = None
+    loss: ModelSpec | None = None
+    inputs: tuple[InputSpec, ...] | None = None
     task: str | None = None
     arguments: tuple[str, ...] = ()
     main: bool = False
@@ -71,7 +71,7 @@ class Asked:
         return len(self.batches) * len(self.seqs) * len(self.images) > 1
 
 
-def asked(said: dict[str, Any]) -> Asked:
+def parse_request(options: dict[str, Any]) -> FitRequest:
     """Parse the options, given by name, into a request.
 
     Raises:
@@ -79,20 +79,20 @@ def asked(said: dict[str, Any]) -> Asked:
     """
     from solvers.swap import parse_link
 
-    target = parsed("MODEL", model_spec.parse_target, said["target"])
+    target = parsed("MODEL", model_spec.parse_target, options["target"])
     assert target is not None
     sizes = {
-        name: parsed(f"--{name}", model_spec.parse_sizes, said[name]) for name in ("batch", "seq", "image")
+        name: parsed(f"--{name}", model_spec.parse_sizes, options[name]) for name in ("batch", "seq", "image")
     }
-    limit_bytes, card, notes = _limit(said["limit"], said["card"])
-    parsed("--link", parse_link, said["link"])
+    limit_bytes, card, notes = _limit(options["limit"], options["card"])
+    parsed("--link", parse_link, options["link"])
     for name, names in (("mode", ("train", "inference", "eval")), ("device", ("cuda", "cpu"))):
-        if said[name] not in (None, *names):
-            raise typer.BadParameter(f"--{name}: no {said[name]!r}; there are {', '.join(names)}")
-    if (said["main"] or said["arguments"]) and target.kind != "script":
+        if options[name] not in (None, *names):
+            raise typer.BadParameter(f"--{name}: no {options[name]!r}; there are {', '.join(names)}")
+    if (options["main"] or options["arguments"]) and target.kind != "script":
         raise typer.BadParameter("--main and arguments are for scripts")
     sweep = any(len(given or ()) > 1 for given in sizes.values())
-    return Asked(
+    return FitRequest(
         target=target,
         batches=sizes["batch"] or (None,),
         seqs=sizes["seq"] or (None,),
@@ -100,26 +100,26 @@ def asked(said: dict[str, Any]) -> Asked:
         limit_bytes=limit_bytes,
         capability=None if card is None else card.capability,
         card=None if card is None else card.name,
-        link=said["link"],
+        link=options["link"],
         job={
-            k: said[k]
+            k: options[k]
             for k in ("mode", "device", "checkpoint", "accumulate", "processes")
-            if said[k] is not None
+            if options[k] is not None
         },
-        dtype=parsed("--dtype", model_spec.parse_type, said["dtype"]),
-        autocast=parsed("--autocast", model_spec.parse_type, said["autocast"]),
-        optimizer=parsed("--optimizer", model_spec.parse_name, said["optimizer"]),
-        loss=parsed("--loss", model_spec.parse_name, said["loss"]),
-        inputs=parsed("--inputs", model_spec.parse_inputs, said["inputs"]),
-        task=said["task"],
-        arguments=tuple(said["arguments"] or ()),
-        main=said["main"],
-        allocators=tuple(said["allocator"] or ()),
-        margins=tuple(said["margin"] or ()),
-        largest=False if sweep and said["largest_batch"] is None else said["largest_batch"],
-        remedies=False if sweep and said["remedies"] is None else said["remedies"],
-        most_seconds=said["remedies_seconds"],
-        traced=said["trace"] is not None,
+        dtype=parsed("--dtype", model_spec.parse_type, options["dtype"]),
+        autocast=parsed("--autocast", model_spec.parse_type, options["autocast"]),
+        optimizer=parsed("--optimizer", model_spec.parse_name, options["optimizer"]),
+        loss=parsed("--loss", model_spec.parse_name, options["loss"]),
+        inputs=parsed("--inputs", model_spec.parse_inputs, options["inputs"]),
+        task=options["task"],
+        arguments=tuple(options["arguments"] or ()),
+        main=options["main"],
+        allocators=tuple(options["allocator"] or ()),
+        margins=tuple(options["margin"] or ()),
+        largest=False if sweep and options["largest_batch"] is None else options["largest_batch"],
+        remedies=False if sweep and options["remedies"] is None else options["remedies"],
+        most_seconds=options["remedies_seconds"],
+        traced=options["trace"] is not None,
         notes=notes,
     )
 
@@ -137,11 +137,11 @@ def _limit(limit: str | None, card: str | None) -> tuple[int | None, Card | None
         raise typer.BadParameter("--limit: nothing fits in no memory")
     notes = [] if found is None or not found.caveat else [f"{found.name}: {found.caveat}"]
     if limit is not None and found is not None and limit_bytes is not None:
-        notes.append(_both(limit_bytes, found))
+        notes.append(_limit_and_card_note(limit_bytes, found))
     return limit_bytes, found, tuple(notes)
 
 
-def _both(limit_bytes: int, card: Card) -> str:
+def _limit_and_card_note(limit_bytes: int, card: Card) -> str:
     """Return a note on a limit given together with a card: the limit counts."""
     from mempool.units import binary
 

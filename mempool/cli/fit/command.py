@@ -10,13 +10,13 @@ import typer
 
 from mempool.cli.options import allocators
 from mempool.cli.output import ExitCode, Stop, print_json, progress
-from mempool.cli.output_files import why_not
+from mempool.cli.output_files import write_obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mempool.cli.fit.arguments import Asked
-    from mempool.cli.fit.compute import Tried
+    from mempool.cli.fit.arguments import FitRequest
+    from mempool.cli.fit.compute import SizeResult
 
 _OPTIMIZERS = (
     "adamw",
@@ -43,25 +43,27 @@ _MARGINS = (
 )
 
 
-def _of(names: Sequence[str]) -> Callable[[str], list[str]]:
+def _completion(names: Sequence[str]) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:
         return [name for name in names if name.lower().startswith(incomplete.lower())]
 
     return complete
 
 
-def _cards(incomplete: str) -> list[str]:
+def complete_cards(incomplete: str) -> list[str]:
+    """Return names of GPUs with a prefix."""
     from mempool.hardware.gpu_memory import CARDS
 
-    return _of([card.name for card in CARDS])(incomplete)
+    return _completion([card.name for card in CARDS])(incomplete)
 
 
-def _targets(incomplete: str) -> list[str]:
+def complete_targets(incomplete: str) -> list[str]:
+    """Return scripts and models of transformers with a prefix."""
     from mempool.torch.model_presets import SHAPES
 
     usual = ["gpt2", "bert", "llama", "t5", "vit", "mistral", "qwen2", "whisper"]
     scripts = [str(path) for path in sorted(Path().glob(f"{incomplete}*.py"))]
-    return scripts + _of([f"transformers:{name}" for name in (*usual, *SHAPES)])(incomplete)
+    return scripts + _completion([f"transformers:{name}" for name in (*usual, *SHAPES)])(incomplete)
 
 
 def fit(
@@ -69,7 +71,7 @@ def fit(
         str,
         typer.Argument(
             metavar="MODEL",
-            autocompletion=_targets,
+            autocompletion=complete_targets,
             help="package.module:function, script.py, script.py:name, or transformers:NAME.",
         ),
     ],
@@ -93,13 +95,13 @@ def fit(
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(autocompletion=_of(_TASKS), help="What a model of transformers is for."),
+        typer.Option(autocompletion=_completion(_TASKS), help="What a model of transformers is for."),
     ] = None,
     limit: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of the device: 24GiB.")] = None,
     card: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", autocompletion=_cards, help="Memory of this GPU: 'RTX 4090', 'A100 80GB'."
+            metavar="NAME", autocompletion=complete_cards, help="Memory of this GPU: 'RTX 4090', 'A100 80GB'."
         ),
     ] = None,
     link: Annotated[
@@ -112,7 +114,7 @@ def fit(
     mode: Annotated[
         str | None,
         typer.Option(
-            autocompletion=_of(("train", "inference", "eval")),
+            autocompletion=_completion(("train", "inference", "eval")),
             help="train, the default; inference: without gradients; eval: that within a training.",
         ),
     ] = None,
@@ -120,14 +122,16 @@ def fit(
         str | None,
         typer.Option(
             metavar="NAME",
-            autocompletion=_of(_OPTIMIZERS),
+            autocompletion=_completion(_OPTIMIZERS),
             help="adamw, sgd+momentum, ..., or module:function.",
         ),
     ] = None,
     loss: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", autocompletion=_of(_LOSSES), help="cross-entropy, mse, ..., or module:function."
+            metavar="NAME",
+            autocompletion=_completion(_LOSSES),
+            help="cross-entropy, mse, ..., or module:function.",
         ),
     ] = None,
     dtype: Annotated[
@@ -145,7 +149,8 @@ def fit(
     device: Annotated[
         str | None,
         typer.Option(
-            autocompletion=_of(("cuda", "cpu")), help="What it would run on: cuda, the default, or cpu."
+            autocompletion=_completion(("cuda", "cpu")),
+            help="What it would run on: cuda, the default, or cpu.",
         ),
     ] = None,
     allocator: Annotated[
@@ -169,7 +174,7 @@ def fit(
         list[str] | None,
         typer.Option(
             metavar="NAME=SIZE",
-            autocompletion=_of([f"{name}=" for name in _MARGINS]),
+            autocompletion=_completion([f"{name}=" for name in _MARGINS]),
             help="Of what a GPU adds, a figure of your own: cuda_context=300MiB; again for each.",
         ),
     ] = None,
@@ -206,22 +211,22 @@ def fit(
         mempool fit mypackage.models:make --batch 1,2,4,8 --seq 512,1024
         mempool fit train.py --trace step.trace && mempool show step.trace
     """
-    from mempool.cli.fit.arguments import asked
+    from mempool.cli.fit.arguments import parse_request
 
-    given = asked({key: value for key, value in locals().items() if key not in ("plot", "json")})
-    _check_outputs(trace, plot, sweep=given.sweep)
+    request = parse_request({key: value for key, value in locals().items() if key not in ("plot", "json")})
+    _check_outputs(trace, plot, sweep=request.sweep)
     if importlib.util.find_spec("torch") is None:
         raise Stop(ExitCode.FAILED, "fit needs PyTorch, which is not installed: pip install 'mempool[torch]'")
-    found = _tried(given)
-    _write(found, trace, plot)
+    results = _fit_sizes(request)
+    _write(results, trace, plot)
     if json:
-        from mempool.cli.fit.render import answer
+        from mempool.cli.fit.render import to_json
 
-        said = [answer(one) for one in found]
-        print_json(said if given.sweep else said[0])
+        objects = [to_json(result) for result in results]
+        print_json(objects if request.sweep else objects[0])
     else:
-        _show(found, given)
-    if given.limit_bytes is not None and not any(one.fit.fits for one in found):
+        _show(results, request)
+    if request.limit_bytes is not None and not any(result.fit.fits for result in results):
         raise Stop(ExitCode.NEGATIVE)
 
 
@@ -236,35 +241,35 @@ def _check_outputs(trace: Path | None, plot: Path | None, *, sweep: bool) -> Non
     if trace is not None and sweep:
         raise typer.BadParameter("--trace is of one size, not of a sweep")
     for path in (trace, plot):
-        if path is not None and (reason := why_not(path)):
+        if path is not None and (reason := write_obstacle(path)):
             raise Stop(ExitCode.FILE, f"{path}: {reason}")
 
 
-def _tried(given: Asked) -> list[Tried]:
+def _fit_sizes(request: FitRequest) -> list[SizeResult]:
     """Fit all sizes; output of the script or the model during this goes to stderr."""
-    with progress("importing PyTorch") as say:
-        from mempool.cli.fit.compute import tried
+    with progress("importing PyTorch") as progress_line:
+        from mempool.cli.fit.compute import fit_sizes
 
-        return list(tried(given, say))
+        return list(fit_sizes(request, progress_line))
 
 
-def _write(found: list[Tried], trace: Path | None, plot: Path | None) -> None:
+def _write(results: list[SizeResult], trace: Path | None, plot: Path | None) -> None:
     if trace is not None:
         from traces.formats.parquet import write_trace
 
-        write_trace(found[0].fit.trace, trace)
+        write_trace(results[0].fit.trace, trace)
     if plot is not None:
-        from mempool.cli.fit.plot import drawn
+        from mempool.cli.fit.plot import draw
         from traces.files import atomic
 
-        with atomic(plot) as beside:
-            beside.write_text(drawn(found, page=plot.suffix == ".html"), encoding="utf-8")
+        with atomic(plot) as temporary:
+            temporary.write_text(draw(results, page=plot.suffix == ".html"), encoding="utf-8")
 
 
-def _show(found: list[Tried], given: Asked) -> None:
+def _show(results: list[SizeResult], request: FitRequest) -> None:
     from mempool.cli.fit.render import show, show_sweep
 
-    if given.sweep:
-        show_sweep(found, given.limit_bytes)
+    if request.sweep:
+        show_sweep(results, request.limit_bytes)
     else:
-        show(found[0])
+        show(results[0])

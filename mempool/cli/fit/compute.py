@@ -20,23 +20,24 @@ from mempool.hardware.roofline import Roofline
 from mempool.torch.estimate import Job
 from mempool.torch.estimate.estimator import estimate
 from mempool.torch.estimate.fake.fake_run import run
-from mempool.torch.estimate.inputs import doubt, sequence_first, unscalable
+from mempool.torch.estimate.inputs import batch_dimension_note, fixed_size_note, sequence_first
 from mempool.torch.estimate.margins import parse_margins
 from mempool.torch.estimate.model_outputs import SUMMED
-from mempool.torch.estimate.remedies.advise import what_would_help
+from mempool.torch.estimate.remedies.advise import advise
 from mempool.torch.estimate.result import WITHOUT_LOSS
+from mempool.torch.estimate.sources.model_discovery import Scripts, find_target
 from mempool.torch.estimate.sources.optimizers_and_losses import loss_of_name, optimizer_of
-from mempool.torch.estimate.sources.scripts import BrokenScriptError, unreal
-from mempool.torch.estimate.sources.targets_by_name import Scripts, Sizes, find
+from mempool.torch.estimate.sources.scripts import BrokenScriptError, fake_execution
+from mempool.torch.estimate.sources.targets import Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mempool.cli.fit.arguments import Asked
+    from mempool.cli.fit.arguments import FitRequest
     from mempool.torch.estimate import Fit
     from mempool.torch.estimate.inputs import Arguments
     from mempool.torch.estimate.result import Caveat
-    from mempool.torch.estimate.sources.targets_by_name import Target
+    from mempool.torch.estimate.sources.targets import Target
     from traces import Trace
 
 
@@ -44,7 +45,7 @@ _SAY = "name a function that takes batch, if it is another"
 
 
 @dataclass(frozen=True)
-class Tried:
+class SizeResult:
     """A fitted job.
 
     Attributes:
@@ -60,85 +61,93 @@ class Tried:
     image: int | None
 
 
-def tried(asked: Asked, told: Callable[[str], object]) -> Iterator[Tried]:
+def fit_sizes(request: FitRequest, progress: Callable[[str], object]) -> Iterator[SizeResult]:
     """Fit each size in turn: all batches of one sequence length, then of the next length.
 
     Raises:
         Stop: a size cannot be tried; the message gives the reason in a line.
     """
     scripts: Scripts = {}
-    with _quiet(), unreal(asked.job.get("device")):
-        for image in asked.images:
-            for seq in asked.seqs:
-                for batch in asked.batches:
-                    with _stopping(asked):
-                        sizes = _sizes(asked, seq, image)
-                        told(f"making {asked.target}")
-                        yield _one(asked, find(asked.target, sizes, scripts), batch, image, told)
+    with _quiet(), fake_execution(request.job.get("device")):
+        for image in request.images:
+            for seq in request.seqs:
+                for batch in request.batches:
+                    with _stopping(request):
+                        sizes = _sizes(request, seq, image)
+                        progress(f"making {request.target}")
+                        yield _fit_size(
+                            request, find_target(request.target, sizes, scripts), batch, image, progress
+                        )
 
 
-def _sizes(asked: Asked, seq: int | None, image: int | None) -> Sizes:
+def _sizes(request: FitRequest, seq: int | None, image: int | None) -> Sizes:
     return Sizes(
         seq=seq,
         image=image,
-        task=asked.task,
-        inputs=asked.inputs,
-        labels=asked.job.get("mode", "train") == "train",
-        arguments=asked.arguments,
-        main=asked.main,
+        task=request.task,
+        inputs=request.inputs,
+        labels=request.job.get("mode", "train") == "train",
+        arguments=request.arguments,
+        main=request.main,
     )
 
 
-def _one(
-    asked: Asked, target: Target, batch: int | None, image: int | None, told: Callable[[str], object]
-) -> Tried:
-    job = _job(asked, target, batch)
-    what = f"{asked.target}" + (f", seq {target.seq:,}" if target.seq else "")
-    options: dict[str, Any] = {"allocators": asked.allocators} if asked.allocators else {}
-    doubts = _Doubts(asked, target, job.batch)
+def _fit_size(
+    request: FitRequest,
+    target: Target,
+    batch: int | None,
+    image: int | None,
+    progress: Callable[[str], object],
+) -> SizeResult:
+    job = _job(request, target, batch)
+    title = f"{request.target}" + (f", seq {target.seq:,}" if target.seq else "")
+    options: dict[str, Any] = {"allocators": request.allocators} if request.allocators else {}
+    check = _BatchDimensionCheck(request, target, job.batch)
     fitted = estimate(
-        job.but(model=doubts.making(job.model)),
-        asked.limit_bytes,
-        largest=False if doubts.unscalable else asked.largest,
-        told=lambda now: told(f"{what}: {now}"),
+        job.replace(model=check.watching(job.model)),
+        request.limit_bytes,
+        largest=False if check.fixed_size_note else request.largest,
+        progress=lambda now: progress(f"{title}: {now}"),
         **options,
     )
-    if asked.remedies or (asked.remedies is None and fitted.fits is False):
-        helps = what_would_help(
+    if request.remedies or (request.remedies is None and fitted.fits is False):
+        advice = advise(
             job,
             fitted,
-            most_seconds=asked.most_seconds,
-            told=lambda now: told(f"{what}: what if {now}"),
+            most_seconds=request.most_seconds,
+            progress=lambda now: progress(f"{title}: what if {now}"),
         )
-        fitted = replace(fitted, helps=helps)
-    if asked.traced:
+        fitted = replace(fitted, advice=advice)
+    if request.traced:
         fitted = replace(fitted, trace=_timed(job))
-    caveats = _caveats(asked, target, job)
+    caveats = _caveats(request, target, job)
     without = any(caveat.label == WITHOUT_LOSS for caveat in caveats)
-    said = [text for text in fitted.warnings if text != SUMMED or not without]
-    fitted = replace(fitted, warnings=[*target.warnings, *asked.notes, *target.notes, *said, *doubts.told()])
-    return Tried(fitted.restricted(caveats), job, target, image)
+    warnings_ = [text for text in fitted.warnings if text != SUMMED or not without]
+    fitted = replace(
+        fitted, warnings=[*target.warnings, *request.notes, *target.notes, *warnings_, *check.notes()]
+    )
+    return SizeResult(fitted.restricted(caveats), job, target, image)
 
 
-def _caveats(asked: Asked, target: Target, job: Job) -> list[Caveat]:
+def _caveats(request: FitRequest, target: Target, job: Job) -> list[Caveat]:
     """Return the target's caveats that apply to the requested loss and mode."""
-    lost = job.mode == "train" and asked.loss is None
+    lost = job.mode == "train" and request.loss is None
     return [caveat for caveat in target.caveats if lost or caveat.label != WITHOUT_LOSS]
 
 
-class _Doubts:
+class _BatchDimensionCheck:
     """Check that dimension 0 of a target's own inputs is the batch, needed for other batch sizes."""
 
-    def __init__(self, asked: Asked, target: Target, batch: int) -> None:
-        search = asked.limit_bytes is not None and asked.largest is not False
+    def __init__(self, request: FitRequest, target: Target, batch: int) -> None:
+        search = request.limit_bytes is not None and request.largest is not False
         self._modules: list[str] = []
         self._batch, self._examples = target.batch or 0, None
         if target.batch and (search or batch != target.batch):
             self._examples = target.examples
-        there = search and self._examples is not None
-        self.unscalable = unscalable(self._examples, self._batch, 0) if there else None
+        searched = search and self._examples is not None
+        self.fixed_size_note = fixed_size_note(self._examples, self._batch, 0) if searched else None
 
-    def making(self, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    def watching(self, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
         """Wrap the model's factory so that the model is inspected when made."""
 
         def made() -> nn.Module:
@@ -149,12 +158,12 @@ class _Doubts:
 
         return made
 
-    def told(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Return the lines for the user; call this after the model was made."""
         if self._examples is None:
             return []
-        line = doubt(self._modules, self._examples, self._batch, 0, _SAY)
-        return [text for text in (self.unscalable, line) if text]
+        line = batch_dimension_note(self._modules, self._examples, self._batch, 0, _SAY)
+        return [text for text in (self.fixed_size_note, line) if text]
 
 
 def _timed(job: Job) -> Trace:
@@ -164,28 +173,30 @@ def _timed(job: Job) -> Trace:
     return replace(trace, metadata=dict(trace.metadata) | {"rates": str(rates)})
 
 
-def _job(asked: Asked, target: Target, batch: int | None) -> Job:
+def _job(request: FitRequest, target: Target, batch: int | None) -> Job:
     assert target.inputs is not None
-    said: dict[str, Any] = {"optimizer": torch.optim.AdamW, "batch": target.batch or 1}
-    said |= target.own | asked.job
-    if asked.optimizer is not None:
-        said["optimizer"] = optimizer_of(asked.optimizer)
-    if asked.loss is not None:
-        said |= {"loss": loss_of_name(asked.loss), "labels": None}
+    attributes: dict[str, Any] = {"optimizer": torch.optim.AdamW, "batch": target.batch or 1}
+    attributes |= target.attributes | request.job
+    if request.optimizer is not None:
+        attributes["optimizer"] = optimizer_of(request.optimizer)
+    if request.loss is not None:
+        attributes |= {"loss": loss_of_name(request.loss), "labels": None}
     for name in ("dtype", "autocast"):
-        if (kind := getattr(asked, name)) is not None:
-            said[name] = getattr(torch, kind)
-    if asked.capability is not None and "capability" in Job.__dataclass_fields__:
-        said["capability"] = asked.capability
-    said |= {name: getattr(asked, name) for name in ("card", "link") if getattr(asked, name) is not None}
-    if asked.margins:
-        said["margin"] = dict(said.get("margin", {})) | parse_margins(list(asked.margins))
+        if (dtype := getattr(request, name)) is not None:
+            attributes[name] = getattr(torch, dtype)
+    if request.capability is not None and "capability" in Job.__dataclass_fields__:
+        attributes["capability"] = request.capability
+    attributes |= {
+        name: getattr(request, name) for name in ("card", "link") if getattr(request, name) is not None
+    }
+    if request.margins:
+        attributes["margin"] = dict(attributes.get("margin", {})) | parse_margins(list(request.margins))
     if batch is not None:
-        said["batch"] = batch
+        attributes["batch"] = batch
     inputs = target.inputs
-    if said.get("dtype") is not None and said.get("autocast") is None:
-        inputs = _converted(inputs, said["dtype"])
-    return Job(model=target.model, inputs=inputs, **said)
+    if attributes.get("dtype") is not None and attributes.get("autocast") is None:
+        inputs = _converted(inputs, attributes["dtype"])
+    return Job(model=target.model, inputs=inputs, **attributes)
 
 
 def _converted(inputs: Callable[[int], Arguments], dtype: torch.dtype) -> Callable[[int], Arguments]:
@@ -202,7 +213,7 @@ def _converted(inputs: Callable[[int], Arguments], dtype: torch.dtype) -> Callab
 
 
 @contextlib.contextmanager
-def _stopping(asked: Asked) -> Iterator[None]:
+def _stopping(request: FitRequest) -> Iterator[None]:
     """Convert errors into the end of the verb with one line."""
     try:
         yield
@@ -223,15 +234,15 @@ def _stopping(asked: Asked) -> Iterator[None]:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:600]
         if "BF16" in text:
             text += " (try --dtype bfloat16)"
-        raise Stop(ExitCode.USAGE, f"{asked.target} fails {where or 'when it is made'}: {text}") from error
+        raise Stop(ExitCode.USAGE, f"{request.target} fails {where or 'when it is made'}: {text}") from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence warnings and logs of libraries about matters outside the user's control."""
-    said = logging.getLogger("torch._subclasses.fake_tensor")
-    before = said.level
-    said.setLevel(logging.CRITICAL + 1)
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
@@ -239,4 +250,4 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        said.setLevel(before)
+        logger.setLevel(before)

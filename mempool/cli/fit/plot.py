@@ -11,7 +11,7 @@ from mempool.units import binary
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mempool.cli.fit.compute import Tried
+    from mempool.cli.fit.compute import SizeResult
 
 _WIDTH, _HEIGHT = 760, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 90, 150, 50, 60
@@ -25,42 +25,42 @@ td, th {{ padding: 2px 12px; text-align: right }}</style></head>
 """
 
 
-def drawn(tried: Sequence[Tried], *, page: bool) -> str:
+def draw(results: Sequence[SizeResult], *, page: bool) -> str:
     """Draw the bytes needed over the batch, or over the first varying size; the other sizes each get a line.
 
     Args:
-        tried: the sizes.
+        results: the sizes.
         page: return an HTML page with the numbers below the drawing; else only the SVG.
     """
-    drawing = _svg(tried)
+    drawing = _svg(results)
     if not page:
         return drawing
-    return _PAGE.format(title=_text(tried[0].target.title), drawing=drawing, table=_table(tried))
+    return _PAGE.format(title=_text(results[0].target.title), drawing=drawing, table=_table(results))
 
 
-def _svg(tried: Sequence[Tried]) -> str:
-    across, others = _axes(tried)
-    xs = sorted({size_of(one, across) for one in tried})
-    limit = tried[0].fit.limit_bytes
-    top = max(*(one.fit.needed_bytes for one in tried), limit or 0, 1) * 1.05
-    place = _Place(xs, top)
-    parts = [_grid(place, xs, across, top)]
+def _svg(results: Sequence[SizeResult]) -> str:
+    axis, other_sizes = _axes(results)
+    xs = sorted({size_of(result, axis) for result in results})
+    limit = results[0].fit.limit_bytes
+    top = max(*(result.fit.needed_bytes for result in results), limit or 0, 1) * 1.05
+    scale = _Scale(xs, top)
+    parts = [_grid(scale, xs, axis, top)]
     if limit is not None:
-        y = place.y(limit)
+        y = scale.y(limit)
         parts.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#c00" stroke-dasharray="6 4"/>')
         parts.append(f'<text x="{_LEFT + 6}" y="{y - 5:.1f}" fill="#c00">{binary(limit)}</text>')
-    lines: dict[tuple[int, ...], list[Tried]] = {}
-    for one in tried:
-        lines.setdefault(tuple(size_of(one, name) for name in others), []).append(one)
-    for at, (key, members) in enumerate(lines.items()):
+    lines: dict[tuple[int, ...], list[SizeResult]] = {}
+    for result in results:
+        lines.setdefault(tuple(size_of(result, name) for name in other_sizes), []).append(result)
+    for at, (key, series) in enumerate(lines.items()):
         colour = _COLOURS[at % len(_COLOURS)]
-        members.sort(key=lambda one: size_of(one, across))
-        parts.append(_line(place, members, across, colour))
-        label = ", ".join(f"{name} {value:,}" for name, value in zip(others, key, strict=True))
+        series.sort(key=lambda result: size_of(result, axis))
+        parts.append(_line(scale, series, axis, colour))
+        label = ", ".join(f"{name} {value:,}" for name, value in zip(other_sizes, key, strict=True))
         x, y = _WIDTH - _RIGHT + 6, _TOP + 30 + 18 * at
         parts.append(f'<text x="{x}" y="{y}" fill="{colour}">{_text(label)}</text>')
     title = _text(
-        f"{tried[0].target.title}, {tried[0].job.mode}: memory needed with {tried[0].fit.allocator}"
+        f"{results[0].target.title}, {results[0].job.mode}: memory needed with {results[0].fit.allocator}"
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
@@ -69,18 +69,18 @@ def _svg(tried: Sequence[Tried]) -> str:
     )
 
 
-def size_of(one: Tried, name: str) -> int:
+def size_of(result: SizeResult, name: str) -> int:
     """Return the batch, seq or image of a job; 0 where the job has none."""
-    found = {"batch": one.job.batch, "seq": one.target.seq, "image": one.image}[name]
+    found = {"batch": result.job.batch, "seq": result.target.seq, "image": result.image}[name]
     return found or 0
 
 
-def _axes(tried: Sequence[Tried]) -> tuple[str, list[str]]:
-    varying = [n for n in ("batch", "seq", "image") if len({size_of(one, n) for one in tried}) > 1]
+def _axes(results: Sequence[SizeResult]) -> tuple[str, list[str]]:
+    varying = [n for n in ("batch", "seq", "image") if len({size_of(result, n) for result in results}) > 1]
     return (varying or ["batch"])[0], varying[1:]
 
 
-class _Place:
+class _Scale:
     """Map from sizes and bytes to coordinates; sizes that span a factor of 8 or more have a log scale."""
 
     def __init__(self, xs: list[int], top: float) -> None:
@@ -100,42 +100,42 @@ class _Place:
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * size / self.top
 
 
-def _grid(place: _Place, xs: list[int], across: str, top: float) -> str:
+def _grid(scale: _Scale, xs: list[int], axis: str, top: float) -> str:
     step = 2 ** math.ceil(math.log2(max(top, 1) / 6))
     bottom, parts = _HEIGHT - _BOTTOM, []
     for k in range(int(top // step) + 1):
-        y = place.y(k * step)
+        y = scale.y(k * step)
         parts.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#ddd"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{binary(k * step)}</text>')
-    parts += [f'<text x="{place.x(x):.1f}" y="{bottom + 18}" text-anchor="middle">{x:,}</text>' for x in xs]
+    parts += [f'<text x="{scale.x(x):.1f}" y="{bottom + 18}" text-anchor="middle">{x:,}</text>' for x in xs]
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{bottom + 40}" text-anchor="middle">{across}</text>')
+    parts.append(f'<text x="{middle}" y="{bottom + 40}" text-anchor="middle">{axis}</text>')
     return "".join(parts)
 
 
-def _line(place: _Place, members: list[Tried], across: str, colour: str) -> str:
-    points = [(place.x(size_of(one, across)), place.y(one.fit.needed_bytes)) for one in members]
+def _line(scale: _Scale, series: list[SizeResult], axis: str, colour: str) -> str:
+    points = [(scale.x(size_of(result, axis)), scale.y(result.fit.needed_bytes)) for result in series]
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     dots = "".join(
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}">'
-        f"<title>{_text(_about(one))}</title></circle>"
-        for (x, y), one in zip(points, members, strict=True)
+        f"<title>{_text(_tooltip(result))}</title></circle>"
+        for (x, y), result in zip(points, series, strict=True)
     )
     return f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>{dots}'
 
 
-def _about(one: Tried) -> str:
-    sizes = ", ".join(f"{n} {size_of(one, n):,}" for n in ("batch", "seq", "image") if size_of(one, n))
-    return f"{sizes}: peak load {binary(one.fit.peak_bytes)}, needs {binary(one.fit.needed_bytes)}"
+def _tooltip(result: SizeResult) -> str:
+    sizes = ", ".join(f"{n} {size_of(result, n):,}" for n in ("batch", "seq", "image") if size_of(result, n))
+    return f"{sizes}: peak load {binary(result.fit.peak_bytes)}, needs {binary(result.fit.needed_bytes)}"
 
 
-def _table(tried: Sequence[Tried]) -> str:
-    names = [n for n in ("batch", "seq", "image") if any(size_of(one, n) for one in tried)]
+def _table(results: Sequence[SizeResult]) -> str:
+    names = [n for n in ("batch", "seq", "image") if any(size_of(result, n) for result in results)]
     head = "".join(f"<th>{name}</th>" for name in (*names, "peak load", "reserved", "in all"))
     rows = []
-    for one in tried:
-        fit = one.fit
-        cells = [f"{size_of(one, name):,}" for name in names]
+    for result in results:
+        fit = result.fit
+        cells = [f"{size_of(result, name):,}" for name in names]
         cells += map(binary, (fit.peak_bytes, fit.reserved_bytes[fit.allocator], fit.needed_bytes))
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from mempool.cli import variants
 from mempool.cli.info import memory_use
-from mempool.cli.main_loop import passed_over
-from mempool.cli.options import Device, Frames, Lenient  # noqa: TC001 - typer reads them from the signature
-from mempool.cli.output import bar, console, facts, percent, print_json, table, tell_caveats
+from mempool.cli.options import Device, Frames, Json, Lenient  # noqa: TC001 - typer reads them from the signature
+from mempool.cli.output import console, facts, percent, print_caveats, print_json, table
+from mempool.cli.variants import describe_iterations, describe_rejected, print_variants, variant_answer
 from mempool.units import binary, source_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mempool.cli.inputs import Work
+    from mempool.offline import InputFile
     from traces import Buffers, Trace
 
 
@@ -40,7 +39,7 @@ def info(
     device: Device = None,
     frames: Frames = False,
     lenient: Lenient = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Show the content of a trace or a plan: events, load over time, largest buffers at the peak, arena.
 
@@ -53,89 +52,88 @@ def info(
         mempool info two_gpus.trace --device 1
         mempool info buffers.csv --json
     """
-    from mempool.cli.inputs import read_work
+    from mempool.cli.inputs import read_file
 
-    with bar(f"reading {file}") as told:
-        work = read_work(
-            file, whole=whole, main=True, lenient=lenient, device=device, several="largest", progress=told
-        )
-    said = answer(work, largest, frames=frames, device=device)
+    given = read_file(
+        file, whole=whole, main_only=True, lenient=lenient, device=device, several_devices="largest"
+    )
+    values = answer(given, largest, frames=frames, device=device)
     if json:
-        print_json(said)
+        print_json(values)
     else:
-        _show(file, work, said)
+        _print(file, given, values)
 
 
-def answer(work: Work, largest: int, *, frames: bool = False, device: int | None = None) -> dict[str, Any]:
-    """Return the keys of ``mempool info --json``; ``device`` restricts the part about where memory goes."""
-    from mempool.cli.inputs import arenas
+def answer(
+    given: InputFile, largest: int, *, frames: bool = False, device: int | None = None
+) -> dict[str, Any]:
+    """Return the keys of ``mempool info --json``; ``device`` restricts the analysis of memory use."""
+    from mempool.cli.plan import arena_usage
     from solvers import lower_bound, peak_load
 
-    buffers = work.buffers
+    buffers = given.buffers
     planned = peak_load(buffers)
-    if work.trace is not None and (work.trace.operation < 0).all():  # then source lines say most
+    if given.trace is not None and (given.trace.operation < 0).all():  # then source lines say most
         frames = True
-    said: dict[str, Any] = {
-        "kind": work.kind,
+    values: dict[str, Any] = {
+        "format": given.format,
         "buffers": len(buffers),
         "persistent_buffers": int(buffers.persistent.sum()),
         "wrap_around_buffers": int((buffers.wrap_around & ~buffers.persistent).sum()),
         "period": buffers.period,
-        "peak_load_bytes": _peak_load(work, planned),
-        "iteration_peak_load_bytes": None if work.pattern is None else planned,
+        "peak_load_bytes": _peak_load(given, planned),
+        "iteration_peak_load_bytes": None if given.pattern is None else planned,
         "lower_bound_bytes": lower_bound(buffers),
-        "largest_at_peak": _largest_at_peak(work, largest, frames=frames),
-        "skipped": work.skipped,
+        "largest_at_peak": _largest_at_peak(given, largest, frames=frames),
+        "skipped": given.skipped,
     }
-    if work.file is not None:
-        said |= _events(work.file)
-        said["device"] = work.device
-        said["iterations"] = 1 if work.pattern is None else work.pattern.iterations
-        said["kinds"] = _kinds(work)
-        said["where"] = memory_use.answer(work, largest, frames=frames, device=device)
-    if work.plan is not None:
-        said |= {
-            "status": str(work.plan.status),
-            "arena_bytes": work.plan.arena_bytes,
-            "arenas": arenas(work.plan, buffers),
-            "fragmentation": work.plan.fragmentation(planned),
-            "address_period_iterations": work.plan.columns,
-            "solver": work.plan.solver,
-            "seed": work.plan.seed,
-            "seconds": work.plan.seconds,
-            "nodes": work.plan.nodes,
-            "stopped_by": work.plan.stopped_by,
+    if given.whole_trace is not None:
+        values |= _events(given.whole_trace)
+        values["device"] = given.device
+        values["iterations"] = 1 if given.pattern is None else given.pattern.iterations
+        values["variants"] = (
+            None
+            if given.pattern is None
+            else [variant_answer(variant, variant.buffers) for variant in given.variants]
+        )
+        values["per_device"] = memory_use.answer(given, largest, frames=frames, device=device)
+    if given.plan is not None:
+        values |= {
+            "status": str(given.plan.status),
+            "arena_bytes": given.plan.arena_bytes,
+            "arenas": arena_usage(given.plan, buffers),
+            "fragmentation": given.plan.fragmentation(planned),
+            "address_period_iterations": given.plan.columns,
+            "solver": given.plan.solver,
+            "seed": given.plan.seed,
+            "seconds": given.plan.seconds,
+            "nodes": given.plan.nodes,
+            "stopped_by": given.plan.stopped_by,
         }
-    return said
+    return values
 
 
-def _peak_load(work: Work, planned: int) -> int:
+def _peak_load(given: InputFile, planned: int) -> int:
     """Return the peak load in bytes of all events, or of the buffers of a file without events."""
-    if work.trace is None or work.pattern is None:
+    if given.trace is None or given.pattern is None:
         return planned
-    return int(work.trace.load().max(initial=0))
-
-
-def _kinds(work: Work) -> list[dict[str, Any]] | None:
-    if work.pattern is None:
-        return None
-    return [variants.answer(one, one.buffers) for one in (work.pattern, *work.others)]
+    return int(given.trace.load().max(initial=0))
 
 
 def _events(trace: Trace) -> dict[str, Any]:
-    from traces import Kind
+    from traces import EventType
 
-    counts = np.bincount(trace.kind, minlength=len(Kind))
+    counts = np.bincount(trace.kind, minlength=len(EventType))
     time = trace.time_ns
     return {
         "events": len(trace),
-        "allocs": int(counts[Kind.ALLOC]),
-        "frees": int(counts[Kind.FREE]),
-        "reads": int(counts[Kind.READ]),
-        "writes": int(counts[Kind.WRITE]),
-        "marks": int(counts[Kind.MARK]),
-        "refused": int(counts[Kind.REFUSED]),
-        "requested_bytes": int(trace.size[trace.kind == Kind.ALLOC].sum(dtype=np.float64)),
+        "allocs": int(counts[EventType.ALLOC]),
+        "frees": int(counts[EventType.FREE]),
+        "reads": int(counts[EventType.READ]),
+        "writes": int(counts[EventType.WRITE]),
+        "marks": int(counts[EventType.MARK]),
+        "refused": int(counts[EventType.REFUSED]),
+        "requested_bytes": int(trace.size[trace.kind == EventType.ALLOC].sum(dtype=np.float64)),
         "streams": len(np.unique(trace.stream)),
         "devices": len(trace.devices),
         "threads": len(np.unique(trace.thread)),
@@ -145,11 +143,11 @@ def _events(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _largest_at_peak(work: Work, count: int, *, frames: bool) -> list[dict[str, Any]]:
+def _largest_at_peak(given: InputFile, count: int, *, frames: bool) -> list[dict[str, Any]]:
     """Return the largest buffers alive at the first time of the peak load, largest first."""
     from solvers import load_curve
 
-    buffers = work.buffers
+    buffers = given.buffers
     times, loads = load_curve(buffers)
     if len(times) == 0:
         return []
@@ -163,7 +161,7 @@ def _largest_at_peak(work: Work, count: int, *, frames: bool) -> list[dict[str, 
             "start": int(buffers.start[row]),
             "end": int(buffers.end[row]),
             "instances": int(alive[row]),
-            **_where(work, row, frames=frames),
+            **_source(given, row, frames=frames),
         }
         for row in rows.tolist()
     ]
@@ -190,105 +188,109 @@ def _covering(
     return turns
 
 
-def _where(work: Work, row: int, *, frames: bool) -> dict[str, Any]:
+def _source(given: InputFile, row: int, *, frames: bool) -> dict[str, Any]:
     """Return the operation and, if requested, the source line of the alloc, where the recorder knew them."""
-    from traces import Kind
+    from traces import EventType
 
-    if work.trace is None or work.pattern is not None:
+    if given.trace is None or given.pattern is not None:
         return {}
-    trace = work.trace
-    event = np.flatnonzero(trace.kind == Kind.ALLOC)[row]
-    said = {}
+    trace = given.trace
+    event = np.flatnonzero(trace.kind == EventType.ALLOC)[row]
+    values = {}
     if (operation := int(trace.operation[event])) >= 0:
-        said["operation"] = trace.names[operation]
+        values["operation"] = trace.names[operation]
     if frames and (frame := int(trace.frame[event])) >= 0:
-        said["frame"] = source_line(trace.names[frame])
-    return said
+        values["frame"] = source_line(trace.names[frame])
+    return values
 
 
-def _show(file: Path, work: Work, said: dict[str, Any]) -> None:
+def _print(file: Path, given: InputFile, values: dict[str, Any]) -> None:
     from mempool.cli.plot import show_addresses, show_load
 
-    wheres = said.get("where", [])
-    for device in wheres:
-        of = f", device {device['device']}" if len(wheres) > 1 else ""
-        tell_caveats(f"{file}{of}", device["caveats"])
-    ended = any(one["device"] == work.device and one["history"] == "absent" for one in wheres)
-    facts(f"{file}: {work.kind}", _facts(work, said, ended=ended))
-    if work.others:
-        variants.show(said["kinds"])
-    print_to = console()
-    if not ended:
-        print_to.print("\nload over time")
-        show_load(print_to, work.buffers)
-    if said["largest_at_peak"]:
-        rows = [
-            (
-                " ".join(str(entry[name]) for name in ("buffer", "operation", "frame") if name in entry),
-                binary(entry["size_bytes"]),
-                f"{entry['start']:,}",
-                f"{entry['end']:,}",
-                str(entry["instances"]),
-            )
-            for entry in said["largest_at_peak"]
-        ]
-        at = "at the end" if ended else "at the peak" if work.pattern is None else "at an iteration's peak"
-        table(f"\nlargest buffers {at}", ("buffer", "size", "start", "end", "instances"), rows)
-    if work.trace is not None:
-        memory_use.show(said["where"])
-    if work.plan is not None:
-        print_to.print("\naddresses over time")
-        show_addresses(print_to, work.buffers, work.plan)
+    devices = values.get("per_device", [])
+    for device in devices:
+        suffix = f", device {device['device']}" if len(devices) > 1 else ""
+        print_caveats(f"{file}{suffix}", device["caveats"])
+    without_history = any(
+        device["device"] == given.device and device["history"] == "absent" for device in devices
+    )
+    facts(f"{file}: {given.format}", _facts(given, values, without_history=without_history))
+    if given.other_variants:
+        print_variants(values["variants"])
+    terminal = console()
+    if not without_history:
+        terminal.print("\nload over time")
+        show_load(terminal, given.buffers)
+    if values["largest_at_peak"]:
+        moment = "at the peak" if given.pattern is None else "at an iteration's peak"
+        table(
+            f"\nlargest buffers {'at the end' if without_history else moment}",
+            ("buffer", "size", "start", "end", "instances"),
+            [
+                (
+                    memory_use.buffer_text(entry),
+                    binary(entry["size_bytes"]),
+                    f"{entry['start']:,}",
+                    f"{entry['end']:,}",
+                    str(entry["instances"]),
+                )
+                for entry in values["largest_at_peak"]
+            ],
+        )
+    if given.trace is not None:
+        memory_use.print_devices(devices)
+    if given.plan is not None:
+        terminal.print("\naddresses over time")
+        show_addresses(terminal, given.buffers, given.plan)
 
 
-def _facts(work: Work, said: dict[str, Any], *, ended: bool) -> list[tuple[str, str]]:
-    rows = []
-    if work.trace is not None:
-        counted = ", ".join(
-            f"{said[name]:,} {name}" for name in ("allocs", "frees", "reads", "writes", "marks") if said[name]
-        )
-        rows += [
-            ("events", f"{said['events']:,}: {counted or 'none'}"),
-            ("from", f"threads {said['threads']}, streams {said['streams']}, devices {said['devices']}"),
-            ("requested", binary(said["requested_bytes"])),
-            ("seconds", f"{said['duration_ns'] / 1e9:.3f}"),
-        ]
-        if said["refused"]:
-            rows.insert(
-                1, ("refused", "1 request" if said["refused"] == 1 else f"{said['refused']:,} requests")
-            )
-    if said.get("devices", 0) > 1:
-        rows.append(("device", f"{said['device']}; what follows is of it alone"))
-    if work.pattern is not None:
-        one = "one" if not work.others else f"the largest of {1 + len(work.others)} kinds"
-        told = (
-            f"{said['period']:,} allocations, {variants.iterations_told(work.pattern)}; what follows is {one}"
-        )
-        rows.append(("iteration", told))
-    elif work.minor is not None:
-        rows.append(("iteration", f"{passed_over(work.minor)}; what follows is all"))
-    elif said["period"] is not None:
-        rows.append(("iteration", f"{said['period']:,} allocations"))
-    wrap, stay = said["wrap_around_buffers"], said["persistent_buffers"]
+def _facts(given: InputFile, values: dict[str, Any], *, without_history: bool) -> list[tuple[str, str]]:
+    rows = [] if given.trace is None else _event_facts(values)
+    if values.get("devices", 0) > 1:
+        rows.append(("device", f"{values['device']}; what follows is of it alone"))
+    if (text := _iteration_text(given, values)) is not None:
+        rows.append(("iteration", text))
+    wrapping, persistent = values["wrap_around_buffers"], values["persistent_buffers"]
+    buffers = f"{values['buffers']:,}" + (f", {wrapping:,} wrap around" if wrapping else "")
     rows += [
-        (
-            "buffers",
-            f"{said['buffers']:,}"
-            + (f", {wrap:,} wrap around" if wrap else "")
-            + (f", {stay:,} stay" if stay else ""),
-        ),
-        ("live at the end" if ended else "peak load", binary(said["peak_load_bytes"])),
-        *(
-            [("of an iteration", binary(said["iteration_peak_load_bytes"]))]
-            if said["iteration_peak_load_bytes"] is not None
-            else []
-        ),
-        ("lower bound", binary(said["lower_bound_bytes"])),
+        ("buffers", buffers + (f", {persistent:,} stay" if persistent else "")),
+        ("live at the end" if without_history else "peak load", binary(values["peak_load_bytes"])),
     ]
-    if work.plan is not None:
+    if values["iteration_peak_load_bytes"] is not None:
+        rows.append(("of an iteration", binary(values["iteration_peak_load_bytes"])))
+    rows.append(("lower bound", binary(values["lower_bound_bytes"])))
+    if given.plan is not None:
         rows += [
-            ("arena", f"{binary(said['arena_bytes'])}, {percent(work.plan.gap)} above the lower bound"),
-            ("fragmentation", percent(said["fragmentation"])),
-            ("status", f"{said['status']}, by {said['solver']}"),
+            ("arena", f"{binary(values['arena_bytes'])}, {percent(given.plan.gap)} above the lower bound"),
+            ("fragmentation", percent(values["fragmentation"])),
+            ("status", f"{values['status']}, by {values['solver']}"),
         ]
     return rows
+
+
+def _event_facts(values: dict[str, Any]) -> list[tuple[str, str]]:
+    names = ("allocs", "frees", "reads", "writes", "marks")
+    counts = ", ".join(f"{values[name]:,} {name}" for name in names if values[name])
+    rows = [("events", f"{values['events']:,}: {counts or 'none'}")]
+    if refused := values["refused"]:
+        rows.append(("refused", "1 request" if refused == 1 else f"{refused:,} requests"))
+    sources = ", ".join(f"{name} {values[name]}" for name in ("threads", "streams", "devices"))
+    return [
+        *rows,
+        ("from", sources),
+        ("requested", binary(values["requested_bytes"])),
+        ("seconds", f"{values['duration_ns'] / 1e9:.3f}"),
+    ]
+
+
+def _iteration_text(given: InputFile, values: dict[str, Any]) -> str | None:
+    """Return the text about the iteration that the report is about; None for a file without iterations."""
+    if given.pattern is not None:
+        others = len(given.other_variants)
+        which = f"the largest of {1 + others} kinds" if others else "one"
+        return (
+            f"{values['period']:,} allocations, {describe_iterations(given.pattern)}; what follows is {which}"
+        )
+    if given.rejected_pattern is not None:
+        return f"{describe_rejected(given.rejected_pattern)}; what follows is all"
+    return None if values["period"] is None else f"{values['period']:,} allocations"

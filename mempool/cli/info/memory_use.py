@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from mempool.analysis.reserved_estimates import Tried
-    from mempool.analysis.summary import Where
-    from mempool.cli.inputs import Work
+    from mempool.analysis.remedies import ReservedEstimates
+    from mempool.analysis.summary import DeviceSummary
+    from mempool.offline import InputFile
     from traces import Trace
 
 
@@ -28,42 +28,42 @@ SHARES = (
 )
 
 
-def answer(work: Work, most: int, *, frames: bool, device: int | None = None) -> list[dict[str, Any]]:
+def answer(given: InputFile, most: int, *, frames: bool, device: int | None = None) -> list[dict[str, Any]]:
     """Return one object for each device, or for one device; events are rows of the file.
 
     Args:
-        work: a file with a trace.
+        given: a file with a trace.
         most: largest number of operations, source lines and buffers to list.
         frames: include source lines.
         device: the only device to look at; None for all.
     """
     from mempool.analysis.caveats import caveats
-    from mempool.analysis.summary import where
+    from mempool.analysis.summary import summarize
 
-    assert work.file is not None
+    assert given.whole_trace is not None
     return [
-        _device(one, most, caveats(one.trace, one.device), frames=frames)
-        for one in where(work.file, work.begins, device)
+        _device(summary, most, caveats(summary.trace, summary.device), frames=frames)
+        for summary in summarize(given.whole_trace, given.begins, device)
     ]
 
 
-def _device(one: Where, most: int, caveats: list[str], *, frames: bool) -> dict[str, Any]:
+def _device(summary: DeviceSummary, most: int, caveats: list[str], *, frames: bool) -> dict[str, Any]:
     from mempool.analysis.peak import Role, phases, shares
 
-    peak, trace = one.peak, one.trace
+    peak, trace = summary.peak, summary.trace
     phase = phases(trace)
     frames = frames or bool((trace.operation[peak.alloc] < 0).all())  # then source lines say most
-    said: dict[str, Any] = {
-        "device": one.device,
+    values: dict[str, Any] = {
+        "device": summary.device,
         "caveats": caveats,
-        "history": str(one.known.history),
-        "live_before_bytes": one.known.live_before_bytes,
-        "reserved_before_bytes": one.known.reserved_before_bytes,
-        "refused": _refused(one),
-        "peak_event": one.row(peak.event),
+        "history": str(summary.known.history),
+        "live_before_bytes": summary.known.live_before_bytes,
+        "reserved_before_bytes": summary.known.reserved_before_bytes,
+        "refused": _refused(summary),
+        "peak_event": summary.row(peak.event),
         "peak_load_bytes": peak.bytes,
         "roles": {role.name.lower(): int(peak.size[peak.role == role].sum()) for role in Role}
-        if one.iterations
+        if summary.iterations
         else None,
         "peak_phase": _name(trace, phase, peak.event),
         "peak_module": _name(trace, trace.module, peak.event),
@@ -80,25 +80,25 @@ def _device(one: Where, most: int, caveats: list[str], *, frames: bool) -> dict[
             )
             if plural == "operations" or (column >= 0).any()
         },
-        "held_longest": _held_longest(one, most, frames=frames),
+        "held_longest": _held_longest(summary, most, frames=frames),
         "idle_bytes": None,
         "late_bytes": None,
-        "recorded": _recorded(one),
-        "simulated": _simulated(one.tried),
+        "recorded": _recorded(summary),
+        "simulated": _simulated(summary.estimates),
         "remedies": [
             {"name": remedy.name, "saves_bytes": remedy.saves_bytes, "how": remedy.how}
-            for remedy in one.remedies
+            for remedy in summary.remedies
         ],
     }
-    if one.idle is not None:
-        said["idle_bytes"] = int(peak.size[one.idle.away(one.iteration_events)].sum())
-        said["late_bytes"] = int(peak.size[one.idle.late(peak)].sum())
+    if summary.idle is not None:
+        values["idle_bytes"] = int(peak.size[summary.idle.away(summary.iteration_events)].sum())
+        values["late_bytes"] = int(peak.size[summary.idle.late(peak)].sum())
     if frames:
-        said["frames"] = [
+        values["frames"] = [
             {"frame": share.name and source_line(share.name), "bytes": share.bytes, "buffers": share.buffers}
             for share in shares(trace, peak, trace.frame, most)
         ]
-    return said
+    return values
 
 
 def _name(trace: Trace, column: NDArray[np.int32], event: int) -> str | None:
@@ -107,64 +107,64 @@ def _name(trace: Trace, column: NDArray[np.int32], event: int) -> str | None:
     return trace.names[name] if name >= 0 else None
 
 
-def _held_longest(one: Where, most: int, *, frames: bool) -> list[dict[str, Any]]:
+def _held_longest(summary: DeviceSummary, most: int, *, frames: bool) -> list[dict[str, Any]]:
     from mempool.analysis.peak import Role, by_bytes_and_time
 
-    peak, trace, rows = one.peak, one.trace, []
+    peak, trace, rows = summary.peak, summary.trace, []
     for row in by_bytes_and_time(peak)[:most].tolist():
         alloc = int(peak.alloc[row])
-        said: dict[str, Any] = {
+        values: dict[str, Any] = {
             "buffer": int(trace.buffer[alloc]),
             "size_bytes": int(peak.size[row]),
-            "start": one.row(alloc),
-            "end": one.row(int(peak.end[row])),
+            "start": summary.row(alloc),
+            "end": summary.row(int(peak.end[row])),
         }
-        if one.iterations:
-            said["role"] = Role(int(peak.role[row])).name.lower()
-        if one.idle is not None:
-            said["idle_events"] = int(one.idle.length[row])
+        if summary.iterations:
+            values["role"] = Role(int(peak.role[row])).name.lower()
+        if summary.idle is not None:
+            values["idle_events"] = int(summary.idle.length[row])
         if (operation := int(trace.operation[alloc])) >= 0:
-            said["operation"] = trace.names[operation]
+            values["operation"] = trace.names[operation]
         if frames and (frame := int(trace.frame[alloc])) >= 0:
-            said["frame"] = source_line(trace.names[frame])
-        rows.append(said)
+            values["frame"] = source_line(trace.names[frame])
+        rows.append(values)
     return rows
 
 
-def _simulated(tried: Tried | None) -> dict[str, Any] | None:
-    if tried is None:
+def _simulated(estimates: ReservedEstimates | None) -> dict[str, Any] | None:
+    if estimates is None:
         return None
-    pool, plan = tried.refused or (None, None)
+    pool, plan = estimates.refused or (None, None)
     return {
-        "pool_bytes": tried.pool_bytes,
-        "plan_bytes": tried.plan_bytes,
+        "pool_bytes": estimates.pool_bytes,
+        "plan_bytes": estimates.plan_bytes,
         "pool_bytes_with_refused": pool,
         "plan_bytes_with_refused": plan,
     }
 
 
-def _refused(one: Where) -> dict[str, Any] | None:
-    if one.refusals is None:
+def _refused(summary: DeviceSummary) -> dict[str, Any] | None:
+    if summary.refusals is None:
         return None
-    return asdict(one.refusals) | {"event": one.row(one.refusals.event)}
+    return asdict(summary.refusals) | {"event": summary.row(summary.refusals.event)}
 
 
-def _recorded(one: Where) -> dict[str, Any] | None:
-    made = one.recorded
-    if made is None:
+def _recorded(summary: DeviceSummary) -> dict[str, Any] | None:
+    recorded = summary.recorded
+    if recorded is None:
         return None
     return {
-        "peak_reserved_bytes": made.peak_reserved_bytes,
-        "stranded_bytes": one.stranded_bytes,
-        "largest_free_bytes": made.largest_free_bytes,
-        "fragmentation": made.fragmentation,
-        "driver_calls": made.driver_calls,
+        "peak_reserved_bytes": recorded.peak_reserved_bytes,
+        "stranded_bytes": summary.stranded_bytes,
+        "largest_free_bytes": recorded.largest_free_bytes,
+        "fragmentation": recorded.fragmentation,
+        "driver_calls": recorded.driver_calls,
     }
 
 
-def show(said: list[dict[str, Any]]) -> None:
+def print_devices(devices: list[dict[str, Any]]) -> None:
     """Print the result of `answer`."""
-    for device in said:
+    for device in devices:
         peak, ended = max(device["peak_load_bytes"], 1), device["history"] == "absent"
         at = "at the end" if ended else "at the peak"
         facts(f"\nwhere memory goes on device {device['device']}", _facts(device))
@@ -182,7 +182,7 @@ def show(said: list[dict[str, Any]]) -> None:
                 table(f"\n{at} by {name}", (name, "bytes", "share", "buffers"), rows)
         longest = [
             (
-                " ".join(str(entry[name]) for name in ("buffer", "operation", "frame") if name in entry),
+                buffer_text(entry),
                 binary(entry["size_bytes"]),
                 f"{entry['end'] - entry['start']:,}",
                 *([entry["role"].replace("_", "-")] if "role" in entry else []),
@@ -199,8 +199,13 @@ def show(said: list[dict[str, Any]]) -> None:
             console().print(f"  up to {binary(remedy['saves_bytes'])}: {remedy['how']}", markup=False)
 
 
+def buffer_text(entry: dict[str, Any]) -> str:
+    """Return the name of a buffer with the operation and the source line of its alloc, as far as known."""
+    return " ".join(str(entry[name]) for name in ("buffer", "operation", "frame") if name in entry)
+
+
 def _facts(device: dict[str, Any]) -> list[tuple[str, str]]:
-    from mempool.analysis.idle_at_peak import LEAST_ABSENCE
+    from mempool.analysis.peak import LEAST_ABSENCE
 
     roles = {name: size for name, size in (device["roles"] or {}).items() if size}
     load = binary(device["peak_load_bytes"])

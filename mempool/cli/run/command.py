@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from mempool.cli.options import parsed
 from mempool.cli.output import ExitCode, Stop
-from mempool.cli.output_files import why_not, written_over
-from mempool.cli.parsing import parsed
+from mempool.cli.output_files import overwritten_file, write_obstacle
 from mempool.cli.run import exec as launch
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def run(
     chosen = _settings(record=record, plan=plan, max_reserved=max_reserved, limit=limit)
     record, plan = (None if name is None else Path(name) for name in (chosen.record, chosen.plan))
     kept = launch.files_of(program) + ([] if plan is None else [plan])
-    if (output := written_over(kept, (record, json_file))) is not None:
+    if (output := overwritten_file(kept, (record, json_file))) is not None:
         raise Stop(ExitCode.USAGE, f"{output} would be written over")
     launch.start(
         program,
@@ -150,7 +150,7 @@ def _writable(path: Path | None) -> str | None:
     """Return the absolute path, since the program may change its folder; refuse an unwritable path now."""
     if path is None:
         return None
-    if reason := why_not(path):
+    if reason := write_obstacle(path):
         raise Stop(ExitCode.FILE, f"{path}: {reason}")
     return str(path.absolute())
 
@@ -161,12 +161,12 @@ def _plan(path: Path | None) -> dict[str, str]:
         return {}
     from mempool import _core
     from mempool.per_rank_files import file_to_read
-    from mempool.planning.plan_files import read_saved
+    from mempool.planning.plan_files import read_plans
     from solvers import read_plan
 
     own = file_to_read(str(path))
     alignment = _core.HostDevice().alignment
-    offsets = [planned.plan.offset for planned in read_saved(own).plans]
+    offsets = [planned.plan.offset for planned in read_plans(own).plans]
     if any(bool((offset[offset >= 0] % alignment).any()) for offset in offsets if offset is not None):
         why = (
             f"its offsets are not multiples of {alignment}; make it by `mempool plan --alignment {alignment}`"

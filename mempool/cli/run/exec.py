@@ -13,7 +13,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mempool.cli.output_files import why_not, written_over
+from mempool.cli.output_files import overwritten_file, write_obstacle
 from mempool.cli.run.child import OURS, VARIABLE
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def launch(arguments: Sequence[str]) -> None:
             chosen.plan is not None
             or not exists(program[0])
             or hidden_by(program) is not None
-            or any(file is not None and why_not(file) for file in files)
-            or written_over(files_of(program), files) is not None
+            or any(file is not None and write_obstacle(file) for file in files)
+            or overwritten_file(files_of(program), files) is not None
         ):
             return
     except (UsageError, OSError, RuntimeError, ValueError):  # the slow path reports any error

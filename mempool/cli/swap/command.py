@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mempool.cli.options import Device, Lenient  # noqa: TC001 - typer reads them from the signature
-from mempool.cli.output import ExitCode, Stop, bar, error_line, print_json, progress, write_json
-from mempool.cli.output_files import why_not, written_over
-from mempool.cli.parsing import parsed
+from mempool.cli.options import Device, Json, Lenient, parsed
+from mempool.cli.output import ExitCode, Stop, error_line, print_json, progress, write_json
+from mempool.cli.output_files import overwritten_file, write_obstacle
 
 if TYPE_CHECKING:
     from solvers.swap import Link, Step
@@ -66,7 +65,7 @@ def swap(
     most: Annotated[int, typer.Option("-n", min=0, help="How many moves to list.")] = 10,
     device: Device = None,
     lenient: Lenient = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Plan which buffers leave the device, and when, so that a step fits a limit.
 
@@ -81,37 +80,39 @@ def swap(
         mempool swap run.trace --limit free --limit 5% -o moves.json
         mempool swap run.trace --link 1e-5,8e-11 --bandwidth 200GB --json
     """
-    from mempool.cli.swap.compute import Found, Limit, parse_limit
-    from mempool.cli.swap.render import show
+    from mempool.cli.swap.compute import Limit, SwapSchedules, parse_limit
+    from mempool.cli.swap.render import print_schedules
     from mempool.units import parse_bytes, parse_memory
 
-    over = parsed("--link", _parse_link, link)
+    chosen_link = parsed("--link", _parse_link, link)
     rate = parsed("--bandwidth", parse_memory, bandwidth)
     if rate == 0:
         raise typer.BadParameter("--bandwidth is more than 0 bytes a second")
     smallest = parsed("--least", parse_bytes, least)
     most_host = parsed("--host", parse_memory, host)
-    asked = [parsed("--limit", parse_limit, one) or Limit() for one in limit or ()]
-    assert over is not None
-    if output is not None and written_over([trace], [output]) is not None:
+    limits = [parsed("--limit", parse_limit, text) or Limit() for text in limit or ()]
+    assert chosen_link is not None
+    if output is not None and overwritten_file([trace], [output]) is not None:
         raise typer.BadParameter("the moves would overwrite the trace")
-    if output is not None and (reason := why_not(output)):
+    if output is not None and (reason := write_obstacle(output)):
         raise Stop(ExitCode.FILE, f"{output}: {reason}")
-    step, cut = _step(trace, rate, whole=whole, lenient=lenient, device=device)
-    with progress("planning") as told:
-        found = Found(step, cut, over, least_bytes=smallest, host_limit=most_host)
-        swaps = found.curve(told) if limit is None else found.all(asked, told)
-        told("placing what stays")
-        said = found.answer(swaps, most if not json and output is None else None)
-    held = [one["stall_seconds"] is not None for one in said["limits"]]
+    step, selection = _step(trace, rate, whole=whole, lenient=lenient, device=device)
+    with progress("planning") as report:
+        schedules = SwapSchedules(step, selection, chosen_link, least_bytes=smallest, host_limit=most_host)
+        swaps = schedules.curve(report) if limit is None else schedules.for_limits(limits, report)
+        report("placing what stays")
+        answer = schedules.answer(swaps, most if not json and output is None else None)
+    held = [row["stall_seconds"] is not None for row in answer["limits"]]
     if output is not None and held and held[-1]:
-        write_json(said | {"limits": said["limits"][-1:]}, str(output))
+        write_json(answer | {"limits": answer["limits"][-1:]}, str(output))
     if json:
-        print_json(said)
+        print_json(answer)
     else:
-        show(found, said | {"moves": said["moves"][:most]}, output if held and held[-1] else None)
+        print_schedules(
+            schedules, answer | {"moves": answer["moves"][:most]}, output if held and held[-1] else None
+        )
     if not all(held):
-        raise Stop(ExitCode.NEGATIVE, said["reason"])
+        raise Stop(ExitCode.NEGATIVE, answer["reason"])
 
 
 def _parse_link(text: str) -> Link:
@@ -122,41 +123,40 @@ def _parse_link(text: str) -> Link:
     from mempool.torch.offload.link import measure_this_machine
 
     with progress("measuring copies"):
-        link, of = measure_this_machine()
-    error_line(f"the link is measured {of}")
+        link, description = measure_this_machine()
+    error_line(f"the link is measured {description}")
     return link
 
 
 def _step(
     path: Path, bandwidth: int | None, *, whole: bool, lenient: bool, device: int | None
 ) -> tuple[Step, StepSelection]:
-    from mempool.cli.inputs import read_work, require_history
+    from mempool.cli.inputs import read_file, require_history
     from solvers import PlanError
     from solvers.swap.schedule_file import StepSelection
     from solvers.swap.step_of_trace import iteration_of
 
-    with bar(f"reading {path}") as told:
-        work = read_work(path, whole=True, lenient=lenient, device=device, several="refuse", progress=told)
-    if work.kind != "trace" or work.trace is None:
-        raise Stop(ExitCode.FILE, f"{path}: a {work.kind}, which has no events")
-    require_history(path, work)
-    if not bandwidth and "rates" in work.trace.metadata:
-        error_line(f"times are those of {work.trace.metadata['rates'][:200]}")
-    window = None if whole else iteration_of(work.trace) or _repeats(work.trace)
-    cut = StepSelection(window, None if not bandwidth else float(bandwidth), work.device)
+    given = read_file(path, whole=True, lenient=lenient, device=device, several_devices="refuse")
+    if given.trace is None:
+        raise Stop(ExitCode.FILE, f"{path}: a {given.format}, which has no events")
+    require_history(path, given)
+    if not bandwidth and "rates" in given.trace.metadata:
+        error_line(f"times are those of {given.trace.metadata['rates'][:200]}")
+    window = None if whole else iteration_of(given.trace) or _last_iteration(given.trace)
+    selection = StepSelection(window, None if not bandwidth else float(bandwidth), given.device)
     try:
-        return cut.step(work.trace), cut
+        return selection.step(given.trace), selection
     except PlanError as error:
         raise Stop(ExitCode.FILE, f"{path}: {error}") from None
 
 
-def _repeats(trace: Trace) -> tuple[int, int] | None:
+def _last_iteration(trace: Trace) -> tuple[int, int] | None:
     """Return begin and end of the last complete iteration that a trace without marks repeats."""
-    from traces import Kind
+    from traces import EventType
     from traces.iterations.pattern import find_patterns
 
-    if ((trace.kind == Kind.MARK) & (trace.category < 0)).any():
+    if ((trace.kind == EventType.MARK) & (trace.category < 0)).any():
         return None
-    found = find_patterns(trace, anywhere=True)
-    begins = found[0].begins.tolist() if found else []
+    patterns = find_patterns(trace, anywhere=True)
+    begins = patterns[0].begins.tolist() if patterns else []
     return (begins[-2], begins[-1]) if len(begins) > 2 else None

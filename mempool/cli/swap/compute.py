@@ -67,8 +67,12 @@ def parse_limit(text: str) -> Limit:
         raise UsageError(f"{error}; {hint}") from None
 
 
-class Found:
-    """The request for one step, and the schedules found."""
+class SwapSchedules:
+    """The offload schedules of one step under the requested limits.
+
+    Attributes:
+        reason: the reason why a requested limit is infeasible, or empty.
+    """
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class Found:
         self._bound = LinkBound(step, link)
         self.reason = ""
 
-    def curve(self, told: Callable[[str], object]) -> list[PlannedSchedule | int]:
+    def curve(self, report: Callable[[str], object]) -> list[PlannedSchedule | int]:
         """Return schedules for limits from the least peak without a stall down to the floor.
 
         The peak load without any move is one of the limits.
@@ -93,45 +97,49 @@ class Found:
         floor = self.planner.floor()[0]
         gap = free.peak_bytes - floor
         limits = {self.step.peak_bytes, *(free.peak_bytes - gap * k // _POINTS for k in range(_POINTS + 1))}
-        held = self._held([one for one in limits if one >= floor], told)
+        held = self._held([limit for limit in limits if limit >= floor], report)
         self.reason = ""  # the user did not ask for these limits
-        return [held[one] for one in sorted(held, reverse=True)]
+        return [held[limit] for limit in sorted(held, reverse=True)]
 
-    def all(self, asked: Sequence[Limit], told: Callable[[str], object]) -> list[PlannedSchedule | int]:
+    def for_limits(
+        self, limits: Sequence[Limit], report: Callable[[str], object]
+    ) -> list[PlannedSchedule | int]:
         """Return the schedule of each limit, or the limit where no schedule holds the limit."""
-        held = self._held([one.size for one in asked if one.size is not None], told)
+        held = self._held([limit.size for limit in limits if limit.size is not None], report)
         result: list[PlannedSchedule | int] = []
-        for one in asked:
-            if one.size is not None:
-                result.append(held.get(one.size, one.size))
-            elif one.slower:
-                told(f"planning for a step {percent(one.slower)} slower")
-                result.append(self.planner.within_slowdown(one.slower))
+        for limit in limits:
+            if limit.size is not None:
+                result.append(held.get(limit.size, limit.size))
+            elif limit.slower:
+                report(f"planning for a step {percent(limit.slower)} slower")
+                result.append(self.planner.within_slowdown(limit.slower))
             else:
-                told("planning for a step without a stall")
+                report("planning for a step without a stall")
                 result.append(self.planner.without_stall())
         return result
 
-    def _held(self, sizes: Sequence[int], told: Callable[[str], object]) -> dict[int, PlannedSchedule]:
+    def _held(self, sizes: Sequence[int], report: Callable[[str], object]) -> dict[int, PlannedSchedule]:
         """Return the schedules of the feasible limits; ``reason`` says why another limit is infeasible."""
-        left = sorted(set(sizes))
-        while left:
+        remaining = sorted(set(sizes))
+        while remaining:
             try:
-                self.planner.check_limit(left[0])
-                made = self.planner.curve(left, on_limit=lambda size: told(f"planning for {binary(size)}"))
+                self.planner.check_limit(remaining[0])
+                schedules = self.planner.curve(
+                    remaining, on_limit=lambda size: report(f"planning for {binary(size)}")
+                )
             except PlanError as error:
-                told(f"{binary(left[0])} cannot be held: looking for what can")
-                least = self.planner.nearest(left[0]).limit_bytes
+                report(f"{binary(remaining[0])} cannot be held: looking for what can")
+                least = self.planner.nearest(remaining[0]).limit_bytes
                 self.reason = f"{error}; {least} bytes ({binary(least)}) can be held"
-                left = [size for size in left[1:] if size >= least]
+                remaining = [size for size in remaining[1:] if size >= least]
             else:
-                return dict(zip(left, made, strict=True))
+                return dict(zip(remaining, schedules, strict=True))
         return {}
 
-    def answer(self, swaps: list[PlannedSchedule | int], most: int | None) -> dict[str, Any]:
+    def answer(self, swaps: list[PlannedSchedule | int], most_moves: int | None) -> dict[str, Any]:
         """Return the keys of ``mempool swap --json``."""
         floor, op = self.planner.floor()
-        step, last = self.step, self._packed(swaps[-1]) if swaps else 0
+        step, last = self.step, self._with_fewer_gaps(swaps[-1]) if swaps else 0
         swaps = [*swaps[:-1], last]
         return {
             "peak_load_bytes": step.peak_bytes,
@@ -142,15 +150,15 @@ class Found:
             "floor_bytes": floor,
             "floor_operation": step.name(op),
             "free_bound_bytes": self._bound.peak_bytes(),
-            "limits": [self._row(one) for one in swaps],
-            "moves": [] if isinstance(last, int) else move_rows(step, last.schedule, most),
+            "limits": [self._row(swap) for swap in swaps],
+            "moves": [] if isinstance(last, int) else move_rows(step, last.schedule, most_moves),
             "resting": [] if isinstance(last, int) else resting_rows(step, last.schedule),
             **self._arenas(last),
             "reason": self.reason or None,
             **step_and_link_keys(self.selection, self.link),
         }
 
-    def _packed(self, swap: PlannedSchedule | int) -> PlannedSchedule | int:
+    def _with_fewer_gaps(self, swap: PlannedSchedule | int) -> PlannedSchedule | int:
         """Return a schedule that stalls no longer and leaves fewer gaps."""
         if isinstance(swap, int) or swap.peak_bytes == self.step.peak_bytes:
             return swap
@@ -170,15 +178,15 @@ class Found:
     def _row(self, swap: PlannedSchedule | int) -> dict[str, Any]:
         if isinstance(swap, int):
             return {"limit_bytes": swap, **dict.fromkeys(_ROW)}
-        did = swap.replayed
+        replayed = swap.replayed
         values = (
-            did.peak_bytes,
-            did.stall_seconds,
-            self._bound.stall_seconds(swap.limit_bytes) if did.stall_seconds else 0.0,
-            did.iteration_seconds,
-            did.returned_bytes,
-            did.moved_bytes,
-            did.host_bytes,
+            replayed.peak_bytes,
+            replayed.stall_seconds,
+            self._bound.stall_seconds(swap.limit_bytes) if replayed.stall_seconds else 0.0,
+            replayed.iteration_seconds,
+            replayed.returned_bytes,
+            replayed.moved_bytes,
+            replayed.host_bytes,
             len(swap.schedule),
             swap.method,
         )

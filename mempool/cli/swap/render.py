@@ -10,62 +10,62 @@ from mempool.units import binary
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mempool.cli.swap.compute import Found
+    from mempool.cli.swap.compute import SwapSchedules
     from solvers.swap import Link
 
 
-def show(found: Found, said: dict[str, Any], written: Path | None) -> None:
+def print_schedules(schedules: SwapSchedules, answer: dict[str, Any], written: Path | None) -> None:
     """Print the result; ``written`` is the file of the moves."""
-    step, lowest = found.step, found.planner.lowest_limit()
+    step, lowest = schedules.step, schedules.planner.lowest_limit()
     turn = "an iteration, over and over" if step.circular else "one step"
     facts(
         "swap",
         [
             ("step", f"{len(step):,} operations in {step.duration * 1e3:,.2f} ms, {turn}"),
-            ("peak load", binary(said["peak_load_bytes"])),
-            ("floor", f"{binary(said['floor_bytes'])}, at operation {said['floor_operation']}"),
-            ("link", _rates(found.link)),
+            ("peak load", binary(answer["peak_load_bytes"])),
+            ("floor", f"{binary(answer['floor_bytes'])}, at operation {answer['floor_operation']}"),
+            ("link", _rates(schedules.link)),
             *(
                 []
-                if lowest == said["floor_bytes"]
+                if lowest == answer["floor_bytes"]
                 else [("host", f"with so few bytes on the host, not below {binary(lowest)}")]
             ),
-            ("link bound", f"no schedule without a stall is below {binary(said['free_bound_bytes'])}"),
+            ("link bound", f"no schedule without a stall is below {binary(answer['free_bound_bytes'])}"),
         ],
     )
     header = ("limit", "peak", "less", "stall", "at least", "slower", "swapped", "host", "by")
-    table("\nheld, as replayed", header, [_text(found, row) for row in said["limits"]])
-    if said["moves"]:
+    table("\nheld, as replayed", header, [_text(schedules, row) for row in answer["limits"]])
+    if answer["moves"]:
         rows = [
             (
-                f"{one['buffer']}",
-                binary(one["size_bytes"]),
-                one["last_name"],
-                f"{one['release_operation']}",
-                f"{one['fetch_operation']}",
-                one["use_name"],
+                f"{move['buffer']}",
+                binary(move["size_bytes"]),
+                move["last_name"],
+                f"{move['release_operation']}",
+                f"{move['fetch_operation']}",
+                move["use_name"],
             )
-            for one in said["moves"]
+            for move in answer["moves"]
         ]
         head = ("buffer", "size", "leaves after", "gone by", "fetched at", "used by")
-        table(f"\nlargest moves at {binary(said['limits'][-1]['limit_bytes'])}", head, rows)
-    if all(row["limit_bytes"] >= said["peak_load_bytes"] for row in said["limits"]):
+        table(f"\nlargest moves at {binary(answer['limits'][-1]['limit_bytes'])}", head, rows)
+    if all(row["limit_bytes"] >= answer["peak_load_bytes"] for row in answer["limits"]):
         facts("", [("nothing to do", "the peak load is within the limit; nothing has to move")])
-    if rests := sum(one["size_bytes"] for one in said["resting"]):
+    if rests := sum(move["size_bytes"] for move in answer["resting"]):
         facts("", [("away always", f"{binary(rests)} that no operation touches")])
-    if said["arena_bytes"] is not None:
-        device, host = binary(said["arena_bytes"]), binary(said["host_arena_bytes"])
-        last = binary(said["limits"][-1]["limit_bytes"])
+    if answer["arena_bytes"] is not None:
+        device, host = binary(answer["arena_bytes"]), binary(answer["host_arena_bytes"])
+        last = binary(answer["limits"][-1]["limit_bytes"])
         facts("", [("arenas", f"{device} on the device, {host} on the host, at {last}")])
     if written is not None:
         facts("", [("written", f"{written}; draw it: mempool show TRACE --swap {written}")])
 
 
-def _text(found: Found, row: dict[str, Any]) -> tuple[str, ...]:
+def _text(schedules: SwapSchedules, row: dict[str, Any]) -> tuple[str, ...]:
     limit = binary(row["limit_bytes"])
     if row["stall_seconds"] is None:
         return limit, "-", "-", "-", "-", "-", "-", "-", "cannot be held"
-    step = found.step
+    step = schedules.step
     return (
         limit,
         binary(row["peak_bytes"]),

@@ -80,8 +80,8 @@ std::optional<Client::Recurrence> Client::find_recurrence() {
     });
     if (marks) return Recurrence{0, sizes.size()};
   }
-  std::int64_t begin = traces::iterations_begin(sequences.data(), sizes.data(), sizes.size(), traces::kIterations);
-  if (begin < 0) begin = traces::iterations_begin_but_rare(sequences.data(), sizes.data(), sizes.size());
+  std::int64_t begin = traces::iterations_start(sequences.data(), sizes.data(), sizes.size(), traces::kIterations);
+  if (begin < 0) begin = traces::iterations_start_without_rare_sizes(sequences.data(), sizes.data(), sizes.size());
   if (begin >= 0) return Recurrence{static_cast<std::size_t>(begin), sizes.size()};
   return std::nullopt;
 }

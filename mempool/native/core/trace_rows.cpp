@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 
-#include "kinds.hpp"
+#include "event_types.hpp"
 
 namespace mempool {
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from mempool.recording.arrays import current, of_numpy
-from mempool.recording.arrays.conversions import Conversions
-from mempool.recording.arrays.modules import Function, Module
+from mempool.recording.arrays import active_recorder, numpy_arrays
 from mempool.recording.arrays.operands import CLASSES, Operands, arrays_in, is_array
+from mempool.recording.arrays.patches import Conversions, Function, Module
 from mempool.recording.arrays.rows import FIELDS, Rows
 from mempool.recording.arrays.rules import PLAIN, Rule
-from traces.trace import Kind, Trace
+from traces.trace import EventType, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,7 +47,7 @@ class ArrayRecorder:
     # --- user interface
 
     def __enter__(self) -> Self:
-        current.enter(self)
+        active_recorder.enter(self)
         self._conversions.begin()
         return self
 
@@ -56,7 +55,7 @@ class ArrayRecorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._conversions.end()
-        current.leave()
+        active_recorder.leave()
         self._rows.close()
 
     def leave_to_the_parent(self) -> None:
@@ -80,7 +79,7 @@ class ArrayRecorder:
         if isinstance(arrays, dict):
             return {key: self.watch(one) for key, one in arrays.items()}
         if isinstance(arrays, np.ma.MaskedArray):
-            return of_numpy.watch_masked(arrays, self.watch)
+            return numpy_arrays.watch_masked(arrays, self.watch)
         self._know_library_of(arrays)
         if not is_array(arrays) or type(arrays) in CLASSES.values():
             return arrays
@@ -241,7 +240,7 @@ class ArrayRecorder:
     def _know_library_of(self, thing: Any) -> None:
         name = (thing if isinstance(thing, type) else type(thing)).__module__.partition(".")[0]
         if name == "cupy":
-            from mempool.recording.arrays import of_cupy  # noqa: F401 - which enlists its class
+            from mempool.recording.arrays import cupy_arrays  # noqa: F401 - which enlists its class
         if name in ("numpy", "cupy"):
             self._frameworks.add(name)
 
@@ -250,7 +249,7 @@ class ArrayRecorder:
     def _table(self) -> dict[str, Any]:
         table = dict(zip(FIELDS, self._rows.table().T, strict=True))
         table["category"] = np.full(len(table["kind"]), -1, np.int64)
-        allocs = np.flatnonzero(table["kind"] == Kind.ALLOC)
+        allocs = np.flatnonzero(table["kind"] == EventType.ALLOC)
         for row in allocs[np.isin(table["buffer"][allocs], list(self._categories))].tolist():
             table["category"][row] = self._rows.name(self._categories[int(table["buffer"][row])])
         return table

@@ -12,8 +12,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from mempool.recording.optimizers import hooked_optimizer
+from mempool.recording.torch.ledger import tensors_in
 from mempool.recording.torch.rows import MODULE, THREAD
-from mempool.recording.torch.storages import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

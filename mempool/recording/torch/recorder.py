@@ -14,10 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mempool.recording.torch.context import BACKWARD, FORWARD, OPTIMIZER, Context
-from mempool.recording.torch.ledger import Known, Ledger, head_of
+from mempool.recording.torch.ledger import Known, Ledger, head_of, is_wrapper, storages_in
 from mempool.recording.torch.operations import Operation, learn
 from mempool.recording.torch.rows import LIMIT, MARK, MODULE, NAME, PHASE, READ, SPAN, WRITE, Rows
-from mempool.recording.torch.storages import is_wrapper, storages_in
 from mempool.recording.torch.tracing import FOUND_STEP, STEP, as_trace
 from traces.errors import TraceError
 

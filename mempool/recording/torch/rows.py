@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 POINTER, SPAN, SIZE = 5, 6, 7
 #: Event kinds as plain numbers: adding a row takes less time than an enumeration lookup.
 ALLOC, FREE, READ, WRITE, MARK = (
-    int(kind) for kind in (Kind.ALLOC, Kind.FREE, Kind.READ, Kind.WRITE, Kind.MARK)
+    int(kind) for kind in (EventType.ALLOC, EventType.FREE, EventType.READ, EventType.WRITE, EventType.MARK)
 )
 
 #: Default limit on rows: 0.8 GB.
@@ -74,7 +74,7 @@ class Rows:
         numbers = np.array(self._numbers, np.int64).reshape(-1, 3)
         head = numbers[:, 0]
         parts = {name: (head >> low) & ((1 << width) - 1) for name, (low, width) in _WIDTHS.items()}
-        buffers = int(numbers[parts["kind"] == Kind.ALLOC, 1].max(initial=-1)) + 1
+        buffers = int(numbers[parts["kind"] == EventType.ALLOC, 1].max(initial=-1)) + 1
         size, device, pointer, seen = np.zeros((4, buffers), np.int64)
         sizes, pointers = parts["kind"] == SIZE, parts["kind"] == POINTER
         size[numbers[sizes, 1]] = numbers[sizes, 2]
@@ -82,7 +82,7 @@ class Rows:
         for values, mine in ((pointer, parts["phase"] == 0), (seen, parts["phase"] > 0)):
             rows = numbers[pointers & mine]
             values[rows[:, 1]] = rows[:, 2]
-        keep, spans = parts["kind"] <= Kind.MARK, parts["kind"] == SPAN
+        keep, spans = parts["kind"] <= EventType.MARK, parts["kind"] == SPAN
         return Table(
             parts["kind"][keep],
             numbers[keep, 1],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool.recording.torch.context import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
-from traces.trace import NAMED, Kind, Trace
+from traces.trace import NAMED, EventType, Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,7 +36,7 @@ def as_trace(
     """
     step = _steps(table, operations)
     phase = _phases(table)
-    alloc = table.kind == Kind.ALLOC
+    alloc = table.kind == EventType.ALLOC
     buffer = table.buffer[alloc]
     claimed = _categories(table, ledger, _runs(phase, step))
     shown = [STEP if name == FOUND_STEP else name for name in operations]
@@ -59,7 +59,7 @@ def as_trace(
         "module": _of(np.array([number[name] for name in modules], np.int64), module, -1),
         "category": category,
     }
-    dropped = (table.name >= 0) & (table.kind == Kind.MARK) & ~step & _found(table, operations)
+    dropped = (table.name >= 0) & (table.kind == EventType.MARK) & ~step & _found(table, operations)
     marked = _with_marks(columns, np.where(dropped, -1, phase), number, ~dropped)
     return Trace.of(**named_only(marked, names), metadata=_metadata(ledger) | more)
 
@@ -86,7 +86,7 @@ def _of(values: Ints, index: Ints, unknown: int = 0) -> Ints:
 
 def _named(table: Table, operations: list[str], name: str) -> NDArray[np.bool_]:
     number = operations.index(name) if name in operations else -2
-    result: NDArray[np.bool_] = (table.kind == Kind.MARK) & (table.name == number)
+    result: NDArray[np.bool_] = (table.kind == EventType.MARK) & (table.name == number)
     return result
 
 
@@ -121,7 +121,7 @@ def _runs(phase: Ints, step: NDArray[np.bool_]) -> Ints:
 def _categories(table: Table, ledger: Ledger, end: Ints) -> list[str]:
     """Return each buffer's category: as claimed, else activation (alive after the forward) or temporary."""
     length = len(table.kind)
-    alloc, free = np.flatnonzero(table.kind == Kind.ALLOC), np.flatnonzero(table.kind == Kind.FREE)
+    alloc, free = np.flatnonzero(table.kind == EventType.ALLOC), np.flatnonzero(table.kind == EventType.FREE)
     born, dies = np.zeros(len(table.size), np.int64), np.full(len(table.size), length)
     born[table.buffer[alloc]], dies[table.buffer[free]] = alloc, free
     until = end[born] if length else born
@@ -165,7 +165,7 @@ def _with_marks(
     kinds = shown[begins]
     names = np.array([0, *(number[_MARKS[kind]] for kind in (FORWARD, BACKWARD, OPTIMIZER))], np.int64)
     new = {
-        "kind": np.full(len(begins), int(Kind.MARK)),
+        "kind": np.full(len(begins), int(EventType.MARK)),
         "buffer": np.full(len(begins), -1),
         "operation": names[kinds],
         "time_ns": columns["time_ns"][begins],

@@ -1,8 +1,8 @@
-"""Rewriting of PyTorch graphs so that a step fits: `torch.compile(model, backend="mempool")`.
+"""Offloading and recomputation in compiled PyTorch graphs: `torch.compile(model, backend="mempool")`.
 
-Importing this package does not import PyTorch. A graph passes through `backend` -> `partition` -> `joined`
-(both graphs merged) -> `capture` (as numbers) -> `decide` -> `applied` (changes in both graphs); the changed
-graphs run with `ops` and `runtime`.
+Importing this package does not import PyTorch. A graph passes through `backend` -> `partition` ->
+`joint_graph` (both graphs merged) -> `graph` (as numbers) -> `decide` -> `graph_passes` (changes in both
+graphs); the changed graphs run with `ops` and `runtime`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ if TYPE_CHECKING:
 
 def report() -> Report:
     """Return the report of all compiled graphs: moved and recomputed values, predictions and measurements."""
-    from mempool.torch.compiled.reports import reported
+    from mempool.torch.compiled.reports import make_report
 
-    return reported()
+    return make_report()

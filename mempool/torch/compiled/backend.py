@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mempool.torch.compiled.options import parsed
+from mempool.torch.compiled.options import parse_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,28 +41,34 @@ def mempool(
         UsageError: the options make no sense.
         PlanError: the limit is infeasible; the error names the least feasible limit and the cause.
     """
-    from mempool.torch.compiled.dynamic_sizes import hold_up_to
-    from mempool.torch.compiled.dynamo_frames import code_of, given_to, goes_on, modules, warn_of_the_last
-    from mempool.torch.compiled.graph_budget import budget_of
+    from mempool.torch.compiled.costs import cublas_workspace_bytes
+    from mempool.torch.compiled.dynamo import (
+        continues_after,
+        current_code,
+        graph_inputs,
+        guard_dynamic_sizes,
+        reachable_modules,
+        warn_before_recompile_limit,
+    )
     from mempool.torch.compiled.partition import Partition
-    from mempool.torch.compiled.workspaces import of_handle
+    from mempool.torch.compiled.shared_limit import shared_limit_of
 
-    chosen = parsed(options, mode)
-    budget, given = budget_of(options), given_to(graph, inputs)
-    looks, present = budget.looks, budget.looks.present
-    present.meet(modules(), given)
-    number = looks.number(code_of(), given)
-    more = goes_on(graph) or looks.is_followed(number)
-    beside = present.beside(number, given, more=more)
-    if chosen.limit is not None and present.device is not None:
-        beside = replace(beside, library=of_handle(present.device))
-    partition = Partition(chosen, budget, number, more, len(given), beside)
+    chosen = parse_options(options, mode)
+    shared_limit, given = shared_limit_of(options), graph_inputs(graph, inputs)
+    observer, live_memory = shared_limit.observer, shared_limit.observer.live_memory
+    live_memory.register(reachable_modules(), given)
+    number = observer.number(current_code(), given)
+    more = continues_after(graph) or observer.has_successor(number)
+    external = live_memory.external(number, given, more=more)
+    if chosen.limit is not None and live_memory.device is not None:
+        external = replace(external, library=cublas_workspace_bytes(live_memory.device))
+    partition = Partition(chosen, shared_limit, number, more, len(given), external)
     compile_with = _inductor if chosen.fused else _eager
-    compiled = compile_with(graph, inputs, partition)
-    if chosen.limit is not None and (part := partition.watch.part) is not None:
-        warn_of_the_last()
-        hold_up_to(inputs, part)
-    return compiled
+    run = compile_with(graph, inputs, partition)
+    if chosen.limit is not None and (compiled := partition.guard.compiled) is not None:
+        warn_before_recompile_limit()
+        guard_dynamic_sizes(inputs, compiled)
+    return run
 
 
 def register() -> None:
@@ -79,12 +85,12 @@ def _eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._functorch import config
 
-    from mempool.torch.compiled import forward_only
+    from mempool.torch.compiled.partition import forward_peak, warn_above_limit
 
     def compile_with(graph: fx.GraphModule, inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
-        if (limit := partition.limit_alone) is not None:
-            forward_only.warn(forward_only.needs(graph, partition.outside_bytes), limit)
-        return partition.around(boxed_nop(graph, list(inputs)), inputs, backward=backward)
+        if (limit := partition.forward_only_limit) is not None:
+            warn_above_limit(forward_peak(graph, partition.outside_bytes), limit)
+        return partition.wrap(boxed_nop(graph, list(inputs)), inputs, backward=backward)
 
     with config.patch(donated_buffer=False):  # nothing overwrites them, and a backward pass may run twice
         compiled: Callable[..., Any] = aot_autograd(
@@ -102,24 +108,25 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    from mempool.torch.compiled import forward_only
-    from mempool.torch.compiled.inductor import donated
-    from mempool.torch.compiled.inductor.exact_rounding import as_written
+    from mempool.torch.compiled.inductor.patches import CAN_RESTRICT_DONATED, exact_rounding, restrict_donated
+    from mempool.torch.compiled.partition import forward_kernels, warn_above_limit
 
     def compile_with(graph: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
         backward = bool(given.get("is_backward"))
-        kernels, limit = partition.passes.get(backward), partition.limit_alone
+        kernels, limit = partition.passes.get(backward), partition.forward_only_limit
         if limit is not None:
-            kernels = forward_only.kernels_of(graph, partition.outside_bytes, limit)
+            kernels = forward_kernels(graph, partition.outside_bytes, limit)
         places = partition.donated if backward and partition.options.rewrites else None
         settings = {} if kernels is None else kernels.settings()
-        with config.patch(settings), donated.told(places), as_written():
-            made = compile_fx_inner(graph, inputs, **given)
+        with config.patch(settings), restrict_donated(places), exact_rounding():
+            compiled_graph = compile_fx_inner(graph, inputs, **given)
         if limit is not None and kernels is not None:
-            forward_only.warn(int(kernels.loads.max()), limit)
-        if (run := getattr(made, "current_callable", None)) is not None:  # otherwise the run is not measured
-            made.current_callable = partition.around(run, inputs, backward=backward)
-        return made
+            warn_above_limit(int(kernels.loads.max()), limit)
+        if (
+            run := getattr(compiled_graph, "current_callable", None)
+        ) is not None:  # otherwise the run is not measured
+            compiled_graph.current_callable = partition.wrap(run, inputs, backward=backward)
+        return compiled_graph
 
     # Caches are off, since decisions depend on more than the graph. Layout optimization is off: an offloaded
     # value would get another layout than a value that stays, and results would differ in the last bits.
@@ -134,7 +141,7 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
         # An offload may be the last reader of a buffer, and reuse would overwrite the buffer during the copy.
         # Besides, buffers kept for reuse are not counted.
         changes["allow_buffer_reuse"] = False
-    may_write = bool(functions.donated_buffer) and donated.CAN_BE_TOLD
+    may_write = bool(functions.donated_buffer) and CAN_RESTRICT_DONATED
     with functions.patch(enable_autograd_cache=False, donated_buffer=may_write):
         compiled: Callable[..., Any] = compile_fx(graph, inputs, compile_with, changes)
     return compiled

@@ -3,85 +3,115 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from mempool.torch.compiled.constraints import ALONE, Terms
-from mempool.torch.compiled.decision import Decided
-from mempool.torch.compiled.graph_budget import TICKET_BYTES
-from mempool.torch.compiled.inductor.limit_search import Extreme
-from mempool.torch.offload.host_memory import default_host_limit
+from mempool.torch.compiled.costs import MeasuredCosts, copy_calls, fused_seconds, hint, roofline_seconds
+from mempool.torch.compiled.external_memory import device_with_most
+from mempool.torch.compiled.graph import capture
+from mempool.torch.compiled.options import TUNABLES
+from mempool.torch.compiled.records import (
+    TICKET_BYTES,
+    UNCONSTRAINED,
+    Constraints,
+    Extreme,
+    HostPlacement,
+    StepDecision,
+)
+from mempool.torch.compiled.runtime import RUNTIME
+from mempool.torch.offload.host_memory import PAGE, default_host_limit, pages
+from mempool.torch.offload.host_placement import packed
 from solvers.errors import PlanError
-from solvers.rewriting import Rewriting, rewrite
-from solvers.rewriting.choose import Chooser
+from solvers.rewriting import Rewriting, apply_rewriting
+from solvers.rewriting.copy_overhead import CopyOverhead
+from solvers.rewriting.decide import Decider
+from solvers.rewriting.distance_rule import matching_operations, offload_beyond
 from solvers.rewriting.judge import simulate
-from solvers.rewriting.levels import levels_of
-from solvers.rewriting.pass_split import by_pass
-from solvers.rewriting.pauses import Pause, paused, simulate_around, unpaused, with_results
-from solvers.rewriting.rules import Rules, matching, published
+from solvers.rewriting.pass_boundary import (
+    Pause,
+    add_backward_results,
+    insert_pause,
+    remove_pause,
+    simulate_with_pause,
+    split_by_pass,
+)
+from solvers.swap.link import PRESETS
+from traces.buffers import Buffers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
+    from torch import fx
 
+    from mempool.torch.compiled.graph import CapturedGraph
+    from mempool.torch.compiled.joint_graph import MergedGraph
     from mempool.torch.compiled.options import Options
-    from mempool.torch.compiled.step import Step
-    from solvers.rewriting import Graph
-    from solvers.rewriting.decision import Decision
-    from solvers.rewriting.judge import Timed
-
-#: `_TRIES`: most steps of the search for the largest room between the passes. `_HALVINGS`: steps of the
-#: search for the fewest kept bytes if the host is too small.
-_TRIES, _HALVINGS = 16, 4
-#: Largest distance in levels between readers that share one reload, if no limit decides.
-_NEIGHBOURS = 5
+    from solvers.rewriting import Graph, Rewriting
+    from solvers.rewriting.records import Decision, Simulation
+    from solvers.swap.link import Link
 
 
-class Deciding:
+class StepDecider:
     """Decisions about one step, for any number of limits."""
 
-    def __init__(self, step: Step, options: Options, terms: Terms = ALONE) -> None:
+    def __init__(self, step: Step, options: Options, constraints: Constraints = UNCONSTRAINED) -> None:
         """Prepare the graph; decide nothing yet.
 
         Args:
             step: the graphs and times.
             options: the options of the backend.
-            terms: the constraints on the decision.
+            constraints: the constraints on the decision.
         """
-        self.step, self.options, self.terms = step, options, terms
-        graph, captured, outside = step.decidable, step.captured, terms.outside
-        if terms.gradients_stay:
-            graph = graph.with_columns(lasting=graph.lasting | np.isin(graph.base, captured.incoming))
-        self._graph = with_results(graph, outside.backward) if outside.backward else graph
+        self.step, self.options, self.constraints = step, options, constraints
+        graph, captured, outside = step.decidable, step.captured, constraints.outside
+        if constraints.gradients_stay:
+            graph = graph.with_columns(
+                lasting=graph.lasting | np.isin(graph.base, captured.incoming_gradients)
+            )
+        self._graph = add_backward_results(graph, outside.backward) if outside.backward else graph
         self._pauses = bool(self._graph.backward.any())
-        leaving = captured.results if terms.least and options.limit is not None else ()
-        self._pause = Pause(terms.between, outside.forward, (*leaving, *terms.going), captured.incoming)
-        self._host_limit = allowed_host_bytes(options) if terms.host_limit is None else terms.host_limit
-        self._choosers: dict[int, Chooser] = {}
+        freed_values = captured.results if constraints.keep_least and options.limit is not None else ()
+        self._pause = Pause(
+            constraints.between_bytes,
+            outside.forward,
+            (*freed_values, *constraints.freed_inputs),
+            captured.incoming_gradients,
+        )
+        self._host_limit = (
+            allowed_host_bytes(options) if constraints.host_limit is None else constraints.host_limit
+        )
+        self._choosers: dict[int, Decider] = {}
 
-    def least(self) -> int:
+    def least_limit(self) -> int:
         """Return the lowest feasible limit in bytes."""
-        return self._chooser(self.terms.between).least()[0]
+        return self._chooser(self.constraints.between_bytes).least()[0]
 
-    def decide(self) -> Decided:
+    def decide(self) -> StepDecision:
         """Decide according to the options.
 
         Raises:
             PlanError: the limit is infeasible.
         """
         limit = self.options.limit
-        return self.of(_beyond(self._graph, self.options)) if limit is None else self.within(limit)
+        if limit is not None:
+            return self.decide_within(limit)
+        return self.simulate_decision(_beyond_threshold(self._graph, self.options))
 
-    def within(self, limit: int) -> Decided:
+    def decide_within(self, limit: int) -> StepDecision:
         """Decide according to the options, but for another limit.
 
         Raises:
             PlanError: the limit is infeasible.
         """
-        outside, keep, between_bytes = self.terms.outside, self.terms.keep, self.terms.between
-        if not self.terms.least or (room := self._room(limit)) <= between_bytes:
+        constraints = self.constraints
+        outside, keep, between_bytes = constraints.outside, constraints.keep_bytes, constraints.between_bytes
+        if not constraints.keep_least or (room := self._room(limit)) <= between_bytes:
             return self._with_room(between_bytes, limit)
         if keep:
             tickets = TICKET_BYTES * int(self._graph.movable.sum())
@@ -91,7 +121,7 @@ class Deciding:
             return self._with_room(room, limit)
         found = self._with_room(between_bytes, limit)  # the host is too small
         fewest, most = limit - room, found.kept_bytes + outside.during(backward=False)
-        for _ in range(_HALVINGS):
+        for _ in range(TUNABLES.host_steps):
             middle = (fewest + most) // 2
             try:
                 found, most = self._with_room(limit - middle, limit), middle
@@ -102,41 +132,44 @@ class Deciding:
     def kept_bytes(self, limit: int) -> int:
         """Return the bytes kept between the passes within a limit; all bytes if the limit is infeasible."""
         try:
-            return self.within(limit).kept_bytes
+            return self.decide_within(limit).kept_bytes
         except PlanError:
             return self._all_bytes
 
-    def extreme(self, asked: Extreme) -> Decided:
+    def decide_extreme(self, extreme: Extreme) -> StepDecision:
         """Return a decision that depends on no measurement, and so is the same at each call.
 
         Raises:
             PlanError: the host is too small.
         """
-        if asked is Extreme.ALL:
-            return self._made(self._chooser(self.terms.between).everything())
+        if extreme is Extreme.ALL:
+            return self._convert(self._chooser(self.constraints.between_bytes).offload_everything())
         nominal = self._nominal
-        limit = nominal.least() if asked is Extreme.LEAST else 2 * self._all_bytes
-        return self.of(nominal.within(limit).rewriting)
+        limit = nominal.least_limit() if extreme is Extreme.LEAST else 2 * self._all_bytes
+        return self.simulate_decision(nominal.decide_within(limit).rewriting)
 
     @cached_property
-    def _nominal(self) -> Deciding:
-        return Deciding(self.step.nominal(), self.options, replace(self.terms, host_limit=self._host_limit))
+    def _nominal(self) -> StepDecider:
+        return StepDecider(
+            self.step.nominal(), self.options, replace(self.constraints, host_limit=self._host_limit)
+        )
 
     @cached_property
     def _all_bytes(self) -> int:
         """Return an upper bound on the bytes that a step can need."""
         graph = self._graph
         tickets = TICKET_BYTES * len(graph.size)
-        outside = self.terms.outside.during(backward=False)
+        outside = self.constraints.outside.during(backward=False)
         return outside + int(graph.size.sum() + graph.workspace.max(initial=0)) + tickets
 
     def _room(self, limit: int) -> int:
         """Return the largest room in bytes that a limit leaves between the passes; 0 if infeasible."""
-        if not self._pauses or limit < self.least():
+        if not self._pauses or limit < self.least_limit():
             return 0
-        low, high = self.terms.between, limit - (self._chooser(self._all_bytes).least()[0] - self._all_bytes)
+        low = self.constraints.between_bytes
+        high = limit - (self._chooser(self._all_bytes).least()[0] - self._all_bytes)
         room = high
-        for _ in range(_TRIES):
+        for _ in range(TUNABLES.room_steps):
             if room <= low:
                 break
             over = self._chooser(room).least()[0] - limit
@@ -147,46 +180,54 @@ class Deciding:
             room = (low + high + 1) // 2 if low < high else low
         return low
 
-    def _with_room(self, room: int, limit: int) -> Decided:
+    def _with_room(self, room: int, limit: int) -> StepDecision:
         """Decide within a limit that leaves `room` bytes between the passes."""
-        return self._made(self._chooser(room).decide(limit))
+        return self._convert(self._chooser(room).decide(limit))
 
-    def _made(self, made: Decision) -> Decided:
+    def _convert(self, made: Decision) -> StepDecision:
         """Convert the decision of a chooser."""
         rewriting = made.rewriting
-        return self.of(unpaused(self._graph, rewriting) if self._pauses else rewriting)
+        return self.simulate_decision(remove_pause(self._graph, rewriting) if self._pauses else rewriting)
 
-    def _chooser(self, room: int) -> Chooser:
+    def _chooser(self, room: int) -> Decider:
         """Return the chooser for a graph with `room` additional bytes in use between the passes."""
         if room not in self._choosers:
             graph, options = self._graph, self.options
             if self._pauses:
-                graph = paused(graph, replace(self._pause, room=room))
-            self._choosers[room] = Chooser(
+                graph = insert_pause(graph, replace(self._pause, extra_bytes=room))
+            self._choosers[room] = Decider(
                 graph,
                 self.step.link,
-                calls=self.step.calls,
-                outside_bytes=self.terms.outside.always + TICKET_BYTES * int(graph.movable.sum()),
+                overhead=self.step.calls,
+                outside_bytes=self.constraints.outside.always + TICKET_BYTES * int(graph.movable.sum()),
                 host_limit=self._host_limit,
-                movable=_chosen(graph, options),
+                movable=_filtered(graph, options),
                 repeatable=~np.isin(graph.base, self._pause.leaving),
             )
         return self._choosers[room]
 
-    def of(self, rewriting: Rewriting) -> Decided:
+    def simulate_decision(self, rewriting: Rewriting) -> StepDecision:
         """Apply decisions to the step and simulate the result."""
-        graph, step, outside = self._graph, self.step, self.terms.outside
+        graph, step, outside = self._graph, self.step, self.constraints.outside
         # Rewritten in the way in which the two graphs carry out the decisions.
-        rewritten = step.calls.within(rewrite(graph, by_pass(graph, rewriting)))
-        plain, timed = (self._simulated(one) for one in (graph, rewritten))
-        leaving, stay, own = self._pause.leaving, self.terms.gradients_stay, step.calls.own_bytes
-        taken = self.terms.between
-        return Decided(step.captured, rewriting, rewritten, plain, timed, outside, leaving, stay, taken, own)
+        rewritten = step.calls.applied_to(apply_rewriting(graph, split_by_pass(graph, rewriting)))
+        return StepDecision(
+            step.captured,
+            rewriting,
+            rewritten,
+            self._simulated(graph),
+            self._simulated(rewritten),
+            outside,
+            freed_values=self._pause.leaving,
+            gradients_stay=self.constraints.gradients_stay,
+            between_bytes=self.constraints.between_bytes,
+            own_bytes=step.calls.inline_bytes,
+        )
 
-    def _simulated(self, graph: Graph) -> Timed:
-        link, outside = self.step.link, self.terms.outside.always
+    def _simulated(self, graph: Graph) -> Simulation:
+        link, outside = self.step.link, self.constraints.outside.always
         if self._pauses:
-            return simulate_around(graph, self._pause, link, outside_bytes=outside)
+            return simulate_with_pause(graph, self._pause, link, outside_bytes=outside)
         return simulate(graph, link, outside_bytes=outside)
 
 
@@ -195,16 +236,129 @@ def allowed_host_bytes(options: Options) -> int:
     return options.host_limit or default_host_limit()
 
 
-def _chosen(graph: Graph, options: Options) -> NDArray[np.bool_]:
+def _filtered(graph: Graph, options: Options) -> NDArray[np.bool_]:
     """Return the mask of values whose operation matches the include and exclude filters: bool[M]."""
-    made = matching(graph, options.include) if options.include else np.ones(len(graph), bool)
-    made &= ~matching(graph, options.exclude)
+    made = matching_operations(graph, options.include) if options.include else np.ones(len(graph), bool)
+    made &= ~matching_operations(graph, options.exclude)
     result: NDArray[np.bool_] = made[graph.producer]
     return result
 
 
-def _beyond(graph: Graph, options: Options) -> Rewriting:
-    """Offload every value beyond the threshold by the published rules; near readers share a reload."""
-    rules = Rules(threshold=options.threshold or 0, ahead=1, groupby=_NEIGHBOURS)
-    chosen = graph.with_columns(movable=graph.movable & _chosen(graph, options)[graph.base])
-    return published(chosen, levels_of(graph), rules)
+def _beyond_threshold(graph: Graph, options: Options) -> Rewriting:
+    """Offload every value to its readers beyond the threshold; near readers share a reload."""
+    chosen = graph.with_columns(movable=graph.movable & _filtered(graph, options)[graph.base])
+    levels = TUNABLES.shared_reload_levels
+    return offload_beyond(chosen, options.threshold or 0, shared_levels=levels)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The graphs of a step and their times.
+
+    Attributes:
+        captured: the graphs as numbers, with seconds and workspaces.
+        link: the transfer times of copies.
+        calls: the seconds that copies cost the program itself.
+        workspace: returns the workspace bytes of an operation while the operation runs.
+        fused: true if a compiler fuses operations into kernels.
+    """
+
+    captured: CapturedGraph
+    link: Link
+    calls: CopyOverhead
+    workspace: Callable[[fx.Node], int]
+    fused: bool
+
+    @cached_property
+    def decidable(self) -> Graph:
+        """Return the graph in which only values that can be offloaded are movable."""
+        return decidable(self.captured)
+
+    def nominal(self) -> Step:
+        """Return the same step with nominal times, which depend on no device and no measurement."""
+        modelled = roofline_seconds()
+        seconds = fused_seconds(modelled) if self.fused else modelled
+        columns = {"seconds": [seconds(node) for node in self.captured.operations]}
+        captured = replace(self.captured, graph=self.captured.graph.with_columns(**columns))
+        return replace(self, captured=captured, link=PRESETS["nvlink-c2c"], calls=CopyOverhead())
+
+
+def measure_step(merged: MergedGraph, options: Options) -> Step:
+    """Measure operations on the device, once per distinct call, and copies if no link is given."""
+    device = device_of(merged.module)
+    devices = [device] if device.type == "cuda" else []
+    costs = measured_costs_of(device, torch.get_num_threads())
+    with _disable_current_modes(), torch.random.fork_rng(devices):
+        seconds = fused_seconds(costs) if options.fused else costs
+        captured = capture(merged.module, merged.halves.outputs, seconds=seconds)
+        workspace = [costs.workspace(node) for node in captured.operations]
+        captured = replace(captured, graph=captured.graph.with_columns(workspace=workspace))
+        link, calls = options.link, CopyOverhead()
+        if link is None:
+            calls = copy_calls(device, options.host_limit)
+            link = calls.overlapped(RUNTIME.engine(device, options.host_limit).link())
+    return Step(captured, link, calls, costs.workspace, options.fused)
+
+
+@cache
+def measured_costs_of(device: torch.device, threads: int) -> MeasuredCosts:  # noqa: ARG001  # part of the key
+    """Return the measured times of operations on a device, kept for the life of the process.
+
+    A recompilation happens while the program holds memory, and a second measurement would need additional
+    memory.
+    """
+    return MeasuredCosts(device)
+
+
+def device_of(module: torch.fx.GraphModule) -> torch.device:
+    """Return the device that holds most bytes of a graph's inputs."""
+    found: dict[torch.device, int] = {}
+    for node in module.graph.find_nodes(op="placeholder"):
+        held = node.meta.get("val")
+        if isinstance(held, torch.Tensor):
+            size = int(hint(held.numel())) * held.element_size()
+            found[held.device] = found.get(held.device, 0) + size
+    return device_with_most(found)
+
+
+def decidable(captured: CapturedGraph) -> Graph:
+    """Return the graph in which only whole memories from the forward pass are movable."""
+    graph = captured.graph
+    forward = ~graph.backward[graph.producer] & (graph.producer >= 0)
+    whole = [node is not None and _is_whole(node.meta.get("val")) for node in captured.values]
+    return graph.with_columns(movable=graph.movable & (forward & np.array(whole, bool))[graph.base])
+
+
+def _is_whole(held: Any) -> bool:
+    """Return true if a traced value is a strided tensor that covers the whole storage in element order."""
+    if not isinstance(held, torch.Tensor) or held.layout != torch.strided or held.is_quantized:
+        return False
+    if held.is_conj() or held.is_neg():
+        return False
+    shape, strides = map(hint, held.shape), map(hint, held.stride())
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    return bool(extent * held.element_size() >= hint(held.untyped_storage().nbytes()) > 0)
+
+
+def place_copies(graph: Graph, rewriting: Rewriting) -> HostPlacement:
+    """Plan the place of each offloaded value.
+
+    A copy lives from the operation that makes the value to the last reader of a reload; if that reader runs a
+    second time, to the end of the step.
+
+    Args:
+        graph: the step before the decisions are applied.
+        rewriting: the decisions.
+    """
+    swaps = rewriting.offloads
+    if not swaps:
+        return HostPlacement()
+    count = len(graph)
+    values = [swap.value for swap in swaps]
+    ends = [
+        max((run for reload in swap.reloads for run in reload.consumers), default=count) for swap in swaps
+    ]
+    sizes = [pages(int(size)) for size in graph.size[values]]
+    buffers = Buffers.of(graph.producer[values], np.minimum(ends, count) + 1, sizes, alignment=PAGE)
+    at, size = packed(buffers)
+    return HostPlacement(dict(zip(values, at.tolist(), strict=True)), size)

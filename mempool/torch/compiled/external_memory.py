@@ -13,49 +13,19 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from mempool.torch.compiled.tensor_layout import extent
+from mempool.torch.compiled.options import TUNABLES
+from mempool.torch.compiled.records import ExternalMemory
+from mempool.torch.compiled.runtime import extent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-#: Number of parameters, at least, whose referrers are searched for the optimizers' state.
-_ASKED = 16
 
 Memories = dict[StorageWeakRef, int]
 """Bytes of memories, each once; a reference keeps the name of a memory, but not the memory."""
 
 
-@dataclass(frozen=True)
-class Beside:
-    """Bytes on the device that are outside a graph and not among the graph's inputs.
-
-    Attributes:
-        held: bytes that other graphs of the same function hold: saved values and results still in use; plus
-            gradients of earlier steps.
-        kept: the part of `held` that other graphs save, results included if a graph saves them for the
-            backward pass.
-        own: bytes held by other runs of the same graph, or of another graph of the same code.
-        going: positions of the graph's inputs that nothing else needs after the forward pass.
-        parameters: parameters and buffers that the graph does not read.
-        gradients: additional gradients in the backward pass, of parameters that later graphs read.
-        state: the optimizers' state.
-        library: the cuBLAS workspace of each of the threads that run passes.
-    """
-
-    held: int = 0
-    kept: int = 0
-    own: int = 0
-    going: tuple[int, ...] = ()
-    parameters: int = 0
-    gradients: int = 0
-    state: int = 0
-    library: int = 0
-
-
-NOTHING = Beside()
-
-
-class Told(NamedTuple):
+class TensorRef(NamedTuple):
     """A weak reference to a tensor, the address of the first element, and the extent in bytes."""
 
     tensor: weakref.ref[torch.Tensor]
@@ -64,44 +34,44 @@ class Told(NamedTuple):
 
 
 @dataclass
-class Run:
+class ForwardRun:
     """The memory of one forward run of a graph.
 
     Attributes:
         given: inputs, without parameters.
-        asked: results that the program requested.
+        requested: results that the program requested.
         kept: values saved for the backward run, without parameters.
-        going: inputs that the decision assumed to be freed after the forward run.
+        freed_inputs: inputs that the decision assumed to be freed after the forward run.
         over: true if the backward run has happened.
     """
 
     given: Memories
-    asked: Memories
+    requested: Memories
     kept: Memories
-    going: Memories = field(default_factory=dict)
+    freed_inputs: Memories = field(default_factory=dict)
     over: bool = False
 
     @property
     def all(self) -> Memories:
         """Return all memories of the run that are alive."""
-        return _alive(self.given | self.asked | self.kept)
+        return _alive(self.given | self.requested | self.kept)
 
     @property
     def results(self) -> Memories:
         """Return the results that the program requested and that are alive."""
-        return _alive(self.asked)
+        return _alive(self.requested)
 
     @property
     def waits(self) -> Memories:
         """Return the live memories that only the pending backward run needs."""
         if self.over:
             return {}
-        others = self.asked.keys() | self.given.keys()
-        return {one: size for one, size in _alive(self.kept).items() if one not in others}
+        others = self.requested.keys() | self.given.keys()
+        return {memory: size for memory, size in _alive(self.kept).items() if memory not in others}
 
 
 @dataclass(eq=False)
-class Present:
+class LiveMemory:
     """The memory of the graphs of one call of `torch.compile` and of the compiled modules' parameters.
 
     Graph numbers grow in the order in which the graphs of a step first ran; a graph may run several times.
@@ -114,29 +84,31 @@ class Present:
     _modules: dict[int, weakref.ref[torch.nn.Module]] = field(default_factory=dict)
     _parameters: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     _given: dict[int, Memories] = field(default_factory=dict)
-    _runs: dict[int, list[Run]] = field(default_factory=dict)
-    _made_back: list[Told] = field(default_factory=list)
+    _runs: dict[int, list[ForwardRun]] = field(default_factory=dict)
+    _new_gradients: list[TensorRef] = field(default_factory=list)
     _lasting: Memories = field(default_factory=dict)
     _state: Memories | None = None
 
-    def meet(self, modules: Iterable[torch.nn.Module], given: Iterable[Any]) -> None:
+    def register(self, modules: Iterable[torch.nn.Module], given: Iterable[Any]) -> None:
         """Register modules whose parameters count, and choose the device by the inputs of a graph."""
-        self._modules = {key: one for key, one in self._modules.items() if one() is not None}
+        self._modules = {
+            key: reference for key, reference in self._modules.items() if reference() is not None
+        }
         for module in modules:
             self._modules[id(module)] = weakref.ref(module)
         sizes: dict[torch.device, int] = {}
-        for one in (plain for some in [*given, *self._values()] for plain in _plain(some)):
-            sizes[one.device] = sizes.get(one.device, 0) + one.nbytes
+        for tensor in (plain for some in [*given, *self._values()] for plain in _inner_tensors(some)):
+            sizes[tensor.device] = sizes.get(tensor.device, 0) + tensor.nbytes
         if sizes:
-            self.device = with_most(sizes)
+            self.device = device_with_most(sizes)
 
-    def meet_parameters(self, values: Iterable[Any]) -> None:
+    def register_parameters(self, values: Iterable[Any]) -> None:
         """Register parameters among a graph's inputs: code compiled once may run for many modules."""
-        for one in values:
-            if isinstance(one, torch.nn.Parameter):
-                self._parameters[id(one)] = weakref.ref(one)
+        for value in values:
+            if isinstance(value, torch.nn.Parameter):
+                self._parameters[id(value)] = weakref.ref(value)
 
-    def beside(self, number: int, given: Sequence[Any], *, more: bool) -> Beside:
+    def external(self, number: int, given: Sequence[Any], *, more: bool) -> ExternalMemory:
         """Return the memory outside a graph that is about to run for the first time.
 
         Args:
@@ -149,28 +121,30 @@ class Present:
         own = self._given[number] = self.memories(given)
         parameters, others, gradients = self.parameters(), self.others(number), self.gradients()
         every = [run for runs in self._runs.values() for run in runs]
-        kept = _together(_alive(run.kept) for run in every)
-        goes = _together(_alive(run.asked) for run in every).keys() - kept.keys()
-        memories = [self.memories([one]) for one in given]
-        return Beside(
+        kept = _union(_alive(run.kept) for run in every)
+        goes = _union(_alive(run.requested) for run in every).keys() - kept.keys()
+        memories = [self.memories([value]) for value in given]
+        return ExternalMemory(
             held=total(others | gradients, own, parameters),
-            kept=total({one: size for one, size in others.items() if one not in goes}, own, parameters),
-            own=total(_together(run.all for run in self.runs(number)), own, parameters, others),
-            going=tuple(i for i, some in enumerate(memories) if some and some.keys() <= goes),
+            kept=total(
+                {memory: size for memory, size in others.items() if memory not in goes}, own, parameters
+            ),
+            own=total(_union(run.all for run in self.runs(number)), own, parameters, others),
+            freed_inputs=tuple(i for i, some in enumerate(memories) if some and some.keys() <= goes),
             parameters=total(parameters, own),
-            gradients=self._later(number) if more else 0,
+            gradients=self._later_gradients(number) if more else 0,
             state=total(self.state()),
         )
 
-    def runs(self, number: int) -> list[Run]:
+    def runs(self, number: int) -> list[ForwardRun]:
         """Return the forward runs of a graph in this step with any live memory."""
         self._runs[number] = [run for run in self._runs.get(number, ()) if run.all]
         return list(self._runs[number])
 
     def others(self, number: int) -> Memories:
         """Return the memories that runs of other graphs hold."""
-        numbers = [one for one in list(self._runs) if one != number]
-        return _together(run.all for one in numbers for run in self.runs(one))
+        numbers = [other for other in list(self._runs) if other != number]
+        return _union(run.all for other in numbers for run in self.runs(other))
 
     @property
     def is_used(self) -> bool:
@@ -194,14 +168,14 @@ class Present:
     def parameters(self) -> Memories:
         """Return parameters, buffers, and live inputs of graphs from earlier steps; no optimizer state."""
         state = self.state()
-        lasting = {one: size for one, size in _alive(self._lasting).items() if one not in state}
+        lasting = {memory: size for memory, size in _alive(self._lasting).items() if memory not in state}
         return self.memories(self._values()) | lasting
 
     def state(self) -> Memories:
         """Return the optimizers' state, as far as the state existed when the step began."""
         if self._state is None:
-            parameters = [one for one in self._values() if isinstance(one, torch.nn.Parameter)]
-            self._state = self.memories(states_of(parameters))
+            parameters = [value for value in self._values() if isinstance(value, torch.nn.Parameter)]
+            self._state = self.memories(optimizer_states(parameters))
         return _alive(self._state)
 
     def gradients(self) -> Memories:
@@ -209,44 +183,48 @@ class Present:
         leaves = (value for value in self._values() if value.is_leaf)  # PyTorch warns of non-leaves
         return self.memories(value.grad for value in leaves)
 
-    def on_the_way(self, given: Iterable[torch.Tensor]) -> int:
+    def pending_gradient_bytes(self, given: Iterable[torch.Tensor]) -> int:
         """Return the bytes of gradients made by backward passes and not consumed yet, except those given."""
-        self._made_back = [one for one in self._made_back if one.tensor() is not None]
-        return bytes_of(self._made_back, but=self.told(given))
+        self._new_gradients = [entry for entry in self._new_gradients if entry.tensor() is not None]
+        return bytes_of(self._new_gradients, but=self.tensor_refs(given))
 
-    def went_forward(self, number: int, run: Run) -> None:
+    def record_forward(self, number: int, run: ForwardRun) -> None:
         """Record a forward run of a graph."""
         self._runs.setdefault(number, []).append(run)
 
-    def went_back(self, made: Iterable[Any]) -> None:
+    def record_backward(self, made: Iterable[Any]) -> None:
         """Record the gradients that a graph has made.
 
         Reading a tensor's storage creates a share in that storage, and PyTorch then no longer accumulates in
         place. So gradients are tracked by weak references to the tensors, which live until the gradients are
         consumed.
         """
-        self._made_back += self.told(made)
+        self._new_gradients += self.tensor_refs(made)
 
-    def told(self, values: Iterable[Any]) -> list[Told]:
+    def tensor_refs(self, values: Iterable[Any]) -> list[TensorRef]:
         """Return weak entries of the tensors on the device, without a share in their storage."""
-        plain = (one for value in values for one in _plain(value) if one.device == self.device)
-        return [Told(weakref.ref(one), one.data_ptr(), extent(one)) for one in plain]
+        plain = (
+            tensor for value in values for tensor in _inner_tensors(value) if tensor.device == self.device
+        )
+        return [TensorRef(weakref.ref(tensor), tensor.data_ptr(), extent(tensor)) for tensor in plain]
 
     def step(self) -> None:
         """Start a new step; memory left over from the previous step is not attributed to the graphs."""
         runs = [run for some in self._runs.values() for run in some]
-        made = _together(run.asked | run.kept for run in runs)
-        given = _together(_alive(run.given) for run in runs)
-        self._lasting = _alive(self._lasting) | {one: size for one, size in given.items() if one not in made}
+        made = _union(run.requested | run.kept for run in runs)
+        given = _union(_alive(run.given) for run in runs)
+        self._lasting = _alive(self._lasting) | {
+            memory: size for memory, size in given.items() if memory not in made
+        }
         self._runs.clear()
-        self._made_back.clear()
+        self._new_gradients.clear()
         self._state = None
 
     def memories(self, values: Iterable[Any]) -> Memories:
         """Return the memories of the tensors on the device."""
         found: Memories = {}
-        for one in values:
-            for plain in _plain(one):
+        for value in values:
+            for plain in _inner_tensors(value):
                 if plain.device == self.device:
                     storage = plain.untyped_storage()
                     found[StorageWeakRef(storage)] = storage.nbytes()
@@ -257,74 +235,74 @@ class Present:
             yield from module.parameters()
             yield from module.buffers()
         for reference in list(self._parameters.values()):
-            if (one := reference()) is not None:
-                yield one
+            if (tensor := reference()) is not None:
+                yield tensor
 
     def _alive_modules(self) -> list[torch.nn.Module]:
-        return [module for one in list(self._modules.values()) if (module := one()) is not None]
+        return [module for reference in list(self._modules.values()) if (module := reference()) is not None]
 
-    def _later(self, number: int) -> int:
+    def _later_gradients(self, number: int) -> int:
         """Return the bytes of pending gradients of the parameters of later graphs.
 
         Parameters that a module has twice count too.
         """
-        read = {one for earlier, given in self._given.items() if earlier <= number for one in given}
+        read = {key for earlier, given in self._given.items() if earlier <= number for key in given}
         found: Memories = {}
         for module in self._alive_modules():
-            seen: Memories = {}
-            for value in (one for _, one in module.named_parameters(remove_duplicate=False)):
+            shared: Memories = {}
+            for value in (parameter for _, parameter in module.named_parameters(remove_duplicate=False)):
                 if value.requires_grad and value.is_leaf and value.grad is None:
                     memory = self.memories([value])
-                    found |= {one: size for one, size in memory.items() if one in seen or one not in read}
-                    seen |= memory
+                    found |= {key: size for key, size in memory.items() if key in shared or key not in read}
+                    shared |= memory
         return total(found)
 
 
-def states_of(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
+def optimizer_states(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
     """Yield the state that optimizers of any kind keep, in dictionaries keyed by parameters.
 
     Only some parameters are searched for referrers, since the search takes longer the more parameters are
     searched. An optimizer that has none of these parameters is not found.
     """
-    trained = [one for one in parameters if one.requires_grad]
-    for holder in gc.get_referrers(*trained[:: max(len(trained) // _ASKED, 1)]):
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for holder in gc.get_referrers(*trained[:: max(len(trained) // TUNABLES.searched_parameters, 1)]):
         if isinstance(holder, dict) and isinstance(next(iter(holder), None), torch.nn.Parameter):
-            for one in parameters:
-                if isinstance(state := holder.get(one), dict):
+            for parameter in parameters:
+                if isinstance(state := holder.get(parameter), dict):
                     yield from state.values()
 
 
-def with_most(sizes: Mapping[torch.device, int]) -> torch.device:
+def device_with_most(sizes: Mapping[torch.device, int]) -> torch.device:
     """Return the device with the most bytes, preferring any device over the CPU."""
-    return max(sizes, key=lambda one: (one.type != "cpu", sizes[one]), default=torch.device("cpu"))
+    return max(sizes, key=lambda device: (device.type != "cpu", sizes[device]), default=torch.device("cpu"))
 
 
 def total(memories: Mapping[StorageWeakRef, int], *but: Memories) -> int:
     """Return the bytes of memories that are not in any of `but`."""
-    return sum(size for one, size in memories.items() if not any(one in some for some in but))
+    return sum(size for memory, size in memories.items() if not any(memory in some for some in but))
 
 
-def bytes_of(tensors: Iterable[Told], *, but: Iterable[Told] = ()) -> int:
+def bytes_of(tensors: Iterable[TensorRef], *, but: Iterable[TensorRef] = ()) -> int:
     """Return the bytes of live tensors, except those at the addresses of tensors in `but`."""
-    taken = {one.place for one in but}
-    there = (one for one in tensors if one.tensor() is not None and one.place not in taken)
-    return sum({one.place: one.size for one in there}.values())
+    taken = {entry.place for entry in but}
+    there = (entry for entry in tensors if entry.tensor() is not None and entry.place not in taken)
+    return sum({entry.place: entry.size for entry in there}.values())
 
 
-def _together(some: Iterable[Memories]) -> Memories:
-    return {memory: size for one in some for memory, size in one.items()}
+def _union(some: Iterable[Memories]) -> Memories:
+    return {memory: size for memories in some for memory, size in memories.items()}
 
 
 def _alive(memories: Memories) -> Memories:
-    return {one: size for one, size in memories.items() if not one.expired()}
+    return {memory: size for memory, size in memories.items() if not memory.expired()}
 
 
-def _plain(value: Any) -> Iterator[torch.Tensor]:
+def _inner_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield a tensor that has memory, or the inner tensors of a wrapper subclass."""
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or is_lazy(value):
         return
     if is_traceable_wrapper_subclass(value):
         for name in value.__tensor_flatten__()[0]:
-            yield from _plain(getattr(value, name))
+            yield from _inner_tensors(getattr(value, name))
     elif value.layout == torch.strided and value.device.type != "meta":
         yield value

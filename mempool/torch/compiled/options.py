@@ -1,4 +1,4 @@
-"""The options of the backend, as given to `torch.compile`."""
+"""Options of the backend, as given to `torch.compile`, and the tunables that no user sets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,93 @@ class Options:
         return self.inner != "eager"
 
 
-def parsed(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
+@dataclass(frozen=True)
+class Tunables:
+    """Constants of measurements, searches and observations, which no user sets.
+
+    Attributes:
+        timed_runs: timed runs per distinct call of an operation, after one warm-up run; the median
+            counts.
+        fused_share: share of an operation's stand-alone time that the operation adds to a fused
+            kernel, if it neither reads arguments from memory nor writes results to memory.
+        copies: copies of one round when the cost of a copy for the program is measured.
+        copy_rounds: rounds of that measurement; the best round counts.
+        small_copy_bytes: sizes in bytes of the measured synchronous copies if only small copies are
+            synchronous; asynchronous copies are measured with the first size.
+        all_copy_bytes: sizes in bytes of the measured synchronous copies if all copies are
+            synchronous.
+        timed_steps: latest runs of each graph from which the median time is taken; the first runs
+            warm up.
+        room_steps: most steps of the search for the largest room between the passes.
+        host_steps: steps of the search for the fewest kept bytes if the host is too small.
+        shared_reload_levels: largest distance in levels between readers that share one reload, if no
+            limit decides.
+        limit_tolerance: tolerance of the search for the least limit that the graphs of a function
+            can hold together, as a share of that limit.
+        shared_limits: most calls of `torch.compile` whose graphs are remembered for the report.
+        decision_rounds: most decisions per graph while searching for one whose runs keep no more
+            bytes than the decision assumed.
+        kept_steps: steps of the binary search for the bytes that each run may keep, beyond the bytes
+            that a run must keep.
+        observed_steps: steps that are observed after a compilation.
+        observed_runs: most runs that are observed after a compilation.
+        recompilations: most recompilations of a graph because of observations.
+        ignored_rise: rise of the high-water mark that is ignored, as a share of the limit, such as
+            that of a program that slowly collects data.
+        ignored_excess: excess over a limit that is ignored, as a share of the limit.
+        searched_parameters: parameters, at least, whose referrers are searched for the optimizers'
+            state.
+        size_doublings: most doublings of the dynamic sizes in the search for the sizes that fit.
+        size_halvings: steps of the binary search that follows the doublings.
+        same_kernels_share: largest reduction of the requested limit, as a share of the limit, at
+            which the compiler's own kernels are tried again: the same kernels may well hold a limit
+            that is so little exceeded.
+        unused_share: unused share of a limit up to which a request for more bytes is not worthwhile.
+        lost_share: lost share of a step's time up to which a request for more bytes is not
+            worthwhile.
+        lower_requests: most requests of a lower limit.
+        higher_requests: most requests of a higher limit.
+        small_kernel_buffers: most distinct buffers that a small kernel reads and writes (inductor's
+            `max_fusion_unique_io_buffers`).
+        small_kernel_reads: reads after which a sum is stored in small kernels (inductor's
+            `realize_acc_reads_threshold`).
+    """
+
+    timed_runs: int = 5
+    fused_share: float = 0.2
+    copies: int = 16
+    copy_rounds: int = 7
+    small_copy_bytes: tuple[int, ...] = (4096, 64 << 10, 256 << 10)
+    all_copy_bytes: tuple[int, ...] = (4096, 256 << 10, 4 << 20)
+    timed_steps: int = 32
+    room_steps: int = 16
+    host_steps: int = 4
+    shared_reload_levels: int = 5
+    limit_tolerance: float = 0.01
+    shared_limits: int = 64
+    decision_rounds: int = 8
+    kept_steps: int = 4
+    observed_steps: int = 3
+    observed_runs: int = 4096
+    recompilations: int = 4
+    ignored_rise: float = 1 / 64
+    ignored_excess: float = 1 / 256
+    searched_parameters: int = 16
+    size_doublings: int = 16
+    size_halvings: int = 6
+    same_kernels_share: float = 0.04
+    unused_share: float = 0.05
+    lost_share: float = 0.02
+    lower_requests: int = 4
+    higher_requests: int = 2
+    small_kernel_buffers: int = 8
+    small_kernel_reads: int = 3
+
+
+TUNABLES = Tunables()
+
+
+def parse_options(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
     """Validate the options given to `torch.compile`.
 
     Raises:
@@ -74,7 +160,7 @@ def parsed(given: Mapping[str, Any] | None, mode: str | None = None) -> Options:
         name: _CHECKS[name](name, value) for name, value in given.items() if value is not None
     }
     if values.keys() >= {"limit", "threshold"}:
-        raise UsageError("a limit decides what leaves, and so does a threshold: give one of them")
+        raise UsageError("a limit and a threshold both decide which values are offloaded: give one of them")
     return Options(**values)
 
 
@@ -118,9 +204,9 @@ def _name(_: str, value: Any) -> str:
     return value
 
 
-def _patterns(name: str, value: Any) -> tuple[str, ...]:
+def _filters(name: str, value: Any) -> tuple[str, ...]:
     patterns = (value,) if isinstance(value, str) else value
-    if not isinstance(patterns, (list, tuple)) or not all(isinstance(one, str) for one in patterns):
+    if not isinstance(patterns, (list, tuple)) or not all(isinstance(pattern, str) for pattern in patterns):
         raise UsageError(f"{name} is {value!r}, no patterns such as 'encoder.*'")
     return tuple(patterns)
 
@@ -132,7 +218,7 @@ _CHECKS: dict[str, Any] = {
     "host_limit": _bytes,
     "beside": _bytes,
     "threshold": _threshold,
-    "include": _patterns,
-    "exclude": _patterns,
+    "include": _filters,
+    "exclude": _filters,
     "name": _name,
 }

@@ -6,182 +6,191 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mempool.torch.compiled.external_memory import Run, bytes_of, total
-from mempool.torch.compiled.graph_budget import warn_of_more
-from mempool.torch.compiled.runtime_observer import Moment
+from mempool.torch.compiled.external_memory import ForwardRun, bytes_of, total
+from mempool.torch.compiled.options import TUNABLES
+from mempool.torch.compiled.records import RunStart
+from mempool.torch.compiled.shared_limit import warn_of_excess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mempool.torch.compiled.external_memory import Memories
-    from mempool.torch.compiled.graph_budget import Part
-    from mempool.torch.compiled.runtime_observer import Looks, Seen
-
-#: Tolerated excess over a limit, as a share of the limit: a smaller excess is ignored.
-_SLIGHT = 1 / 256
+    from mempool.torch.compiled.records import CompiledGraph, Observations
+    from mempool.torch.compiled.runtime_observer import RuntimeObserver
 
 
 @dataclass(eq=False)
-class Watch:
+class RunGuard:
     """Observer of the runs of one graph.
 
     Attributes:
-        looks: the observations of all graphs that share the limit.
-        parts: the graphs that share the limit.
+        observer: the observations of all graphs that share the limit.
+        graphs: the graphs that share the limit.
         number: the number of the graph.
         results: number of results that the function requests from the graph; by default all results.
-        incoming: the inputs of the backward pass that are gradients.
+        incoming_gradients: the inputs of the backward pass that are gradients.
         parameters: bytes of the parameters that the graph does not read.
-        part: the decision about the graph; None if there is no decision, as for a graph that has no
+        compiled: the decision about the graph; None if there is no decision, as for a graph that has no
             backward pass.
     """
 
-    looks: Looks
-    parts: dict[int, Part]
+    observer: RuntimeObserver
+    graphs: dict[int, CompiledGraph]
     number: int
     results: int = sys.maxsize
-    incoming: slice = field(default_factory=lambda: slice(0, 0))
+    incoming_gradients: slice = field(default_factory=lambda: slice(0, 0))
     parameters: int = 0
-    part: Part | None = None
-    _beside: int = 0
+    compiled: CompiledGraph | None = None
+    _outside_bytes: int = 0
 
     @property
-    def seen(self) -> Seen:
-        """Return the memory seen so far outside this graph and outside others of the same code."""
-        return self.looks.seen[self.number]
+    def observed(self) -> Observations:
+        """Return the observations of the memory outside this graph."""
+        return self.observer.observed[self.number]
 
-    def around(self, run: Callable[..., Any], *, backward: bool) -> Callable[..., Any]:
+    def wrap(self, run: Callable[..., Any], *, backward: bool) -> Callable[..., Any]:
         """Wrap a callable of one list, like those of AOTAutograd's compilers, with observation."""
-        watched = (self._backward if backward else self._forward)(run)
-        watched._boxed_call = True  # type: ignore[attr-defined]
-        return watched
+        guarded = (self._backward if backward else self._forward)(run)
+        guarded._boxed_call = True  # type: ignore[attr-defined]
+        return guarded
 
     def _forward(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        looks, present = self.looks, self.looks.present
+        observer, live_memory = self.observer, self.observer.live_memory
 
-        def watched(arguments: list[Any]) -> Any:
-            if not looks.wanted:
+        def guarded(arguments: list[Any]) -> Any:
+            if not observer.is_open:
                 return run(arguments)
-            self._begins(backward=False)
-            given, going = present.memories(arguments), {}
-            if self.part is not None:
-                present.meet_parameters(arguments)
-                self._look(self.part, given, present.runs(self.number), {})
-                going = present.memories(arguments[i] for i in self.part.beside.going)
-            parameters = present.parameters()
+            self._begin_run(backward=False)
+            given, freed_inputs = live_memory.memories(arguments), {}
+            if self.compiled is not None:
+                live_memory.register_parameters(arguments)
+                self._record_start(self.compiled, given, live_memory.runs(self.number), {})
+                freed_inputs = live_memory.memories(arguments[i] for i in self.compiled.external.freed_inputs)
+            parameters = live_memory.parameters()
             result = run(arguments)
-            asked, kept = (
-                present.memories(some) for some in (result[: self.results], result[self.results :])
+            requested, kept = (
+                live_memory.memories(some) for some in (result[: self.results], result[self.results :])
             )
             given, kept = (
-                {one: size for one, size in some.items() if one not in parameters} for some in (given, kept)
+                {memory: size for memory, size in some.items() if memory not in parameters}
+                for some in (given, kept)
             )
-            present.went_forward(self.number, Run(given, asked, kept, going))
-            looks.water.ends(self.number, backward=False)
+            live_memory.record_forward(self.number, ForwardRun(given, requested, kept, freed_inputs))
+            observer.high_water.after_run(self.number, backward=False)
             return result
 
-        return watched
+        return guarded
 
     def _backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        looks, present = self.looks, self.looks.present
+        observer, live_memory = self.observer, self.observer.live_memory
 
-        def watched(arguments: list[Any]) -> Any:
-            if not looks.wanted:
+        def guarded(arguments: list[Any]) -> Any:
+            if not observer.is_open:
                 result = run(arguments)
-                if self.part is not None:
-                    looks.open_if_more(_some_more(self.part))
+                if self.compiled is not None:
+                    observer.reopen_on_excess(_tolerated_limit(self.compiled))
                 return result
-            self._begins(backward=True)
-            gradients = present.told(arguments[self.incoming])  # only this run has a share in the gradients
-            if self.part is not None:
-                given = present.memories(
-                    [*arguments[: self.incoming.start], *arguments[self.incoming.stop :]]
+            self._begin_run(backward=True)
+            gradients = live_memory.tensor_refs(
+                arguments[self.incoming_gradients]
+            )  # only this run has a share in the gradients
+            if self.compiled is not None:
+                given = live_memory.memories(
+                    [*arguments[: self.incoming_gradients.start], *arguments[self.incoming_gradients.stop :]]
                 )
-                runs = present.runs(self.number)
+                runs = live_memory.runs(self.number)
                 left: Memories = {}
                 if runs:  # one of the runs is the forward run of this backward pass
                     own = max(runs, key=lambda run: len(run.kept.keys() & given.keys()))
                     runs.remove(own)
-                    given |= {one: size for one, size in own.given.items() if one not in own.going}
-                    if self.part.decided.results_leave:
+                    given |= {
+                        memory: size for memory, size in own.given.items() if memory not in own.freed_inputs
+                    }
+                    if self.compiled.decision.frees_results:
                         left = own.results
                     else:
-                        given |= own.asked
+                        given |= own.requested
                     own.over = True
-                self._look(self.part, given, runs, left, arguments[self.incoming])
+                self._record_start(self.compiled, given, runs, left, arguments[self.incoming_gradients])
             result = run(arguments)
-            present.went_back(result)
-            if self.part is not None and not self.part.decided.gradients_stay:
-                stays = bytes_of(gradients, but=present.told(result))
-                self.seen.gradients_stay |= stays > 0
-                self._compare(self.part, self._beside + stays, backward=True)
-            looks.water.ends(self.number, backward=True)
-            looks.ends()
+            live_memory.record_backward(result)
+            if self.compiled is not None and not self.compiled.decision.gradients_stay:
+                stays = bytes_of(gradients, but=live_memory.tensor_refs(result))
+                self.observed.gradients_stay |= stays > 0
+                self._check_limit(self.compiled, self._outside_bytes + stays, backward=True)
+            observer.high_water.after_run(self.number, backward=True)
+            observer.after_backward()
             return result
 
-        return watched
+        return guarded
 
-    def _begins(self, *, backward: bool) -> None:
+    def _begin_run(self, *, backward: bool) -> None:
         """Start the observation of a run, and evaluate the high-water mark since the previous run."""
-        looks = self.looks
-        looks.begins(backward=backward)
-        found = looks.water.begins(self.number, backward=backward)
-        if found is not None and (part := self.parts.get(found[0])) is not None:
+        observer = self.observer
+        observer.before_run(backward=backward)
+        found = observer.high_water.before_run(self.number, backward=backward)
+        if found is not None and (compiled := self.graphs.get(found[0])) is not None:
             number, taken = found
-            seen = looks.seen[number]
-            seen.between = max(seen.between, taken)
-            if part.decided.pause_bytes(taken) > _some_more(part):
-                looks.stale(number)
-        if not looks.wanted and self.part is not None and looks.water.most > _some_more(self.part):
-            warn_of_more(looks.water.most, self.part.options.limit)
+            observed = observer.observed[number]
+            observed.between = max(observed.between, taken)
+            if compiled.decision.pause_bytes(taken) > _tolerated_limit(compiled):
+                observer.mark_stale(number)
+        if (
+            not observer.is_open
+            and self.compiled is not None
+            and observer.high_water.most > _tolerated_limit(self.compiled)
+        ):
+            warn_of_excess(observer.high_water.most, self.compiled.options.limit)
 
-    def _look(
+    def _record_start(
         self,
-        part: Part,
+        compiled: CompiledGraph,
         given: Memories,
-        runs: list[Run],
+        runs: list[ForwardRun],
         left: Memories,
         gradients: Sequence[Any] | None = None,
     ) -> None:
         """Record the memory outside a starting run, and check the limit with these bytes.
 
         Args:
-            part: the decision about the graph.
+            compiled: the decision about the graph.
             given: memory given to the run, without gradients.
             runs: the other runs of the same graph that are not over.
             left: memory that the decision assumed to be freed by then and that is still alive.
             gradients: gradients given to a backward run; None for a forward run.
         """
-        seen, present, backward = self.seen, self.looks.present, gradients is not None
-        others, parameters = present.others(self.number) | left, present.parameters()
+        observed, live_memory, backward = self.observed, self.observer.live_memory, gradients is not None
+        others, parameters = live_memory.others(self.number) | left, live_memory.parameters()
         if not backward:  # a backward run need not read everything that the forward run has read
             self.parameters = max(self.parameters, total(parameters, given))
-        waiting = {one: size for run in runs for one, size in run.waits.items()}
-        own = {one: size for run in runs for one, size in run.all.items()}
-        others |= present.gradients()
-        moment = Moment(
-            others=total(others, given, parameters) + present.on_the_way(gradients or ()),
+        waiting = {memory: size for run in runs for memory, size in run.waits.items()}
+        own = {memory: size for run in runs for memory, size in run.all.items()}
+        others |= live_memory.gradients()
+        moment = RunStart(
+            others=total(others, given, parameters) + live_memory.pending_gradient_bytes(gradients or ()),
             parameters=self.parameters,
             own=total(own, waiting, given, parameters, others),
             waiting=total(waiting, given, parameters, others),
             runs=sum(bool(run.waits) for run in runs),
-            kept=part.decided.kept_bytes,
+            kept=compiled.decision.kept_bytes,
         )
-        seen.note(moment, backward=backward)
-        seen.state = max(seen.state, total(present.state()))
-        self._beside = moment.bytes()
-        self._compare(part, self._beside, backward=backward)
+        observed.note(moment, backward=backward)
+        observed.state = max(observed.state, total(live_memory.state()))
+        self._outside_bytes = moment.bytes()
+        self._check_limit(compiled, self._outside_bytes, backward=backward)
 
-    def _compare(self, part: Part, beside: int, *, backward: bool) -> None:
-        """Mark the graph as stale if the peak with `beside` outside bytes exceeds the limit."""
-        beside += max(part.options.beside, self.seen.state)
+    def _check_limit(self, compiled: CompiledGraph, outside_bytes: int, *, backward: bool) -> None:
+        """Mark the graph as stale if the peak with `outside_bytes` exceeds the limit."""
+        outside_bytes += max(compiled.options.beside, self.observed.state)
         needs = (
-            part.decided.peak_of(backward=backward) + beside - part.decided.outside.during(backward=backward)
+            compiled.decision.peak_of(backward=backward)
+            + outside_bytes
+            - compiled.decision.outside.during(backward=backward)
         )
-        if needs > _some_more(part):
-            self.looks.stale(self.number)
+        if needs > _tolerated_limit(compiled):
+            self.observer.mark_stale(self.number)
 
 
-def _some_more(part: Part) -> int:
+def _tolerated_limit(compiled: CompiledGraph) -> int:
     """Return the limit plus the tolerated excess."""
-    return int((part.options.limit or 0) * (1 + _SLIGHT))
+    return int((compiled.options.limit or 0) * (1 + TUNABLES.ignored_excess))

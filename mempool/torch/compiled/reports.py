@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mempool.torch.compiled.graph_budget import BUDGETS
-from mempool.torch.compiled.memory_counters import counted
 from mempool.torch.compiled.runtime import RUNTIME
+from mempool.torch.compiled.runtime_observer import allocated_bytes
+from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 
 if TYPE_CHECKING:
-    from mempool.torch.compiled.graph_budget import Part
+    from mempool.torch.compiled.records import CompiledGraph
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Report:
         graphs: one entry per graph of a training step; sizes in bytes, times in seconds, of one step. The
             measured time covers a forward and a backward pass, as the median of the last 32; None before both
             have run.
-        moved: totals of the copies made since the start.
+        transfers: totals of the copies made since the start.
         host_bytes: host memory that the copies use now.
         peak_bytes: PyTorch's peak on the device; None where no counter exists, such as on a CPU without
             a pool.
     """
 
     graphs: list[dict[str, Any]]
-    moved: dict[str, Any]
+    transfers: dict[str, Any]
     host_bytes: int
     peak_bytes: int | None
 
@@ -38,14 +38,15 @@ class Report:
 
     def __str__(self) -> str:
         lines = [_line(i, graph) for i, graph in enumerate(self.graphs)] or ["no graph was rewritten"]
-        moved = self.moved
+        transfers = self.transfers
         lines.append(
-            f"copied so far: {moved['out_bytes']:,} bytes out, {moved['in_bytes']:,} back; "
-            f"waited {moved['waited_seconds']:.3f} s; {self.host_bytes:,} bytes on the host now"
+            f"copied so far: {transfers['offload_bytes']:,} bytes offloaded, "
+            f"{transfers['reload_bytes']:,} reloaded; waited {transfers['wait_seconds']:.3f} s; "
+            f"{self.host_bytes:,} bytes on the host now"
         )
-        if moved["host_full"]:
+        if transfers["host_full"]:
             lines.append(
-                f"{moved['host_full']} copies found no room on the host: what should leave has stayed"
+                f"{transfers['host_full']} copies found no room on the host: values stayed on the device"
             )
         if self.peak_bytes is not None:
             lines.append(f"measured peak {self.peak_bytes:,} bytes")
@@ -54,18 +55,23 @@ class Report:
         return "\n".join(lines)
 
 
-def reported() -> Report:
+def make_report() -> Report:
     """Return the report of all decisions and of the copies made so far."""
-    parts = [(budget, part) for budget in BUDGETS for _, part in sorted(budget.parts.items())]
-    peak = None if (bytes_there := counted()) is None else bytes_there.most
-    graphs = [{"function": budget.looks.function(part.number), **_graph(part)} for budget, part in parts]
-    return Report(graphs, asdict(RUNTIME.moved), RUNTIME.host_bytes, peak)
+    compiled_graphs = [
+        (limit, compiled) for limit in SHARED_LIMITS for _, compiled in sorted(limit.graphs.items())
+    ]
+    peak = None if (bytes_there := allocated_bytes()) is None else bytes_there.most
+    graphs = [
+        {"function": limit.observer.function(compiled.number), **_graph(compiled)}
+        for limit, compiled in compiled_graphs
+    ]
+    return Report(graphs, asdict(RUNTIME.counters), RUNTIME.host_bytes, peak)
 
 
-def _graph(part: Part) -> dict[str, Any]:
-    made = part.decided
-    graph, nodes = made.captured.graph, made.captured.values
-    timed, plain = made.timed, made.plain
+def _graph(compiled: CompiledGraph) -> dict[str, Any]:
+    decision = compiled.decision
+    graph, nodes = decision.captured.graph, decision.captured.values
+    timed, plain = decision.simulated, decision.plain
 
     def named(value: int) -> dict[str, Any]:
         operation = int(graph.producer[value])
@@ -78,24 +84,24 @@ def _graph(part: Part) -> dict[str, Any]:
         }
 
     return {
-        "name": part.options.name,
+        "name": compiled.options.name,
         "operations": len(graph),
-        "limit_bytes": part.options.limit,
-        "outside_bytes": made.outside.always,
-        "outside_forward_bytes": made.outside.forward,
-        "outside_backward_bytes": made.outside.backward,
+        "limit_bytes": compiled.options.limit,
+        "outside_bytes": decision.outside.always,
+        "outside_forward_bytes": decision.outside.forward,
+        "outside_backward_bytes": decision.outside.backward,
         "plain_peak_bytes": plain.peak_bytes,
-        "predicted_peak_bytes": made.peak_bytes,
+        "predicted_peak_bytes": decision.peak_bytes,
         "plain_seconds": plain.seconds,
         "predicted_seconds": timed.seconds,
-        "measured_seconds": part.clock.seconds(),
+        "measured_seconds": compiled.timer.seconds(),
         "stall_seconds": timed.stall_seconds,
         "recomputed_seconds": timed.recomputed_seconds,
-        "moved_bytes": timed.moved_bytes,
-        "returned_bytes": timed.returned_bytes,
+        "offloaded_bytes": timed.moved_bytes,
+        "reloaded_bytes": timed.returned_bytes,
         "predicted_host_bytes": timed.host_bytes,
-        "swapped": [named(swap.value) for swap in made.rewriting.swaps],
-        "recomputed": [named(value) for value in made.rewriting.recomputed],
+        "offloaded": [named(swap.value) for swap in decision.rewriting.offloads],
+        "recomputed": [named(value) for value in decision.rewriting.recomputed],
     }
 
 
@@ -104,10 +110,10 @@ def _line(number: int, graph: dict[str, Any]) -> str:
     peaks = f"{graph['plain_peak_bytes']:,} -> {graph['predicted_peak_bytes']:,} bytes"
     took = graph["measured_seconds"]
     measured = "not run yet" if took is None else f"measured {took:.4f} s"
-    of = " of ".join(one for one in (graph["function"], graph["name"]) if one)
+    of = " of ".join(name for name in (graph["function"], graph["name"]) if name)
     return (
         f"graph {number}{of and f' ({of})'}: peak {peaks}{limit}; "
         f"{graph['plain_seconds']:.4f} -> {graph['predicted_seconds']:.4f} s, of which "
-        f"{graph['stall_seconds']:.4f} s wait and {graph['recomputed_seconds']:.4f} s run again, {measured}; "
-        f"{len(graph['swapped'])} values leave, {len(graph['recomputed'])} are made again"
+        f"{graph['stall_seconds']:.4f} s stall and {graph['recomputed_seconds']:.4f} s recompute, "
+        f"{measured}; {len(graph['swapped'])} values offloaded, {len(graph['recomputed'])} recomputed"
     )

@@ -17,21 +17,94 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mempool.errors import UsageError
-from mempool.torch.compiled.tensor_layout import Form, extent, flat
 from mempool.torch.offload.engine import HostFullError, create_engine
 from mempool.torch.offload.host_memory import default_host_limit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mempool.torch.offload.engine import Engine, HostCopy, Transfer
 
 
+@dataclass(frozen=True)
+class TensorLayout:
+    """The form that an offloaded tensor must have after the reload.
+
+    Attributes:
+        size: the size of each dimension.
+        stride: the stride of each dimension, in elements.
+        dtype: the type of the elements.
+    """
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorLayout:
+        """Return the form of a tensor."""
+        return cls(tensor.shape, tensor.stride(), tensor.dtype)
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Return true if each byte has the same place in both; strides of size-1 dimensions do not matter."""
+        if (tensor.shape, tensor.dtype) != (self.size, self.dtype):
+            return False
+        return self.stride == tensor.stride() or all(
+            n == 1 or a == b for n, a, b in zip(self.size, self.stride, tensor.stride(), strict=True)
+        )
+
+    def with_dtype(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor, or a new one of the same size and strides with the right element type."""
+        if tensor.dtype == self.dtype:
+            return tensor
+        return empty_tensor(tensor.shape, tensor.stride(), self.dtype, tensor.device)
+
+    def empty(self, device: torch.device) -> torch.Tensor:
+        """Return an uninitialized tensor of this form."""
+        return empty_tensor(self.size, self.stride, self.dtype, device)
+
+
+def byte_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all bytes from a tensor's first to last element, in memory order: uint8[n]."""
+    start = tensor.storage_offset() * tensor.element_size()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
+        tensor.untyped_storage(), start, (extent(tensor),), (1,)
+    )
+
+
+def empty_tensor(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return an uninitialized tensor; in deterministic mode without PyTorch's initial fill."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
+    tensor = torch.empty(0, dtype=dtype, device=device)
+    storage = tensor.untyped_storage()  # a new CPU storage would bypass the allocator that is set
+    storage.resize_(dtype.itemsize * _elements(size, stride))
+    return tensor.set_(storage, 0, size, stride)
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Return the bytes from a tensor's first to last element."""
+    if tensor.is_contiguous():
+        return int(tensor.nbytes)
+    return int(_elements(tensor.shape, tensor.stride()) * tensor.element_size())
+
+
+def _elements(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Return the number of element places from a tensor's first to last element."""
+    if 0 in size:
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+
+
 @dataclass(eq=False)
-class Away:
+class OffloadedTensor:
     """A copy on the host, or on the way to the host.
 
     Attributes:
         engine: the engine that makes the copy.
-        form: the form of the copied tensor, which may differ from the traced form.
+        layout: the form of the copied tensor, which may differ from the traced form.
         copy: the host memory; None if the host was full, in which case ``data`` stays.
         transfer: the offload; None after the wait.
         data: the bytes on the device if the host was full; otherwise None.
@@ -39,7 +112,7 @@ class Away:
     """
 
     engine: Engine
-    form: Form
+    layout: TensorLayout
     copy: HostCopy | None
     transfer: Transfer | None
     data: torch.Tensor | None
@@ -47,7 +120,7 @@ class Away:
 
 
 @dataclass(eq=False)
-class Coming:
+class ReloadingTensor:
     """A tensor that is being reloaded.
 
     Attributes:
@@ -67,37 +140,38 @@ class Coming:
 
 
 @dataclass
-class Moved:
+class TransferCounters:
     """Counters since the start, in bytes and seconds.
 
     Attributes:
-        out_bytes: bytes offloaded to the host.
-        in_bytes: bytes reloaded.
-        outs: number of offloads.
-        ins: number of reloads.
-        waited_seconds: time that the program waited for copies, where the program itself waits.
+        offload_bytes: bytes offloaded to the host.
+        reload_bytes: bytes reloaded.
+        offloads: number of offloads.
+        reloads: number of reloads.
+        wait_seconds: time that the program waited for copies, where the program itself waits.
         host_full: copies for which the host had no room, so that the value stayed on the device.
     """
 
-    out_bytes: int = 0
-    in_bytes: int = 0
-    outs: int = 0
-    ins: int = 0
-    waited_seconds: float = 0.0
+    offload_bytes: int = 0
+    reload_bytes: int = 0
+    offloads: int = 0
+    reloads: int = 0
+    wait_seconds: float = 0.0
     host_full: int = 0
 
 
 @dataclass(eq=False)
-class Runtime:
+class TransferRuntime:
     """The offloaded and reloading tensors of a process, by ticket number, and the engines that copy them.
 
     Attributes:
-        moved: counters of the copies since `moved` was last replaced.
+        counters: counters of the copies since `counters` was last replaced.
+        engines: the engine of each device and host limit.
     """
 
-    moved: Moved = field(default_factory=Moved)
-    _engines: dict[tuple[torch.device, int], Engine] = field(default_factory=dict)
-    _held: dict[int, Away | Coming] = field(default_factory=dict)
+    counters: TransferCounters = field(default_factory=TransferCounters)
+    engines: dict[tuple[torch.device, int], Engine] = field(default_factory=dict)
+    _entries: dict[int, OffloadedTensor | ReloadingTensor] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _dead: deque[int] = field(default_factory=deque)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -107,150 +181,154 @@ class Runtime:
         if device.type == "cpu":
             device = torch.device("cpu")
         with self._lock:
-            if (device, host_limit) not in self._engines:
+            if (device, host_limit) not in self.engines:
                 most = host_limit or default_host_limit()
-                self._engines[device, host_limit] = create_engine(device, most)
-            return self._engines[device, host_limit]
+                self.engines[device, host_limit] = create_engine(device, most)
+            return self.engines[device, host_limit]
 
     @property
-    def away(self) -> int:
+    def host_copies(self) -> int:
         """Return the number of copies on the host."""
-        self._bury()
-        return sum(isinstance(held, Away) for held in self._held.values())
+        self._release_dead()
+        return sum(isinstance(entry, OffloadedTensor) for entry in self._entries.values())
 
     @property
     def host_bytes(self) -> int:
         """Return the host memory in bytes that the engines use."""
-        self._bury()
-        return sum(engine.host_bytes for engine in self._engines.values())
+        self._release_dead()
+        return sum(engine.host_bytes for engine in self.engines.values())
 
     def _ticket(self, number: int) -> torch.Tensor:
         """Return a tensor that refers to the entry `number` for as long as the tensor's memory lives."""
         ticket = torch.full((1,), number, dtype=torch.int64)
         with self._lock:
-            self._held[number].tickets += 1
+            self._entries[number].tickets += 1
         weakref.finalize(ticket.untyped_storage(), self._dead.append, number).atexit = False
         return ticket
 
-    def _bury(self) -> None:
+    def _release_dead(self) -> None:
         """Release the entries whose tickets are gone.
 
         Tickets die at any moment, in any thread, and with any lock held.
         """
         with self._lock:
             while self._dead:
-                held = self._held[number := self._dead.popleft()]
-                held.tickets -= 1
-                if not held.tickets:
-                    del self._held[number]
-                    if isinstance(held, Away) and held.copy is not None:
-                        held.engine.drop(held.copy)
+                entry = self._entries[number := self._dead.popleft()]
+                entry.tickets -= 1
+                if not entry.tickets:
+                    del self._entries[number]
+                    if isinstance(entry, OffloadedTensor) and entry.copy is not None:
+                        entry.engine.drop(entry.copy)
 
-    def _of(self, ticket: torch.Tensor, kind: type) -> Any:
-        self._bury()  # a copy of a ticket does not keep the entry alive
-        held = self._held.get(int(ticket))
-        if not isinstance(held, kind):
+    def _entry(self, ticket: torch.Tensor, kind: type) -> Any:
+        self._release_dead()  # a copy of a ticket does not keep the entry alive
+        entry = self._entries.get(int(ticket))
+        if not isinstance(entry, kind):
             raise UsageError(
-                "what a compiled graph had sent to the host is gone: hooks on saved tensors, such as "
-                "save_on_cpu, must not copy what a graph with a limit saves"
+                "the copy that a compiled graph made on the host is gone: hooks on saved tensors, such as "
+                "save_on_cpu, must not copy the tensors that a graph with a limit saves"
             )
-        return held
+        return entry
 
-    def out(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
+    def offload(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
         """Start the offload of a tensor; return a ticket. ``at``: the planned host offset, or -1."""
-        engine, data = self.engine(tensor.device, host_limit), flat(tensor)
+        engine, data = self.engine(tensor.device, host_limit), byte_view(tensor)
         with self._lock:
-            self._bury()
+            self._release_dead()
             copy, transfer = None, None
             try:
                 copy, transfer = engine.offload(data, at)
-                self.moved.outs += 1
-                self.moved.out_bytes += len(data)
+                self.counters.offloads += 1
+                self.counters.offload_bytes += len(data)
             except HostFullError:
-                self._is_full()
+                self._warn_host_full()
             number = next(self._numbers)
-            form = Form.of(tensor)
-            self._held[number] = Away(engine, form, copy, transfer, data if copy is None else None)
+            layout = TensorLayout.of(tensor)
+            self._entries[number] = OffloadedTensor(
+                engine, layout, copy, transfer, data if copy is None else None
+            )
             return self._ticket(number)
 
-    def sent(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
-        """Offload a tensor, synchronously where that is quicker; return a ticket like that of `released`."""
+    def offload_sync(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
+        """Offload a tensor, synchronously where that is quicker; return the ticket of the copy."""
         engine = self.engine(tensor.device, host_limit)
-        if (own := engine.sync_copier) is None:
-            return self.released(self.out(tensor, host_limit, at))
-        form, size, copy = Form.of(tensor), extent(tensor), None
+        if (copier := engine.sync_copier) is None:
+            return self.offload_wait(self.offload(tensor, host_limit, at))
+        layout, size, copy = TensorLayout.of(tensor), extent(tensor), None
         with self._lock:
-            self._bury()
+            self._release_dead()
             try:
-                copy = own.offload_now(tensor, size, at)
-                self.moved.outs += 1
-                self.moved.out_bytes += size
+                copy = copier.offload_now(tensor, size, at)
+                self.counters.offloads += 1
+                self.counters.offload_bytes += size
             except HostFullError:
-                self._is_full()
+                self._warn_host_full()
             number = next(self._numbers)
-            self._held[number] = Away(engine, form, copy, None, flat(tensor) if copy is None else None)
+            self._entries[number] = OffloadedTensor(
+                engine, layout, copy, None, byte_view(tensor) if copy is None else None
+            )
             return self._ticket(number)
 
-    def _is_full(self) -> None:
-        self.moved.host_full += 1
+    def _warn_host_full(self) -> None:
+        self.counters.host_full += 1
         warnings.warn(
-            "the host has no room for a copy: what should leave stays, and the limit may be exceeded; "
+            "the host has no room for a copy: the value stays on the device, and the limit may be exceeded; "
             "models with the same host_limit share that",
             stacklevel=2,
         )
 
-    def released(self, ticket: torch.Tensor) -> torch.Tensor:
+    def offload_wait(self, ticket: torch.Tensor) -> torch.Tensor:
         """Order later work after the offload of a ticket; return a new ticket for the copy."""
-        held = self._of(ticket, Away)
-        transfer, held.transfer = held.transfer, None
+        entry = self._entry(ticket, OffloadedTensor)
+        transfer, entry.transfer = entry.transfer, None
         if transfer is not None:
-            self.moved.waited_seconds += held.engine.wait(transfer)
+            self.counters.wait_seconds += entry.engine.wait(transfer)
         return self._ticket(int(ticket))
 
-    def back(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    def reload(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Start the reload into a tensor with as many elements as the offloaded one; return a ticket.
 
         A graph compiler may have chosen other strides for the offloaded tensor than the graph says, and an
         operation may have been traced with another type than the real result. The tensor is reloaded in the
         form in which the tensor was offloaded.
         """
-        held: Away = self._of(ticket, Away)
-        tensor = held.form.typed(tensor)
-        source = tensor if held.form.fits(tensor) else held.form.room(tensor.device)
-        data = flat(source)
+        entry: OffloadedTensor = self._entry(ticket, OffloadedTensor)
+        tensor = entry.layout.with_dtype(tensor)
+        source = tensor if entry.layout.fits(tensor) else entry.layout.empty(tensor.device)
+        data = byte_view(source)
         with self._lock:
             transfer = None
-            if held.copy is None:
-                data.copy_(held.data)
+            if entry.copy is None:
+                data.copy_(entry.data)
             else:
-                transfer = held.engine.reload(held.copy, data)
-                self.moved.ins += 1
-                self.moved.in_bytes += len(data)
+                transfer = entry.engine.reload(entry.copy, data)
+                self.counters.reloads += 1
+                self.counters.reload_bytes += len(data)
             number = next(self._numbers)
-            self._held[number] = Coming(held.engine, tensor, source, transfer)
+            self._entries[number] = ReloadingTensor(entry.engine, tensor, source, transfer)
             return self._ticket(number)
 
-    def fetched(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Reload a tensor, synchronously where that is quicker; the arguments are those of `back`."""
-        held: Away = self._of(ticket, Away)
-        own, tensor = held.engine.sync_copier, held.form.typed(tensor)
-        if own is None or held.copy is None or held.transfer or not held.form.fits(tensor):
-            return self.arrived(self.back(ticket, tensor))
-        own.reload_now(held.copy, tensor)
-        self.moved.ins += 1
-        self.moved.in_bytes += held.copy.size
+    def reload_sync(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Reload a tensor, synchronously where that is quicker; the arguments are those of `reload`."""
+        entry: OffloadedTensor = self._entry(ticket, OffloadedTensor)
+        copier, tensor = entry.engine.sync_copier, entry.layout.with_dtype(tensor)
+        if copier is None or entry.copy is None or entry.transfer or not entry.layout.fits(tensor):
+            return self.reload_wait(self.reload(ticket, tensor))
+        copier.reload_now(entry.copy, tensor)
+        self.counters.reloads += 1
+        self.counters.reload_bytes += entry.copy.size
         return tensor
 
-    def arrived(self, ticket: torch.Tensor) -> torch.Tensor:
+    def reload_wait(self, ticket: torch.Tensor) -> torch.Tensor:
         """Return the reloaded tensor, ordered before all later work."""
-        held = self._of(ticket, Coming)
-        transfer, held.transfer = held.transfer, None
+        entry = self._entry(ticket, ReloadingTensor)
+        transfer, entry.transfer = entry.transfer, None
         if transfer is not None:
-            self.moved.waited_seconds += held.engine.wait(transfer)
-        tensor, source = held.tensor, held.source
-        held.tensor = held.source = None
+            self.counters.wait_seconds += entry.engine.wait(transfer)
+        tensor, source = entry.tensor, entry.source
+        entry.tensor = entry.source = None
         return tensor if source is tensor else tensor.copy_(source)
 
 
 #: The copies of this process.
-RUNTIME = Runtime()
+RUNTIME = TransferRuntime()

@@ -2,124 +2,136 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from mempool.torch.compiled.external_memory import Present
-from mempool.torch.compiled.memory_counters import HighWater
+from mempool.torch.compiled.external_memory import LiveMemory
+from mempool.torch.compiled.options import TUNABLES
+from mempool.torch.compiled.records import NO_OBSERVATIONS, Observations
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
-#: `_STEPS`: steps that are observed after a compilation. `_LOOKS`: most observed runs. `_AGAIN`: most
-#: recompilations of a graph because of observations.
-_STEPS, _LOOKS, _AGAIN = 3, 4096, 4
+
+class AllocatedBytes(NamedTuple):
+    """Bytes of this process's tensors on the device: now, and at the peak."""
+
+    now: int
+    most: int
 
 
-@dataclass(frozen=True)
-class Moment:
-    """Memory outside a run of a graph when the run begins, in bytes.
+def allocated_bytes() -> AllocatedBytes | None:
+    """Return the bytes in use and the peak; None if no allocator counts, as on a CPU without a pool."""
+    from mempool.torch import installed
 
-    Attributes:
-        others: bytes held by other graphs, and gradients.
-        parameters: parameters and buffers that the graph does not read.
-        own: bytes held by other runs of the same graph, without those kept for their backward runs.
-        waiting: bytes that these runs keep for their backward runs.
-        runs: number of these runs that keep anything.
-        kept: bytes that each run was predicted to keep.
-    """
-
-    others: int = 0
-    parameters: int = 0
-    own: int = 0
-    waiting: int = 0
-    runs: int = 0
-    kept: int = 0
-
-    def bytes(self, kept: int | None = None) -> int:
-        """Return the total; with `kept`, under the assumption that each run keeps that many bytes."""
-        more = 0 if kept is None else self.runs * (kept - self.kept)
-        return self.others + self.parameters + self.own + max(self.waiting + more, 0)
+    pool = installed()
+    if pool is not None:
+        requested = pool.client.stats()["requested"]
+        return AllocatedBytes(int(requested["current"]), int(requested["peak"]))
+    if torch.cuda.is_initialized():
+        with contextlib.suppress(RuntimeError):  # a foreign allocator counts nothing
+            all_bytes = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
+            return AllocatedBytes(int(all_bytes["current"]), int(all_bytes["peak"]))
+    return None
 
 
-NO_MOMENT = Moment()
+class RunEnd(NamedTuple):
+    """The bytes counted when a run of a graph ended."""
 
-
-@dataclass
-class Seen:
-    """Memory observed outside the runs of a graph.
-
-    Attributes:
-        gradients_stay: true if other code holds the gradients given to the backward pass until the pass ends.
-        between: most bytes that other code used temporarily between the two passes.
-        state: most bytes of the optimizers' state.
-    """
-
-    gradients_stay: bool = False
-    between: int = 0
-    state: int = 0
-    _most: dict[tuple[bool, int], Moment] = field(default_factory=dict)
-
-    def note(self, moment: Moment, *, backward: bool) -> None:
-        """Record a starting run; of the moments with equally many other runs, only the largest is kept."""
-        key = backward, moment.runs
-        if moment.bytes() > self._most.get(key, NO_MOMENT).bytes():
-            self._most[key] = moment
-
-    @property
-    def runs(self) -> int:
-        """Return the largest number of other runs at the same time."""
-        return max((moment.runs for moment in self._most.values()), default=0)
-
-    @property
-    def kept(self) -> int:
-        """Return the most bytes that a run was predicted to keep."""
-        return max((moment.kept for moment in self._most.values()), default=0)
-
-    @property
-    def is_empty(self) -> bool:
-        """Return true if no memory was ever observed outside a run."""
-        return not self._most
-
-    def most(self, kept: int | None = None, *, backward: bool) -> Moment:
-        """Return the moment with the most outside bytes in one pass, if each run keeps `kept` bytes."""
-        found = (moment for (one, _), moment in self._most.items() if one == backward)
-        return max(found, key=lambda moment: moment.bytes(kept), default=NO_MOMENT)
-
-    def bytes(self, kept: int | None = None, *, backward: bool) -> int:
-        """Return the bytes of the largest moment in one of the passes."""
-        return self.most(kept, backward=backward).bytes(kept)
-
-
-NOTHING_SEEN = Seen()
+    number: int
+    backward: bool
+    allocated_bytes: AllocatedBytes
 
 
 @dataclass(eq=False)
-class Looks:
+class HighWaterMark:
+    """The high-water mark while runs are observed and afterwards.
+
+    The mark is never reset, since the mark belongs to the program: only a rise above the mark is visible.
+
+    Attributes:
+        most: peak bytes in the steps after the first observed one; 0 where no allocator counts.
+    """
+
+    most: int = 0
+    _first: int | None = None
+    _known: int = 0
+    _ended: RunEnd | None = None
+
+    def start(self) -> None:
+        """Start observing, or restart after another compilation."""
+        self.most, self._first, self._ended = 0, None, None
+
+    def before_run(self, number: int, *, backward: bool) -> tuple[int, int] | None:
+        """Note that a run of a graph begins.
+
+        Returns:
+            If the mark rose since the last run: the number of the graph that waited for a backward run, and
+                the
+            peak bytes in addition to the bytes in use before. Otherwise None.
+        """
+        there, ended, self._ended = allocated_bytes(), self._ended, None
+        if there is None:
+            return None
+        if self._first is not None:
+            self.most = max(self.most, there.now, there.most if there.most > self._first else 0)
+        if ended is None or there.most <= ended.allocated_bytes.most or (ended.backward and not backward):
+            return None  # after a backward run and before a forward run lies the gap between two steps
+        return number if ended.backward else ended.number, there.most - ended.allocated_bytes.now
+
+    def after_run(self, number: int, *, backward: bool) -> None:
+        """Note that a run has ended."""
+        there = allocated_bytes()
+        self._ended = None if there is None else RunEnd(number, backward, there)
+
+    def end_step(self) -> None:
+        """Note that an observed step has ended."""
+        if self._first is None and (there := allocated_bytes()) is not None:
+            self._first = there.most
+
+    def stop(self) -> None:
+        """Stop observing runs."""
+        self._known = 0 if (there := allocated_bytes()) is None else there.most
+
+    def has_risen(self, limit: int) -> bool:
+        """Return true if the mark rose above a limit since the observation ended; true once per rise.
+
+        Small rises are ignored, such as those of a program that slowly collects data.
+        """
+        there = allocated_bytes()
+        if there is None or there.most <= max(limit, self._known + int(limit * TUNABLES.ignored_rise)):
+            return False
+        self._known = there.most
+        return True
+
+
+@dataclass(eq=False)
+class RuntimeObserver:
     """Observer of the runs of all graphs of one call of `torch.compile`.
 
     Attributes:
-        present: the memory that the graphs hold.
-        seen: by graph number, the observations since the compilation.
+        live_memory: the memory that the graphs hold.
+        observed: by graph number, the observations since the compilation.
         known: by graph number, earlier observations that exceeded the assumed bytes.
-        water: the high-water mark of the allocator.
+        high_water: the high-water mark of the allocator.
     """
 
-    present: Present = field(default_factory=Present)
-    seen: dict[int, Seen] = field(default_factory=dict)
-    known: dict[int, Seen] = field(default_factory=dict)
-    water: HighWater = field(default_factory=HighWater)
+    live_memory: LiveMemory = field(default_factory=LiveMemory)
+    observed: dict[int, Observations] = field(default_factory=dict)
+    known: dict[int, Observations] = field(default_factory=dict)
+    high_water: HighWaterMark = field(default_factory=HighWaterMark)
     _left: int = 0
     _steps: int = 0
     _numbers: dict[tuple[int, Hashable], int] = field(default_factory=dict)
     _codes: dict[int, Hashable] = field(default_factory=dict)
-    _followed: set[int] = field(default_factory=set)
+    _with_successor: set[int] = field(default_factory=set)
     _stale: dict[int, bool] = field(default_factory=dict)  # true: recompile with the observations
     _anew: Counter[int] = field(default_factory=Counter)
     _went_back: bool = False
@@ -133,19 +145,21 @@ class Looks:
             code: the code of the function.
             given: the inputs of the graph.
         """
-        shapes = tuple(one.shape for one in given if isinstance(one, torch.nn.Parameter) and not is_lazy(one))
+        shapes = tuple(
+            value.shape for value in given if isinstance(value, torch.nn.Parameter) and not is_lazy(value)
+        )
         number = self._numbers.setdefault((id(code), shapes), len(self._numbers))
         self._codes[number] = code
-        if self._left == 0 and not self.seen.get(number, NOTHING_SEEN).is_empty:
-            self.known[number] = self.seen[number]
-        self._see_anew(number)
+        if self._left == 0 and not self.observed.get(number, NO_OBSERVATIONS).is_empty:
+            self.known[number] = self.observed[number]
+        self._restart_observation(number)
         self._open()
         return number
 
-    def _see_anew(self, number: int) -> None:
+    def _restart_observation(self, number: int) -> None:
         """Start a new observation if the present one is already in `known`, or if there is none."""
-        if self.seen.get(number) is self.known.get(number):
-            self.seen[number] = Seen()
+        if self.observed.get(number) is self.known.get(number):
+            self.observed[number] = Observations()
 
     def function(self, number: int) -> str:
         """Return the name of the function of a graph; "" if the graph belongs to no function."""
@@ -153,26 +167,26 @@ class Looks:
         return getattr(code, "co_qualname", getattr(code, "co_name", ""))
 
     def _open(self) -> None:
-        """Start the observation of runs for `_STEPS` steps."""
+        """Start the observation of runs for a few steps."""
         if self._left == 0:  # nothing was observed so far in this step
-            self.present.step()
+            self.live_memory.step()
             self._went_back = False
-        self._left, self._steps, self._compiled = _LOOKS, _STEPS, True
-        self.water.opens()
+        self._left, self._steps, self._compiled = TUNABLES.observed_runs, TUNABLES.observed_steps, True
+        self.high_water.start()
 
-    def open_if_more(self, limit: int) -> None:
+    def reopen_on_excess(self, limit: int) -> None:
         """Restart the observation if the high-water mark rose above the limit since the observation ended."""
-        if self.water.rises(limit):
-            for number in self.seen:
-                self._see_anew(number)
+        if self.high_water.has_risen(limit):
+            for number in self.observed:
+                self._restart_observation(number)
             self._open()
 
     @property
-    def wanted(self) -> bool:
+    def is_open(self) -> bool:
         """Return true if a starting run shall be observed."""
         return self._left > 0
 
-    def begins(self, *, backward: bool) -> None:
+    def before_run(self, *, backward: bool) -> None:
         """Count an observed run that begins, and detect the start of a new step.
 
         A forward run starts a new step if other runs have gone backward since, no run waits for a backward
@@ -180,28 +194,28 @@ class Looks:
         """
         self._left -= 1
         if backward and self._compiled:
-            if self.present.has_several:
-                gc.collect()  # see `Present.beside`
+            if self.live_memory.has_several:
+                gc.collect()  # see `LiveMemory.external`
             self._compiled = False
-        if not backward and not _goes_back():
+        if not backward and not _in_backward_pass():
             self._queued = False
-            if self._went_back and not self.present.waits():
+            if self._went_back and not self.live_memory.waits():
                 self._steps -= 1
-                self.present.step()
+                self.live_memory.step()
                 self._went_back = False
-                self.water.steps()
+                self.high_water.end_step()
                 if self._steps <= 0:
                     self._left = 0
-                    self.water.closes()
+                    self.high_water.stop()
         self._went_back |= backward
 
-    def ends(self) -> None:
+    def after_backward(self) -> None:
         """End a backward run.
 
         Once the whole backward pass is over, discard the compiled code of stale graphs. Not before, since the
         same graph must do the recomputations of that pass.
         """
-        if self._stale and not _goes_back():  # such as where the backward pass is compiled as a whole
+        if self._stale and not _in_backward_pass():  # such as where the backward pass is compiled as a whole
             self._is_over()
         elif self._stale and not self._queued:
             torch.autograd.Variable._execution_engine.queue_callback(self._is_over)
@@ -209,52 +223,52 @@ class Looks:
 
     def _is_over(self) -> None:
         self._queued = False
-        while self._stale and not self.present.waits():
+        while self._stale and not self.live_memory.waits():
             number, counts = self._stale.popitem()
             if counts:
                 self._anew[number] += 1
             else:
                 self.known.pop(number, None)
-                self.seen[number] = Seen()
+                self.observed[number] = Observations()
             self._compile_anew(number)
 
-    def stale(self, number: int) -> None:
+    def mark_stale(self, number: int) -> None:
         """Mark a graph for recompilation after the step, because more memory is in use than was assumed."""
-        if self._stale.get(number, True) and self.known.get(number) is not self.seen[number]:
-            self.known[number] = self.seen[number]
+        if self._stale.get(number, True) and self.known.get(number) is not self.observed[number]:
+            self.known[number] = self.observed[number]
             self._stale[number] = True
 
     def waiting(self) -> list[int]:
         """Return the graphs that keep memory for a backward run and can be recompiled."""
-        return [number for number in self.present.waiting() if self._codes[number] is not None]
+        return [number for number in self.live_memory.waiting() if self._codes[number] is not None]
 
-    def is_followed(self, number: int) -> bool:
+    def has_successor(self, number: int) -> bool:
         """Return true if other graphs follow a graph though the function itself does not show that."""
-        return number in self._followed
+        return number in self._with_successor
 
-    def follow(self, earlier: Iterable[int], number: int) -> None:
+    def add_successor(self, earlier: Iterable[int], number: int) -> None:
         """Note that a graph follows earlier graphs, which kept too much and left too little.
 
         All of them are recompiled after the step, without their observations: they hold less then.
         """
-        self._followed.update(earlier)
+        self._with_successor.update(earlier)
         self._stale |= dict.fromkeys([*earlier, number], False)
 
     def _compile_anew(self, number: int) -> None:
-        from mempool.torch.compiled.dynamo_frames import compile_anew
+        from mempool.torch.compiled.dynamo import discard_compiled_code
 
         code = self._codes[number]
-        if self._anew[number] > _AGAIN or not compile_anew(code):
-            seen = self.known.get(number, NOTHING_SEEN)
+        if self._anew[number] > TUNABLES.recompilations or not discard_compiled_code(code):
+            observed = self.known.get(number, NO_OBSERVATIONS)
             name = self.function(number) or "a function"
             warnings.warn(
-                f"beside a graph of {name} are {seen.bytes(backward=False)} bytes in the forward and "
-                f"{seen.bytes(backward=True)} in the backward pass, and {seen.between} for a while between "
-                "them, more than was counted",
+                f"outside a graph of {name} are {observed.bytes(backward=False)} bytes in the forward and "
+                f"{observed.bytes(backward=True)} in the backward pass, and {observed.between} for a while "
+                "between them, more than was counted",
                 stacklevel=2,
             )
 
 
-def _goes_back() -> bool:
+def _in_backward_pass() -> bool:
     """Return true if this thread is running a backward pass."""
     return bool(torch._C._current_graph_task_id() != -1)

@@ -1,44 +1,158 @@
-"""Decide about one graph under a limit that other graphs and other runs of the same graph share."""
+"""Limit shared by the graphs of one call of `torch.compile`, and the decision about each graph under it."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mempool.torch.compiled.constraints import Outside, Terms
-from mempool.torch.compiled.decide import Deciding, allowed_host_bytes
-from mempool.torch.compiled.runtime_observer import NOTHING_SEEN, Moment, Seen
+from mempool.torch.compiled.decide import StepDecider, allowed_host_bytes
+from mempool.torch.compiled.options import TUNABLES
+from mempool.torch.compiled.records import NO_OBSERVATIONS, TICKET_BYTES, Constraints, OutsideBytes, RunStart
+from mempool.torch.compiled.runtime_observer import RuntimeObserver
 from solvers.errors import PlanError
+from solvers.rewriting.distance_rule import matching_operations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from mempool.torch.compiled.decision import Decided
-    from mempool.torch.compiled.external_memory import Beside
-    from mempool.torch.compiled.graph_budget import Budget
-    from mempool.torch.compiled.merged_graph import Joined
+    from mempool.torch.compiled.decide import Step
+    from mempool.torch.compiled.joint_graph import MergedGraph
     from mempool.torch.compiled.options import Options
-    from mempool.torch.compiled.step import Step
-
-#: Most decisions per graph while searching for one whose runs keep no more bytes than the decision assumed.
-_ROUNDS = 8
-#: Steps of the binary search for the bytes that each run may keep, beyond the bytes that a run must keep.
-_HALVINGS = 4
+    from mempool.torch.compiled.records import CompiledGraph, ExternalMemory, Observations, StepDecision
 
 
-class Chosen(NamedTuple):
+@dataclass(eq=False)
+class SharedLimit:
+    """The graphs compiled for one call of `torch.compile`.
+
+    Attributes:
+        key: the options object of the call, which identifies the call.
+        graphs: by graph number, the latest compilation.
+        matched_filters: name filters that matched anything so far.
+        observer: the observer of the graphs' runs.
+    """
+
+    key: Any
+    graphs: dict[int, CompiledGraph] = field(default_factory=dict)
+    matched_filters: set[str] = field(default_factory=set)
+    observer: RuntimeObserver = field(default_factory=RuntimeObserver)
+
+    def bytes_kept_before(self, number: int) -> int:
+        """Return the bytes that earlier graphs are predicted to keep while a graph runs, if each ran once."""
+        return sum(compiled.decision.kept_bytes for compiled in self._before(number))
+
+    def kept_within(self, number: int, limit: int) -> int:
+        """Return the bytes that earlier graphs would keep within another limit."""
+        kept = 0
+        for compiled in self._before(number):
+            kept += compiled.kept_within(limit, kept)
+        return kept
+
+    def tickets_before(self, number: int) -> int:
+        """Return the most bytes of tickets that earlier graphs hold."""
+        movable = (compiled.decision.captured.graph.movable.sum() for compiled in self._before(number))
+        return TICKET_BYTES * int(sum(movable))
+
+    def feasible_limit(self, number: int, limit: int, least: int) -> int:
+        """Return a feasible limit for a graph: the lowest one, or slightly more.
+
+        Args:
+            number: the number of the graph.
+            limit: an infeasible limit.
+            least: a limit that is feasible with the bytes that earlier graphs keep now.
+        """
+        own = least - self.bytes_kept_before(number)
+
+        def holds(limit: int) -> bool:
+            return own + self.kept_within(number, limit) <= limit
+
+        fewest = own + self.kept_within(number, least)
+        if fewest >= least or (fewest > limit and holds(fewest)):
+            return min(fewest, least)
+        low, high = max(fewest, limit), least
+        while high - low > max(least * TUNABLES.limit_tolerance, 1):
+            middle = (low + high) // 2
+            low, high = (low, middle) if holds(middle) else (middle, high)
+        return high
+
+    def drop_limit_functions(self) -> None:
+        """Drop the functions for the bytes kept within other limits, which are not needed any more."""
+        self.graphs.update(
+            {number: replace(compiled, kept_bytes_at=None) for number, compiled in self.graphs.items()}
+        )
+
+    def _before(self, number: int) -> list[CompiledGraph]:
+        """Return the earlier graphs in order."""
+        return [compiled for earlier, compiled in sorted(self.graphs.items()) if earlier < number]
+
+    def host_before(self, number: int) -> int:
+        """Return the start of a graph's copies in the host arena: the end of the copies of earlier graphs."""
+        return max((compiled.host_end for compiled in self._before(number)), default=0)
+
+    def add(self, compiled: CompiledGraph) -> None:
+        """Add a graph; after a function's last graph, warn once of name filters without any match."""
+        self.graphs[compiled.number] = compiled
+        if not compiled.more:
+            self.drop_limit_functions()
+        graph, options = compiled.decision.captured.graph, compiled.options
+        patterns = {*options.include, *options.exclude} - self.matched_filters
+        self.matched_filters |= {
+            pattern for pattern in patterns if matching_operations(graph, [pattern]).any()
+        }
+        if not compiled.more and (strange := sorted(patterns - self.matched_filters)):
+            self.matched_filters |= patterns
+            names = [*graph.kinds[:3], *[name for name in graph.modules if name][:3]]
+            warnings.warn(
+                f"no operation or module is named {', '.join(map(repr, strange))} by include or exclude; "
+                f"there are such as {', '.join(map(repr, names))}",
+                stacklevel=2,
+            )
+
+
+def warn_of_excess(most: int, limit: int | None) -> None:
+    """Warn of a peak above the limit if only one limit is in use; otherwise others may use the memory."""
+    used = [limit for limit in SHARED_LIMITS if limit.graphs and limit.observer.live_memory.is_used]
+    if len(used) == 1:
+        warnings.warn(
+            f"{most} bytes are on the device, more than the limit of {limit}, though the graphs hold it: "
+            "uncompiled code takes the rest, or other memory of the program; PyTorch compiles nothing of a "
+            "function with a graph break inside a loop, unless the functions called there are "
+            "compiled separately",
+            stacklevel=2,
+        )
+
+
+#: The latest shared limits, in the order of their first use.
+SHARED_LIMITS: list[SharedLimit] = []
+atexit.register(SHARED_LIMITS.clear)  # objects made by native code are freed before that code is unloaded
+
+
+def shared_limit_of(options: Mapping[str, Any] | None) -> SharedLimit:
+    """Return the shared limit of a call, identified by the options object that each compilation passes."""
+    for shared_limit in SHARED_LIMITS:
+        if shared_limit.key is options:
+            return shared_limit
+    for shared_limit in SHARED_LIMITS:
+        shared_limit.drop_limit_functions()
+    SHARED_LIMITS.append(SharedLimit(options))
+    del SHARED_LIMITS[: -TUNABLES.shared_limits]
+    return SHARED_LIMITS[-1]
+
+
+class LimitedDecision(NamedTuple):
     """A decision about a graph, the bytes kept as a function of the limit, and the limit that was used."""
 
-    made: Decided
-    keeps: Callable[[int], int]
+    decision: StepDecision
+    kept_bytes_at: Callable[[int], int]
     limit: int | None
 
 
 @dataclass(frozen=True)
-class Among:
+class GraphUnderLimit:
     """The inputs of the decision about one graph.
 
     A graph that others follow keeps as few bytes as possible, because the needs of the later graphs are
@@ -46,63 +160,68 @@ class Among:
 
     Attributes:
         options: the options of the backend.
-        budget: the graphs that share the limit.
+        shared_limit: the graphs that share the limit.
         number: the number of the graph.
         more: true if other graphs run after this graph.
-        now: memory in use outside the graph when the graph is compiled.
+        external: memory in use outside the graph when the graph is compiled.
     """
 
     options: Options
-    budget: Budget
+    shared_limit: SharedLimit
     number: int
     more: bool
-    now: Beside
+    external: ExternalMemory
 
     @cached_property
-    def counted(self) -> Beside:
+    def counted_external(self) -> ExternalMemory:
         """Return the memory in use outside the graph: as observed in earlier runs, otherwise as of now."""
-        now, seen = self.now, self._seen
-        if seen is None:
-            return now
-        moments = (seen.most(backward=backward) for backward in (False, True))
-        moment = max(moments, key=Moment.bytes)
-        held, own = moment.others, moment.own + moment.waiting
-        return replace(now, held=held, own=own, parameters=moment.parameters)
+        external, observed = self.external, self._observed
+        if observed is None:
+            return external
+        starts = (observed.most(backward=backward) for backward in (False, True))
+        start = max(starts, key=RunStart.bytes)
+        held, own = start.others, start.own + start.waiting
+        return replace(external, held=held, own=own, parameters=start.parameters)
 
-    def outside(self, kept: int) -> Outside:
+    def outside(self, kept: int) -> OutsideBytes:
         """Return the bytes outside the graph in each pass, if each run of the graph keeps `kept` bytes."""
-        now, seen = self.now, self._seen
-        if seen is None:
-            passes = now.held + now.own + now.parameters, now.kept + now.own + now.parameters + now.gradients
+        external, observed = self.external, self._observed
+        if observed is None:
+            passes = (
+                external.held + external.own + external.parameters,
+                external.kept + external.own + external.parameters + external.gradients,
+            )
         else:
             passes = (
-                max(seen.bytes(kept, backward=False), now.held + now.parameters),
-                max(seen.bytes(kept, backward=True), now.kept + now.parameters),
+                max(observed.bytes(kept, backward=False), external.held + external.parameters),
+                max(observed.bytes(kept, backward=True), external.kept + external.parameters),
             )
         always = min(passes)
-        return Outside(self._base + always, *(one - always for one in passes))
+        return OutsideBytes(self._base + always, *(total - always for total in passes))
 
     @cached_property
     def _base(self) -> int:
         """Return the bytes in use outside the graph at any time, independent of the passes."""
-        return self._told + self._libraries
+        return self._declared_bytes + self._library_bytes
 
     @property
-    def _told(self) -> int:
+    def _declared_bytes(self) -> int:
         """Return the outside bytes given by the options, or the optimizers' state if that is larger."""
-        return max(self.options.beside, self.now.state if self._seen is None else self._seen.state)
+        return max(
+            self.options.beside, self.external.state if self._observed is None else self._observed.state
+        )
 
     @property
-    def _libraries(self) -> int:
+    def _library_bytes(self) -> int:
         """Return the cuBLAS workspaces of the forward thread and of PyTorch's own backward thread."""
-        return 2 * self.now.library
+        return 2 * self.external.library
 
     @cached_property
     def runs(self) -> int:
         """Return the largest known number of runs of the graph that are under way at the same time."""
-        return 1 + (self._seen or NOTHING_SEEN).runs
+        return 1 + (self._observed or NO_OBSERVATIONS).runs
 
-    def decide(self, joined: Joined, step: Step) -> Chosen:
+    def decide(self, merged: MergedGraph, step: Step) -> LimitedDecision:
         """Decide about the graph.
 
         If the limit is infeasible because waiting graphs were not known to be followed by others and
@@ -113,128 +232,139 @@ class Among:
             PlanError: the limit is infeasible.
         """
         try:
-            return self._chosen(joined, step)
+            return self._decide_within_limit(merged, step)
         except PlanError as error:
-            if error.least_bytes is not None and (unaware := self._unaware()):
-                self.budget.looks.follow(unaware, self.number)
+            if error.least_bytes is not None and (unaware := self._without_successor()):
+                self.shared_limit.observer.add_successor(unaware, self.number)
                 least = replace(self.options, limit=error.least_bytes)
                 with contextlib.suppress(PlanError):
-                    return replace(self, options=least)._chosen(joined, step)
-            raise self._refusal(error) from None
+                    return replace(self, options=least)._decide_within_limit(merged, step)
+            raise self._infeasible_error(error) from None
 
-    def _unaware(self) -> list[int]:
+    def _without_successor(self) -> list[int]:
         """Return the other waiting graphs that were decided as if no graph followed them."""
-        parts = self.budget.parts
-        waiting = (one for one in self.budget.looks.waiting() if one != self.number and one in parts)
-        return [one for one in waiting if not parts[one].more]
+        graphs = self.shared_limit.graphs
+        waiting = (
+            other
+            for other in self.shared_limit.observer.waiting()
+            if other != self.number and other in graphs
+        )
+        return [other for other in waiting if not graphs[other].more]
 
-    def _chosen(self, joined: Joined, step: Step) -> Chosen:
+    def _decide_within_limit(self, merged: MergedGraph, step: Step) -> LimitedDecision:
         """Decide within the limit of the options."""
-        made, keeps = self._as_little(joined, step)
-        if self.runs > 1 and len(self.budget.parts) <= 1:
-            made = self._as_much(joined, step, made)
-        return Chosen(made, keeps, self.options.limit)
+        decision, kept_bytes_at = self._keep_least(merged, step)
+        if self.runs > 1 and len(self.shared_limit.graphs) <= 1:
+            decision = self._keep_more(merged, step, decision)
+        return LimitedDecision(decision, kept_bytes_at, self.options.limit)
 
     @cached_property
-    def _seen(self) -> Seen | None:
-        return self.budget.looks.known.get(self.number)
+    def _observed(self) -> Observations | None:
+        return self.shared_limit.observer.known.get(self.number)
 
     @cached_property
     def _host_bytes(self) -> int:
         """Return the host bytes left for the runs of this graph after the copies of earlier graphs."""
-        return max(allowed_host_bytes(self.options) - self.budget.host_before(self.number), 0)
+        return max(allowed_host_bytes(self.options) - self.shared_limit.host_before(self.number), 0)
 
-    def _as_little(self, joined: Joined, step: Step) -> tuple[Decided, Callable[[int], int]]:
+    def _keep_least(self, merged: MergedGraph, step: Step) -> tuple[StepDecision, Callable[[int], int]]:
         """Decide with as few kept bytes as possible if the graph has later graphs or concurrent runs."""
         kept = 0
-        for _ in range(_ROUNDS):
-            made, keeps = self._made(joined, step, kept, least=self.more or self.runs > 1)
-            if self.runs == 1 or made.kept_bytes <= kept:
+        for _ in range(TUNABLES.decision_rounds):
+            decision, kept_bytes_at = self._decide_with(merged, step, kept, least=self.more or self.runs > 1)
+            if self.runs == 1 or decision.kept_bytes <= kept:
                 break
-            kept = made.kept_bytes  # this leaves less to each run, so each run may have to keep more
-        return made, keeps
+            kept = decision.kept_bytes  # this leaves less to each run, so each run may have to keep more
+        return decision, kept_bytes_at
 
-    def _as_much(self, joined: Joined, step: Step, found: Decided) -> Decided:
+    def _keep_more(self, merged: MergedGraph, step: Step, found: StepDecision) -> StepDecision:
         """Let each run keep more bytes if that costs no time; for a graph that has the limit to itself."""
-        low, high = found.kept_bytes, max((self._seen or NOTHING_SEEN).kept, found.kept_bytes)
-        for _ in range(_HALVINGS):
+        low, high = found.kept_bytes, max((self._observed or NO_OBSERVATIONS).kept, found.kept_bytes)
+        for _ in range(TUNABLES.kept_steps):
             kept = (low + high + 1) // 2
             try:
-                made, _ = self._made(joined, step, kept, least=True, keep=kept)
+                decision, _ = self._decide_with(merged, step, kept, least=True, keep=kept)
             except PlanError:
                 high = kept
                 continue
-            if made.kept_bytes <= kept and made.timed.seconds <= found.timed.seconds:
-                found = made
+            if decision.kept_bytes <= kept and decision.simulated.seconds <= found.simulated.seconds:
+                found = decision
             low = kept
         return found
 
-    def _made(
-        self, joined: Joined, step: Step, kept: int, *, least: bool, keep: int = 0
-    ) -> tuple[Decided, Callable[[int], int]]:
+    def _decide_with(
+        self, merged: MergedGraph, step: Step, kept: int, *, least: bool, keep: int = 0
+    ) -> tuple[StepDecision, Callable[[int], int]]:
         """Decide under the assumption that every other run keeps `kept` bytes."""
-        seen = self._seen or NOTHING_SEEN
-        terms = Terms(
+        observed = self._observed or NO_OBSERVATIONS
+        constraints = Constraints(
             outside=self.outside(kept),
-            going=step.captured.given(self.now.going),
-            gradients_stay=seen.gradients_stay,
-            least=least,
-            keep=keep,
-            between=seen.between,
+            freed_inputs=step.captured.arguments_at(self.external.freed_inputs),
+            gradients_stay=observed.gradients_stay,
+            keep_least=least,
+            keep_bytes=keep,
+            between_bytes=observed.between,
             host_limit=self._host_bytes // self.runs,
         )
-        deciding = Deciding(step, self.options, terms)
+        decider = StepDecider(step, self.options, constraints)
         if self.options.fused and self.options.limit is not None:
-            return _fitted(joined, deciding, self.options.limit)
-        return deciding.decide(), deciding.kept_bytes
+            return _fitted(merged, decider, self.options.limit)
+        return decider.decide(), decider.kept_bytes
 
-    def _refusal(self, error: PlanError) -> PlanError:
+    def _infeasible_error(self, error: PlanError) -> PlanError:
         """Error for a limit that is infeasible given the memory in use outside this graph."""
-        limit, least, beside = self.options.limit, error.least_bytes, self.counted
-        said = [str(error)]
-        if beside.held:
-            said.append(f"of that, graphs before it and gradients hold {beside.held} bytes")
-        if beside.held and limit is not None and least is not None:
-            enough = self.budget.enough(self.number, limit, least)
-            fewer = self.budget.kept_before(self.number) - self.budget.kept_within(self.number, enough)
-            tickets = self.budget.tickets_before(self.number)
-            least = enough + tickets
-            within = f"{beside.held - fewer + tickets} at most within a limit of {least}"
-            said[-1] += f", and {within}, which is enough"
-        if beside.own:
-            said.append(f"of that, other runs of it hold {beside.own} bytes")
-        if between := (self._seen or NOTHING_SEEN).between:
-            said.append(f"between its passes what is not compiled takes {between} bytes")
-        if beside.parameters:
-            said.append(f"of that, {beside.parameters} bytes are parameters that it does not read")
-        if self._told:
-            said.append(f"of that, {self._told} bytes lie beside, such as an optimizer's state")
-        if self._libraries:
-            said.append(f"of that, {self._libraries} bytes are kept by cuBLAS")
-        return PlanError("; ".join(said), least)
+        limit, least, external = self.options.limit, error.least_bytes, self.counted_external
+        reasons = [str(error)]
+        if external.held:
+            reasons.append(f"of that, graphs before it and gradients hold {external.held} bytes")
+        if external.held and limit is not None and least is not None:
+            feasible_limit = self.shared_limit.feasible_limit(self.number, limit, least)
+            fewer = self.shared_limit.bytes_kept_before(self.number) - self.shared_limit.kept_within(
+                self.number, feasible_limit
+            )
+            tickets = self.shared_limit.tickets_before(self.number)
+            least = feasible_limit + tickets
+            within = f"{external.held - fewer + tickets} at most within a limit of {least}"
+            reasons[-1] += f", and {within}, which is enough"
+        if external.own:
+            reasons.append(f"of that, other runs of it hold {external.own} bytes")
+        if between := (self._observed or NO_OBSERVATIONS).between:
+            reasons.append(f"between its passes uncompiled code takes {between} bytes")
+        if external.parameters:
+            reasons.append(f"of that, {external.parameters} bytes are parameters that it does not read")
+        if self._declared_bytes:
+            reasons.append(
+                f"of that, {self._declared_bytes} bytes are outside all graphs, such as an optimizer's state"
+            )
+        if self._library_bytes:
+            reasons.append(f"of that, {self._library_bytes} bytes are kept by cuBLAS")
+        return PlanError("; ".join(reasons), least)
 
 
-def _fitted(joined: Joined, deciding: Deciding, limit: int) -> tuple[Decided, Callable[[int], int]]:
+def _fitted(
+    merged: MergedGraph, decider: StepDecider, limit: int
+) -> tuple[StepDecision, Callable[[int], int]]:
     """Decide about a graph with fused operations; also return the kept bytes as a function of the limit."""
     try:
-        from mempool.torch.compiled.inductor.fused import fitted
+        from mempool.torch.compiled.inductor.fused import fit_kernels
 
-        made, looked = fitted(joined, deciding, limit)
-        return made, partial(kept_by, looked)
+        decision, tried = fit_kernels(merged, decider, limit)
+        return decision, partial(least_kept_bytes, tried)
     except PlanError:
         raise
     except Exception as error:  # the call reaches deep into a compiler that we do not control
         warnings.warn(
-            f"what fused operations need is not found, and the limit counts each by itself: {error}",
+            f"the memory of fused kernels could not be counted, so the limit counts each operation "
+            f"separately: {error}",
             stacklevel=2,
         )
-        return deciding.decide(), deciding.kept_bytes
+        return decider.decide(), decider.kept_bytes
 
 
-def kept_by(looked: Sequence[Decided], limit: int) -> int:
-    """Return the fewest bytes kept between the passes by any decision in `looked` that is within a limit.
+def least_kept_bytes(tried: Sequence[StepDecision], limit: int) -> int:
+    """Return the fewest bytes kept between the passes by any decision in `tried` that is within a limit.
 
     If no decision is within the limit, return the most bytes that any of the decisions keeps.
     """
-    within = [made.kept_bytes for made in looked if made.peak_bytes <= limit]
-    return min(within, default=max(made.kept_bytes for made in looked))
+    within = [decision.kept_bytes for decision in tried if decision.peak_bytes <= limit]
+    return min(within, default=max(decision.kept_bytes for decision in tried))

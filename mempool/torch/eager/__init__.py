@@ -1,6 +1,88 @@
-"""Swapping while a program runs: tensors are offloaded to host memory between their uses.
+"""Offloading while a program runs: tensors wait in host memory between their uses.
 
-`mempool.torch.install` with ``limit`` starts swapping (`attached`). The design is in docs/swapping.md. The
-path from an operation to a copy: `swapper` (a dispatch mode) -> `iterations` (the plan) and `governor`
-(evictions) -> `mover` -> `engine`.
+`mempool.torch.install` with ``limit`` starts an `OffloadSession`. The design is in docs/swapping.md. The path
+from an operation to a copy: `mode` (a dispatch mode) -> `iterations` (the schedule) and `eviction_policy` ->
+`transfers` -> `mempool.torch.offload.engine`.
 """
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+from mempool.torch.eager.mode import OffloadMode
+from mempool.torch.offload.engine import create_engine
+from mempool.torch.offload.host_memory import default_host_limit
+
+if TYPE_CHECKING:
+    import torch
+
+    from mempool.torch import TensorPool
+
+
+class OffloadSession:
+    """Keeps a pool's memory within a limit, for the creating thread and that thread's backward passes.
+
+    Attributes:
+        mode: the dispatch mode.
+    """
+
+    def __init__(self, pool: TensorPool, device: torch.device, limit_bytes: int) -> None:
+        """Start offloading."""
+        host_bytes = pool.settings.host_limit or default_host_limit()
+        self._engine = create_engine(device, host_bytes)
+        self.mode = OffloadMode(
+            self._engine,
+            device,
+            limit_bytes,
+            alignment=pool.device.alignment,
+            host_bytes=host_bytes,
+            client=pool.client,
+            on_iteration_end=pool.mark_detected_step,
+            reset_plans=pool.reset_plans,
+        )
+        self._process = os.getpid()
+        self._ended = False
+        self.mode.__enter__()
+
+    def begin(self) -> None:
+        """Begin an iteration, as marked by the program; earlier operations belong to no iteration."""
+        self.mode.begin()
+
+    def require_marks(self) -> None:
+        """Expect the program's marks of iterations; optimizer steps no longer end iterations."""
+        self.mode.marked = True
+
+    def mark(self) -> None:
+        """End an iteration, as marked by the program."""
+        self.mode.marked = True
+        self.mode.step()
+
+    def values(self) -> dict[str, Any]:
+        """Return the report entries, with sizes in bytes."""
+        return {**self.mode.values(), "host_bytes": self._engine.host_bytes}
+
+    def end(self) -> None:
+        """Reload every storage and leave PyTorch; to be called in the thread that works with tensors."""
+        if self._ended or self._process != os.getpid():
+            return  # a forked child goes on as is, with reloads on demand
+        self._ended = True
+        if self.mode in _get_current_dispatch_mode_stack():
+            _take_out(self.mode)
+        else:  # called in another thread
+            self.mode.end()
+        self._engine.close()
+
+
+def _take_out(mode: Any) -> None:
+    """Exit a mode, even if other modes were entered later."""
+    above = []
+    while _get_current_dispatch_mode_stack()[-1] is not mode:
+        above.append(_pop_mode())
+    try:
+        mode.__exit__(None, None, None)
+    finally:
+        for other in reversed(above):
+            _push_mode(other)

@@ -7,28 +7,22 @@ from typing import TYPE_CHECKING
 
 from mempool.logs import log
 from mempool.reporting.outcomes import NewOutcomes
-from mempool.torch.eager.storages import AWAY, address_of
+from mempool.torch.eager.storages import OFFLOADED, address_of
+from mempool.torch.offload.options import OPTIONS
 from mempool.units import sized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from mempool import _core
-    from mempool.torch.eager.eviction_policy import Governor
+    from mempool.torch.eager.eviction_policy import EvictionPolicy
     from mempool.torch.eager.iterations import Iterations
-    from mempool.torch.eager.pool_headroom import Room
-    from mempool.torch.eager.storages import Held, Storages
-    from mempool.torch.eager.transfers import Mover
+    from mempool.torch.eager.pool_headroom import PoolHeadroom
+    from mempool.torch.eager.storages import StorageRecord, StorageRegistry
+    from mempool.torch.eager.transfers import TransferManager
 
 
-#: Most iterations between two attempts.
-_LONGEST_PAUSE = 64
-#: Divisor of the limit: an excess up to that share is accepted rather than no arena; the share is less than
-#: the excess that `Room.tell` reports.
-_LITTLE = 51
-
-
-class Arrival:
+class ArenaAdmission:
     """Makes room for the arena.
 
     An arena takes the peak of a whole iteration, in addition to all memory outside of the arena at that time.
@@ -44,127 +38,137 @@ class Arrival:
     def __init__(
         self,
         client: _core.Client,
-        room: Room,
-        storages: Storages,
+        room: PoolHeadroom,
+        storages: StorageRegistry,
         iterations: Iterations,
-        governor: Governor,
-        mover: Mover,
+        eviction: EvictionPolicy,
+        transfers: TransferManager,
         anew: Callable[[], None],
     ) -> None:
         """Start without a plan."""
-        self._client, self._pool, self._room = client, client.pool, room
+        self._client, self._pool, self._headroom = client, client.pool, room
         self._storages = storages
-        self._iterations, self._governor, self._mover = iterations, governor, mover
-        self._anew = anew
+        self._iterations, self.eviction, self._transfers = iterations, eviction, transfers
+        self._reset_plans = anew
         self._refused = 0  # size of the arena that was refused, bytes
-        self._in_vain = self._told = False
-        self._wanted = 0  # size needed at the end of the last iteration, bytes
-        self._new = NewOutcomes()
-        self._pause, self._until = 1, 0  # iterations to wait before the next attempt
+        self._accepts_excess = self._has_warned = False
+        self._needed_before = 0  # size needed at the end of the last iteration, bytes
+        self._new_outcomes = NewOutcomes()
+        self._pause, self._wait = 1, 0  # iterations to wait before the next attempt
         self.due = False
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Decide after an iteration whether to install an arena: none exists, or planned places are taken."""
-        needed, there = self._needed()
+        needed, there = self._arena_sizes()
         occupied, without = self._misses()
-        self._room.holds_arena = there > 0
+        self._headroom.holds_arena = there > 0
         # An arena that is too small for another plan may suffice for this plan.
-        self._room.arena = 0 < needed <= there if needed != self._refused else there > 0 and not without
-        self._room.asks |= not self._room.arena  # `Room.begin` ran before `arena` was known
-        missing = there < needed == self._wanted != self._refused
-        self._wanted = needed
-        self._until -= 1
-        in_the_way = occupied and self._room.arena
-        self.due = self._until <= 0 and self._iterations.by_plan and (in_the_way or missing)
+        self._headroom.serves_schedule = (
+            0 < needed <= there if needed != self._refused else there > 0 and not without
+        )
+        self._headroom.is_checked |= (
+            not self._headroom.serves_schedule
+        )  # `PoolHeadroom.begin` ran before `arena` was known
+        missing = there < needed == self._needed_before != self._refused
+        self._needed_before = needed
+        self._wait -= 1
+        in_the_way = occupied and self._headroom.serves_schedule
+        self.due = self._wait <= 0 and self._iterations.holds_limit and (in_the_way or missing)
 
     def _misses(self) -> tuple[bool, bool]:
         """Return two flags for this iteration: planned places were occupied; the arena was missing."""
-        new = self._new.of(self._client.stats()["outcomes"])
+        new = self._new_outcomes.of(self._client.stats()["outcomes"])
         return new["slot_occupied"] > 0, new["no_arena"] > 0
 
-    def _needed(self) -> tuple[int, int]:
+    def _arena_sizes(self) -> tuple[int, int]:
         return self._client.state()["needed_bytes"], self._pool.stats()["arena_bytes"]
 
-    def take(self, keep: Container[int], now: int) -> None:
+    def install(self, keep: Container[int], now: int) -> None:
         """Install the arena before an operation; `keep`: keys of the storages among the arguments."""
         self.due = False
-        stays, places = self._where()
-        self._governor.clear(keep, now)
-        needed, there = self._needed()
-        short = self._short(stays, max(needed - there, 0))
-        self._pause = self._until = min(2 * self._pause, _LONGEST_PAUSE)  # exponential backoff
+        stays, places = self._split_resident()
+        self.eviction.clear(keep, now)
+        needed, there = self._arena_sizes()
+        short = self._missing_bytes(stays, max(needed - there, 0))
+        self._pause = self._wait = min(2 * self._pause, OPTIONS.admission_max_pause)  # exponential backoff
         if needed <= there:
-            self.bring(stays if short <= 0 else [], places)
-        elif self._had(short):
-            self._room.arena = self._room.holds_arena = True
-            self._room.begin(by_plan=self._iterations.served_by_plan)
-            self.bring(stays, places)
-        elif short <= 0 or not self._is_short(short):
-            self.bring([*stays, *(held for held, _ in places)], [])  # undo the eviction
-        self._iterations.undisturbed()
+            self.reload_to_places(stays if short <= 0 else [], places)
+        elif self._request_arena(short):
+            self._headroom.serves_schedule = self._headroom.holds_arena = True
+            self._headroom.begin(by_plan=self._iterations.is_final)
+            self.reload_to_places(stays, places)
+        elif short <= 0 or not self._handle_shortage(short):
+            self.reload_to_places([*stays, *(record for record, _ in places)], [])  # undo the eviction
+        self._iterations.ignore_evictions()
 
-    def _is_short(self, short: int) -> bool:
+    def _handle_shortage(self, short: int) -> bool:
         """Handle an arena that lacks `short` bytes; return whether the moves were replanned."""
-        if not self._in_vain and self._iterations.less(short):
-            self._pause, self._until = 1, 0
-            self._anew()
+        if not self._accepts_excess and self._iterations.replan_lower(short):
+            self._pause, self._wait = 1, 0
+            self._reset_plans()
             return True
-        if not self._in_vain and short <= self._room.limit_bytes // _LITTLE:
-            self._in_vain = True  # the next attempt may exceed the limit a little
+        if (
+            not self._accepts_excess
+            and short <= self._headroom.limit_bytes // OPTIONS.admission_excess_divisor
+        ):
+            self._accepts_excess = True  # the next attempt may exceed the limit a little
         else:
-            self._refused = self._needed()[0]
-            self._tell(short)
+            self._refused = self._arena_sizes()[0]
+            self._warn(short)
         return False
 
-    def _where(self) -> tuple[list[Held], list[tuple[Held, int]]]:
+    def _split_resident(self) -> tuple[list[StorageRecord], list[tuple[StorageRecord, int]]]:
         """Return the persistent storages on the device, and the others with their places in the arena."""
-        stays: list[Held] = []
-        places: list[tuple[Held, int]] = []
-        for held in list(self._storages.known.values()):
-            if held.state == AWAY or (storage := held()) is None:
+        stays: list[StorageRecord] = []
+        places: list[tuple[StorageRecord, int]] = []
+        for record in list(self._storages.records.values()):
+            if record.state == OFFLOADED or (storage := record()) is None:
                 continue
             place = self._client.planned_offset_of(address_of(storage))
             if place is None:
-                stays.append(held)
+                stays.append(record)
             else:
-                places.append((held, place))
+                places.append((record, place))
         return stays, places
 
-    def _had(self, short: int) -> bool:
+    def _request_arena(self, short: int) -> bool:
         """Request the arena and return the success; after vain replans, accept a small excess."""
-        if 0 < short <= self._room.limit_bytes // _LITTLE and self._in_vain:
-            self._room.hold(self._room.limit_bytes + short)
+        if (
+            0 < short <= self._headroom.limit_bytes // OPTIONS.admission_excess_divisor
+            and self._accepts_excess
+        ):
+            self._headroom.set_limit(self._headroom.limit_bytes + short)
             short = 0
         return short <= 0 and self._client.request_arena()
 
-    def _short(self, stays: list[Held], more: int) -> int:
+    def _missing_bytes(self, stays: list[StorageRecord], more: int) -> int:
         """Return the bytes that are missing for `more` bytes of arena and the storages outside the arena."""
         stats = self._pool.stats()
-        held: int = stats["reserved"]["current"] - stats["idle_bytes"]
-        away = sum(held.room for held in stays if held.state == AWAY)
-        return held + more + away - self._room.limit_bytes
+        record: int = stats["reserved"]["current"] - stats["idle_bytes"]
+        away = sum(record.rounded_bytes for record in stays if record.state == OFFLOADED)
+        return record + more + away - self._headroom.limit_bytes
 
-    def bring(self, stays: list[Held], places: list[tuple[Held, int]]) -> None:
+    def reload_to_places(self, stays: list[StorageRecord], places: list[tuple[StorageRecord, int]]) -> None:
         """Reload all storages to their places; these allocations are no part of the recurring pattern."""
         self._client.enter_dynamic()
         try:
-            for held in stays:
-                self._mover.fetch(held)
-            for held, place in places:
-                if held.state == AWAY:
+            for record in stays:
+                self._transfers.reload(record)
+            for record, place in places:
+                if record.state == OFFLOADED:
                     self._client.allocate_next_at(place)
-                    self._mover.fetch(held)
+                    self._transfers.reload(record)
         finally:
             self._client.leave_dynamic()
-        self._mover.settle_all()  # transfers keep storages alive, even unused ones
+        self._transfers.wait_all()  # transfers keep storages alive, even unused ones
 
-    def _tell(self, short: int) -> None:
+    def _warn(self, short: int) -> None:
         """Warn once: replanned moves are refused arenas of other sizes, for the same reason."""
         log.log(
-            logging.INFO if self._told else logging.WARNING,
+            logging.INFO if self._has_warned else logging.WARNING,
             "an arena of %s cannot be had within the limit of %s, %s are missing: iterations go on without",
             sized(self._refused),
-            sized(self._room.limit_bytes),
+            sized(self._headroom.limit_bytes),
             sized(short),
         )
-        self._told = True
+        self._has_warned = True

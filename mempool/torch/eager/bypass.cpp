@@ -1,10 +1,10 @@
-// Operations that pass by the dispatch mode that swaps while nothing has to move (bypass.py). Built on the user's machine against
+// Lets operations skip the offloading dispatch mode while nothing has to move (bypass.py). Built on the user's machine against
 // the user's torch (compiled_library.py).
 //
-// A fallback for DeferredInit, a key that PyTorch keeps for others and asks before autocast and autograd. In a thread that has it
-// included every operation comes here first. One that the mode has seen, with tensors of the same shapes, and for whose memory
-// there is ample room, runs while the mode is off the stack; of its storages it is written down that they live, and the order in
-// which they were used. All others go where they would have gone.
+// A fallback for DeferredInit, a key that PyTorch reserves for others and dispatches before autocast and autograd. In a thread
+// that includes the key, every operation arrives here first. An operation that the mode has seen with tensors of the same shapes,
+// and for whose memory there is ample room, runs while the mode is off the stack; its storages are recorded in the order of their
+// last use. All other operations are dispatched as usual.
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -38,22 +38,22 @@ constexpr std::size_t kMostKnown = std::size_t{1} << 16;
 constexpr std::size_t kLeastSwept = 4096;
 
 struct Used {
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // which also keeps its address from being another's
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused
   std::uint64_t last;
-  bool blank;  // not written yet: a function of C++ may do so next, past the dispatcher
+  bool blank;  // not written yet: a C++ function may write next, past the dispatcher
 };
 
 struct Traits {
-  bool composite;   // made of others, which come here themselves
-  bool inert;       // neither given tensors nor returning any, such as marks for a profiler
-  bool repeatable;  // neither writes what it is given nor draws random numbers
-  // As learned:
+  bool composite;   // made of other operations, which arrive here themselves
+  bool inert;       // without tensors among arguments and results, such as profiler marks
+  bool repeatable;  // neither writes arguments nor draws random numbers
+  // Learned from the mode:
   bool views = false;
-  bool blank = false;  // does not write what it makes
+  bool blank = false;  // leaves results unwritten
 };
 
 struct Operation {
-  c10::OperatorName name;  // where its schema lies another's may lie later
+  c10::OperatorName name;  // the schema's address may be reused by another operator
   std::uint64_t hash;      // of the name
   Traits traits;
 };
@@ -100,7 +100,7 @@ struct Bypass {
 
   bool knows(const c10::Storage& storage) const { return used.contains(storage.unsafeGetStorageImpl()); }
 
-  // By one that makes views of what is blank it stays so.
+  // A view of an unwritten storage leaves it unwritten.
   void use(const c10::Storage& storage, bool views) {
     const auto found = used.find(storage.unsafeGetStorageImpl());
     if (found == used.end()) return;
@@ -124,14 +124,14 @@ Bypass& bypass() {
   return *made;
 }
 
-// The operations on their way to the mode, which may have to learn them.
+// Operations on their way to the mode, which may have the bypass learn them.
 struct Awaited {
   const c10::FunctionSchema* schema;
   std::uint64_t signature;
 };
 thread_local std::vector<Awaited> awaited;
 
-// What decides how much memory an operation takes, as one number.
+// Hash of everything that determines the memory footprint of an operation.
 class Signature {
  public:
   Signature(c10::DeviceType device, const Operation& operation) : device_(device) {
@@ -139,7 +139,7 @@ class Signature {
     mix(static_cast<std::uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
   }
 
-  // False: this is nothing ordinary.
+  // Return false for a value of an unsupported type.
   bool add(const c10::IValue& value) {
     if (value.isTensor()) return add(value.toTensor());
     if (value.isNone()) return mix(1);
@@ -167,7 +167,7 @@ class Signature {
     return false;
   }
 
-  // Fractions decide where nothing else has a size, as for arange; elsewhere they are learning rates and the like.
+  // Floats count only where nothing else has a size, as for arange; elsewhere they are learning rates and the like.
   std::uint64_t value() const { return storages_.empty() && !sized_ ? mixed(hash_, fractions_) : hash_; }
   const c10::SmallVector<const c10::Storage*, 8>& storages() const { return storages_; }
 
@@ -204,7 +204,7 @@ class Signature {
   c10::SmallVector<const c10::Storage*, 8> storages_;
 };
 
-// While it lives no mode is on the stack, and operations do not come here.
+// Guard that takes the mode off the stack and excludes the bypass key.
 class Hidden {
  public:
   Hidden() : mode_(TorchDispatchModeTLS::pop_stack()) {}
@@ -222,8 +222,8 @@ c10::StreamId stream_now(c10::DeviceType device) {
   return guard.getStream(guard.getDevice()).id();
 }
 
-// Whether nothing but our mode would see the operation: no transform, autocast or other mode, and no hooks of saved tensors, which
-// are Python's and run in the middle of it; and it is on the stream on which all are.
+// Return whether our mode alone would see the operation: no transform, autocast or other mode, no hooks of saved tensors, which
+// run Python in the middle of the operation; and the current stream is the stream of all operations.
 bool seen_by_us_alone(const Bypass& all, DispatchKeySet below) {
   static const std::uint64_t ordinary = (DispatchKeySet({DispatchKey::Dense, DispatchKey::BackendSelect, DispatchKey::Python,
                                                          DispatchKey::ADInplaceOrView, DispatchKey::AutogradOther, DispatchKey::AutogradFunctionality}) |
@@ -235,7 +235,7 @@ bool seen_by_us_alone(const Bypass& all, DispatchKeySet below) {
          stream_now(all.device) == all.stream.load();
 }
 
-// What was returned and is new.
+// Record the new storages among the results.
 void add_results(Bypass& all, const torch::jit::Stack& stack, std::size_t count, bool blank) {
   const auto add = [&](const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.has_storage() || tensor.device().type() != all.device) return;
@@ -276,7 +276,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
       if (signature != 0 && operation.views) {
         need = 0;
       } else if (signature != 0 && known != all.needs.end() &&
-                 // What came in another way the mode has to meet: it may be memory that is not the pool's.
+                 // The mode must register other storages: their memory may be foreign.
                  std::all_of(sign.storages().begin(), sign.storages().end(), [&](const auto* one) { return all.knows(*one); })) {
         if (known->second == 0 || all.room(all.client) - known->second >= all.reserve) need = known->second;
       }
@@ -288,7 +288,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     if (need) ++all.passed;
   }
   if (need) {
-    torch::jit::Stack again;  // what it is given, which it takes away
+    torch::jit::Stack again;  // the arguments, which the call consumes
     if (operation.repeatable && *need > 0) again.assign(given, stack->end());
     const auto others = given - stack->begin();
     try {
@@ -310,7 +310,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     op.redispatchBoxed(below, stack);
     if (signature == 0 || !all.open.load(std::memory_order_acquire)) return;
     const std::lock_guard lock(all.mutex);
-    operation = all.operation(op).traits;  // as it has been learned by now
+    operation = all.operation(op).traits;  // learned by now
   }
   if (operation.inert || operation.views) return;
   const std::lock_guard lock(all.mutex);
@@ -318,8 +318,8 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
   all.sweep();
 }
 
-// Uint8 tensors of all storages that were used while open and live, the one that was unused for longest first. What is still
-// blank is nobody's to move: it is met when it is used.
+// Return uint8 tensors of all living storages used while open, least recently used first. Unwritten storages must not move: the
+// mode registers them at their next use.
 std::vector<at::Tensor> taken() {
   Bypass& all = bypass();
   std::vector<std::pair<std::uint64_t, c10::Storage>> alive;
@@ -349,14 +349,14 @@ TORCH_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFrom
 
 #define MEMPOOL_EXPORT extern "C" __attribute__((visibility("default")))
 
-// The number of the key.
+// Return the number of the dispatch key.
 MEMPOOL_EXPORT int mempool_bypass_key() { return static_cast<int>(kKey); }
 
-// This thread's operations, and those of its backwards, no longer come here.
+// Stop receiving the operations of this thread and its backward passes.
 MEMPOOL_EXPORT void mempool_bypass_leave() { c10::impl::tls_set_dispatch_key_included(kKey, false); }
 
-// 1: this thread's operations pass by its mode from now on, where afterwards the client's pool has room for `reserve` bytes.
-// 0: those of another do.
+// Let this thread's operations skip its mode while the client's pool keeps room for `reserve` bytes. Return 0 if another mode's
+// bypass is open.
 MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t (*room)(void*), void* client, std::int64_t reserve) {
   Bypass& all = bypass();
   const std::lock_guard lock(all.mutex);
@@ -378,20 +378,20 @@ MEMPOOL_EXPORT void mempool_bypass_reserve(std::int64_t reserve) {
   all.reserve = reserve;
 }
 
-// No longer. Takes no lock, which another thread may have had when a process was forked.
+// Close the bypass. Takes no lock, which another thread may have held at a fork.
 MEMPOOL_EXPORT void mempool_bypass_close() { bypass().open.store(false, std::memory_order_release); }
 
-// How many operations passed by.
+// Return the number of operations that skipped the mode.
 MEMPOOL_EXPORT std::uint64_t mempool_bypass_count() {
   Bypass& all = bypass();
   const std::lock_guard lock(all.mutex);
   return all.passed;
 }
 
-// The operation that is on its way to the mode makes views, or what is blank, and needs so many bytes where it is given the like;
-// -1: it is to be seen each time.
+// Learn the operation on its way to the mode: whether it makes views or unwritten results, and the bytes needed for arguments
+// like these; -1: the mode must see each call.
 MEMPOOL_EXPORT void mempool_bypass_learn(const char* name, const char* overload, int views, int blank, std::int64_t bytes) {
-  // An engine of backwards gives its threads the keys of when it began, and takes them away again.
+  // Autograd's engine restores the keys of its threads after each backward pass.
   c10::impl::tls_set_dispatch_key_included(kKey, true);
   if (awaited.empty()) return;
   const auto [schema, signature] = awaited.back();

@@ -21,25 +21,19 @@ from mempool import _core
 from mempool.errors import UsageError
 from mempool.logs import log
 from mempool.torch.compiled_library import Source
-from mempool.torch.eager.storages import AWAY
-from mempool.torch.eager.transfers import between_us
+from mempool.torch.eager.storages import OFFLOADED
+from mempool.torch.eager.transfers import hidden_from_program
+from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
-    from mempool.torch.eager.arena_admission import Arrival
+    from mempool.torch.eager.arena_admission import ArenaAdmission
     from mempool.torch.eager.iterations import Iterations
-    from mempool.torch.eager.operator_traits import Kind
-    from mempool.torch.eager.pool_headroom import Room
-    from mempool.torch.eager.report import SwapCounts
-    from mempool.torch.eager.storages import Storages
-    from mempool.torch.eager.transfers import Mover
+    from mempool.torch.eager.operator_traits import OperatorTraits
+    from mempool.torch.eager.pool_headroom import PoolHeadroom
+    from mempool.torch.eager.storages import StorageRegistry
+    from mempool.torch.eager.transfers import OffloadCounters, TransferManager
 
 SOURCE = Source(Path(__file__).with_name("bypass.cpp"), ("c10", "torch_cpu"), "mempool_bypass_open")
-#: Divisors of the limit: the room that an iteration has to leave before later iterations may go unseen, and
-#: the room that each unseen operation has to leave.
-_LEFT_BEFORE, _LEFT_MEANWHILE = 8, 32
-#: Number of such iterations in a row before the bypass opens, initially and at most: each closing doubles the
-#: number.
-_CALM, _MOST_CALM = 2, 64
 
 
 class Bypass:
@@ -53,67 +47,78 @@ class Bypass:
         self,
         mode: Any,
         client: _core.Client,
-        room: Room,
-        storages: Storages,
+        room: PoolHeadroom,
+        storages: StorageRegistry,
         iterations: Iterations,
-        mover: Mover,
-        arrival: Arrival,
-        counts: SwapCounts,
+        transfers: TransferManager,
+        admission: ArenaAdmission,
+        counts: OffloadCounters,
     ) -> None:
         """Start closed: the mode sees all operations."""
-        self._mode, self._client, self._room = mode, client, room
-        self._storages, self._iterations, self._mover, self._counts = storages, iterations, mover, counts
-        self._arrival = arrival
+        self._mode, self._client, self._headroom = mode, client, room
+        self._storages, self._iterations, self._transfers, self._counts = (
+            storages,
+            iterations,
+            transfers,
+            counts,
+        )
+        self._admission = admission
         self._library: ctypes.CDLL | None = None
-        self._possible = True
-        self._calm, self._patience = 0, _CALM
-        self._before = 0  # operations that had passed at the opening
+        self.is_available = True
+        self.calm_iterations, self._required = 0, OPTIONS.bypass_iterations
+        self._passed_before = 0  # operations that had passed at the opening
         self.is_open = False
 
     # --- opening and closing
 
-    def look(self, most: int) -> None:
+    def record_peak(self, most: int) -> None:
         """Record the peak of a seen iteration, in bytes; open the bypass after enough calm iterations."""
-        counts, limit = self._counts, self._room.limit_bytes
+        counts, limit = self._counts, self._headroom.limit_bytes
         moved = counts.iteration_in_bytes > 0 or counts.iteration_out_bytes > 0
-        away = sum(held.room for held in list(self._storages.known.values()) if held.state == AWAY)
-        is_calm = not moved and most + away <= self._iterations.limit_bytes - limit // _LEFT_BEFORE
-        self._calm = self._calm + 1 if is_calm else 0
-        if self._calm >= self._patience:
+        away = sum(
+            record.rounded_bytes
+            for record in list(self._storages.records.values())
+            if record.state == OFFLOADED
+        )
+        is_calm = (
+            not moved and most + away <= self._iterations.limit_bytes - limit // OPTIONS.bypass_open_divisor
+        )
+        self.calm_iterations = self.calm_iterations + 1 if is_calm else 0
+        if self.calm_iterations >= self._required:
             self.open()
 
     def open(self) -> None:
         """Reload all storages and let operations skip the mode; no effect if that is impossible."""
-        if self.is_open or not self._possible or threading.get_ident() != self._mover.thread:
+        if self.is_open or not self.is_available or threading.get_ident() != self._transfers.thread:
             return
         try:
             library = self._library = _library()
         except UsageError as error:  # no compiler
             log.info("each operation is seen within the limit: %s", str(error))
-            self._possible = False
+            self.is_available = False
             return
-        self._have_all()
+        self._reload_all()
         cuda = self._storages.device == "cuda"
         room, client = _core.torch_room_function(), self._client.handle
-        self._before = library.mempool_bypass_count()
-        self._mover.stays = self.is_open = True  # set first, as Ctrl-C may come between
-        if library.mempool_bypass_open(id(self._mode), cuda, room, client, self._left()):
-            self._iterations.settled()
+        self._passed_before = library.mempool_bypass_count()
+        self._transfers.holds_all = self.is_open = True  # set first, as Ctrl-C may come between
+        if library.mempool_bypass_open(id(self._mode), cuda, room, client, self._reserve_bytes()):
+            self._iterations.let_pool_learn()
             self._client.set_arena_allowed(True)
         else:
-            self._mover.stays = self.is_open = False
+            self._transfers.holds_all = self.is_open = False
 
-    def _left(self) -> int:
+    def _reserve_bytes(self) -> int:
         """Return the bytes that must remain free in the pool after an unseen operation."""
-        return self._room.limit_bytes // _LEFT_MEANWHILE + self._storages.outside_bytes
+        return self._headroom.limit_bytes // OPTIONS.bypass_reserve_divisor + self._storages.foreign_bytes
 
-    def _have_all(self) -> None:
+    def _reload_all(self) -> None:
         """Reload all storages, and drop host copies, which unseen operations could make stale."""
-        self._iterations.unseen()
-        known = list(self._storages.known.values())
-        self._arrival.bring(known, [])
-        for held in known:
-            self._mover.forget(held)
+        self._iterations.suspend()
+        known = list(self._storages.records.values())
+        self._admission.reload_to_places(known, [])
+        for record in known:
+            self._transfers.drop_copy(record)
 
     def close(self) -> list[torch.Tensor]:
         """Let the mode see operations again.
@@ -125,9 +130,9 @@ class Bypass:
             return []
         self.abandon()
         self._client.set_arena_allowed(False)
-        self._counts.bypassed += self._library.mempool_bypass_count() - self._before
-        self._calm, self._patience = 0, min(2 * self._patience, _MOST_CALM)
-        with between_us():
+        self._counts.bypassed += self._library.mempool_bypass_count() - self._passed_before
+        self.calm_iterations, self._required = 0, min(2 * self._required, OPTIONS.bypass_max_iterations)
+        with hidden_from_program():
             taken: list[torch.Tensor] = torch.ops.mempool_bypass.taken()
         return taken
 
@@ -135,11 +140,11 @@ class Bypass:
         """Let the mode see operations again without taking a lock, as needed in a forked child."""
         if self.is_open and self._library is not None:
             self._library.mempool_bypass_close()
-            self._mover.stays = self.is_open = False
+            self._transfers.holds_all = self.is_open = False
 
     def end(self) -> None:
         """Close the bypass for good."""
-        self._possible = False
+        self.is_available = False
         self.close()
         if self._library is not None:
             self._library.mempool_bypass_leave()
@@ -149,15 +154,15 @@ class Bypass:
     def lacks(self, more: int) -> bool:
         """Return whether there is too little room for `more` bytes."""
         if self._library is not None:
-            self._library.mempool_bypass_reserve(self._left())  # foreign memory may have been added
-        return self._room.left() - more < self._room.limit_bytes // _LEFT_MEANWHILE
+            self._library.mempool_bypass_reserve(self._reserve_bytes())  # foreign memory may have been added
+        return self._headroom.left() - more < self._headroom.limit_bytes // OPTIONS.bypass_reserve_divisor
 
-    def learn(self, kind: Kind, need: int) -> None:
+    def learn(self, traits: OperatorTraits, footprint: int) -> None:
         """Let later operations like this seen one skip the mode, if the traits allow; `need`: footprint."""
-        if self._library is not None and (schema := getattr(kind.function, "_schema", None)) is not None:
+        if self._library is not None and (schema := getattr(traits.function, "_schema", None)) is not None:
             name, overload = schema.name.encode(), schema.overload_name.encode()
-            blank = kind.odd is not None and kind.odd.blank
-            views, bytes_ = (kind.views, need) if kind.may_pass else (False, -1)
+            blank = traits.effects is not None and traits.effects.blank
+            views, bytes_ = (traits.views, footprint) if traits.may_pass else (False, -1)
             self._library.mempool_bypass_learn(name, overload, views, blank, bytes_)
 
     @property
@@ -165,7 +170,7 @@ class Bypass:
         """Return the number of operations that skipped the mode since the opening."""
         if not self.is_open or self._library is None:
             return 0
-        return int(self._library.mempool_bypass_count()) - self._before
+        return int(self._library.mempool_bypass_count()) - self._passed_before
 
 
 @functools.cache

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from mempool.recording.torch.storages import storages_in
-from mempool.torch.eager.storages import AWAY
+from mempool.recording.torch.ledger import storages_in
+from mempool.torch.eager.storages import OFFLOADED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
-    from mempool.torch.eager.storages import Held, Storages
-    from mempool.torch.eager.transfers import Mover
+    from mempool.torch.eager.storages import StorageRecord, StorageRegistry
+    from mempool.torch.eager.transfers import TransferManager
 
 #: Tensor methods that read the tensor while they run, and methods that also write.
 _TENSOR_READS = ("tolist", "item", "__float__", "__int__", "__bool__", "__index__", "__complex__")
@@ -49,30 +49,37 @@ _PASSING = ("torch.nn.", "safetensors.", "transformers.", "accelerate.")
 _NEW = object()
 
 
-class Escapes:
+class DispatcherPatches:
     """Patches that keep storages on the device for readers past the dispatcher, in any thread."""
 
     def __init__(
-        self, storages: Storages, mover: Mover, know: Callable[[torch.Tensor, Any], Held | None]
+        self,
+        storages: StorageRegistry,
+        transfers: TransferManager,
+        record_of: Callable[[torch.Tensor, Any], StorageRecord | None],
     ) -> None:
         """Prepare the patches.
 
         Args:
             storages: registry of the known storages.
-            mover: reloads storages.
-            know: returns the record of a tensor's storage; registers an unknown storage first.
+            transfers: reloads storages.
+            record_of: returns the record of a tensor's storage; registers an unknown storage first.
         """
         self._storages = storages
-        self._mover = mover
-        self._know = know
+        self._transfers = transfers
+        self._record_of = record_of
         self._replaced: list[tuple[Any, str, Any]] = []
-        self._awhile: deque[tuple[int, Held]] = deque()  # (iteration in which lent, storage)
-        self._steps = 0
-        self._scripts: dict[tuple[str, str], bool] = {}  # whether a script function reads past the dispatcher
+        self._held_for_iteration: deque[tuple[int, StorageRecord]] = (
+            deque()
+        )  # (iteration in which lent, storage)
+        self._iteration = 0
+        self._reading_scripts: dict[
+            tuple[str, str], bool
+        ] = {}  # whether a script function reads past the dispatcher
 
     # --- lending
 
-    def _held(self, values: Iterable[Any]) -> list[Held]:
+    def _find_records(self, values: Iterable[Any]) -> list[StorageRecord]:
         """Return the known storages among arguments: tensors, lists of tensors, storages."""
         storages: list[Any] = []
         for value in _values(values):
@@ -84,22 +91,24 @@ class Escapes:
             elif isinstance(value, torch.UntypedStorage):
                 storages.append(value)
         find = self._storages.find
-        return [held for storage in storages if (held := find(storage)) is not None]
+        return [record for storage in storages if (record := find(storage)) is not None]
 
     @contextlib.contextmanager
-    def lent(self, values: Iterable[Any], *, writes: bool = False) -> Iterator[list[tuple[Held, bool]]]:
+    def lent(
+        self, values: Iterable[Any], *, writes: bool = False
+    ) -> Iterator[list[tuple[StorageRecord, bool]]]:
         """Reload the storages among the values; afterwards, offload again those that had been offloaded."""
-        lent: list[tuple[Held, bool]] = []
+        lent: list[tuple[StorageRecord, bool]] = []
         try:
-            for held in self._held(values):
-                lent.append((held, False))
-                lent[-1] = held, self._mover.lend(held)
+            for record in self._find_records(values):
+                lent.append((record, False))
+                lent[-1] = record, self._transfers.lend(record)
             yield lent
         finally:
-            for held, away in lent:
-                self._mover.returned(held, away=away, wrote=writes)
+            for record, away in lent:
+                self._transfers.give_back(record, away=away, wrote=writes)
 
-    def _known(self, value: Any) -> list[Held]:
+    def _register_records(self, value: Any) -> list[StorageRecord]:
         """Return the records of a tensor's storages, or of a storage; register unknown storages first."""
         if isinstance(value, torch.UntypedStorage):
             pairs = [(torch.empty(0, dtype=torch.uint8, device=value.device), value)]
@@ -107,63 +116,63 @@ class Escapes:
             pairs = []
             with contextlib.suppress(NotImplementedError, RuntimeError):  # no storage
                 pairs = [*storages_in(_plain(value))]
-        found = (self._know(plain, storage) for plain, storage in pairs)
-        return [held for held in found if held is not None]
+        found = (self._record_of(plain, storage) for plain, storage in pairs)
+        return [record for record in found if record is not None]
 
-    def keep(self, value: Any) -> None:
+    def hold_resident(self, value: Any) -> None:
         """Keep a tensor's storages, or a storage, on the device for good."""
-        for held in self._known(value):
-            self._mover.keep(held)
+        for record in self._register_records(value):
+            self._transfers.hold_resident(record)
 
-    def _keep_awhile(self, value: Any) -> None:
+    def _hold_for_iteration(self, value: Any) -> None:
         """Keep a tensor's storages, or a storage, on the device until the end of the next iteration."""
-        for held in self._known(value):
-            self._mover.lend(held)
-            self._awhile.append((self._steps, held))
+        for record in self._register_records(value):
+            self._transfers.lend(record)
+            self._held_for_iteration.append((self._iteration, record))
 
-    def step(self) -> None:
+    def end_iteration(self) -> None:
         """End an iteration: return the storages lent before this iteration."""
-        self._steps += 1
-        while self._awhile and self._awhile[0][0] + 2 <= self._steps:
-            _, held = self._awhile.popleft()
-            self._mover.returned(held, away=False, wrote=True)
+        self._iteration += 1
+        while self._held_for_iteration and self._held_for_iteration[0][0] + 2 <= self._iteration:
+            _, record = self._held_for_iteration.popleft()
+            self._transfers.give_back(record, away=False, wrote=True)
 
     # --- replaced functions
 
     def install(self) -> None:
         """Replace the functions."""
         tensor, storage = torch.Tensor, torch.UntypedStorage
-        writes = functools.partial(self._lends, writes=True)
-        self._each(tensor, _TENSOR_READS, self._lends)
-        self._each(tensor, _TENSOR_WRITES, writes)
-        self._each(storage, _STORAGE_READS, self._lends)
-        self._each(storage, _STORAGE_WRITES, writes)
-        self._each(storage, _STORAGE_KEEPS, self._keeps)
-        self._each(tensor, ("data_ptr", "const_data_ptr"), self._address)
-        self._each(storage, ("data_ptr",), self._address)
-        self._each(tensor, ("numpy", "__dlpack__"), self._keeps)
-        self._each(torch._C, ("_to_dlpack",), self._keeps)
-        self._each(torch.utils.dlpack, ("to_dlpack",), self._keeps)
-        self._each(storage, ("nbytes", "__len__"), self._size)
-        self._each(storage, ("__getitem__",), self._entry)
-        self._each(torch._C.PyTorchFileWriter, ("write_record",), self._lends)
-        self._each(torch._tensor_str, ("_str",), self._lends)
-        self._each(torch, ("tensor", "as_tensor", "asarray", "set_rng_state"), self._lends)
-        self._each(torch.random, ("set_rng_state",), self._lends)
-        self._each(tensor, ("new_tensor",), self._lends)
-        self._each(torch._VF, _READ_LENGTHS, self._lends_integers)
-        self._each(torch, (*_READ_LENGTHS, *_READ_OFFSETS), self._lends_integers)
-        self._each(tensor, _READ_OFFSETS, self._lends_integers)
-        self._each(torch._C.ScriptModule, _SCRIPT_SAVES, self._alone)
-        self._each(torch._C.ScriptFunction, _SCRIPT_SAVES, self._alone)
-        self._each(torch._C.ScriptFunction, ("__call__",), self._script)
-        self._each(torch._C.ScriptMethod, ("__call__",), self._script)
-        self._each(torch._C, ("_pickle_save",), self._alone)
+        writes = functools.partial(self._lending, writes=True)
+        self._replace(tensor, _TENSOR_READS, self._lending)
+        self._replace(tensor, _TENSOR_WRITES, writes)
+        self._replace(storage, _STORAGE_READS, self._lending)
+        self._replace(storage, _STORAGE_WRITES, writes)
+        self._replace(storage, _STORAGE_KEEPS, self._holding)
+        self._replace(tensor, ("data_ptr", "const_data_ptr"), self._requesting_address)
+        self._replace(storage, ("data_ptr",), self._requesting_address)
+        self._replace(tensor, ("numpy", "__dlpack__"), self._holding)
+        self._replace(torch._C, ("_to_dlpack",), self._holding)
+        self._replace(torch.utils.dlpack, ("to_dlpack",), self._holding)
+        self._replace(storage, ("nbytes", "__len__"), self._offloaded_size)
+        self._replace(storage, ("__getitem__",), self._reading_entry)
+        self._replace(torch._C.PyTorchFileWriter, ("write_record",), self._lending)
+        self._replace(torch._tensor_str, ("_str",), self._lending)
+        self._replace(torch, ("tensor", "as_tensor", "asarray", "set_rng_state"), self._lending)
+        self._replace(torch.random, ("set_rng_state",), self._lending)
+        self._replace(tensor, ("new_tensor",), self._lending)
+        self._replace(torch._VF, _READ_LENGTHS, self._lending_integers)
+        self._replace(torch, (*_READ_LENGTHS, *_READ_OFFSETS), self._lending_integers)
+        self._replace(tensor, _READ_OFFSETS, self._lending_integers)
+        self._replace(torch._C.ScriptModule, _SCRIPT_SAVES, self._run_undisturbed)
+        self._replace(torch._C.ScriptFunction, _SCRIPT_SAVES, self._run_undisturbed)
+        self._replace(torch._C.ScriptFunction, ("__call__",), self._script)
+        self._replace(torch._C.ScriptMethod, ("__call__",), self._script)
+        self._replace(torch._C, ("_pickle_save",), self._run_undisturbed)
         if "__dlpack_c_exchange_api__" in vars(tensor):  # C functions; else __dlpack__ is called
             self._replaced.append((tensor, "__dlpack_c_exchange_api__", tensor.__dlpack_c_exchange_api__))
             del tensor.__dlpack_c_exchange_api__
 
-    def _each(self, owner: Any, names: Iterable[str], instead: Callable[[Any], Any]) -> None:
+    def _replace(self, owner: Any, names: Iterable[str], instead: Callable[[Any], Any]) -> None:
         """Replace the functions that this version of PyTorch has.
 
         PyTorch 2.11 lacks `const_data_ptr` and `_swap_data_ptr_`.
@@ -183,7 +192,7 @@ class Escapes:
             else:
                 setattr(owner, name, before)
 
-    def _lends(self, function: Any, *, writes: bool = False) -> Any:
+    def _lending(self, function: Any, *, writes: bool = False) -> Any:
         @functools.wraps(function)
         def lends(*args: Any, **kwargs: Any) -> Any:
             with self.lent((*args, *kwargs.values()), writes=writes):
@@ -191,7 +200,7 @@ class Escapes:
 
         return lends
 
-    def _lends_integers(self, function: Any) -> Any:
+    def _lending_integers(self, function: Any) -> Any:
         @functools.wraps(function)
         def lends(*args: Any, **kwargs: Any) -> Any:
             given = [value for value in (*args, *kwargs.values()) if _is_of_integers(value)]
@@ -200,12 +209,12 @@ class Escapes:
 
         return lends
 
-    def _alone(self, function: Any) -> Any:
+    def _run_undisturbed(self, function: Any) -> Any:
         """Wrap a function to run with all storages reloaded and nothing moving meanwhile."""
 
         @functools.wraps(function)
         def alone(*args: Any, **kwargs: Any) -> Any:
-            self._mover.bring_all()
+            self._transfers.reload_all()
             with _DisableTorchDispatch():
                 return function(*args, **kwargs)
 
@@ -213,59 +222,59 @@ class Escapes:
 
     def _script(self, call: Any) -> Any:
         """Wrap a call of TorchScript: the dispatcher sees the operations, but not direct reads of memory."""
-        alone = self._alone(call)
+        alone = self._run_undisturbed(call)
 
         @functools.wraps(call)
         def called(script: Any, *args: Any, **kwargs: Any) -> Any:
-            return (alone if self._reads(script) else call)(script, *args, **kwargs)
+            return (alone if self._reads_memory(script) else call)(script, *args, **kwargs)
 
         return called
 
-    def _reads(self, script: Any) -> bool:
+    def _reads_memory(self, script: Any) -> bool:
         if isinstance(script, torch._C.ScriptMethod):
             key = script.owner._type().qualified_name(), script.name
         else:
             key = script.qualified_name, ""
-        if key not in self._scripts:
+        if key not in self._reading_scripts:
             inside = script.inlined_graph.findAllNodes(_SCRIPT_READS, recurse=True)
-            self._scripts[key] = len(inside) > 0
-        return self._scripts[key]
+            self._reading_scripts[key] = len(inside) > 0
+        return self._reading_scripts[key]
 
-    def _keeps(self, function: Any) -> Any:
+    def _holding(self, function: Any) -> Any:
         @functools.wraps(function)
         def keeps(value: Any, *args: Any, **kwargs: Any) -> Any:
-            self.keep(value)
+            self.hold_resident(value)
             return function(value, *args, **kwargs)
 
         return keeps
 
-    def _address(self, function: Any) -> Any:
+    def _requesting_address(self, function: Any) -> Any:
         @functools.wraps(function)
         def address(value: Any) -> Any:
             asked_by = _asked_by()
-            if asked_by == "torch.serialization" and (known := self._held((value,))):
+            if asked_by == "torch.serialization" and (known := self._find_records((value,))):
                 return known[0].number + 1  # only compared, to detect shared storages
             if asked_by.startswith(_PASSING):
-                self._keep_awhile(value)
+                self._hold_for_iteration(value)
             else:
-                self.keep(value)
+                self.hold_resident(value)
             return function(value)
 
         return address
 
-    def _size(self, function: Any) -> Any:
+    def _offloaded_size(self, function: Any) -> Any:
         @functools.wraps(function)
         def size(storage: Any) -> int:
-            held = self._storages.find(storage)
-            return held.size if held is not None and held.state == AWAY else function(storage)
+            record = self._storages.find(storage)
+            return record.size if record is not None and record.state == OFFLOADED else function(storage)
 
         return size
 
-    def _entry(self, function: Any) -> Any:
+    def _reading_entry(self, function: Any) -> Any:
         @functools.wraps(function)
         def entry(storage: Any, key: Any) -> Any:
             if isinstance(key, slice):  # the slice is a storage of its own, in the same memory
-                self.keep(storage)
+                self.hold_resident(storage)
                 return function(storage, key)
             with self.lent((storage,)):
                 return function(storage, key)

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mempool.torch.eager.storages import AWAY, COMING
+import torch
+
+from mempool.torch.eager.storages import OFFLOADED, RELOADING, RESIDENT
+from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
-    from mempool.torch.eager.pool_headroom import Room
-    from mempool.torch.eager.report import SwapCounts
-    from mempool.torch.eager.storages import Held, Storages
-    from mempool.torch.eager.transfers import Mover
-
-#: Divisor of the limit: smaller storages are evicted last, since copies have a fixed cost.
-_SMALL = 4096
-#: Divisor of the limit: without a plan, that share of the next eviction candidates is copied beforehand.
-_AHEAD = 16
+    from mempool.torch.eager.pool_headroom import PoolHeadroom
+    from mempool.torch.eager.storages import StorageRecord, StorageRegistry
+    from mempool.torch.eager.transfers import OffloadCounters, TransferManager
 
 
-class Governor:
+class EvictionPolicy:
     """Eviction policy that keeps the resident bytes within a limit where no plan does.
 
     The storage with the farthest next use is evicted first (Belady, "A study of replacement algorithms for a
@@ -30,18 +27,18 @@ class Governor:
 
     def __init__(
         self,
-        storages: Storages,
-        mover: Mover,
-        counts: SwapCounts,
+        storages: StorageRegistry,
+        transfers: TransferManager,
+        counts: OffloadCounters,
         limit_bytes: int,
-        until: Callable[[Held], int | None] = lambda _: None,
-        room: Room | None = None,
+        until: Callable[[StorageRecord], int | None] = lambda _: None,
+        room: PoolHeadroom | None = None,
     ) -> None:
         """Create the policy.
 
         Args:
             storages: registry of all storages.
-            mover: offloads and reloads storages.
+            transfers: offloads and reloads storages.
             counts: counters of evictions.
             limit_bytes: most resident bytes.
             until: number of operations until the next use of a storage, or None if unknown: then the number
@@ -50,18 +47,18 @@ class Governor:
             room: headroom of the pool, if there is a pool.
         """
         self._storages = storages
-        self._mover = mover
+        self._transfers = transfers
         self._counts = counts
-        self._until = until
-        self._room = room
+        self._next_use = until
+        self._headroom = room
         self.limit_bytes = limit_bytes
 
     @property
     def spare(self) -> int:
         """Return the free bytes within the limit."""
-        spare = self.limit_bytes - self._storages.here_bytes
-        room = self._room
-        return spare if room is None or not room.asks else min(spare, room.left())
+        spare = self.limit_bytes - self._storages.resident_bytes
+        room = self._headroom
+        return spare if room is None or not room.is_checked else min(spare, room.left())
 
     def make_room(self, need: int, keep: Container[int], now: int, *, ahead: bool = False) -> bool:
         """Evict storages until `need` bytes fit.
@@ -78,70 +75,94 @@ class Governor:
         missing = need - self.spare
         if missing <= 0:
             return True
-        order = self._order(keep, now)
+        order = self.candidates(keep, now)
         while order and missing > 0:
-            leaving = _enough(order, missing)
+            leaving = victims(order, missing)
             self._evict(leaving)
-            gone = {held.key for held in leaving}
-            order = [held for held in order if held.key not in gone]
+            gone = {record.key for record in leaving}
+            order = [record for record in order if record.key not in gone]
             missing = need - self.spare
         if ahead:
             self._copy_ahead(order)
         self._counts.over += missing > 0
         return missing <= 0
 
+    def admit(self, needed: int, given: list[StorageRecord], now: int, *, ahead: bool) -> None:
+        """Reload the arguments of an operation, and make room for `needed` bytes of results.
+
+        Raises:
+            torch.OutOfMemoryError: a reload finds no memory although everything else has left.
+        """
+        keys = {record.key: record for record in given}
+        absent = [record for record in keys.values() if record.state != RESIDENT]
+        needed += sum(record.rounded_bytes for record in absent if record.state == OFFLOADED)
+        if needed > self.spare:
+            self.make_room(needed, keys, now, ahead=ahead)
+        if not absent:
+            return
+        try:
+            self._transfers.reload_each(absent)
+        except torch.OutOfMemoryError:
+            if not self.clear(keys, now):
+                raise
+            self._transfers.reload_each(absent)
+
     def clear(self, keep: Container[int], now: int) -> bool:
         """Evict all storages except these keys; return whether any was evicted."""
-        before = self._storages.here_bytes
-        self._evict(self._order(keep, now))
-        return self._storages.here_bytes < before
+        before = self._storages.resident_bytes
+        self._evict(self.candidates(keep, now))
+        return self._storages.resident_bytes < before
 
-    def _evict(self, leaving: list[Held]) -> None:
-        for held in leaving:  # start all offloads before waiting for the first
-            self._mover.leave(held)
-        for held in leaving:
-            self._mover.release(held)
-            self._counts.evicted += held.state == AWAY
+    def _evict(self, leaving: list[StorageRecord]) -> None:
+        for record in leaving:  # start all offloads before waiting for the first
+            self._transfers.offload(record)
+        for record in leaving:
+            self._transfers.release(record)
+            self._counts.evicted += record.state == OFFLOADED
 
-    def _order(self, keep: Container[int], now: int) -> list[Held]:
+    def candidates(self, keep: Container[int], now: int) -> list[StorageRecord]:
         """Return the eviction candidates, first to evict first; storages being reloaded come last."""
-        small = self.limit_bytes // _SMALL
+        small = self.limit_bytes // OPTIONS.small_storage_divisor
 
-        def rank(held: Held) -> tuple[bool, bool, int]:
-            until = self._until(held)
-            distance = now - held.last if until is None else until
-            return held.state == COMING, held.room < small, -distance * (2 if held.clean else 1)
+        def rank(record: StorageRecord) -> tuple[bool, bool, int]:
+            until = self._next_use(record)
+            distance = now - record.last if until is None else until
+            return (
+                record.state == RELOADING,
+                record.rounded_bytes < small,
+                -distance * (2 if record.has_valid_copy else 1),
+            )
 
         return sorted(
             (
-                held
-                for held in list(self._storages.known.values())
-                if held.movable and held.state != AWAY and held.key not in keep
+                record
+                for record in list(self._storages.records.values())
+                if record.movable and record.state != OFFLOADED and record.key not in keep
             ),
             key=rank,
         )
 
-    def _copy_ahead(self, order: list[Held]) -> None:
-        room = self.limit_bytes // _AHEAD
-        for held in order:
-            if room <= 0 or held.state == COMING:
+    def _copy_ahead(self, order: list[StorageRecord]) -> None:
+        room = self.limit_bytes // OPTIONS.copy_ahead_divisor
+        for record in order:
+            if room <= 0 or record.state == RELOADING:
                 return
-            self._mover.leave(held)  # no effect if a good copy exists or is under way
-            room -= held.room
+            self._transfers.offload(record)  # no effect if a good copy exists or is under way
+            room -= record.rounded_bytes
 
 
-def _enough(order: list[Held], missing: int) -> list[Held]:
+def victims(order: list[StorageRecord], missing: int) -> list[StorageRecord]:
     """Return the first candidates that free `missing` bytes, without those that prove superfluous."""
-    first: list[Held] = []
-    for held in order:
+    first: list[StorageRecord] = []
+    for record in order:
         if missing <= 0:
             break
-        first.append(held)
-        missing -= held.room
-    chosen: list[Held] = []
-    for held in reversed(first):  # keep the storages used sooner
-        if held.room <= -missing:
-            missing += held.room
+        first.append(record)
+        missing -= record.rounded_bytes
+    chosen: list[StorageRecord] = []
+    for record in reversed(first):  # keep the storages used sooner
+        if record.rounded_bytes <= -missing:
+            missing += record.rounded_bytes
         else:
-            chosen.append(held)
+            chosen.append(record)
     return chosen[::-1]

@@ -1,35 +1,23 @@
-"""Tracking of a program's iterations: recording, planning, and the position within the plan."""
+"""Tracking of a schedule's iterations: recording, planning, and the position within the schedule."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mempool.torch.eager.patterns import Pattern, Patterns
-from mempool.torch.eager.recorded_iteration import Tape
-from mempool.torch.eager.reserved_memory import Settling
-from mempool.torch.eager.schedule_actions import FETCH, Line, Program
-from mempool.torch.eager.schedule_planner import Planning
-from mempool.torch.eager.storages import AWAY
+from mempool.torch.eager.patterns import RELOAD, OffloadSchedule, OperationActions, Pattern, PatternRegistry
+from mempool.torch.eager.pool_headroom import PlanStabilizer
+from mempool.torch.eager.recorded_iteration import RecordedIteration
+from mempool.torch.eager.schedule_planner import SchedulePlanner
+from mempool.torch.eager.storages import OFFLOADED
+from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
     from mempool import _core
-    from mempool.torch.eager.op_footprints import Need
-    from mempool.torch.eager.pool_headroom import Room
-    from mempool.torch.eager.report import SwapCounts
-    from mempool.torch.eager.storages import Held, Storages
-    from mempool.torch.eager.transfers import Mover
+    from mempool.torch.eager.op_footprints import Footprint
+    from mempool.torch.eager.pool_headroom import PoolHeadroom
+    from mempool.torch.eager.storages import StorageRecord, StorageRegistry
+    from mempool.torch.eager.transfers import OffloadCounters, TransferManager
     from mempool.torch.offload.engine import Engine
-
-
-#: Operations after which the tape is dropped if nothing marks the ends of iterations.
-_LONGEST = 1 << 19
-#: Maximum number of operations per iteration whose footprints are remembered.
-_PLACES = 1 << 16
-#: Maximum number of replans for a lower limit, and the divisor of the limit that gives the smallest step: the
-#: pool holds more than the live bytes.
-_MOST_LESS, _LESS = 4, 128
-#: Maximum number of changes of the moves after waits, until the pool learns the moves.
-_MOST_CHANGES = 4
 
 
 class Iterations:
@@ -40,315 +28,335 @@ class Iterations:
 
     Attributes:
         limit_bytes: limit for plans, bytes.
-        tape: the current iteration so far.
-        following: whether the current iteration has matched the plan so far.
-        needs: see `Pattern`; shared by all iterations that follow no plan.
-        lines: the plan's entry for each operation.
+        recording: the current iteration so far.
+        following: whether the current iteration has matched the schedule so far.
+        needs: see `Pattern`; shared by all iterations that follow no schedule.
+        lines: the schedule's entry for each operation.
     """
 
     def __init__(
         self,
         engine: Engine,
-        storages: Storages,
-        mover: Mover,
-        counts: SwapCounts,
+        storages: StorageRegistry,
+        transfers: TransferManager,
+        counts: OffloadCounters,
         limit_bytes: int,
         host_bytes: int | None = None,
         client: _core.Client | None = None,
-        room: Room | None = None,
+        room: PoolHeadroom | None = None,
     ) -> None:
         self._engine = engine
         self._storages = storages
-        self._mover = mover
+        self._transfers = transfers
         self._counts = counts
-        self._planning = Planning(engine, host_bytes, storages.alignment)
-        self._settling = Settling(client)
-        self._room = room
-        self._evicted = 0  # evictions and delays when this iteration began
-        self.limit_bytes = self._asked_bytes = limit_bytes
-        self.following = False
-        self.needs: list[tuple[Any, Any, Need]] = []
-        self._needs = self.needs
-        self.lines: list[Line] = []
-        self._rooms: list[int] = []
-        self.tape = Tape()
-        self._patterns = Patterns()
+        self.planner = SchedulePlanner(engine, host_bytes, storages.alignment)
+        self._stabilizer = PlanStabilizer(client)
+        self._headroom = room
+        self._evictions_before = 0  # evictions and delays when this iteration began
+        self.limit_bytes = self._requested_bytes = limit_bytes
+        self.is_following = False
+        self.footprints: list[tuple[Any, Any, Footprint]] = []
+        self._shared_footprints = self.footprints
+        self.actions: list[OperationActions] = []
+        self._row_bytes: list[int] = []
+        self.current = RecordedIteration()
+        self.patterns = PatternRegistry()
         self._pattern: Pattern | None = None
         self._first: Pattern | None = None  # of the first iteration, which makes the state of later ones
         self._sizes_differ = False
-        self._rows: dict[int, Held] = {}
-        self._arrived: list[tuple[int, Any]] = []  # (row of the schedule, reload)
+        self._rows: dict[int, StorageRecord] = {}
+        self._finished_reloads: list[tuple[int, Any]] = []  # (row of the schedule, reload)
 
     @property
-    def plan(self) -> Program | None:
+    def schedule(self) -> OffloadSchedule | None:
         """Return the offload schedule followed now or last; None if there is none yet."""
-        return None if self._pattern is None else self._pattern.program
+        return None if self._pattern is None else self._pattern.schedule
 
     @property
-    def held_bytes(self) -> int:
-        """Return the limit, or the plan's least limit if larger: to hold less off the peak is useless."""
-        return self.limit_bytes if self.plan is None else max(self.limit_bytes, self.plan.swap.limit_bytes)
+    def reload_limit_bytes(self) -> int:
+        """Return the limit, or the schedule's least limit if larger: to hold less off the peak is useless."""
+        return (
+            self.limit_bytes
+            if self.schedule is None
+            else max(self.limit_bytes, self.schedule.swap.limit_bytes)
+        )
 
     @property
-    def by_plan(self) -> bool:
-        """Return whether the plan is followed and holds the planned limit, so nothing else must leave."""
-        return self.following and self._pattern is not None and self._pattern.holds
+    def holds_limit(self) -> bool:
+        """Return whether the schedule is followed and holds the planned limit, so nothing else must leave."""
+        return self.is_following and self._pattern is not None and self._pattern.holds_limit
 
     @property
-    def served_by_plan(self) -> bool:
-        """Return whether the plan is followed and the pool may follow a plan too: the moves are final."""
-        return self.by_plan and self._settling.learns
+    def is_final(self) -> bool:
+        """Return whether the schedule is followed and the pool may plan for it: the moves are final."""
+        return self.holds_limit and self._stabilizer.pool_learns
 
     @property
-    def kept_bytes(self) -> int:
+    def resident_limit_bytes(self) -> int:
         """Return the most bytes that may be resident at once, whatever the pool reports.
 
-        The value is the same in all iterations if the plan does not hold the limit planned for: then the same
+        If the schedule does not hold its limit, the value is the same in all iterations: then the same
         evictions recur.
         """
-        if self._room is None or self._pattern is None:
+        if self._headroom is None or self._pattern is None:
             return self.limit_bytes
-        return self._pattern.limit_bytes if not self._pattern.holds else self._room.limit_bytes
+        return self._pattern.limit_bytes if not self._pattern.holds_limit else self._headroom.limit_bytes
 
     # --- operations
 
-    def line(self, func: Any, given: list[Held]) -> Line | None:
-        """Make the plan's moves before the next operation, whose argument storages are `given`.
+    def start_operation(self, func: Any, given: list[StorageRecord]) -> OperationActions | None:
+        """Make the schedule's moves before the next operation, whose argument storages are `given`.
 
         Returns:
-            The plan's entry for the operation; None if no plan is followed.
+            The schedule's entry for the operation; None if no schedule is followed.
         """
-        at = len(self.tape.functions)
-        known = at < len(self.lines) and self.lines[at].function is func
+        at = len(self.current.functions)
+        known = at < len(self.actions) and self.actions[at].function is func
         if not known and not self._switch(func):
-            self._depart()
+            self._leave_schedule()
             return None
-        line = self.lines[at]
+        line = self.actions[at]
         for action, row in line.before:
-            if (held := self._rows.get(row)) is None:
+            if (record := self._rows.get(row)) is None:
                 continue
-            if action != FETCH:
-                if not any(held is one for one in given):
-                    self._mover.release(held)
-            elif self._has_room(held):  # without room, reloaded on demand
-                self._mover.fetch(held)
+            if action != RELOAD:
+                if not any(record is one for one in given):
+                    self._transfers.release(record)
+            elif self._has_room(record):  # without room, reloaded on demand
+                self._transfers.reload(record)
         return line
 
-    def _has_room(self, held: Held) -> bool:
-        if self._storages.here_bytes + held.room > self.held_bytes:
+    def _has_room(self, record: StorageRecord) -> bool:
+        if self._storages.resident_bytes + record.rounded_bytes > self.reload_limit_bytes:
             return False
-        if (room := self._room) is None or not room.asks or held.state != AWAY:
+        if (room := self._headroom) is None or not room.is_checked or record.state != OFFLOADED:
             return True
-        has = held.room <= room.left()
+        has = record.rounded_bytes <= room.left()
         self._counts.put_off += not has
         return has
 
-    def needed(self, func: Any, asked: Any, need: Need) -> None:
+    def remember_footprint(self, func: Any, asked: Any, need: Footprint) -> None:
         """Remember the footprint of the next operation: see `Pattern.needs`."""
-        at = len(self.tape.functions)
-        if at < len(self.needs):
-            self.needs[at] = func, asked, need
-        elif at == len(self.needs) < _PLACES:
-            self.needs.append((func, asked, need))
+        at = len(self.current.functions)
+        if at < len(self.footprints):
+            self.footprints[at] = func, asked, need
+        elif at == len(self.footprints) < OPTIONS.max_iteration_footprints:
+            self.footprints.append((func, asked, need))
 
-    def begins(self) -> None:
-        """Mark the beginning of an operation, unless the plan knows all durations."""
-        if not self.following or self._sizes_differ:
-            self.tape.marks[len(self.tape.functions)] = self._engine.mark()
+    def mark_start(self) -> None:
+        """Mark the beginning of an operation, unless the schedule knows all durations."""
+        if not self.is_following or self._sizes_differ:
+            self.current.marks[len(self.current.functions)] = self._engine.mark()
         elif self._engine.streams:
             self._engine.note_stream()
 
-    def ran(self, func: Any, given: list[Held], written: list[Held], made: list[Held]) -> None:
+    def end_operation(
+        self, func: Any, given: list[StorageRecord], written: list[StorageRecord], made: list[StorageRecord]
+    ) -> None:
         """Record an operation that has run, and start the offloads planned after it."""
-        tape = self.tape
-        at, touched = len(tape.functions), tape.touched
-        tape.functions.append(func)
-        tape.first.append(len(touched))
-        for held in given:
-            touched.append(held.number << 1)
-        for held in written:
-            touched.append(held.number << 1 | 1)
-        for held in made:
-            tape.born.append((held.number, at, held.room))
-            touched.append(held.number << 1 | 1)
-        if self.following:
-            self._after(at, made)
-        if at + 1 >= _LONGEST:
+        recording = self.current
+        at, touched = len(recording.functions), recording.access_codes
+        recording.functions.append(func)
+        recording.first_access.append(len(touched))
+        for record in given:
+            touched.append(record.number << 1)
+        for record in written:
+            touched.append(record.number << 1 | 1)
+        for record in made:
+            recording.born.append((record.number, at, record.rounded_bytes))
+            touched.append(record.number << 1 | 1)
+        if self.is_following:
+            self._offload_after(at, made)
+        if at + 1 >= OPTIONS.max_iteration_operations:
             self.begin()
 
-    def _after(self, at: int, made: list[Held]) -> None:
-        line, rows = self.lines[at], self._rows
-        for held, row in zip(made, line.made, strict=False):
-            rows[row] = held
-            held.row = row
-            if held.room != self._rooms[row] and not self._sizes_differ:
+    def _offload_after(self, at: int, made: list[StorageRecord]) -> None:
+        line, rows = self.actions[at], self._rows
+        for record, row in zip(made, line.results, strict=False):
+            rows[row] = record
+            record.row = row
+            if record.rounded_bytes != self._row_bytes[row] and not self._sizes_differ:
                 self._sizes_differ = not self._switch()
-                line = self.lines[at]
-        if self._mover.arrived:
-            self._note_arrived(at)
-        for row in line.gone:
+                line = self.actions[at]
+        if self._transfers.finished_reloads:
+            self._note_finished_reloads(at)
+        for row in line.dropped_copies:
             if (back := rows.get(row)) is not None:
-                self._mover.forget(back)
+                self._transfers.drop_copy(back)
         for row, place in line.after:
             if (leaves := rows.get(row)) is not None:
-                self._mover.leave(leaves, place)
+                self._transfers.offload(leaves, place)
 
-    def _note_arrived(self, at: int) -> None:
-        if (plan := self.plan) is not None:
-            for row, transfer in self._mover.arrived:
-                if (move := plan.returns.get((at, row))) is not None:
-                    self._arrived.append((move, transfer))
-        self._mover.arrived.clear()
+    def _note_finished_reloads(self, at: int) -> None:
+        if (schedule := self.schedule) is not None:
+            for row, transfer in self._transfers.finished_reloads:
+                if (move := schedule.reload_moves.get((at, row))) is not None:
+                    self._finished_reloads.append((move, transfer))
+        self._transfers.finished_reloads.clear()
 
-    def until(self, held: Held) -> int | None:
-        """Return the number of operations until the next use of a storage; None if no plan tells."""
-        if not self.following or self.plan is None or held.row < 0:
+    def next_use(self, record: StorageRecord) -> int | None:
+        """Return the number of operations until the next use of a storage; None if no schedule tells."""
+        if not self.is_following or self.schedule is None or record.row < 0:
             return None
-        return self.plan.uses.until(held.row, len(self.tape))
+        return self.schedule.uses.next_use(record.row, len(self.current))
 
-    def viewed(self, held: Held) -> None:
+    def record_view(self, record: StorageRecord) -> None:
         """Record a view of a storage as an access by the previous operation."""
-        self.tape.touched.append(held.number << 1)
+        self.current.access_codes.append(record.number << 1)
 
-    def met(self, held: Held) -> None:
+    def record_argument(self, record: StorageRecord) -> None:
         """Record a storage that no operation made, such as a batch from another thread."""
-        at = len(self.tape)
-        held.born = at, -1 - self.tape.met.get(at, 0)
-        self.tape.met[at] = -held.born[1]
-        self.tape.born.append((held.number, at, held.room))
-        if self.following:
-            self._bind_one(held)
+        at = len(self.current)
+        record.born = at, -1 - self.current.argument_births.get(at, 0)
+        self.current.argument_births[at] = -record.born[1]
+        self.current.born.append((record.number, at, record.rounded_bytes))
+        if self.is_following:
+            self._bind_record(record)
 
-    def _bind_one(self, held: Held) -> None:
-        if (plan := self.plan) is None or held.born is None:
+    def _bind_record(self, record: StorageRecord) -> None:
+        if (schedule := self.schedule) is None or record.born is None:
             return
-        if (row := plan.recorded.born.get(held.born)) is not None:
-            self._rows[row] = held
-            held.row = row
-            if held.room != plan.rooms[row] and not self._sizes_differ:
+        if (row := schedule.recorded.born.get(record.born)) is not None:
+            self._rows[row] = record
+            record.row = row
+            if record.rounded_bytes != schedule.row_bytes[row] and not self._sizes_differ:
                 self._sizes_differ = not self._switch()
 
-    def gone(self, held: Held) -> None:
+    def record_death(self, record: StorageRecord) -> None:
         """Record the end of a storage."""
-        self.tape.ended[held.number] = len(self.tape)
-        if self._rows.get(held.row) is held:
-            del self._rows[held.row]
+        self.current.deaths[record.number] = len(self.current)
+        if self._rows.get(record.row) is record:
+            del self._rows[record.row]
 
     def _switch(self, func: Any = None) -> bool:
-        """Switch to another plan that matches the iteration so far; return whether there is such a plan."""
-        if (other := self._patterns.like(self.tape, func, self._pattern)) is None:
+        """Switch to another schedule that matches the iteration so far; return whether one exists."""
+        if (other := self.patterns.matching_prefix(self.current, func, self._pattern)) is None:
             return False
         self._pattern, self._sizes_differ = other, False
-        self._bind(other.program)
-        self._catch_up(other.program)
+        self._bind_rows(other.schedule)
+        self._catch_up(other.schedule)
         return True
 
-    def _depart(self) -> None:
-        """Leave the plan; transfers under way are waited for now, since nobody would wait for them later."""
-        self.following = False
-        if self._room is not None:
-            self._room.asks = True
-        self._mover.settle_all()
+    def _leave_schedule(self) -> None:
+        """Leave the schedule, and wait for transfers under way: nobody would wait for them later."""
+        self.is_following = False
+        if self._headroom is not None:
+            self._headroom.is_checked = True
+        self._transfers.wait_all()
 
     # --- between iterations
 
     def end(self) -> None:
         """End the current iteration and begin the next."""
-        tape, goes_on = self.tape, self._as_planned()
-        if len(tape):
-            self._counts.ended()
+        recording, goes_on = self.current, self._followed_schedule()
+        if len(recording):
+            self._counts.end_iteration()
             if not goes_on:
-                tape.marks[len(tape)] = self._engine.mark()
-                self._odd(tape)
+                recording.marks[len(recording)] = self._engine.mark()
+                self._handle_unplanned(recording)
             elif self._pattern is not None:
-                self._improve(self._pattern)
+                self._adapt_to_waits(self._pattern)
             self._engine.end_iteration()
-            before, self._pattern = self._pattern, self._patterns.next()
+            before, self._pattern = self._pattern, self.patterns.predict_next()
             goes_on = goes_on and before is self._pattern
-        self._start(goes_on=goes_on or not len(tape))
+        self._begin_iteration(goes_on=goes_on or not len(recording))
 
     def begin(self) -> None:
-        """Begin an iteration; operations on the tape, if any, belong to no iteration."""
-        if len(self.tape):
+        """Begin an iteration; operations on the recording, if any, belong to no iteration."""
+        if len(self.current):
             self.resume()
 
-    def unseen(self) -> None:
-        """Stop recording and following plans until `resume`; another call drops the tape again."""
-        self._depart()
+    def suspend(self) -> None:
+        """Stop recording and following plans until `resume`; another call drops the recording again."""
+        self._leave_schedule()
         if self._engine.streams:
             self._engine.note_stream()
-        self.tape = Tape()
+        self.current = RecordedIteration()
 
-    def settled(self) -> None:
+    def let_pool_learn(self) -> None:
         """Let the pool learn: the moves will not change, since there are none for a while."""
-        self._settling.end()
+        self._stabilizer.let_pool_learn()
 
     def resume(self) -> None:
         """Begin an iteration that is seen from the beginning on."""
-        self._mover.settle_all()
-        self._start(goes_on=False)
+        self._transfers.wait_all()
+        self._begin_iteration(goes_on=False)
 
     def close(self) -> None:
         """Let the pool learn: no more iterations follow."""
-        self._settling.end()
+        self._stabilizer.let_pool_learn()
 
     def forget(self) -> None:
-        """Drop all patterns, since the detected iterations were not real ones; keep the current tape."""
-        if self.plan is not None:
-            self._depart()
+        """Drop all patterns, since the detected iterations were not real ones; keep the current recording."""
+        if self.schedule is not None:
+            self._leave_schedule()
         self._pattern = self._first = None
-        self._patterns.clear()
+        self.patterns.clear()
 
-    def _as_planned(self) -> bool:
-        plan = self.plan
-        return plan is not None and self.following and len(self.tape) == len(plan) and not self._sizes_differ
+    def _followed_schedule(self) -> bool:
+        schedule = self.schedule
+        return (
+            schedule is not None
+            and self.is_following
+            and len(self.current) == len(schedule)
+            and not self._sizes_differ
+        )
 
-    def _improve(self, pattern: Pattern) -> None:
-        """Adapt the moves of an iteration that went by plan to the waits that occurred."""
-        plan = pattern.program
-        pattern.followed, before = True, pattern.arrived
-        self._patterns.was(pattern)
-        self._planning.warn(plan, pattern.limit_bytes, self._asked_bytes)
-        arrived, pattern.arrived = self._arrived, [*self._arrived]
+    def _adapt_to_waits(self, pattern: Pattern) -> None:
+        """Adapt the moves of an iteration that went by schedule to the waits that occurred."""
+        schedule = pattern.schedule
+        pattern.followed, before = True, pattern.finished_reloads
+        self.patterns.record_end(pattern)
+        self.planner.warn(schedule, pattern.limit_bytes, self._requested_bytes)
+        arrived, pattern.finished_reloads = self._finished_reloads, [*self._finished_reloads]
         if self._engine.streams:  # the device runs behind: waits are known one iteration later
             arrived = before
             for _, transfer in arrived:
-                self._counts.waited(self._engine.waited(transfer))
-        if self._room is not None and self._room.arena:
-            return  # the pool's plan is made for these moves
-        if self._disturbed() and self._for_less(pattern, 0):
+                self._counts.add_wait(self._engine.waited(transfer))
+        if self._headroom is not None and self._headroom.serves_schedule:
+            return  # the pool's schedule is made for these moves
+        if self._was_disturbed() and self._replan_lower(pattern, 0):
             return
-        if self._may_change(plan) and (better := self._planning.changed(plan, arrived, self._held(pattern))):
+        if self._may_change(schedule) and (
+            better := self.planner.start_reloads_earlier(schedule, arrived, self._arena_limit(pattern))
+        ):
             self._replace(pattern, better)
             self._counts.changes += 1
         else:
-            self._settling.went_by_plan()
+            self._stabilizer.record_stable()
 
-    def _may_change(self, plan: Program) -> bool:
+    def _may_change(self, schedule: OffloadSchedule) -> bool:
         """Return whether moves may adapt to waits: waits vary, and the pool needs moves that do not."""
-        return self._room is None or (plan.changes < _MOST_CHANGES and not self._settling.learns)
+        return self._headroom is None or (
+            schedule.changes < OPTIONS.max_wait_changes_with_pool and not self._stabilizer.pool_learns
+        )
 
-    def _held(self, pattern: Pattern) -> int:
-        return self.limit_bytes if self._room is None else pattern.limit_bytes
+    def _arena_limit(self, pattern: Pattern) -> int:
+        return self.limit_bytes if self._headroom is None else pattern.limit_bytes
 
-    def _replace(self, pattern: Pattern, program: Program) -> None:
-        pattern.program, pattern.arrived = program, []
-        self._settling.changed()
+    def _replace(self, pattern: Pattern, schedule: OffloadSchedule) -> None:
+        pattern.schedule, pattern.finished_reloads = schedule, []
+        self._stabilizer.reset()
 
-    def _disturbed(self) -> bool:
+    def _was_disturbed(self) -> bool:
         """Return whether the pool, holding more than live bytes, caused evictions or delayed reloads."""
-        return self._room is not None and self._counts.evicted + self._counts.put_off > self._evicted
+        return (
+            self._headroom is not None
+            and self._counts.evicted + self._counts.put_off > self._evictions_before
+        )
 
-    def _for_less(self, pattern: Pattern, less: int) -> bool:
-        """Replan for at least `less` bytes less; return False if no try is left or no plan is better."""
-        if pattern.lessened >= _MOST_LESS or not pattern.holds:
+    def _replan_lower(self, pattern: Pattern, less: int) -> bool:
+        """Replan for at least `less` bytes less; return False if no try is left or no schedule is better."""
+        if pattern.lower_limits >= OPTIONS.max_lower_limits or not pattern.holds_limit:
             return False
-        pattern.lessened += 1
-        limit = min(self.limit_bytes, pattern.limit_bytes - max(less, self.limit_bytes // _LESS))
-        made, before = self._planning.again(pattern.program, limit), pattern.program
-        if made is None or (made.swap.limit_bytes, self._planning.arena(made)) >= (
+        pattern.lower_limits += 1
+        limit = min(
+            self.limit_bytes, pattern.limit_bytes - max(less, self.limit_bytes // OPTIONS.lower_limit_divisor)
+        )
+        made, before = self.planner.replan(pattern.schedule, limit), pattern.schedule
+        if made is None or (made.swap.limit_bytes, self.planner.arena_bytes(made)) >= (
             before.swap.limit_bytes,
-            self._planning.arena(before),
+            self.planner.arena_bytes(before),
         ):
             return False
         pattern.limit_bytes = max(limit, made.swap.limit_bytes)  # so that no eviction adds to planned moves
@@ -356,89 +364,91 @@ class Iterations:
         self._replace(pattern, made)
         return True
 
-    def undisturbed(self) -> None:
+    def ignore_evictions(self) -> None:
         """Exclude this iteration's evictions so far from `_disturbed`: they had another reason."""
-        self._evicted = self._counts.evicted + self._counts.put_off
+        self._evictions_before = self._counts.evicted + self._counts.put_off
 
-    def less(self, less: int) -> bool:
+    def replan_lower(self, less: int) -> bool:
         """Replan, at the beginning of an iteration, for `less` bytes less; return whether that succeeded."""
-        if self._pattern is None or not self._for_less(self._pattern, less):
+        if self._pattern is None or not self._replan_lower(self._pattern, less):
             return False
-        self._start(goes_on=False)
+        self._begin_iteration(goes_on=False)
         return True
 
-    def _odd(self, tape: Tape) -> None:
-        """Handle an unplanned iteration: a recurring one gets a plan, and the first two get one anyway."""
-        if self.plan is not None:
+    def _handle_unplanned(self, recording: RecordedIteration) -> None:
+        """Make a schedule for an unplanned iteration that recurs, or is one of the first two."""
+        if self.schedule is not None:
             self._counts.diverged += 1
-            self._mover.settle_all()
+            self._transfers.wait_all()
         made = None
-        worth = not len(self._patterns) or self._first is not None or self._patterns.recurs(tape)
-        if worth and (program := self._made(tape)) is not None:
-            made = self._patterns.add(program)
+        worth = not len(self.patterns) or self._first is not None or self.patterns.recurs(recording)
+        if worth and (schedule := self._make_schedule(recording)) is not None:
+            made = self.patterns.add(schedule)
             made.limit_bytes = self.limit_bytes
             if self._first is not None and not self._first.followed:
-                self._patterns.drop(self._first)
-            self._first = made if self.plan is None else None
+                self.patterns.drop(self._first)
+            self._first = made if self.schedule is None else None
             self._pattern = made
-        self._patterns.was(made)
+        self.patterns.record_end(made)
 
-    def _made(self, tape: Tape) -> Program | None:
-        made = self._planning.made(tape, self.plan, self.limit_bytes)
-        tape.marks.clear()  # on CUDA each mark is an event
+    def _make_schedule(self, recording: RecordedIteration) -> OffloadSchedule | None:
+        made = self.planner.plan_iteration(recording, self.schedule, self.limit_bytes)
+        recording.marks.clear()  # on CUDA each mark is an event
         if made is None:
             return None
-        self._settling.changed()
+        self._stabilizer.reset()
         self._counts.plans += 1
         self._counts.margin_bytes = max(self.limit_bytes - made.swap.limit_bytes, 0)
         return made
 
-    def _start(self, *, goes_on: bool) -> None:
-        self.tape = Tape(there=list(self._storages.known.values()))
+    def _begin_iteration(self, *, goes_on: bool) -> None:
+        self.current = RecordedIteration(initial_records=list(self._storages.records.values()))
         self._sizes_differ = False
-        for held in self.tape.there:
-            held.born = None
-        self.following = self.plan is not None
-        self.undisturbed()
-        if self._room is not None:
-            self._room.begin(by_plan=self.served_by_plan)
-        self._bind(self.plan)
-        if self.plan is not None and not goes_on:
-            self._catch_up(self.plan)
+        for record in self.current.initial_records:
+            record.born = None
+        self.is_following = self.schedule is not None
+        self.ignore_evictions()
+        if self._headroom is not None:
+            self._headroom.begin(by_plan=self.is_final)
+        self._bind_rows(self.schedule)
+        if self.schedule is not None and not goes_on:
+            self._catch_up(self.schedule)
 
-    def _bind(self, plan: Program | None) -> None:
-        """Bind the plan's rows to storages: to the persistent ones and to those made so far."""
-        self.needs = self._needs if self._pattern is None else self._pattern.needs
-        self.lines, self._rooms = ([], []) if plan is None else (plan.lines, plan.rooms)
+    def _bind_rows(self, schedule: OffloadSchedule | None) -> None:
+        """Bind the schedule's rows to storages: to the persistent ones and to those made so far."""
+        self.footprints = self._shared_footprints if self._pattern is None else self._pattern.footprints
+        self.actions, self._row_bytes = (
+            ([], []) if schedule is None else (schedule.actions, schedule.row_bytes)
+        )
         self._rows.clear()
-        self._arrived.clear()
-        self._mover.arrived.clear()
-        alive: dict[int, Held] = {}
-        for held in list(self._storages.known.values()):
-            held.row = -1
-            alive[held.number] = held
-        if plan is None:
+        self._finished_reloads.clear()
+        self._transfers.finished_reloads.clear()
+        alive: dict[int, StorageRecord] = {}
+        for record in list(self._storages.records.values()):
+            record.row = -1
+            alive[record.number] = record
+        if schedule is None:
             return
-        rows = [(row, alive.get(number)) for row, number in plan.always]
+        rows = [(row, alive.get(number)) for row, number in schedule.persistent_rows]
         rows += [
-            (plan.recorded.born[held.born], held)
-            for held in alive.values()
-            if held.born is not None and held.born in plan.recorded.born
+            (schedule.recorded.born[record.born], record)
+            for record in alive.values()
+            if record.born is not None and record.born in schedule.recorded.born
         ]
         for row, bound in rows:
             if bound is not None:
                 self._rows[row] = bound
                 bound.row = row
 
-    def _catch_up(self, plan: Program) -> None:
-        """Begin a plan at this operation: offload storages that the plan has away, and reload the others."""
-        at = len(self.tape)
-        away = set(plan.away(at))
-        for held in list(self._storages.known.values()):
-            if held.row not in away:
-                self._mover.forget(held)  # the plan gives the copy's place on the host to others
-        for row, held in sorted(self._rows.items(), key=lambda bound: plan.uses.until(bound[0], at)):
+    def _catch_up(self, schedule: OffloadSchedule) -> None:
+        """Begin a schedule at this operation: offload and reload storages as the schedule has them."""
+        at = len(self.current)
+        away = set(schedule.offloaded_rows(at))
+        for record in list(self._storages.records.values()):
+            if record.row not in away:
+                self._transfers.drop_copy(record)  # the schedule gives the copy's place on the host to others
+        for row, record in sorted(self._rows.items(), key=lambda bound: schedule.uses.next_use(bound[0], at)):
             if row in away:
-                self._mover.leave(held)
-            elif plan.rooms[row] and self._has_room(held):
-                self._mover.fetch(held)
+                self._transfers.offload(record)
+            elif schedule.row_bytes[row] and self._has_room(record):
+                self._transfers.reload(record)

@@ -9,42 +9,35 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from mempool.recording.torch.storages import storages_in, tensors_in
+from mempool.recording.torch.ledger import storages_in, tensors_in
 from mempool.torch.eager.operator_traits import PLAIN
+from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mempool import _core
 
-#: Runs of an operation with the same shapes whose workspace is measured.
-SAMPLES = 2
-#: The footprint is not computed beforehand if the free room is this many times the bytes of the arguments,
-#: and the operation never made more than this many times its arguments. For an operation whose tensors have
-#: several shapes, as with broadcasting, the footprint is always computed.
-_AMPLE = 8
-#: Maximum number of cached footprints.
-_MOST = 1 << 16
 #: Operations with large workspaces: until measured, the estimate is the bytes of arguments and results.
 _HUNGRY = ("conv", "rnn", "lstm", "gru")
 
 
-class Need:
+class Footprint:
     """Memory footprint of an operation with given shapes, in bytes.
 
     Attributes:
-        made: bytes of the new storages that the operation returns.
-        room: upper bound of the workspace; an estimate until measured.
+        result_bytes: bytes of the new storages that the operation returns.
+        workspace_bytes: upper bound of the workspace; an estimate until measured.
         samples: number of measurements of the workspace.
     """
 
-    __slots__ = ("made", "room", "samples")
+    __slots__ = ("result_bytes", "samples", "workspace_bytes")
 
     def __init__(self, made: int, room: int = 0) -> None:
-        self.made, self.room, self.samples = made, room, 0
+        self.result_bytes, self.workspace_bytes, self.samples = made, room, 0
 
 
-class Counters:
+class PoolCounters:
     """Pool counters around one operation, read without disturbing the peaks that others read."""
 
     def __init__(self, client: _core.Client) -> None:
@@ -67,23 +60,23 @@ class Counters:
         return max(min(live["total"] - self._total, live["peak"] - self._live), 0)
 
 
-class Needs:
+class OpFootprints:
     """Cache of footprints by operation and shapes.
 
     An unknown footprint is computed with tensors that have no memory; if the result's size depends on data, a
     bound or the largest result seen is used.
     """
 
-    def __init__(self, counters: Counters | None = None, alignment: int = 1) -> None:
+    def __init__(self, counters: PoolCounters | None = None, alignment: int = 1) -> None:
         """Create an empty cache; without a pool's counters, workspaces stay unknown."""
         self._counters = counters
         self._alignment = alignment
-        self._known: dict[Any, Need] = {}
-        self._seen: dict[Any, int] = {}
-        self._share: dict[Any, float] = {}
-        self._grown: dict[Any, float] = {}  # largest ratio of result bytes to argument bytes
+        self.cache: dict[Any, Footprint] = {}
+        self._largest_result: dict[Any, int] = {}
+        self._workspace_share: dict[Any, float] = {}
+        self._growth: dict[Any, float] = {}  # largest ratio of result bytes to argument bytes
 
-    def of(self, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Need:
+    def footprint(self, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Footprint:
         """Return the footprint of an operation.
 
         Args:
@@ -96,23 +89,23 @@ class Needs:
         sized = given == 0  # sized by a number, as arange; elsewhere numbers are learning rates and the like
         try:
             key = (func, _part(args, sized), _part(kwargs, sized) if kwargs else None)
-            need = self._known.get(key)
+            need = self.cache.get(key)
         except Exception:  # an argument without hash or shape: a nested tensor
-            return Need(self._asked(func, args, kwargs))
+            return Footprint(self._predicted_bytes(func, args, kwargs))
         if need is None:
-            if len(self._known) >= _MOST:
-                self._known.clear()
-            modest = self._grown.get(func, math.inf) <= _AMPLE and _is_even(args)
-            ample = modest and 0 < given * _AMPLE <= spare
-            made = 0 if ample else self._asked(func, args, kwargs)
-            need = self._known[key] = Need(made, self._guessed(func, given + made))
+            if len(self.cache) >= OPTIONS.max_footprints:
+                self.cache.clear()
+            modest = self._growth.get(func, math.inf) <= OPTIONS.footprint_ample and _is_even(args)
+            ample = modest and 0 < given * OPTIONS.footprint_ample <= spare
+            made = 0 if ample else self._predicted_bytes(func, args, kwargs)
+            need = self.cache[key] = Footprint(made, self._estimated_workspace(func, given + made))
         return need
 
-    def _guessed(self, func: Any, touched: int) -> int:
+    def _estimated_workspace(self, func: Any, touched: int) -> int:
         """Estimate the workspace: the same share of the touched bytes as with other shapes."""
         if self._counters is None:
             return 0
-        share = self._share.get(func)
+        share = self._workspace_share.get(func)
         if share is None:
             share = float(any(part in str(func) for part in _HUNGRY))
         return int(share * touched)
@@ -122,29 +115,31 @@ class Needs:
         if self._counters is not None:
             self._counters.begin()
 
-    def end(self, func: Any, need: Need, given: int, made: int) -> None:
+    def end(self, func: Any, need: Footprint, given: int, made: int) -> None:
         """Record an ended operation's argument and result bytes, and the workspace if it is sampled."""
-        self._grown[func] = max(self._grown.get(func, 0), made / max(given, 1))
-        if made > need.made:
-            need.made = made
-            self._seen[func] = max(self._seen.get(func, 0), made)
-        if need.samples < SAMPLES:
+        self._growth[func] = max(self._growth.get(func, 0), made / max(given, 1))
+        if made > need.result_bytes:
+            need.result_bytes = made
+            self._largest_result[func] = max(self._largest_result.get(func, 0), made)
+        if need.samples < OPTIONS.footprint_samples:
             if self._counters is not None:
                 room = max(self._counters.taken() - made, 0)
-                need.room = min(need.room, room) if need.samples else room
-                self._share[func] = max(self._share.get(func, 0), room / max(given + made, 1))
+                need.workspace_bytes = min(need.workspace_bytes, room) if need.samples else room
+                self._workspace_share[func] = max(
+                    self._workspace_share.get(func, 0), room / max(given + made, 1)
+                )
             need.samples += 1
 
-    def _asked(self, func: Any, args: Any, kwargs: Any) -> int:
+    def _predicted_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
         """Return the bytes of an operation's results, as far as they can be predicted."""
         try:
             return self._rounded(_without_memory(func, args, kwargs))
         except Exception:  # data-dependent size, or no meta kernel
             bound = _BOUNDS.get(func.name().partition(".")[0]) if hasattr(func, "name") else None
             try:
-                return self._seen.get(func, 0) if bound is None else bound(args)
+                return self._largest_result.get(func, 0) if bound is None else bound(args)
             except Exception:  # arguments that the bound does not expect
-                return self._seen.get(func, 0)
+                return self._largest_result.get(func, 0)
 
     def _rounded(self, sizes: list[int]) -> int:
         unit = self._alignment

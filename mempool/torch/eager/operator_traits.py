@@ -1,13 +1,18 @@
-"""Operator traits, computed once and read each time the operation runs."""
+"""Operator traits: declared and undeclared memory effects, computed once and read at each run."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
-from mempool.torch.eager.undeclared_effects import Odd, is_overridden, learned, odd
+from mempool.logs import log
+from mempool.recording.torch.ledger import is_wrapper
+from mempool.recording.torch.operations import Operation, learn
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -20,6 +25,19 @@ PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _SIZED_OTHERWISE = frozenset(
     ("resize", "resize_", "resize_as_", "_resize_output_", "set_", "_to_sparse", "to_sparse", "bincount")
 )
+#: Namespaces whose schemas declare all writes. Elsewhere they often do not: all arguments count as written.
+_DECLARED = ("aten", "prims", "prim")
+#: Operations whose arguments are read later, past the dispatcher: C++ objects keep them (quantizers their
+#: scales, nested tensors their sizes, packed weights), or other streams and communication go on using them.
+_KEEPERS = (
+    "per_channel",
+    "_nested_tensor",
+    "_nested_view_from_buffer",
+    "record_stream",
+    "_pack",
+    "lazy_clone",
+)
+_KEEPING = ("c10d", "_c10d_functional", "symm_mem", "quantized", "_quantized", "rpc")
 
 
 def is_compiled() -> bool:
@@ -33,7 +51,7 @@ def is_compiled() -> bool:
     return False
 
 
-class Kind:
+class OperatorTraits:
     """Traits of one dispatcher operation.
 
     Attributes:
@@ -43,13 +61,13 @@ class Kind:
         views: see `Operation`.
         whole: see `Operation`.
         arguments: see `Operation`.
-        odd: undeclared memory effects, or None.
+        effects: undeclared memory effects, or None.
         plain: no argument is a tensor, only numbers and the like.
         may_pass: whether the operation may skip the mode while nothing moves: the argument shapes determine
             the result size, and the schema declares all memory accesses.
     """
 
-    __slots__ = ("arguments", "asks", "call", "function", "may_pass", "odd", "plain", "views", "whole")
+    __slots__ = ("arguments", "asks", "call", "effects", "function", "may_pass", "plain", "views", "whole")
 
     def __init__(self, function: Any, device: str) -> None:
         """Compute the traits of a function on a kind of device such as ``cpu``."""
@@ -58,14 +76,14 @@ class Kind:
         self.call = function._op if type(function) is torch._ops.OpOverload else function
         self.asks, self.views, self.whole = operation.asks, operation.views, operation.whole
         self.arguments: tuple[Argument, ...] = operation.arguments
-        self.odd: Odd | None = odd(function, operation, device)
-        keeps = self.odd is not None and self.odd.keeps
+        self.effects: UndeclaredEffects | None = undeclared_effects(function, operation, device)
+        keeps = self.effects is not None and self.effects.keeps
         schema = getattr(function, "_schema", None)
         tensors = schema is None or any("Tensor" in str(one.type) for one in schema.arguments)
         self.plain = not keeps and not tensors
         name = operation.name.partition("::")[2].split(".", 1)[0]
         self.may_pass = (
-            (self.odd is None or self.odd.only_blank)
+            (self.effects is None or self.effects.only_blank)
             and operation.name.startswith("aten::")
             and name not in _SIZED_OTHERWISE
             and torch.Tag.dynamic_output_shape not in getattr(function, "tags", ())
@@ -77,3 +95,116 @@ class Kind:
     def writes(self) -> bool:
         """Return whether the operation may write an argument."""
         return self.whole or any(argument.written for argument in self.arguments)
+
+
+class TraitsRegistry:
+    """Traits of the operations seen so far, and classes of tensors that the mode leaves alone.
+
+    Attributes:
+        by_id: traits by ``id`` of the operation, which the traits keep alive.
+    """
+
+    def __init__(self, device: str) -> None:
+        """Start empty, for a kind of device such as ``cpu``."""
+        self.by_id: dict[int, OperatorTraits] = {}
+        self._device = device
+        self._wrappers: dict[Any, bool] = {}
+        self._has_warned = False
+
+    def of(self, func: Any) -> OperatorTraits:
+        """Return the cached traits of an operation."""
+        traits = self.by_id.get(id(func))
+        if traits is None:
+            if not self._has_warned and is_compiled():
+                self._has_warned = True
+                log.warning(
+                    "torch.compile compiles nothing under a dispatch mode, which swapping is: "
+                    "what was to be compiled runs as it is written"
+                )
+            traits = self.by_id[id(func)] = OperatorTraits(func, self._device)
+        return traits
+
+    def skips(self, types: Any) -> bool | None:
+        """Classify the tensor classes among an operation's arguments.
+
+        Returns:
+            True if a class wraps other tensors, which are dispatched later; False for fake tensors, which
+            have no memory; None if neither is among them.
+        """
+        for cls in types:
+            if cls is FakeTensor:
+                return False
+            wraps = self._wrappers.get(cls)
+            if wraps is None:
+                wraps = self._wrappers[cls] = is_wrapper(cls)
+            if wraps:
+                return True
+        return None
+
+
+def learned(func: Any) -> Operation:
+    """Return the traits of an operation; outside PyTorch's namespaces, all arguments count as written."""
+    operation = learn(func)
+    if operation.whole or _namespace(operation) in _DECLARED:
+        return operation
+    arguments = tuple(argument._replace(written=True) for argument in operation.arguments)
+    return dataclasses.replace(operation, arguments=arguments, views=False)
+
+
+@dataclass(frozen=True)
+class UndeclaredEffects:
+    """Memory effects of an operation beyond the declared arguments and results.
+
+    Attributes:
+        functions: Python functions are among the arguments.
+        keys: dispatch keys of a kernel in Python, which may use tensors beyond the arguments; else None.
+        keeps: arguments or results are used after the operation, past the dispatcher.
+        blank: results are left unwritten.
+    """
+
+    functions: bool
+    keys: Any
+    keeps: bool
+    blank: bool
+
+    @property
+    def only_blank(self) -> bool:
+        """Return whether unwritten results are the only undeclared effect."""
+        return self.blank and not (self.functions or self.keeps or self.keys is not None)
+
+
+def undeclared_effects(func: Any, operation: Operation, device: str) -> UndeclaredEffects | None:
+    """Return an operation's undeclared effects on a kind of device; None for most operations."""
+    found = UndeclaredEffects(
+        operation.whole, _python(operation, device), _keeps(func, operation), not operation.fills
+    )
+    return found if found.functions or found.keys is not None or found.keeps or found.blank else None
+
+
+def _keeps(func: Any, operation: Operation) -> bool:
+    schema = getattr(func, "_schema", None)
+    objects = schema is not None and any(
+        isinstance(value.type, torch._C.ClassType) for value in (*schema.arguments, *schema.returns)
+    )
+    base = operation.name.partition("::")[2]
+    return objects or _namespace(operation) in _KEEPING or any(part in base for part in _KEEPERS)
+
+
+def _python(operation: Operation, device: str) -> Any:
+    if operation.whole or not operation.arguments:
+        return None
+    name = operation.name.replace("::", "/")
+    for key in (device.upper(), "CompositeExplicitAutograd"):
+        if f"{name}/{key}" in torch.library._impls:
+            return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device.upper()))
+    return None
+
+
+def is_overridden(operation: Operation) -> bool:
+    """Return whether an operation has a Python kernel for tensors with memory, on any device."""
+    name = operation.name.replace("::", "/")
+    return any(one.startswith(f"{name}/") and not one.endswith("/Meta") for one in torch.library._impls)
+
+
+def _namespace(operation: Operation) -> str:
+    return operation.name.partition("::")[0]

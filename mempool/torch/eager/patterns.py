@@ -1,23 +1,133 @@
-"""Recurring iterations of a program, and a plan for each."""
+"""Recurring iterations of a program, and an offload schedule for each."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mempool.torch.eager.recorded_iteration import Tape
+from mempool.torch.eager.recorded_iteration import NextUse, RecordedIteration
+from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
-    from mempool.torch.eager.op_footprints import Need
-    from mempool.torch.eager.schedule_actions import Program
+    from mempool.torch.eager.op_footprints import Footprint
+    from mempool.torch.eager.recorded_iteration import RecordedStep
+    from mempool.torch.offload.host_placement import HostCopies
+    from solvers.swap import PlannedSchedule
 
-#: Maximum number of plans, and iterations without use after which a plan may be replaced.
-_MOST, _STALE = 4, 64
-#: Number of unplanned iterations that are remembered, to detect their recurrence.
-_SEEN = 8
-#: Number of past iterations from whose order the next is predicted.
-_REMEMBERED = 64
+#: Actions before an operation, in this order: free memory, then allocate memory and fill it.
+RELEASE, RELOAD = range(2)
+
+
+class OperationActions(NamedTuple):
+    """Entry of a program for one operation."""
+
+    function: Any  #: the operation
+    before: tuple[tuple[int, int], ...]  #: (RELEASE or FETCH, row), in order
+    after: tuple[tuple[int, int], ...]  #: (row that leaves, place of the copy on the host)
+    dropped_copies: tuple[int, ...]  #: rows whose copies on the host are no longer needed
+    results: tuple[int, ...]  #: rows of the operation's results, in order
+
+
+@dataclass
+class OffloadSchedule:
+    """Actions around each operation of an iteration.
+
+    Attributes:
+        recording: the recorded iteration.
+        recorded: the recording as a step.
+        swap: the schedule, and the result of the schedule's replay.
+        before: by operation, (RELEASE or FETCH, row), in order.
+        copies: places of the copies on the host.
+        after: by operation, (row that leaves, place of the copy on the host).
+        dropped_copies: by operation, the rows whose copies on the host are no longer needed afterwards.
+        row_bytes: bytes of each row.
+        reload_moves: row of the schedule, by (operation that uses the reloaded buffer, row of the buffer).
+        changes: how often the program was changed after waits.
+    """
+
+    recording: RecordedIteration
+    recorded: RecordedStep
+    swap: PlannedSchedule
+    copies: HostCopies
+    before: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    after: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    dropped_copies: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    row_bytes: list[int] = field(default_factory=list)
+    reload_moves: dict[tuple[int, int], int] = field(default_factory=dict)
+    changes: int = 0
+
+    def __len__(self) -> int:
+        return len(self.recording)
+
+    @property
+    def functions(self) -> list[Any]:
+        """Return the function of each operation."""
+        return self.recording.functions
+
+    def offloaded_rows(self, at: int) -> list[int]:
+        """Return the rows that are offloaded, or about to leave, before an operation."""
+        moves, k = self.swap.schedule, len(self)
+        now = (moves.out < at) & (at <= moves.fetch)
+        found: list[int] = moves.buffer[now | (moves.out < at + k) & (at + k <= moves.fetch)].tolist()
+        return found
+
+    @cached_property
+    def persistent_rows(self) -> list[tuple[int, int]]:
+        """Return (row, storage number) of each persistent storage."""
+        stays = self.recorded.step.persistent.nonzero()[0].tolist()
+        return [(row, self.recorded.numbers[row]) for row in stays]
+
+    @cached_property
+    def actions(self) -> list[OperationActions]:
+        """Return the entries of all operations."""
+        made: dict[int, list[int]] = defaultdict(list)
+        for (at, place), row in sorted(self.recorded.born.items()):
+            if place >= 0:
+                made[at].append(row)
+        return [
+            OperationActions(
+                function,
+                tuple(self.before.get(at, ())),
+                tuple(self.after.get(at, ())),
+                tuple(self.dropped_copies.get(at, ())),
+                tuple(made[at]),
+            )
+            for at, function in enumerate(self.functions)
+        ]
+
+    @cached_property
+    def uses(self) -> NextUse:
+        """Return the lookup of each row's next use."""
+        return NextUse(self.recorded.step)
+
+
+def schedule_of(
+    recording: RecordedIteration,
+    recorded: RecordedStep,
+    swap: PlannedSchedule,
+    copies: HostCopies,
+    changes: int = 0,
+) -> OffloadSchedule:
+    """Convert a schedule and the copies on the host to a program that was changed `changes` times."""
+    k, moves = len(recording), swap.schedule
+    made = OffloadSchedule(
+        recording, recorded, swap, copies, row_bytes=recorded.step.size.tolist(), changes=changes
+    )
+    for row in moves.release.argsort(kind="stable").tolist():
+        buffer = int(moves.buffer[row])
+        made.after[int(moves.out[row]) % k].append((buffer, int(copies.at[row])))
+        made.before[int(moves.release[row]) % k].append((RELEASE, buffer))
+    for row in moves.use.argsort(kind="stable").tolist():
+        buffer = int(moves.buffer[row])
+        made.before[int(moves.fetch[row]) % k].append((RELOAD, buffer))
+        made.reload_moves[int(moves.use[row]) % k, buffer] = row
+    for last, row in zip(copies.last.tolist(), copies.of.tolist(), strict=True):
+        made.dropped_copies[last].append(row)
+    for actions in made.before.values():
+        actions.sort(key=lambda action: action[0])
+    return made
 
 
 @dataclass(eq=False)
@@ -25,31 +135,31 @@ class Pattern:
     """A recurring iteration and the plan for it.
 
     Attributes:
-        program: offload schedule, by operation.
+        schedule: offload schedule, by operation.
         followed: whether an iteration followed the schedule.
-        used: number of the last iteration of this pattern.
-        needs: for each operation, the operation, the bytes of its tensor arguments (or the arguments
+        last_used: number of the last iteration of this pattern.
+        footprints: for each operation, the operation, the bytes of its tensor arguments (or the arguments
             themselves, if none is a tensor), and the footprint.
         limit_bytes: limit for which the moves were planned, bytes.
-        lessened: how often the moves were replanned for a lower limit.
-        arrived: rows of the schedule and their reloads, of the last iteration that followed the schedule.
+        lower_limits: how often the moves were replanned for a lower limit.
+        finished_reloads: rows of the schedule and their reloads, of the last iteration that followed it.
     """
 
-    program: Program
+    schedule: OffloadSchedule
     followed: bool = False
-    used: int = 0
+    last_used: int = 0
     limit_bytes: int = 0
-    lessened: int = 0
-    needs: list[tuple[Any, Any, Need]] = field(default_factory=list)
-    arrived: list[tuple[int, Any]] = field(default_factory=list)
+    lower_limits: int = 0
+    footprints: list[tuple[Any, Any, Footprint]] = field(default_factory=list)
+    finished_reloads: list[tuple[int, Any]] = field(default_factory=list)
 
     @property
-    def holds(self) -> bool:
+    def holds_limit(self) -> bool:
         """Return whether the moves hold the planned limit; if not, more is evicted than planned."""
-        return self.program.swap.limit_bytes <= self.limit_bytes
+        return self.schedule.swap.limit_bytes <= self.limit_bytes
 
 
-class Patterns:
+class PatternRegistry:
     """Registry of recurring iterations: training, evaluation, accumulation, batches of several shapes."""
 
     def __init__(self) -> None:
@@ -57,52 +167,60 @@ class Patterns:
 
     def clear(self) -> None:
         """Forget all patterns and iterations."""
-        self._kept: list[Pattern] = []
-        self._seen: deque[Tape] = deque(maxlen=_SEEN)
-        self._order: deque[Pattern | None] = deque(maxlen=_REMEMBERED)
+        self._patterns: list[Pattern] = []
+        self._unplanned: deque[RecordedIteration] = deque(maxlen=OPTIONS.unplanned_iterations)
+        self.order: deque[Pattern | None] = deque(maxlen=OPTIONS.pattern_history)
         self._now = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._patterns)
 
-    def was(self, pattern: Pattern | None) -> None:
+    def record_end(self, pattern: Pattern | None) -> None:
         """Record the end of an iteration, with the iteration's pattern or None."""
         self._now += 1
-        self._order.append(pattern)
+        self.order.append(pattern)
         if pattern is not None:
-            pattern.used = self._now
+            pattern.last_used = self._now
 
-    def recurs(self, tape: Tape) -> bool:
+    def recurs(self, recording: RecordedIteration) -> bool:
         """Return whether an unplanned iteration matches a recent one, and another plan can be kept.
 
-        A tape without a match is remembered.
+        A recording without a match is remembered.
         """
-        if any(tape.agrees(kept.program.tape) for kept in self._kept):
+        if any(recording.matches(kept.schedule.recording) for kept in self._patterns):
             return False
-        if not any(tape.agrees(seen) for seen in self._seen):
-            self._seen.append(Tape(functions=tape.functions, born=tape.born))
+        if not any(recording.matches(seen) for seen in self._unplanned):
+            self._unplanned.append(RecordedIteration(functions=recording.functions, born=recording.born))
             return False
-        return len(self._kept) < _MOST or self._now - self._oldest().used >= _STALE
+        return (
+            len(self._patterns) < OPTIONS.max_patterns
+            or self._now - self._oldest().last_used >= OPTIONS.stale_iterations
+        )
 
-    def add(self, program: Program) -> Pattern:
+    def add(self, schedule: OffloadSchedule) -> Pattern:
         """Add the plan made from the last iteration; a full registry drops the least recently used one."""
-        if len(self._kept) >= _MOST:
+        if len(self._patterns) >= OPTIONS.max_patterns:
             self.drop(self._oldest())
-        self._kept.append(made := Pattern(program))
-        self._seen = deque((seen for seen in self._seen if not seen.agrees(program.tape)), maxlen=_SEEN)
+        self._patterns.append(made := Pattern(schedule))
+        self._unplanned = deque(
+            (seen for seen in self._unplanned if not seen.matches(schedule.recording)),
+            maxlen=OPTIONS.unplanned_iterations,
+        )
         return made
 
     def drop(self, pattern: Pattern) -> None:
         """Remove a pattern."""
-        self._kept.remove(pattern)
-        self._order = deque((None if one is pattern else one for one in self._order), maxlen=_REMEMBERED)
+        self._patterns.remove(pattern)
+        self.order = deque(
+            (None if other is pattern else other for other in self.order), maxlen=OPTIONS.pattern_history
+        )
 
-    def next(self) -> Pattern | None:
+    def predict_next(self) -> Pattern | None:
         """Predict the next pattern: the successor of the longest past run that ends like the last iterations.
 
         If no run matches, return the most recently used pattern.
         """
-        order = list(self._order)
+        order = list(self.order)
         best, found = 0, None
         for at in range(len(order) - 1, 0, -1):  # of two runs of equal length, the later
             if order[at] is None or order[max(at - 1 - best, 0)] is not order[-1 - best]:
@@ -114,26 +232,26 @@ class Patterns:
                 best, found = length, order[at]
             if length == at:  # all earlier runs are shorter
                 break
-        return found or max(self._kept, key=lambda one: one.used, default=None)
+        return found or max(self._patterns, key=lambda pattern: pattern.last_used, default=None)
 
-    def like(self, tape: Tape, func: Any, but: Pattern | None) -> Pattern | None:
+    def matching_prefix(self, recording: RecordedIteration, func: Any, but: Pattern | None) -> Pattern | None:
         """Return another pattern, not `but`, that began like this iteration and continues with `func`.
 
         With None for `func`, any next operation matches.
         """
-        at = len(tape)
-        born = [(when, room) for _, when, room in tape.born]
-        for one in self._kept:
-            other = one.program.tape
+        at = len(recording)
+        born = [(when, room) for _, when, room in recording.born]
+        for pattern in self._patterns:
+            other = pattern.schedule.recording
             if (
-                one is not but
+                pattern is not but
                 and len(other) > at
                 and (func is None or other.functions[at] is func)
-                and other.functions[:at] == tape.functions
+                and other.functions[:at] == recording.functions
                 and [(when, room) for _, when, room in other.born[: len(born)]] == born
             ):
-                return one
+                return pattern
         return None
 
     def _oldest(self) -> Pattern:
-        return min(self._kept, key=lambda one: one.used)
+        return min(self._patterns, key=lambda pattern: pattern.last_used)

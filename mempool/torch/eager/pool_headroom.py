@@ -6,56 +6,53 @@ from typing import TYPE_CHECKING, Any
 
 from mempool.logs import log
 from mempool.reporting.outcomes import missed
+from mempool.torch.offload.options import OPTIONS
 from mempool.units import sized
 
 if TYPE_CHECKING:
     from mempool import _core
-    from mempool.torch.eager.storages import Storages
+    from mempool.torch.eager.storages import StorageRegistry
 
 #: The core's value for no budget.
 _NONE = (1 << 64) - 1
-#: Divisor of the limit: an excess above that share is reported.
-_TOLD = 50
-#: Divisor of the limit: for operations from that share on, the pool's misses are checked.
-_LARGE = 64
 
 
-class Room:
+class PoolHeadroom:
     """The pool's own headroom, read before an operation that takes memory.
 
     Beyond the live bytes, the pool holds partly free pages, small blocks, memory of other threads and
     libraries, and an arena as a whole, however full: none of these can be released.
 
     Attributes:
-        arena: whether the pool has the arena of the current plan, where all planned buffers have places.
+        serves_schedule: whether the pool has an arena with places for all buffers of the current schedule.
         limit_bytes: most bytes that the pool holds; above the requested limit if that cannot be held.
         holds_arena: whether the pool has any arena.
-        asks: whether to ask the pool; False while an iteration goes by the pool's plan.
-        beside_bytes: most bytes held by the pool for no known storage since `begin`, while it had no arena.
+        is_checked: whether to ask the pool; False while an iteration goes by the pool's plan.
+        foreign_bytes: most bytes held by the pool for no known storage since `begin`, while it had no arena.
     """
 
-    def __init__(self, client: _core.Client, storages: Storages, limit_bytes: int) -> None:
+    def __init__(self, client: _core.Client, storages: StorageRegistry, limit_bytes: int) -> None:
         """Set the limit as the budget of the client's pool."""
         self._client, self._pool = client, client.pool
         self._storages = storages
-        self.limit_bytes = self._asked_bytes = limit_bytes
-        self.arena = self.holds_arena = False
-        self.asks = True
-        self.beside_bytes = 0
+        self.limit_bytes = self._requested_bytes = limit_bytes
+        self.serves_schedule = self.holds_arena = False
+        self.is_checked = True
+        self.foreign_bytes = 0
         self._pool.set_budget(limit_bytes)
-        self._told_bytes = 0
-        self._missed = 0  # misses when the iteration began
+        self._reported_bytes = 0
+        self._misses_before = 0  # misses when the iteration began
 
-    def hold(self, least_bytes: int) -> None:
+    def set_limit(self, least_bytes: int) -> None:
         """Keep the requested limit, or `least_bytes` if less cannot be held."""
-        self.limit_bytes = max(least_bytes, self._asked_bytes)
+        self.limit_bytes = max(least_bytes, self._requested_bytes)
         self._pool.set_budget(self.limit_bytes)
 
     def begin(self, *, by_plan: bool) -> None:
         """Begin an iteration, or a phase with a new arena; with ``by_plan``, only the plan moves storages."""
-        self.asks = not (self.arena and by_plan)
-        self.beside_bytes = 0
-        self._missed = 0 if self.asks else self._misses()
+        self.is_checked = not (self.serves_schedule and by_plan)
+        self.foreign_bytes = 0
+        self._misses_before = 0 if self.is_checked else self._misses()
 
     def lacks(self, more: int) -> bool:
         """Return whether the pool lacks room for `more` bytes, as far as the pool is asked.
@@ -64,15 +61,18 @@ class Room:
         place, as when the plan is for another pattern: large results must not be allocated outside the arena
         then.
         """
-        if not self.asks:
-            if more < self.limit_bytes // _LARGE or self._misses() == self._missed:
+        if not self.is_checked:
+            if (
+                more < self.limit_bytes // OPTIONS.checked_operation_divisor
+                or self._misses() == self._misses_before
+            ):
                 return False
-            self.asks = True
+            self.is_checked = True
         return more > self.left()
 
-    def differs(self, more: int) -> None:
+    def note_growth(self, more: int) -> None:
         """Ask the pool again if an operation makes many more bytes than in this place the last time."""
-        self.asks |= more >= self.limit_bytes // _LARGE
+        self.is_checked |= more >= self.limit_bytes // OPTIONS.checked_operation_divisor
 
     def _misses(self) -> int:
         """Return the total number of allocations that missed the pool's plan."""
@@ -83,31 +83,74 @@ class Room:
         storages = self._storages
         room: int = self._pool.room()
         if not self.holds_arena:
-            beside = self.limit_bytes - room - storages.here_bytes + storages.outside_bytes
-            self.beside_bytes = max(self.beside_bytes, beside)
-        return room - storages.outside_bytes
+            beside = self.limit_bytes - room - storages.resident_bytes + storages.foreign_bytes
+            self.foreign_bytes = max(self.foreign_bytes, beside)
+        return room - storages.foreign_bytes
 
     def values(self) -> dict[str, Any]:
         """Return report entries: how often the pool exceeded the budget, and the largest excess in bytes."""
         stats = self._pool.stats()
-        more = max(stats["reserved"]["peak"] - self._asked_bytes, 0)
+        more = max(stats["reserved"]["peak"] - self._requested_bytes, 0)
         return {"beyond": stats["beyond_budget"], "beyond_bytes": more if stats["beyond_budget"] else 0}
 
-    def tell(self) -> None:
+    def warn_of_excess(self) -> None:
         """Warn if the pool clearly exceeded the limit, and again once the excess has doubled."""
         more = self.values()["beyond_bytes"]
-        if more <= max(self._asked_bytes // _TOLD, 2 * self._told_bytes - 1):
+        if more <= max(
+            self._requested_bytes // OPTIONS.reported_excess_divisor, 2 * self._reported_bytes - 1
+        ):
             return
-        self._told_bytes = more
+        self._reported_bytes = more
         log.warning(
             "the pool held %s more than the limit of %s: operations needed so much at once, or took more for "
             "themselves than is known of them, or tensors came that nothing was known of, as from a file",
             sized(more),
-            sized(self._asked_bytes),
+            sized(self._requested_bytes),
         )
 
     def end(self) -> None:
         """Remove the budget."""
-        self.tell()
-        self.asks = False
+        self.warn_of_excess()
+        self.is_checked = False
         self._pool.set_budget(_NONE)
+
+
+class PlanStabilizer:
+    """Keeps a pool from learning while the moves still change.
+
+    Each change of the moves changes the lifetimes of the same requests. A pool that planned earlier lifetimes
+    would find planned places occupied, and plan around them in an ever larger arena. Until a pool has a plan,
+    the pool reserves little more than the live bytes.
+    """
+
+    def __init__(self, client: _core.Client | None) -> None:
+        """Stop a client's pool from learning; without a client, do nothing."""
+        self._client = client
+        self._stable = 0
+        self._is_dynamic = False
+        self.reset()
+
+    @property
+    def pool_learns(self) -> bool:
+        """Return whether the pool may learn."""
+        return not self._is_dynamic
+
+    def reset(self) -> None:
+        """Record a change of the moves, and stop the pool's learning."""
+        self._stable = 0
+        if self._client is not None and not self._is_dynamic:
+            self._is_dynamic = True
+            self._client.enter_dynamic()
+
+    def record_stable(self) -> None:
+        """Record an iteration that followed unchanged moves."""
+        self._stable += 1
+        if self._stable == OPTIONS.stable_iterations:
+            self.let_pool_learn()
+
+    def let_pool_learn(self) -> None:
+        """Let the pool learn."""
+        if self._client is not None and self._is_dynamic:
+            self._is_dynamic = False
+            self._client.give_back()
+            self._client.leave_dynamic()

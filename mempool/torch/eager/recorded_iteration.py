@@ -1,65 +1,70 @@
-"""A recorded iteration, operation by operation, and the step with durations made from it."""
+"""Recorded iterations: their operations, the detection of their period, and the step made from them."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+from mempool.torch.offload.options import OPTIONS
 from solvers.swap import Step
+from traces.iterations.cycles import tail_period
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mempool.torch.eager.schedule_actions import Program
-    from mempool.torch.eager.storages import Held
+    from mempool.torch.eager.patterns import OffloadSchedule
+    from mempool.torch.eager.storages import StorageRecord
     from mempool.torch.offload.engine import Engine
 
 
 @dataclass
-class Tape:
+class RecordedIteration:
     """One recorded iteration. Times are operation numbers, 0 to K - 1.
 
     Attributes:
         functions: function of each operation; views and queries are not recorded.
         marks: by operation, the engine's mark at the beginning; under K, the mark at the end of the last
             operation. The durations of operations without marks are known from the plan's iteration.
-        rooms: by operation, bytes of the workspace taken while running, in addition to the result, if any.
-        there: storages alive at the beginning.
+        workspaces: by operation, bytes of the workspace taken while running, results excluded.
+        initial_records: storages alive at the beginning.
         born: (number, operation, bytes) of each new storage, in order; also of each storage that was met as
             an argument and that no operation made.
-        met: by operation, the number of those arguments that no operation had made.
-        touched: accesses in order, each as twice the number of the storage, plus one for a write: unlike
+        argument_births: by operation, the number of those arguments that no operation had made.
+        access_codes: accesses in order, each as twice the number of the storage, plus one for a write: unlike
             tuples, integers give the garbage collector no work, which was a third of the cost of swapping.
-        first: for each operation, the number of accesses before this operation.
-        ended: by storage number, the number of operations begun when the storage was found dead.
+        first_access: for each operation, the number of accesses before this operation.
+        deaths: by storage number, the number of operations begun when the storage was found dead.
     """
 
     functions: list[Any] = field(default_factory=list)
     marks: dict[int, Any] = field(default_factory=dict)
-    rooms: dict[int, int] = field(default_factory=dict)
-    there: list[Held] = field(default_factory=list)
+    workspaces: dict[int, int] = field(default_factory=dict)
+    initial_records: list[StorageRecord] = field(default_factory=list)
     born: list[tuple[int, int, int]] = field(default_factory=list)
-    met: dict[int, int] = field(default_factory=dict)
-    touched: list[int] = field(default_factory=list)
-    first: list[int] = field(default_factory=list)
-    ended: dict[int, int] = field(default_factory=dict)
+    argument_births: dict[int, int] = field(default_factory=dict)
+    access_codes: list[int] = field(default_factory=list)
+    first_access: list[int] = field(default_factory=list)
+    deaths: dict[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.functions)
 
-    def agrees(self, other: Tape) -> bool:
+    def matches(self, other: RecordedIteration) -> bool:
         """Return whether another iteration has the same operations, with new buffers of the same sizes."""
         return self.functions == other.functions and [b[1:] for b in self.born] == [b[1:] for b in other.born]
 
     def accesses(self) -> Iterator[tuple[int, int, bool]]:
         """Yield (storage number, operation, whether written); accesses before operation 0 count as of 0."""
-        operations = np.searchsorted(self.first, np.arange(len(self.touched)), "right") - 1
-        for code, at in zip(self.touched, operations.clip(0).tolist(), strict=True):
+        operations = np.searchsorted(self.first_access, np.arange(len(self.access_codes)), "right") - 1
+        for code, at in zip(self.access_codes, operations.clip(0).tolist(), strict=True):
             yield code >> 1, at, bool(code & 1)
 
-    def seconds(self, engine: Engine, plan: Program | None) -> list[float]:
+    def seconds(self, engine: Engine, plan: OffloadSchedule | None) -> list[float]:
         """Return the duration of each operation, in seconds.
 
         An operation that is not between two marks has the duration known from the plan's iteration, or 0 if
@@ -74,8 +79,8 @@ class Tape:
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
-    """A tape as a `Step`.
+class RecordedStep:
+    """A recording as a `Step`.
 
     Attributes:
         step: the step; one row per storage alive at the beginning, then per born storage, then per workspace.
@@ -89,34 +94,41 @@ class Recorded:
     born: dict[tuple[int, int], int]
 
 
-def recorded(tape: Tape, seconds: list[float]) -> Recorded:
-    """Convert the tape of a whole iteration into a step on a circle.
+def recorded_step(recording: RecordedIteration, seconds: list[float]) -> RecordedStep:
+    """Convert the recording of a whole iteration into a step on a circle.
 
     A storage alive at both the beginning and the end is persistent; if movable and never touched, the storage
     counts 0 bytes, since any need for room evicts such a storage and nobody reloads it. A storage left over
     from the previous iteration takes memory until freed; a storage left for the next iteration takes memory
     from the operation that made it.
     """
-    k = len(tape)
-    numbers = [held.number for held in tape.there] + [number for number, _, _ in tape.born]
+    k = len(recording)
+    numbers = [record.number for record in recording.initial_records] + [
+        number for number, _, _ in recording.born
+    ]
     # An operation that raised is not recorded: storages that it met count as there after the last operation.
-    start = [0] * len(tape.there) + [min(at, k - 1) for _, at, _ in tape.born]
-    size = [held.room for held in tape.there] + [room for _, _, room in tape.born]
+    start = [0] * len(recording.initial_records) + [min(at, k - 1) for _, at, _ in recording.born]
+    size = [record.rounded_bytes for record in recording.initial_records] + [
+        room for _, _, room in recording.born
+    ]
     end = [
-        min(max(tape.ended.get(number, k), first + 1), k)
+        min(max(recording.deaths.get(number, k), first + 1), k)
         for number, first in zip(numbers, start, strict=True)
     ]
-    stays = [i < len(tape.there) and number not in tape.ended for i, number in enumerate(numbers)]
+    stays = [
+        i < len(recording.initial_records) and number not in recording.deaths
+        for i, number in enumerate(numbers)
+    ]
     row_of = {number: row for row, number in enumerate(numbers)}
     touched: dict[tuple[int, int], bool] = {}
-    for number, at, wrote in tape.accesses():
+    for number, at, wrote in recording.accesses():
         if (row := row_of.get(number)) is not None and start[row] <= at < end[row]:
             touched[row, at] = touched.get((row, at), False) or wrote
     used = {row for row, _ in touched}
-    for row, held in enumerate(tape.there):
-        if stays[row] and held.movable and row not in used:
+    for row, record in enumerate(recording.initial_records):
+        if stays[row] and record.movable and row not in used:
             size[row] = 0
-    for at, room in tape.rooms.items():
+    for at, room in recording.workspaces.items():
         if room > 0:
             touched[len(numbers), at] = True
             numbers.append(-1)
@@ -125,7 +137,7 @@ def recorded(tape: Tape, seconds: list[float]) -> Recorded:
             size.append(room)
             stays.append(False)
     accesses = sorted(touched)
-    born = _places(tape)
+    born = _places(recording)
     step = Step(
         seconds=np.array(seconds),
         operation=np.arange(k, dtype=np.int32),
@@ -137,19 +149,120 @@ def recorded(tape: Tape, seconds: list[float]) -> Recorded:
         access_buffer=np.array([row for row, _ in accesses], np.int64),
         access_op=np.array([at for _, at in accesses], np.int64),
         access_writes=np.array([touched[key] for key in accesses], np.bool_),
-        names=tuple(str(function) for function in tape.functions),
+        names=tuple(str(function) for function in recording.functions),
         circular=True,
     )
-    return Recorded(step, numbers, born)
+    return RecordedStep(step, numbers, born)
 
 
-def _places(tape: Tape) -> dict[tuple[int, int], int]:
-    """Return the row of each made or met storage by `Held.born`, in the order of appearance."""
+def _places(recording: RecordedIteration) -> dict[tuple[int, int], int]:
+    """Return the row of each made or met storage by `StorageRecord.born`, in the order of appearance."""
     born: dict[tuple[int, int], int] = {}
     seen: dict[int, int] = {}
-    for row, (_, at, _) in enumerate(tape.born, len(tape.there)):
+    for row, (_, at, _) in enumerate(recording.born, len(recording.initial_records)):
         # An operation meets arguments before it makes anything.
-        place, met = seen.get(at, 0), tape.met.get(at, 0)
+        place, met = seen.get(at, 0), recording.argument_births.get(at, 0)
         born[at, -1 - place if place < met else place - met] = row
         seen[at] = place + 1
     return born
+
+
+class NextUse:
+    """Accesses of a step on a circle, by row of the buffer."""
+
+    def __init__(self, step: Step) -> None:
+        """Index the accesses of a step."""
+        self._length = len(step)
+        parts = np.searchsorted(step.access_buffer, np.arange(1, len(step.size)))
+        self._accesses: list[list[int]] = [part.tolist() for part in np.split(step.access_op, parts)]
+        self._end: list[int] = step.end.tolist()
+        self._persistent: list[bool] = step.persistent.tolist()
+
+    def next_use(self, row: int, at: int) -> int:
+        """Return the number of operations from operation `at` to the buffer's next use.
+
+        For a buffer without a further use, return twice the remaining lifetime: such a buffer never has to be
+        copied back, so an eviction costs half.
+        """
+        accesses = self._accesses[row]
+        found = bisect_left(accesses, at)
+        if found < len(accesses):
+            return accesses[found] - at
+        if self._persistent[row]:
+            return (accesses[0] if accesses else self._length) + self._length - at
+        return 2 * max(self._end[row] - at, 0)
+
+
+class IterationDetector:
+    """Detector of the operations' period; any place in the period serves as the iteration's end."""
+
+    def __init__(self) -> None:
+        self._next_search = OPTIONS.first_period_search
+        self._period = self._divergences = 0
+        self._codes: dict[Any, int] = {}
+
+    def ends(self, recording: RecordedIteration) -> bool:
+        """Return whether a whole iteration has ended."""
+        return len(recording.functions) == self._period
+
+    def begins(self, recording: RecordedIteration) -> bool:
+        """Return whether an iteration begins with the next operation, so that earlier ones belong to none."""
+        if self._period or len(recording.functions) < self._next_search:
+            return False
+        self._next_search *= 2
+        if len(recording) < OPTIONS.training_operations and (
+            torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1
+        ):
+            return False
+        for operations in (recording.functions, _with_uses(recording)):  # functions may repeat per layer
+            codes = [self._codes.setdefault(operation, len(self._codes)) for operation in operations]
+            found = tail_period(codes, min_repeats=OPTIONS.period_repetitions)
+            if found is not None and _same_twice(recording, found.period):
+                self._period = found.period
+                return True
+        if len(recording) < OPTIONS.max_unperiodic_operations:
+            return False
+        self._next_search = OPTIONS.max_unperiodic_operations
+        return True
+
+    def record_end(self, *, diverged: bool) -> None:
+        """Record whether an iteration diverged: the period may be a repetition within the iteration."""
+        self._divergences = self._divergences + 1 if diverged else 0
+        if self._divergences >= OPTIONS.period_divergences:
+            self._period = self._divergences = 0
+
+
+def _with_uses(recording: RecordedIteration) -> list[Any]:
+    """Return each operation with the numbers of the shared storages (weights) that the operation uses.
+
+    Shared storages are used several times and made by none of the operations. The last operation is left out:
+    views made after an operation count as uses by that operation, and may still follow.
+    """
+    touched = [code >> 1 for code in recording.access_codes]
+    met = dict(recording.argument_births)
+    made = set()
+    for number, at, _ in recording.born:  # arguments are met before results are made
+        if met.get(at, 0) > 0:
+            met[at] -= 1
+        else:
+            made.add(number)
+    several = {
+        number for number, times in Counter(touched).items() if times >= OPTIONS.period_repetitions
+    } - made
+    ends = [*recording.first_access[1:], len(touched)]
+    return [
+        (function, *(number for number in touched[begin:end] if number in several))
+        for function, begin, end in zip(recording.functions, recording.first_access, ends, strict=True)
+    ][:-1]
+
+
+def _same_twice(recording: RecordedIteration, period: int) -> bool:
+    """Return whether the last two periods used the same older storages: layers that are alike do not."""
+    end = len(recording)
+    first = end - 2 * period
+    new = {number for number, at, _ in recording.born if at >= first}
+    used: tuple[set[int], set[int]] = set(), set()
+    begin, middle = recording.first_access[first], recording.first_access[end - period]
+    for half, codes in enumerate((recording.access_codes[begin:middle], recording.access_codes[middle:])):
+        used[half].update(number for code in codes if (number := code >> 1) not in new)
+    return len(used[0] & used[1]) > OPTIONS.period_shared_storages * max(len(used[0]), len(used[1]))

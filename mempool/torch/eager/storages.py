@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 #: Location of a storage's bytes. LEAVING: on the device, with an offload under way. COMING: device memory is
 #: allocated again, with a reload under way. GONE: the storage has ended.
-HERE, LEAVING, AWAY, COMING, GONE = range(5)
+RESIDENT, OFFLOADING, OFFLOADED, RELOADING, ENDED = range(5)
 storage_of = torch._C.TensorBase.untyped_storage
-#: The storages' own functions, unaffected by the patches of `escapes`.
+#: The storages' own functions, unaffected by the patches of `dispatcher_patches`.
 bytes_of = torch._C.StorageBase.nbytes
 is_resizable = torch._C.StorageBase.resizable
 resize = torch._C.StorageBase.resize_
@@ -33,15 +33,15 @@ def address_of(storage: Any) -> int:
         return 0
 
 
-class Held(weakref.ref[Any]):
+class StorageRecord(weakref.ref[Any]):
     """Record of a living, swappable storage on the device.
 
     Attributes:
-        outside: whether the memory is not the pool's.
+        is_foreign: whether the memory is not the pool's.
         key: ``id`` of the storage; another storage may have the same after this one ends.
         number: serial number, in the order in which storages were met.
         size: bytes of the storage when on the device.
-        room: bytes of device memory, the size rounded up.
+        rounded_bytes: bytes of device memory, the size rounded up.
         state: HERE, LEAVING, AWAY, COMING or GONE.
         movable: whether the memory may be freed and allocated again.
         pins: number of present users past the dispatcher; a pinned storage does not move.
@@ -50,25 +50,25 @@ class Held(weakref.ref[Any]):
         row: row in the program, -1 for none.
         last: number of the last operation that used the storage, counted over all iterations.
         copy: copy on the host, possibly stale; None without a copy.
-        clean: whether nothing wrote to the storage since the copy was started.
+        has_valid_copy: whether nothing wrote to the storage since the copy was started.
         transfer: the transfer under way while LEAVING or COMING.
     """
 
     __slots__ = (
-        "born", "clean", "copy", "key", "last", "movable", "number", "outside", "pins", "room", "row",
-        "size", "state", "transfer",
+        "born", "copy", "has_valid_copy", "is_foreign", "key", "last", "movable", "number", "pins",
+        "rounded_bytes", "row", "size", "state", "transfer",
     )  # fmt: skip
 
     born: tuple[int, int] | None
-    clean: bool
+    has_valid_copy: bool
     copy: HostCopy | None
     key: int
     last: int
     movable: bool
     number: int
-    outside: bool
+    is_foreign: bool
     pins: int
-    room: int
+    rounded_bytes: int
     row: int
     size: int
     state: int
@@ -80,15 +80,15 @@ def _is_generators(tensor: torch.Tensor, size: int) -> bool:
     return size == _GENERATOR_BYTES and tensor.dtype is torch.uint8 and tensor.is_cpu
 
 
-class Storages:
+class StorageRegistry:
     """Registry of the storages that were met and are alive.
 
     Attributes:
         device: kind of the device, such as ``cpu``.
-        known: records by ``id`` of the storage. Dead records stay until `buried`, so a lookup must compare
-            the storage itself (`find`).
-        here_bytes: device memory of all storages that are not AWAY, dead ones included until `buried`.
-        outside_bytes: the part of `here_bytes` that is not the pool's.
+        records: records by ``id`` of the storage. Dead records stay until `take_dead`, so a lookup must
+            compare the storage itself (`find`).
+        resident_bytes: device memory of all storages that are not AWAY, dead ones included until `take_dead`.
+        foreign_bytes: the part of `resident_bytes` that is not the pool's.
         dead: records of storages that ended and are not yet buried. Python drops a Ctrl-C raised in a weak
             reference's callback, so the callback does no more than this single append, in C.
     """
@@ -98,75 +98,77 @@ class Storages:
     ) -> None:
         self._owns = owns
         self.device = device.type
-        self._is_ours = operator.attrgetter(f"is_{device.type}")
+        self._is_on_device = operator.attrgetter(f"is_{device.type}")
         self.alignment = alignment
         self._numbers = 0
-        self.dead: deque[Held] = deque()
-        self.known: dict[int, Held] = {}
-        self.here_bytes = self.outside_bytes = 0
+        self.dead: deque[StorageRecord] = deque()
+        self.records: dict[int, StorageRecord] = {}
+        self.resident_bytes = self.foreign_bytes = 0
 
-    def meet(self, tensor: torch.Tensor, storage: Any, born: tuple[int, int] | None, now: int) -> Held | None:
+    def register(
+        self, tensor: torch.Tensor, storage: Any, born: tuple[int, int] | None, now: int
+    ) -> StorageRecord | None:
         """Register a storage seen for the first time; None if empty or on another device."""
         size = bytes_of(storage)
-        if size == 0 or not self._is_ours(tensor):
+        if size == 0 or not self._is_on_device(tensor):
             return None
-        held = Held(storage, self.dead.append)
-        held.key, held.number, held.size = id(storage), self._numbers, size
-        held.room = self._room(size)
-        held.state, held.movable = HERE, is_resizable(storage) and not _is_generators(tensor, size)
-        held.born, held.row, held.last, held.pins = born, -1, now, 0
-        held.copy = held.transfer = None
-        held.clean = False
-        known = self.known.setdefault(held.key, held)
-        if known is not held:
+        record = StorageRecord(storage, self.dead.append)
+        record.key, record.number, record.size = id(storage), self._numbers, size
+        record.rounded_bytes = self._rounded(size)
+        record.state, record.movable = RESIDENT, is_resizable(storage) and not _is_generators(tensor, size)
+        record.born, record.row, record.last, record.pins = born, -1, now, 0
+        record.copy = record.transfer = None
+        record.has_valid_copy = False
+        known = self.records.setdefault(record.key, record)
+        if known is not record:
             if known() is storage:  # registered by another thread
                 return known
-            self.known[held.key] = held
+            self.records[record.key] = record
         self._numbers += 1
-        self.here_bytes += held.room
+        self.resident_bytes += record.rounded_bytes
         # Storages made by operations are the pool's; other storages may be older than the pool, or foreign.
-        held.outside = born is None and self._owns is not None and not self._owns(address_of(storage))
-        self.outside_bytes += held.room if held.outside else 0
-        return held
+        record.is_foreign = born is None and self._owns is not None and not self._owns(address_of(storage))
+        self.foreign_bytes += record.rounded_bytes if record.is_foreign else 0
+        return record
 
-    def resized(self, held: Held, size: int) -> None:
+    def resize_record(self, record: StorageRecord, size: int) -> None:
         """Update the size of a storage on the device after the program resized the storage."""
-        self.inside(held)
-        room = self._room(size)
-        self.here_bytes += room - held.room
-        held.size, held.room, held.clean = size, room, False
+        self.mark_owned(record)
+        room = self._rounded(size)
+        self.resident_bytes += room - record.rounded_bytes
+        record.size, record.rounded_bytes, record.has_valid_copy = size, room, False
 
-    def _room(self, size: int) -> int:
+    def _rounded(self, size: int) -> int:
         return -(-size // self.alignment) * self.alignment
 
-    def inside(self, held: Held) -> None:
+    def mark_owned(self, record: StorageRecord) -> None:
         """Count a storage as the pool's from now on: the next memory of the storage will be."""
-        if held.outside:
-            held.outside = False
-            self.outside_bytes -= held.room
+        if record.is_foreign:
+            record.is_foreign = False
+            self.foreign_bytes -= record.rounded_bytes
 
-    def buried(self) -> Iterator[Held]:
+    def take_dead(self) -> Iterator[StorageRecord]:
         """Yield the storages that ended since the last call; after a Ctrl-C, the interrupted one again."""
         dead = self.dead
         while dead:
-            held = dead[0]
-            if self.known.get(held.key) is held:
-                del self.known[held.key]
-            if held.state != GONE:
-                here = held.room if held.state != AWAY else 0
-                outside = held.room if held.outside else 0
+            record = dead[0]
+            if self.records.get(record.key) is record:
+                del self.records[record.key]
+            if record.state != ENDED:
+                here = record.rounded_bytes if record.state != OFFLOADED else 0
+                outside = record.rounded_bytes if record.is_foreign else 0
                 # one line: Ctrl-C comes between lines
-                held.state, self.here_bytes, self.outside_bytes = (
-                    GONE, self.here_bytes - here, self.outside_bytes - outside
+                record.state, self.resident_bytes, self.foreign_bytes = (
+                    ENDED, self.resident_bytes - here, self.foreign_bytes - outside
                 )  # fmt: skip
-            yield held
+            yield record
             dead.popleft()
 
-    def find(self, storage: Any) -> Held | None:
+    def find(self, storage: Any) -> StorageRecord | None:
         """Return the record of a storage, or None."""
-        held = self.known.get(id(storage))
-        return held if held is not None and held() is storage else None
+        record = self.records.get(id(storage))
+        return record if record is not None and record() is storage else None
 
-    def of(self, tensor: torch.Tensor) -> Held | None:
+    def of(self, tensor: torch.Tensor) -> StorageRecord | None:
         """Return the record of a tensor's storage, or None."""
         return self.find(storage_of(tensor))

@@ -16,7 +16,7 @@ from mempool.logs import log
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mempool.torch.eager.mode import Swapper
+    from mempool.torch.eager.mode import OffloadMode
 
 #: Name prefix of this project's threads, which copy storages.
 OWN = "mempool-"
@@ -26,86 +26,86 @@ _WORKER = "ThreadPoolExecutor-"
 _PROGRESS = "tqdm_monitor"
 
 
-class Beside(TorchDispatchMode):
+class LendingMode(TorchDispatchMode):
     """Dispatch mode of other threads: lends arguments while an operation runs, and follows no plan."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, swapper: Swapper) -> None:
+    def __init__(self, mode: OffloadMode) -> None:
         super().__init__()
-        self._swapper = swapper
+        self._mode = mode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, swapper = kwargs or {}, self._swapper
-        if (passes := swapper.passes(types)) is not None:
+        kwargs, mode = kwargs or {}, self._mode
+        if (passes := mode.traits.skips(types)) is not None:
             return NotImplemented if passes else func(*args, **kwargs)
-        kind = swapper.kind(func)
-        if kind.asks:
+        traits = mode.traits.of(func)
+        if traits.asks:
             return func(*args, **kwargs)
-        swapper.counts.beside += 1
-        keeps = kind.odd is not None and kind.odd.keeps
-        with swapper.escapes.lent((*args, *kwargs.values()), writes=kind.writes) as lent:
-            if swapper.storages.device != "cpu" or keeps:  # the thread may use another stream
-                for held, _ in lent:
-                    swapper.mover.keep(held)
+        mode.counts.beside += 1
+        keeps = traits.effects is not None and traits.effects.keeps
+        with mode.patches.lent((*args, *kwargs.values()), writes=traits.writes) as lent:
+            if mode.storages.device != "cpu" or keeps:  # the thread may use another stream
+                for record, _ in lent:
+                    mode.transfers.hold_resident(record)
             return func(*args, **kwargs)
 
 
-def inside(swapper: Swapper, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a function under mode `Beside` and return the result."""
-    _push_mode(Beside(swapper))  # no `with` block: PyTorch's flags for that are shared by all threads
+def run_lending(mode: OffloadMode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a function under mode `LendingMode` and return the result."""
+    _push_mode(LendingMode(mode))  # no `with` block: PyTorch's flags for that are shared by all threads
     try:
         return function(*args, **kwargs)
     finally:
         _pop_mode()
 
 
-def _run(swapper: weakref.ref[Swapper], run: Callable[[], None]) -> None:
-    if (alive := swapper()) is None:
+def _run(mode: weakref.ref[OffloadMode], run: Callable[[], None]) -> None:
+    if (alive := mode()) is None:
         run()
     else:
-        inside(alive, run)
+        run_lending(alive, run)
 
 
-class Threads:
-    """Runs threads started while swapping under mode `Beside`, and lets a forked child go on alone."""
+class ThreadPatches:
+    """Runs threads started while swapping under mode `LendingMode`, and lets a forked child go on alone."""
 
-    def __init__(self, swapper: Swapper) -> None:
-        self._swapper = weakref.ref(swapper)
-        self._before: Any = None
-        self._item: Any = None
+    def __init__(self, mode: OffloadMode) -> None:
+        self._mode = weakref.ref(mode)
+        self._thread_start: Any = None
+        self._work_item_run: Any = None
 
     def install(self) -> None:
         """Wrap the start of threads and executor work, and register for forks."""
-        self._before = before = threading.Thread.start
-        swapper = self._swapper
+        self._thread_start = before = threading.Thread.start
+        mode = self._mode
 
         @functools.wraps(before)
         def start(thread: threading.Thread) -> None:
             if not thread.name.startswith(OWN):
-                thread.run = functools.partial(_run, swapper, thread.run)  # type: ignore[method-assign]
+                thread.run = functools.partial(_run, mode, thread.run)  # type: ignore[method-assign]
             before(thread)
 
-        self._item = item = _WorkItem.run
+        self._work_item_run = item = _WorkItem.run
 
         @functools.wraps(item)
         def run(work: Any) -> None:  # the worker thread may be older than the swapping
-            if isinstance(_get_current_dispatch_mode(), Beside):
+            if isinstance(_get_current_dispatch_mode(), LendingMode):
                 item(work)
             else:
-                _run(swapper, functools.partial(item, work))
+                _run(mode, functools.partial(item, work))
 
         _WorkItem.run = run  # type: ignore[assignment,method-assign]
         _warn_of_older()
         threading.Thread.start = start  # type: ignore[assignment,method-assign]
-        if (alive := swapper()) is not None:
+        if (alive := mode()) is not None:
             _forking.add(alive)
 
     def remove(self) -> None:
         """Undo `install`."""
-        threading.Thread.start = self._before  # type: ignore[method-assign]
-        _WorkItem.run = self._item  # type: ignore[method-assign]
-        if (alive := self._swapper()) is not None:
+        threading.Thread.start = self._thread_start  # type: ignore[method-assign]
+        _WorkItem.run = self._work_item_run  # type: ignore[method-assign]
+        if (alive := self._mode()) is not None:
             _forking.discard(alive)
 
 
@@ -121,20 +121,20 @@ def _warn_of_older() -> None:
         )
 
 
-_forking: weakref.WeakSet[Swapper] = weakref.WeakSet()
+_forking: weakref.WeakSet[OffloadMode] = weakref.WeakSet()
 
 
 def _before_fork() -> None:
-    for swapper in list(_forking):
-        swapper.mover.lock.acquire()
-        swapper.mover.settle_all()
+    for mode in list(_forking):
+        mode.transfers.lock.acquire()
+        mode.transfers.wait_all()
 
 
 def _after_fork(*, child: bool) -> None:
-    for swapper in list(_forking):
+    for mode in list(_forking):
         if child:
-            swapper.stop()
-        swapper.mover.lock.release()
+            mode.stop()
+        mode.transfers.lock.release()
 
 
 os.register_at_fork(

@@ -4,38 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C import _DisableFuncTorch, _DisableTorchDispatch
 
 from mempool.torch.eager.storages import (
-    AWAY,
-    COMING,
-    HERE,
-    LEAVING,
-    Held,
-    Storages,
+    OFFLOADED,
+    OFFLOADING,
+    RELOADING,
+    RESIDENT,
+    StorageRecord,
+    StorageRegistry,
     address_of,
     bytes_of,
     is_resizable,
     resize,
 )
 from mempool.torch.offload.engine import HostFullError
+from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from mempool.torch.eager.report import SwapCounts
+    from mempool.torch.eager.patterns import OffloadSchedule
     from mempool.torch.offload.engine import Engine, Transfer
-
-#: Smallest storage that moves, bytes: C++ wraps numbers in small tensors of its own, and keeps their
-#: addresses from one operation to the next.
-_LEAST_BYTES = 1024
 
 
 @contextlib.contextmanager
-def between_us() -> Iterator[None]:
+def hidden_from_program() -> Iterator[None]:
     """Run operations of ours that no mode, transform or mark of the program may see or change.
 
     All these guards end with their objects, even if Ctrl-C comes at the exit. `torch.no_grad` would not, and
@@ -51,7 +49,7 @@ def between_us() -> Iterator[None]:
     del transforms
 
 
-class Mover:
+class TransferManager:
     """Offloads and reloads storages, one at a time, and keeps the states in `storages` true.
 
     Ctrl-C may interrupt a move anywhere, and several threads may request moves at once. So the order of the
@@ -66,169 +64,247 @@ class Mover:
         arrived: (row of the plan, transfer) of each finished reload, until the reader clears the list.
     """
 
-    def __init__(self, engine: Engine, storages: Storages, counts: SwapCounts) -> None:
+    def __init__(self, engine: Engine, storages: StorageRegistry, counts: OffloadCounters) -> None:
         self._engine = engine
         self._storages = storages
         self._counts = counts
-        self._moving: dict[int, Held] = {}
-        self.arrived: list[tuple[int, Transfer]] = []
+        self._in_flight: dict[int, StorageRecord] = {}
+        self.finished_reloads: list[tuple[int, Transfer]] = []
         self.lock = threading.RLock()
         self.thread = threading.get_ident()
-        self.least_bytes = _LEAST_BYTES
-        self.stays = False
+        self.min_bytes = OPTIONS.min_storage_bytes
+        self.holds_all = False
 
     def _data(self, storage: torch.UntypedStorage) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
-    def leave(self, held: Held, at: int = -1) -> None:
+    def offload(self, record: StorageRecord, at: int = -1) -> None:
         """Start an offload to the planned place `at` on the host, or to any place for -1."""
         with self.lock:
-            if held.state != HERE or held.clean or not self._may_leave(held):
+            if record.state != RESIDENT or record.has_valid_copy or not self._may_offload(record):
                 return
-            with between_us():
-                self._drop(held)
+            with hidden_from_program():
+                self._free_copy(record)
                 try:
-                    held.copy, held.transfer = self._engine.offload(self._data(held()), at)
+                    record.copy, record.transfer = self._engine.offload(self._data(record()), at)
                 except HostFullError:
                     self._counts.host_full += 1
                     return
-            self._moving[held.number] = held
-            held.state, held.clean = LEAVING, True
-            self._counts.out_bytes += held.size
+            self._in_flight[record.number] = record
+            record.state, record.has_valid_copy = OFFLOADING, True
+            self._counts.out_bytes += record.size
 
-    def forget(self, held: Held) -> None:
+    def drop_copy(self, record: StorageRecord) -> None:
         """Free the host copy of a storage: while all goes by plan, nothing reads that copy again."""
         with self.lock:
-            if held.state == HERE and held.copy is not None:
-                held.clean = False
-                self._drop(held)
+            if record.state == RESIDENT and record.copy is not None:
+                record.has_valid_copy = False
+                self._free_copy(record)
 
-    def _may_leave(self, held: Held) -> bool:
+    def _may_offload(self, record: StorageRecord) -> bool:
         """Return whether a storage may be offloaded: movable, unpinned and large enough.
 
         A size that the program changed is updated first.
         """
-        if self.stays or not held.movable or held.pins or (storage := held()) is None:
+        if self.holds_all or not record.movable or record.pins or (storage := record()) is None:
             return False
-        if bytes_of(storage) != held.size:
-            self._storages.resized(held, bytes_of(storage))
-        if held.size < self.least_bytes:
+        if bytes_of(storage) != record.size:
+            self._storages.resize_record(record, bytes_of(storage))
+        if record.size < self.min_bytes:
             return False
-        held.movable = is_resizable(storage) and address_of(storage) != 0
-        return held.movable
+        record.movable = is_resizable(storage) and address_of(storage) != 0
+        return record.movable
 
-    def _drop(self, held: Held) -> None:
-        if held.copy is not None:
-            copy, held.copy = held.copy, None
+    def _free_copy(self, record: StorageRecord) -> None:
+        if record.copy is not None:
+            copy, record.copy = record.copy, None
             self._engine.drop(copy)
 
-    def release(self, held: Held) -> None:
+    def release(self, record: StorageRecord) -> None:
         """Free the device memory of a storage, once the offload has ended."""
         with self.lock:
-            self.settle(held)
-            if held.state != HERE or not self._may_leave(held) or not held.clean:
+            self.wait(record)
+            if record.state != RESIDENT or not self._may_offload(record) or not record.has_valid_copy:
                 return
-            held.state = AWAY
-            self._storages.here_bytes -= held.room
-            self._storages.inside(held)
+            record.state = OFFLOADED
+            self._storages.resident_bytes -= record.rounded_bytes
+            self._storages.mark_owned(record)
             self._engine.fence()
-            resize(held(), 0)
+            resize(record(), 0)
 
-    def fetch(self, held: Held) -> None:
+    def reload(self, record: StorageRecord) -> None:
         """Allocate device memory for a storage and start the reload."""
         with self.lock:
-            if held.state != AWAY or held.copy is None or (storage := held()) is None:
+            if record.state != OFFLOADED or record.copy is None or (storage := record()) is None:
                 return
-            with between_us():
-                resize(storage, held.size)
-                held.transfer = self._engine.reload(held.copy, self._data(storage))
-            self._moving[held.number] = held
-            held.state = COMING
-            self._storages.here_bytes += held.room
-            self._counts.in_bytes += held.size
+            with hidden_from_program():
+                resize(storage, record.size)
+                record.transfer = self._engine.reload(record.copy, self._data(storage))
+            self._in_flight[record.number] = record
+            record.state = RELOADING
+            self._storages.resident_bytes += record.rounded_bytes
+            self._counts.in_bytes += record.size
 
-    def settle(self, held: Held) -> None:
+    def wait(self, record: StorageRecord) -> None:
         """Wait for the transfer of a storage."""
         with self.lock:
-            if (transfer := held.transfer) is None:
+            if (transfer := record.transfer) is None:
                 return
             try:
-                self._counts.waited(self._engine.wait(transfer))
+                self._counts.add_wait(self._engine.wait(transfer))
             except Exception:  # the copy failed
-                leaving = held.state != COMING
-                held.state, held.transfer, held.clean = HERE if leaving else AWAY, None, not leaving
-                self._moving.pop(held.number, None)
+                leaving = record.state != RELOADING
+                record.state, record.transfer, record.has_valid_copy = (
+                    RESIDENT if leaving else OFFLOADED,
+                    None,
+                    not leaving,
+                )
+                self._in_flight.pop(record.number, None)
                 if not leaving:
-                    self._storages.here_bytes -= held.room
-                    if (storage := held()) is not None:
+                    self._storages.resident_bytes -= record.rounded_bytes
+                    if (storage := record()) is not None:
                         resize(storage, 0)
                     raise
-            if held.state == COMING and held.row >= 0:
-                self.arrived.append((held.row, transfer))
-            if held.state in (LEAVING, COMING):
-                held.state = HERE
-            held.transfer = None
-            self._moving.pop(held.number, None)
+            if record.state == RELOADING and record.row >= 0:
+                self.finished_reloads.append((record.row, transfer))
+            if record.state in (OFFLOADING, RELOADING):
+                record.state = RESIDENT
+            record.transfer = None
+            self._in_flight.pop(record.number, None)
 
-    def bring(self, held: Held) -> None:
+    def reload_now(self, record: StorageRecord) -> None:
         """Reload a storage and wait for the reload."""
         with self.lock:
-            if held.state == AWAY:
+            if record.state == OFFLOADED:
                 self._counts.on_demand += 1
-                self.fetch(held)
-            if held.state == COMING:
-                self.settle(held)
+                self.reload(record)
+            if record.state == RELOADING:
+                self.wait(record)
 
-    def bring_each(self, absent: Iterable[Held]) -> None:
+    def reload_each(self, absent: Iterable[StorageRecord]) -> None:
         """Reload several storages; all reloads start before the first is waited for."""
         absent = list(absent)
         with self.lock:
-            for held in absent:
-                if held.state == AWAY:
+            for record in absent:
+                if record.state == OFFLOADED:
                     self._counts.on_demand += 1
-                    self.fetch(held)
-            for held in absent:
-                if held.state == COMING:
-                    self.settle(held)
+                    self.reload(record)
+            for record in absent:
+                if record.state == RELOADING:
+                    self.wait(record)
 
-    def wrote(self, held: Held) -> None:
+    def mark_stale(self, record: StorageRecord) -> None:
         """Mark the host copy of a storage as stale."""
-        held.clean = False
+        record.has_valid_copy = False
 
-    def lend(self, held: Held) -> bool:
+    def lend(self, record: StorageRecord) -> bool:
         """Reload and pin a storage until `returned`; return whether the storage was offloaded."""
         with self.lock:
-            away = held.state == AWAY
-            held.pins += 1
+            away = record.state == OFFLOADED
+            record.pins += 1
             try:
-                self.bring(held)
+                self.reload_now(record)
             except BaseException:
-                held.pins -= 1
+                record.pins -= 1
                 raise
             return away
 
-    def returned(self, held: Held, *, away: bool, wrote: bool) -> None:
+    def give_back(self, record: StorageRecord, *, away: bool, wrote: bool) -> None:
         """Unpin a lent storage; if offloaded before and still unmodified, offload the storage again."""
         with self.lock:
             if wrote:
-                held.clean = False
-            held.pins -= 1
+                record.has_valid_copy = False
+            record.pins -= 1
             if away and threading.get_ident() == self.thread:  # else an operation may be using the storage
-                self.release(held)
+                self.release(record)
 
-    def keep(self, held: Held) -> None:
+    def hold_resident(self, record: StorageRecord) -> None:
         """Reload a storage and keep the storage for good: other code knows the address."""
         with self.lock:
-            held.movable = False
-            self.bring(held)
+            record.movable = False
+            self.reload_now(record)
 
-    def settle_all(self) -> None:
+    def wait_all(self) -> None:
         """Wait for all transfers under way: until then, a transfer keeps a storage alive that nobody uses."""
-        for held in list(self._moving.values()):
-            self.settle(held)
+        for record in list(self._in_flight.values()):
+            self.wait(record)
 
-    def bring_all(self) -> None:
+    def reload_all(self) -> None:
         """Reload every storage."""
-        self.settle_all()
-        for held in list(self._storages.known.values()):
-            self.bring(held)
+        self.wait_all()
+        for record in list(self._storages.records.values()):
+            self.reload_now(record)
+
+
+@dataclass
+class OffloadCounters:
+    """Counters since the start; bytes and seconds.
+
+    Attributes:
+        iterations: ended iterations.
+        plans: schedules made.
+        margin_bytes: difference of the limit and the plan's limit, since the pool reserves more than live
+            bytes.
+        changes: changes of schedules after waits.
+        peak_bytes: peak of the resident bytes while operations were seen.
+        out_bytes: bytes offloaded.
+        in_bytes: bytes reloaded.
+        iteration_out_bytes: bytes offloaded in the last iteration.
+        iteration_in_bytes: bytes reloaded in the last iteration.
+        on_demand: storages that an operation needed and no plan had reloaded.
+        evicted: storages evicted because room was needed at once.
+        put_off: planned reloads that lacked room at their planned time.
+        over: operations that began above the limit, since all else was needed.
+        diverged: iterations that did not follow the plan.
+        host_full: copies that did not fit into the host's arena.
+        beside: operations of other threads, which are not planned.
+        bypassed: operations that were not seen, since nothing had to move.
+        waits: transfers that operations waited for.
+        waited_seconds: total time of these waits.
+    """
+
+    iterations: int = 0
+    plans: int = 0
+    changes: int = 0
+    margin_bytes: int = 0
+    peak_bytes: int = 0
+    out_bytes: int = 0
+    in_bytes: int = 0
+    iteration_out_bytes: int = 0
+    iteration_in_bytes: int = 0
+    on_demand: int = 0
+    evicted: int = 0
+    put_off: int = 0
+    over: int = 0
+    diverged: int = 0
+    host_full: int = 0
+    beside: int = 0
+    bypassed: int = 0
+    waits: int = 0
+    waited_seconds: float = 0.0
+    _out_before: int = 0
+    _in_before: int = 0
+
+    def end_iteration(self) -> None:
+        """Record the end of an iteration."""
+        self.iterations += 1
+        self.iteration_out_bytes = self.out_bytes - self._out_before
+        self.iteration_in_bytes = self.in_bytes - self._in_before
+        self._out_before, self._in_before = self.out_bytes, self.in_bytes
+
+    def add_wait(self, seconds: float) -> None:
+        """Record a wait for a copy, unless the wait took no time."""
+        self.waits += seconds > 0
+        self.waited_seconds += seconds
+
+
+def report_values(counts: OffloadCounters, plan: OffloadSchedule | None) -> dict[str, Any]:
+    """Return the counters and the plan's numbers, for JSON; without a plan, the latter are None."""
+    values: dict[str, Any] = {k: v for k, v in asdict(counts).items() if not k.startswith("_")}
+    values |= dict.fromkeys(("planned_peak_bytes", "unplanned_peak_bytes", "moves", "planned_stall_seconds"))
+    if plan is not None:
+        values["planned_peak_bytes"] = plan.swap.peak_bytes
+        values["unplanned_peak_bytes"] = plan.recorded.step.peak_bytes
+        values["moves"] = len(plan.swap.schedule)
+        values["planned_stall_seconds"] = plan.swap.stall_seconds
+    return values

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traces import Kind
+from traces import EventType
 from traces.buffers import buffers_of
 from traces.columns import distinct
 
@@ -55,11 +55,11 @@ def steps_of(trace: Trace) -> NDArray[np.int64]:
     """Return the rows of the marks that end steps, int64[k]."""
     if "step" not in trace.names:
         return np.empty(0, np.int64)
-    return np.flatnonzero((trace.kind == Kind.MARK) & (trace.operation == trace.names.index("step")))
+    return np.flatnonzero((trace.kind == EventType.MARK) & (trace.operation == trace.names.index("step")))
 
 
 @dataclass(frozen=True, eq=False)
-class AtPeak:
+class PeakAttribution:
     """The event with the highest load in the steps after the first.
 
     Attributes:
@@ -77,7 +77,7 @@ class AtPeak:
     by_phase_bytes: dict[str, int]
 
     @classmethod
-    def of(cls, trace: Trace) -> AtPeak:
+    def of(cls, trace: Trace) -> PeakAttribution:
         """Find the peak of a trace with marks of steps, without the first step if there are several."""
         load, steps = trace.load(), steps_of(trace)
         begin = int(steps[0]) if len(steps) > 1 else 0
@@ -153,7 +153,7 @@ def _cut(path: str, depth: int | None) -> str:
 def _phases(trace: Trace) -> NDArray[np.int64]:
     """Return each event's index in `PHASES`, or -1 before the first phase; step marks end no phase."""
     number = [PHASES.index(name) if name in PHASES else -1 for name in (*trace.names, "")]
-    phase = np.where(trace.kind == Kind.MARK, np.array(number)[trace.operation], -1)
-    told = np.flatnonzero(phase >= 0)
-    last = np.searchsorted(told, np.arange(len(trace)), side="right") - 1
-    return np.where(last >= 0, np.append(phase[told], -1)[last], -1)
+    phase = np.where(trace.kind == EventType.MARK, np.array(number)[trace.operation], -1)
+    marked = np.flatnonzero(phase >= 0)
+    last = np.searchsorted(marked, np.arange(len(trace)), side="right") - 1
+    return np.where(last >= 0, np.append(phase[marked], -1)[last], -1)

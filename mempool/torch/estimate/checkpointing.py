@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Operations(TorchDispatchMode):
+class FlopCounter(TorchDispatchMode):
     """Counter of the operations for which PyTorch has formulas (matrix products, convolutions, attention).
 
     Attributes:
@@ -66,7 +66,7 @@ _LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True)
-class Way:
+class BlockSelection:
     """A selection of blocks to checkpoint.
 
     Attributes:
@@ -95,27 +95,29 @@ def checkpointed(model: nn.Module, which: bool | str) -> None:  # noqa: FBT001 -
     """
     if isinstance(which, str):
         names = tuple(name for name, _ in model.named_modules() if fnmatch.fnmatchcase(name, which))
-        found = [Way(names)] if names else []
+        found = [BlockSelection(names)] if names else []
     else:
-        found = ways(model)
+        found = block_selections(model)
     if not found:
-        what = (
+        reason = (
             f"no module is called {which!r}" if isinstance(which, str) else "the model has no repeated blocks"
         )
-        raise UsageError(f"nothing to checkpoint: {what}")
+        raise UsageError(f"nothing to checkpoint: {reason}")
     checkpoint_first(model, found[0])
 
 
-def ways(model: nn.Module) -> list[Way]:
+def block_selections(model: nn.Module) -> list[BlockSelection]:
     """Return selections to checkpoint: the model's own switch, or else repeated blocks, coarse and fine."""
     if own := _own_switch(model):
         return [own]
-    coarse = repeated(model)
-    fine = [inner for name in coarse for inner in repeated(model.get_submodule(name), name) or [name]]
-    return [_way(model, names) for names in dict.fromkeys(map(tuple, (coarse, fine))) if names]
+    coarse = repeated_blocks(model)
+    fine = [inner for name in coarse for inner in repeated_blocks(model.get_submodule(name), name) or [name]]
+    return [_shortcut_of(model, names) for names in dict.fromkeys(map(tuple, (coarse, fine))) if names]
 
 
-def _way(model: nn.Module, names: tuple[str, ...], owner: str | None = None, switch: str = "") -> Way:
+def _shortcut_of(
+    model: nn.Module, names: tuple[str, ...], owner: str | None = None, switch: str = ""
+) -> BlockSelection:
     parents = {name.rpartition(".")[0] for name in names}
     blocks = set(names)
     whole = frozenset(
@@ -124,10 +126,10 @@ def _way(model: nn.Module, names: tuple[str, ...], owner: str | None = None, swi
         if isinstance(of := model.get_submodule(parent), (nn.ModuleList, nn.Sequential))
         and all(f"{parent}.{child}" in blocks for child, _ in of.named_children())
     )
-    return Way(names, whole, owner, switch)
+    return BlockSelection(names, whole, owner, switch)
 
 
-def repeated(module: nn.Module, path: str = "") -> list[str]:
+def repeated_blocks(module: nn.Module, path: str = "") -> list[str]:
     """Return the names of repeated blocks: outermost children of one parent and class, no leaves.
 
     Args:
@@ -142,18 +144,18 @@ def repeated(module: nn.Module, path: str = "") -> list[str]:
         if count[type(child)] > 1 and not isinstance(child, _LISTS):
             found.append(full)
         else:
-            found += repeated(child, full)
+            found += repeated_blocks(child, full)
     return found
 
 
-def _own_switch(model: nn.Module) -> Way | None:
+def _own_switch(model: nn.Module) -> BlockSelection | None:
     for name, module in model.named_modules():
         if not getattr(module, "supports_gradient_checkpointing", False):
             continue
         for switch in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
             if hasattr(module, switch):
                 layers = tuple(f"{name}.{layer}" if name else layer for layer in _layers(module))
-                return _way(model, layers, name, switch)
+                return _shortcut_of(model, layers, name, switch)
     return None
 
 
@@ -161,10 +163,14 @@ def _layers(module: nn.Module) -> list[str]:
     """Return the names of the layers that a model of transformers checkpoints by itself."""
     known = sys.modules.get("transformers.modeling_layers")
     layer = getattr(known, "GradientCheckpointingLayer", None)
-    return [name for name, one in module.named_modules() if layer is not None and isinstance(one, layer)]
+    return [
+        name for name, module_ in module.named_modules() if layer is not None and isinstance(module_, layer)
+    ]
 
 
-def checkpoint_first(model: nn.Module, way: Way, count: int | None = None, **options: Any) -> nn.Module:
+def checkpoint_first(
+    model: nn.Module, way: BlockSelection, count: int | None = None, **options: Any
+) -> nn.Module:
     """Make the first blocks recompute their activations in the backward.
 
     The first ones, since their saved tensors live longest.
@@ -187,35 +193,37 @@ def checkpoint_first(model: nn.Module, way: Way, count: int | None = None, **opt
     return model
 
 
-def code(way: Way, count: int | None = None) -> str:
+def checkpoint_code(way: BlockSelection, count: int | None = None) -> str:
     """Return the lines that do the work of `checkpoint_first` in the user's program."""
     every = count is None or count >= len(way.blocks)
     if way.owner is not None:
-        line = f"{_named('model', way.owner)}.{way.switch}()"
-        rest = "" if every else _listed(way)
+        line = f"{_expression('model', way.owner)}.{way.switch}()"
+        blocks = "" if every else block_list(way)
         off = "layer.gradient_checkpointing = False"
-        return line if every else f"{line}\nfor layer in [{rest}][{count}:]: {off}"
+        return line if every else f"{line}\nfor layer in [{blocks}][{count}:]: {off}"
     wrapped = "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
     some = "" if every else f"[:{count}]"
-    return f"for block in [{_listed(way)}]{some}: block.forward = {wrapped}"
+    return f"for block in [{block_list(way)}]{some}: block.forward = {wrapped}"
 
 
-def _listed(way: Way) -> str:
+def block_list(way: BlockSelection) -> str:
     """Format blocks as items of a Python list: a complete module list with a star, others by name."""
     parents = ((name.rpartition(".")[0], name) for name in way.blocks)
-    items = (f"*{_named('model', p)}" if p in way.whole else _named("model", name) for p, name in parents)
+    items = (
+        f"*{_expression('model', p)}" if p in way.whole else _expression("model", name) for p, name in parents
+    )
     return ", ".join(dict.fromkeys(items))
 
 
-def _named(root: str, path: str) -> str:
+def _expression(root: str, path: str) -> str:
     """Format a module as an expression: ``model.encoder.layers[2].mlp``."""
     return root + "".join(
         f"[{part}]" if part.isdigit() else f".{part}" for part in filter(None, path.split("."))
     )
 
 
-def recomputed(
-    model: nn.Module, way: Way, args: tuple[Any, ...], kwargs: dict[str, Any]
+def recomputed_shares(
+    model: nn.Module, way: BlockSelection, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[float] | None:
     """Return each block's share of the forward's floating-point operations, in the order of ``way.blocks``.
 
@@ -229,6 +237,6 @@ def recomputed(
         Shares; None if no operation is counted, or no blocks are known.
     """
     blocks = [model.get_submodule(name) for name in way.blocks]
-    with Operations(blocks) as operations:
+    with FlopCounter(blocks) as operations:
         model(*args, **kwargs)
     return [count / operations.total for count in operations.inside] if blocks and operations.total else None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mempool.analysis.allocator_specs import parse_choice
-from mempool.analysis.compare import RECORDED
+from mempool.analysis.compare import RECORDED, parse_allocator
 from mempool.errors import UsageError
 from mempool.simulate import simulate
-from mempool.torch.estimate.attribution import AtPeak, rounded
+from mempool.torch.estimate.attribution import PeakAttribution, rounded
 from mempool.torch.estimate.fake.fake_run import run
-from mempool.torch.estimate.fake.isolation import together
+from mempool.torch.estimate.fake.isolation import shared_isolation
 from mempool.torch.estimate.largest_batch import NoLargestBatchError, largest
 from mempool.torch.estimate.margins import margins
 from mempool.torch.estimate.result import ROUNDED_TO, Fit
@@ -19,21 +18,21 @@ from traces import TraceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from mempool.analysis.compare import Choice
+    from mempool.analysis.compare import AllocatorSpec
     from mempool.torch.estimate.job import Job
     from traces import Trace
 
 DEFAULT_ALLOCATORS = ("pytorch", "pytorch_expandable", "planned")
 
 
-def choice_of(text: str) -> Choice:
+def choice_of(text: str) -> AllocatorSpec:
     """Return the allocator of a name, with settings behind a colon.
 
     Raises:
         UsageError: the name is unknown.
     """
     try:
-        choice = parse_choice(text)
+        choice = parse_allocator(text)
     except ValueError as error:
         raise UsageError(str(error)) from None
     if choice.allocator == RECORDED:
@@ -55,10 +54,10 @@ def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
     for text in allocators:
         choice = choice_of(text)
         try:
-            made = simulate(trace, choice.allocator, **choice.settings)
+            simulated = simulate(trace, choice.allocator, **choice.settings)
         except (ValueError, TraceError) as error:
             raise UsageError(f"{text}: {error}") from None
-        found[text] = made.peak_reserved_bytes
+        found[text] = simulated.peak_reserved_bytes
     return found
 
 
@@ -80,7 +79,7 @@ def largest_batch(
     allocator: str = "pytorch",
     *,
     known: Mapping[int, int] | None = None,
-    told: Callable[[str], object] = lambda _: None,
+    progress: Callable[[str], object] = lambda _: None,
 ) -> int:
     """Return the largest batch of a job that fits in a device's memory, margins included; 0 if none fits.
 
@@ -89,7 +88,7 @@ def largest_batch(
         limit_bytes: of the device.
         allocator: name of the allocator whose reserved bytes count, with settings behind a colon.
         known: bytes that some batches need, which are not tried again.
-        told: called with the name of each trial.
+        progress: called with the name of each trial.
 
     Raises:
         UsageError: a batch cannot be tried, or no largest batch exists.
@@ -99,20 +98,20 @@ def largest_batch(
     def needs(batch: int) -> int:
         if batch in known:
             return known[batch]
-        told(f"batch {batch:,}")
-        return needed(job.but(batch=batch), allocator)
+        progress(f"batch {batch:,}")
+        return needed(job.replace(batch=batch), allocator)
 
     return largest(needs, limit_bytes, job.batch)
 
 
-@together()
+@shared_isolation()
 def estimate(
     job: Job,
     limit_bytes: int | None = None,
     *,
     allocators: Sequence[str] = DEFAULT_ALLOCATORS,
     largest: bool | None = None,
-    told: Callable[[str], object] = lambda _: None,
+    progress: Callable[[str], object] = lambda _: None,
 ) -> Fit:
     """Estimate the memory that a job would need.
 
@@ -121,7 +120,7 @@ def estimate(
         limit_bytes: of the device's memory.
         allocators: by name, the one that decides first.
         largest: whether to search for the largest batch; None: if a limit is given.
-        told: called with the name of each trial.
+        progress: called with the name of each trial.
 
     Raises:
         UsageError: the job cannot be tried, or an allocator is unknown.
@@ -131,18 +130,20 @@ def estimate(
     for name in allocators:
         choice_of(name)
     warnings: dict[str, None] = {}
-    told(f"batch {job.batch:,}")
+    progress(f"batch {job.batch:,}")
     trace = run(job, warn=lambda text: warnings.setdefault(text))
-    peak = AtPeak.of(rounded(trace, ROUNDED_TO[job.device]))
+    peak = PeakAttribution.of(rounded(trace, ROUNDED_TO[job.device]))
     if peak.first_step_bytes > peak.bytes:
         more = peak.first_step_bytes - peak.bytes
         warnings.setdefault(f"the first step peaks {more:,} bytes higher than those that follow")
-    held, added = reserved(trace, allocators), margins_of(job, trace)
-    needed = held[allocators[0]] + sum(added.values())
+    reserved_by_allocator, added = reserved(trace, allocators), margins_of(job, trace)
+    needed = reserved_by_allocator[allocators[0]] + sum(added.values())
     found = None
     if limit_bytes is not None and largest is not False:
         try:
-            found = largest_batch(job, limit_bytes, allocators[0], known={job.batch: needed}, told=told)
+            found = largest_batch(
+                job, limit_bytes, allocators[0], known={job.batch: needed}, progress=progress
+            )
         except NoLargestBatchError as error:
             warnings.setdefault(str(error))
     return Fit(
@@ -154,7 +155,7 @@ def estimate(
         peak_phase=peak.phase,
         peak_module=peak.module,
         first_step_bytes=peak.first_step_bytes,
-        reserved_bytes=held,
+        reserved_bytes=reserved_by_allocator,
         margin_bytes=added,
         allocator=allocators[0],
         batch=job.batch,

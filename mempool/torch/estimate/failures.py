@@ -45,47 +45,47 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 
 
 @dataclass
-class Watch:
+class RunningModel:
     """Holder of the running model, once made."""
 
     model: nn.Module | None = None
 
 
 @contextlib.contextmanager
-def told(what: str) -> Iterator[Watch]:
+def explain_failures(activity: str) -> Iterator[RunningModel]:
     """Convert failures of tensors without values to `UsageError`, with module, source line, and remedy.
 
     Exceptions of the user's own code pass, with a note on the place and the activity.
     """
-    watch = Watch()
+    running = RunningModel()
     try:
-        yield watch
+        yield running
     except UsageError:
         raise
     except Exception as error:
-        where = _where(error.__traceback__, watch.model)
-        if (line := _line(error, where)) is not None:
+        location = _location(error.__traceback__, running.model)
+        if (line := _explanation(error, location)) is not None:
             raise UsageError(line) from error
-        error.add_note(f"mempool: while {what}{where}")
+        error.add_note(f"mempool: while {activity}{location}")
         raise
 
 
-def _line(error: Exception, where: str) -> str | None:
+def _explanation(error: Exception, location: str) -> str | None:
     if isinstance(error, (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)):
-        what = (
+        activity = (
             "a value is read (.item(), a condition)" if "local_scalar" in str(error.func) else str(error.func)
         )
-        return f"{what}{where}: {_DATA}"
+        return f"{activity}{location}: {_DATA}"
     text = " ".join(str(error).split())
     if isinstance(error, fake_tensor.UnsupportedOperatorException):
-        return f"{error.func}{where}: it has no fake kernel; register one with torch.library.register_fake"
+        return f"{error.func}{location}: it has no fake kernel; register one with torch.library.register_fake"
     for sign, remedy in _REMEDIES:
         if sign in text:
-            return f"{type(error).__name__}{where}: {remedy}"
+            return f"{type(error).__name__}{location}: {remedy}"
     return None
 
 
-def _where(trace: TracebackType | None, model: nn.Module | None) -> str:
+def _location(trace: TracebackType | None, model: nn.Module | None) -> str:
     """Return the innermost module of the model and the innermost line outside PyTorch and mempool."""
     names = {} if model is None else {id(module): name for name, module in model.named_modules()}
     module, line = "", ""

@@ -11,18 +11,18 @@ from torch import nn
 from mempool.errors import UsageError
 from mempool.recording.optimizers import hooked_optimizer
 from mempool.torch.estimate.estimator import DEFAULT_ALLOCATORS, estimate
-from mempool.torch.estimate.fake.isolation import together
+from mempool.torch.estimate.fake.isolation import shared_isolation
 from mempool.torch.estimate.inputs import (
-    arguments,
+    batch_dimension,
+    batch_dimension_note,
     batch_of,
-    dim_of,
-    doubt,
+    call_arguments,
+    fixed_size_note,
     resizable,
     sequence_first,
-    unscalable,
 )
 from mempool.torch.estimate.job import Job
-from mempool.torch.estimate.remedies.advise import what_would_help
+from mempool.torch.estimate.remedies.advise import advise
 from mempool.units import parse_memory
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def fit(
     device: str = "cuda",
     allocators: Sequence[str] = DEFAULT_ALLOCATORS,
     remedies: bool = False,
-    told: Callable[[str], object] = lambda _: None,
+    progress: Callable[[str], object] = lambda _: None,
     **options: Any,
 ) -> Fit:
     """Estimate the memory of a model's step before running it: no GPU, no memory, a second or so.
@@ -75,7 +75,7 @@ def fit(
         device: "cuda" or "cpu": the device of the real step.
         allocators: allocators to simulate for the reserved bytes; the first one decides whether the job fits.
         remedies: whether to try remedies, too: some tens of runs.
-        told: called with the name of each trial.
+        progress: called with the name of each trial.
         options: further attributes of a `Job` (dtype, autocast, checkpoint, accumulate, ...), and
             ``largest``: False to skip the search for the largest batch if a limit is given.
 
@@ -85,11 +85,11 @@ def fit(
     Raises:
         UsageError: an argument makes no sense, or the step cannot be tried; one line says where and why.
     """
-    dim = dim_of(model, inputs) if batch_dim is None else batch_dim
+    dim = batch_dimension(model, inputs) if batch_dim is None else batch_dim
     if dim < 0:
         raise UsageError(f"batch_dim is {dim}: it cannot be below zero")
-    given = batch_of(inputs, labels, dim=dim) if not callable(inputs) else None
-    if (batch := given if batch is None else batch) is None:
+    own_batch = batch_of(inputs, labels, dim=dim) if not callable(inputs) else None
+    if (batch := own_batch if batch is None else batch) is None:
         raise UsageError("how many samples? give batch=, or inputs with a tensor that has a first dimension")
     if not (optimizer is None or callable(optimizer) or isinstance(optimizer, str)):
         raise UsageError(
@@ -98,24 +98,24 @@ def fit(
         )
     if not callable(model):
         raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
-    examples = resizable(inputs, given, dim)
+    examples = resizable(inputs, own_batch, dim)
     largest = options.pop("largest", None)
     notes: list[str] = []
     modules: list[str] = []
     by_name: dict[str, Any] = {"optimizer": optimizer, "loss": loss}  # functions, or names of them
 
     def make() -> nn.Module:
-        made = model if isinstance(model, nn.Module) else model()
-        if not modules and isinstance(made, nn.Module):
-            modules.extend(sequence_first(made))
-        return made
+        result = model if isinstance(model, nn.Module) else model()
+        if not modules and isinstance(result, nn.Module):
+            modules.extend(sequence_first(result))
+        return result
 
     try:
         job = Job(
             model=make,
-            inputs=lambda size: arguments(examples(size)),
+            inputs=lambda size: call_arguments(examples(size)),
             batch=batch,
-            labels=None if labels is None else resizable(labels, given, dim),
+            labels=None if labels is None else resizable(labels, own_batch, dim),
             mode=mode,
             device=device,
             **by_name,
@@ -125,15 +125,17 @@ def fit(
         raise UsageError(str(error)) from None
     limit_bytes = parse_memory(limit) if isinstance(limit, str) else limit
     search = limit_bytes is not None and largest is not False
-    if search and given is not None and (note := unscalable(inputs, given, dim)):
+    if search and own_batch is not None and (note := fixed_size_note(inputs, own_batch, dim)):
         notes, largest = [note], False
-    made = fit_job(job, limit_bytes, allocators=allocators, remedies=remedies, largest=largest, told=told)
-    if given is not None and (search or batch != given):
-        notes += [text for text in [doubt(modules, inputs, given, dim)] if text]
-    return replace(made, warnings=[*made.warnings, *notes]) if notes else made
+    result = fit_job(
+        job, limit_bytes, allocators=allocators, remedies=remedies, largest=largest, progress=progress
+    )
+    if own_batch is not None and (search or batch != own_batch):
+        notes += [text for text in [batch_dimension_note(modules, inputs, own_batch, dim)] if text]
+    return replace(result, warnings=[*result.warnings, *notes]) if notes else result
 
 
-@together()
+@shared_isolation()
 def fit_job(
     job: Job,
     limit_bytes: int | None = None,
@@ -141,7 +143,7 @@ def fit_job(
     allocators: Sequence[str] = DEFAULT_ALLOCATORS,
     remedies: bool | None = None,
     largest: bool | None = None,
-    told: Callable[[str], object] = lambda _: None,
+    progress: Callable[[str], object] = lambda _: None,
 ) -> Fit:
     """Estimate the memory that a job would need, and try remedies.
 
@@ -151,12 +153,12 @@ def fit_job(
         allocators: by name, the one that decides first.
         remedies: whether to try remedies, some tens of runs; None: if the job does not fit.
         largest: whether to search for the largest batch; None: if a limit is given.
-        told: called with the name of each trial.
+        progress: called with the name of each trial.
 
     Raises:
         UsageError: as `fit`.
     """
-    found = estimate(job, limit_bytes, allocators=allocators, largest=largest, told=told)
-    if remedies or (remedies is None and found.fits is False):
-        found = replace(found, helps=what_would_help(job, found, told=told))
-    return found
+    result = estimate(job, limit_bytes, allocators=allocators, largest=largest, progress=progress)
+    if remedies or (remedies is None and result.fits is False):
+        result = replace(result, advice=advise(job, result, progress=progress))
+    return result

@@ -15,7 +15,7 @@ from mempool.errors import UsageError
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def arguments(given: Any) -> Arguments:
+def call_arguments(given: Any) -> Arguments:
     """Return a call's arguments: a mapping by name, a tuple or list by position, else one value."""
     if isinstance(given, Mapping):
         return (), dict(given)
@@ -72,7 +72,7 @@ _SEQUENCES = (
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
 )
-SAY = "say batch_dim=, or give a function of the batch's size as inputs"
+ADVICE = "say batch_dim=, or give a function of the batch's size as inputs"
 
 
 def sequence_first(model: nn.Module) -> list[str]:
@@ -91,7 +91,7 @@ def _batch_first(module: nn.Module) -> bool:
     return bool(getattr(module, "batch_first", False))
 
 
-def dim_of(model: Any, inputs: Any) -> int:
+def batch_dimension(model: Any, inputs: Any) -> int:
     """Return the batch dimension: 1 for 3-d inputs of a leading recurrent module or transformer, else 0."""
     while isinstance(model, nn.Sequential) and len(model):
         model = model[0]
@@ -101,7 +101,9 @@ def dim_of(model: Any, inputs: Any) -> int:
     return int(direct and next((t.dim() == 3 for t in _tensors(inputs)), False))
 
 
-def doubt(modules: list[str], inputs: Any, batch: int, dim: int, say: str = SAY) -> str | None:
+def batch_dimension_note(
+    modules: list[str], inputs: Any, batch: int, dim: int, hint: str = ADVICE
+) -> str | None:
     """Return a note on the assumed batch dimension if doubtful, else None.
 
     ``modules`` are the types returned by `sequence_first`; ``say`` is advice to the user.
@@ -111,10 +113,10 @@ def doubt(modules: list[str], inputs: Any, batch: int, dim: int, say: str = SAY)
         return None
     taken = [str(tuple(t.shape)) for t in tensors if t.dim() > dim and t.size(dim) == batch]
     why = f"{modules[0]} takes the length first" if modules else "inputs differ in it"
-    return f"batch: dimension {dim} of {', '.join(taken[:3])}, though {why}; {say}"
+    return f"batch: dimension {dim} of {', '.join(taken[:3])}, though {why}; {hint}"
 
 
-def unscalable(inputs: Any, batch: int, dim: int) -> str | None:
+def fixed_size_note(inputs: Any, batch: int, dim: int) -> str | None:
     """Return a note on inputs without a batch to search for, such as the edges of a graph, else None."""
     for tensor in _tensors(inputs):
         edges = tensor.dim() == 2 and tensor.size(0) == 2 and tensor.dtype in (torch.int64, torch.int32)
@@ -152,7 +154,7 @@ def _stretch(text: Any) -> float:
     return factor if isinstance(factor, (int, float)) and factor > 1 else 1
 
 
-def beyond_positions(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+def positions_warning(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Return a warning if the model gets more tokens than positions, else None."""
     config = getattr(model, "config", None)
     if not hasattr(config, "get_text_config") or (most := most_positions(config)) is None:

@@ -100,10 +100,10 @@ class Job:
         given = {name: getattr(self, name) for name in ("loss", "labels", "optimizer", "dtype", "autocast")}
         if any(isinstance(value, str) for value in given.values()):
             from mempool.torch.estimate.sources.optimizers_and_losses import (
-                resolved,  # which scripts need, that make jobs
+                resolve_names,  # which scripts need, that make jobs
             )
 
-            for name, value in resolved(given).items():
+            for name, value in resolve_names(given).items():
                 object.__setattr__(self, name, value)
         for name in ("loss", "optimizer"):
             if (value := getattr(self, name)) is not None and not callable(value):
@@ -114,6 +114,6 @@ class Job:
         """Return whether the output of a step is alive in the next forward."""
         return self.mode == "train" if self.hold_output is None else self.hold_output
 
-    def but(self, **changes: Any) -> Job:
+    def replace(self, **changes: Any) -> Job:
         """Return the job with other attributes."""
         return dataclasses.replace(self, **changes)

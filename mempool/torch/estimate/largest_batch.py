@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mempool.errors import UsageError
+from mempool.torch.estimate.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-#: Limits of the search: number of batches tried, and the largest batch tried.
-MOST_TRIES, MOST_BATCH = 64, 1 << 24
 
 
 class NoLargestBatchError(UsageError):
@@ -31,14 +29,14 @@ def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> in
         first: first batch tried.
 
     Raises:
-        NoLargestBatchError: even `MOST_BATCH` fit, or the search does not end within `MOST_TRIES`.
+        NoLargestBatchError: even the largest batch fits, or the search does not end.
     """
     known: dict[int, int] = {}
 
     def need(batch: int) -> int:
-        if len(known) >= MOST_TRIES:
+        if len(known) >= OPTIONS.batch_tries:
             raise NoLargestBatchError(
-                f"no largest batch after {MOST_TRIES} tries: memory does not grow with the batch"
+                f"no largest batch after {OPTIONS.batch_tries} tries: memory does not grow with the batch"
             )
         if batch not in known:
             known[batch] = needs(batch)
@@ -46,9 +44,9 @@ def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> in
 
     low, high = 0, first
     while need(high) <= limit_bytes:
-        if high >= MOST_BATCH:
+        if high >= OPTIONS.batch:
             raise NoLargestBatchError(f"no largest batch: one of {high:,} still fits, and no more is tried")
-        low, high = high, min(_beyond(known, low, high, limit_bytes), MOST_BATCH)
+        low, high = high, min(_beyond(known, low, high, limit_bytes), OPTIONS.batch)
     slow = False
     while high - low > 1:
         between = high - low

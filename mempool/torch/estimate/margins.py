@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool.errors import UsageError
-from traces.trace import Kind
+from traces.trace import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,12 +140,14 @@ def _of_cublas(trace: Trace, capability: tuple[int, int]) -> dict[str, int]:
     """
     if not len(_rows(trace, _PRODUCTS)):
         return {}
-    threads = 1 + ("backward" in {trace.names[n] for n in trace.operation[trace.kind == Kind.MARK] if n >= 0})
-    apart = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1") == "0"
+    threads = 1 + (
+        "backward" in {trace.names[n] for n in trace.operation[trace.kind == EventType.MARK] if n >= 0}
+    )
+    separate = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1") == "0"
     lt_kib = _number("CUBLASLT_WORKSPACE_SIZE", 32768 if capability[0] >= 9 else 4096)
     return {
         "cublas_workspace": threads * cublas_workspace_bytes(capability),
-        "cublaslt_workspace": threads * (lt_kib << 10) if apart else 0,
+        "cublaslt_workspace": threads * (lt_kib << 10) if separate else 0,
     }
 
 
@@ -175,7 +177,7 @@ def _highest(trace: Trace, rows: NDArray[Any], load: NDArray[np.int64]) -> int:
         load: bytes alive after each event.
     """
     size = np.zeros(int(trace.buffer.max(initial=-1)) + 1, np.int64)
-    allocs = trace.kind == Kind.ALLOC
+    allocs = trace.kind == EventType.ALLOC
     size[trace.buffer[allocs]] = trace.size[allocs]
     rows = rows[trace.of_buffers[rows]]
     call = np.unique(np.stack([trace.time_ns[rows], trace.operation[rows]]), axis=1, return_inverse=True)[1]
@@ -190,7 +192,7 @@ def _highest(trace: Trace, rows: NDArray[Any], load: NDArray[np.int64]) -> int:
 def _rows(trace: Trace, pattern: re.Pattern[str]) -> NDArray[Any]:
     """Return the indices of the events of operations whose name matches."""
     known = np.array([pattern.match(name) is not None for name in trace.names] or [False])
-    named = (trace.operation >= 0) & (trace.kind != Kind.MARK)
+    named = (trace.operation >= 0) & (trace.kind != EventType.MARK)
     found: NDArray[Any] = np.flatnonzero(named & known[np.where(named, trace.operation, 0)])
     return found
 
@@ -203,8 +205,8 @@ def _of_many(trace: Trace) -> dict[str, int]:
     the buckets (``gradient_as_bucket_view``).
     """
     kinds = [n for n, name in enumerate(trace.names) if name == "gradients"]
-    allocs = (trace.kind == Kind.ALLOC) & np.isin(trace.category, kinds)
-    frees = (trace.kind == Kind.FREE) & np.isin(trace.buffer, trace.buffer[allocs])
+    allocs = (trace.kind == EventType.ALLOC) & np.isin(trace.category, kinds)
+    frees = (trace.kind == EventType.FREE) & np.isin(trace.buffer, trace.buffer[allocs])
     change = np.where(allocs, trace.size, 0)
     change[frees] = -trace.size[trace.births[frees]]
     buffers = 16 * 2 * (_number("NCCL_BUFFSIZE", 4 * MIB) + 6 * MIB)

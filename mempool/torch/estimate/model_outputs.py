@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
+from mempool.torch.estimate.options import OPTIONS
 from mempool.units import binary
 
 SUMMED = (
@@ -55,10 +56,6 @@ def _plain(output: Any) -> Any:
 
 #: Fields of outputs in which transformers returns keys and values, or the state, of the tokens so far.
 _CACHES = ("cache", "past_key_values", "past_key_value", "cache_params", "past_buckets_states", "mems")
-#: Largest number of objects of a cache that are searched.
-_MOST_OBJECTS = 100_000
-#: Smallest output that deserves a note, as a share of the parameters' bytes: a smaller one decides nothing.
-_LEAST_SHARE = 0.01
 
 
 def cache_tensors(output: Any) -> list[torch.Tensor]:
@@ -71,21 +68,21 @@ def cache_tensors(output: Any) -> list[torch.Tensor]:
 
 def _tensors(roots: list[Any]) -> list[torch.Tensor]:
     """Return the tensors in objects, their attributes and items."""
-    found, left, seen = [], list(roots), set[int]()
-    while left and len(seen) < _MOST_OBJECTS:
-        one = left.pop()
-        if id(one) in seen or isinstance(one, (nn.Module, type, str, bytes, int, float)):
+    tensors, remaining, searched = [], list(roots), set[int]()
+    while remaining and len(searched) < OPTIONS.output_objects:
+        item = remaining.pop()
+        if id(item) in searched or isinstance(item, (nn.Module, type, str, bytes, int, float)):
             continue
-        seen.add(id(one))
-        if isinstance(one, torch.Tensor):
-            found.append(one)
-        elif isinstance(one, dict):
-            left += one.values()
-        elif isinstance(one, (list, tuple, set)):
-            left += one
-        elif hasattr(one, "__dict__"):
-            left += vars(one).values()
-    return found
+        searched.add(id(item))
+        if isinstance(item, torch.Tensor):
+            tensors.append(item)
+        elif isinstance(item, dict):
+            remaining += item.values()
+        elif isinstance(item, (list, tuple, set)):
+            remaining += item
+        elif hasattr(item, "__dict__"):
+            remaining += vars(item).values()
+    return tensors
 
 
 def note_of_loop(output: Any, model: nn.Module) -> str | None:
@@ -97,7 +94,10 @@ def note_of_loop(output: Any, model: nn.Module) -> str | None:
         for storage in [tensor.untyped_storage()]
     }
     size = sum(storages.values())
-    if size < _LEAST_SHARE * sum(p.numel() * p.element_size() for p in model.parameters()) or not size:
+    if (
+        size < OPTIONS.output_share * sum(p.numel() * p.element_size() for p in model.parameters())
+        or not size
+    ):
         return None
     return (
         f"the output of a step, {binary(size)}, is taken to be gone before the next forward; a loop with "

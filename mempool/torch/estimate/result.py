@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mempool.analysis.remedies import Remedy
-from mempool.torch.estimate.attribution import AtPeak, ModuleShare, rounded
+from mempool.torch.estimate.attribution import ModuleShare, PeakAttribution, rounded
+from mempool.torch.estimate.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +31,7 @@ class Caveat(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Help(Remedy):
+class TriedRemedy(Remedy):
     """One change, or several together, tried. Bytes throughout.
 
     Attributes:
@@ -68,14 +69,14 @@ class Help(Remedy):
 
 
 @dataclass(frozen=True)
-class Swapped:
+class OffloadFigures:
     """A memory limit that swapping can hold, checked by replay. Bytes, and shares of a step's time.
 
     Attributes:
         needed_bytes: device memory: the arena of a plan made after the swaps, plus the margins of a GPU.
         peak_bytes: peak load on the device.
         slower: share by which a step takes longer.
-        slower_bound: lower bound of ``slower`` over all schedules.
+        slowdown_bound: lower bound of ``slower`` over all schedules.
         swapped_bytes: bytes copied back in a step.
         host_bytes: peak bytes held on the host.
     """
@@ -83,13 +84,13 @@ class Swapped:
     needed_bytes: int
     peak_bytes: int
     slower: float
-    slower_bound: float
+    slowdown_bound: float
     swapped_bytes: int
     host_bytes: int
 
 
 @dataclass(frozen=True)
-class Swapping:
+class OffloadFindings:
     """Limits that swapping can reach, and their costs.
 
     Attributes:
@@ -97,9 +98,9 @@ class Swapping:
         step_seconds: lower bound of a step's time at these rates.
         floor_bytes: lower bound of the peak over all schedules.
         floor_operation: the operation that needs ``floor_bytes``.
-        free: lowest peak at which no operation waits.
-        slower: lowest peak for a step longer by `SLOWER`; None if the job does not fit without swapping.
-        asked: schedule at the limit, or at the nearest feasible limit above; None if the job fits anyway or
+        without_stall: lowest peak at which no operation waits.
+        slower: lowest peak for a step longer by `OPTIONS.slowdown`; None if the job does not fit anyway.
+        at_limit: schedule at the limit, or the nearest feasible limit above; None if the job fits anyway or
             has no limit.
         fits: whether the job fits at the limit; None without a limit.
     """
@@ -108,57 +109,57 @@ class Swapping:
     step_seconds: float
     floor_bytes: int
     floor_operation: str
-    free: Swapped
-    slower: Swapped | None = None
-    asked: Swapped | None = None
+    without_stall: OffloadFigures
+    slower: OffloadFigures | None = None
+    at_limit: OffloadFigures | None = None
     fits: bool | None = None
 
     @property
-    def told(self) -> Swapped:
+    def reported(self) -> OffloadFigures:
         """Return the schedule to report first."""
-        return self.asked or self.free
+        return self.at_limit or self.without_stall
 
 
-_H = TypeVar("_H", "Help", "Swapping")
+_Verdict = TypeVar("_Verdict", "TriedRemedy", "OffloadFindings")
 
 
 @dataclass(frozen=True)
-class Helps:
+class Advice:
     """Remedies for a job.
 
     Attributes:
         remedies: changes that save memory alone, largest saving first.
         cheapest: the cheapest changes, by `Cost`, that together make the job fit; None if the job fits
             already, no combination suffices, or no limit is given.
-        together: all changes that leave the training as it is, if even they do not suffice.
+        combined: all changes that leave the training as it is, if even they do not suffice.
         not_tried: name of each change that could not be tried, with the reason.
         hints: further advice.
         swapping: findings of the swap planner, also among the remedies; None if swapping was not planned.
     """
 
-    remedies: list[Help] = field(default_factory=list)
-    cheapest: Help | None = None
-    together: Help | None = None
+    remedies: list[TriedRemedy] = field(default_factory=list)
+    cheapest: TriedRemedy | None = None
+    combined: TriedRemedy | None = None
     not_tried: list[tuple[str, str]] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
-    swapping: Swapping | None = None
+    swapping: OffloadFindings | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary ready for JSON."""
         return asdict(self)
 
-    def without_verdicts(self) -> Helps:
+    def without_verdicts(self) -> Advice:
         """Return the same without claims to fit, for a job of which only a part was seen."""
         return replace(
             self,
-            remedies=[_open(one) for one in self.remedies],
-            cheapest=self.cheapest and _open(self.cheapest),
-            swapping=self.swapping and _open(self.swapping),
+            remedies=[_without_verdict(finding) for finding in self.remedies],
+            cheapest=self.cheapest and _without_verdict(self.cheapest),
+            swapping=self.swapping and _without_verdict(self.swapping),
         )
 
 
-def _open(one: _H) -> _H:
-    return replace(one, fits=None) if one.fits else one
+def _without_verdict(finding: _Verdict) -> _Verdict:
+    return replace(finding, fits=None) if finding.fits else finding
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +184,7 @@ class Fit:
         largest_batch: largest batch that fits, by search; 0 if none does, None without a search.
         warnings: circumstances that make the result less certain.
         trace: the recorded trace, with unrounded sizes.
-        helps: remedies, the cheapest way to make the job fit, and hints; None if nothing was tried.
+        advice: remedies, the cheapest way to make the job fit, and hints; None if nothing was tried.
         caveats: parts that are not covered, so that a step may need more.
     """
 
@@ -207,7 +208,7 @@ class Fit:
     largest_batch: int | None
     warnings: list[str]
     trace: Trace = field(repr=False)
-    helps: Helps | None = field(default=None, repr=False)
+    advice: Advice | None = field(default=None, repr=False)
     caveats: list[Caveat] = field(default_factory=list)
 
     @property
@@ -216,12 +217,12 @@ class Fit:
         return self.reserved_bytes[self.allocator] + sum(self.margin_bytes.values())
 
     @property
-    def remedies(self) -> list[Help]:
+    def remedies(self) -> list[TriedRemedy]:
         """Return the remedies, largest saving first."""
-        return [] if self.helps is None else self.helps.remedies
+        return [] if self.advice is None else self.advice.remedies
 
     @property
-    def covers(self) -> str:
+    def caveat_labels(self) -> str:
         """Return the labels of the caveats, as text beside a verdict; "" without caveats."""
         return ", ".join(dict.fromkeys(caveat.label for caveat in self.caveats))
 
@@ -234,34 +235,30 @@ class Fit:
             fits=self.fits and None,
             caveats=[*self.caveats, *caveats],
             warnings=[*map(str, caveats), *self.warnings],
-            helps=self.helps and self.helps.without_verdicts(),
+            advice=self.advice and self.advice.without_verdicts(),
         )
 
     def modules(self, depth: int) -> list[ModuleShare]:
         """Return ``by_module`` with modules below a depth merged into their ancestor, largest first."""
-        return AtPeak.of(rounded(self.trace, ROUNDED_TO[self.device])).by_module(depth)
+        return PeakAttribution.of(rounded(self.trace, ROUNDED_TO[self.device])).by_module(depth)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all but the trace as a dictionary ready for JSON."""
-        names = [name for name in self.__dataclass_fields__ if name not in ("trace", "by_module", "helps")]
-        helps = {} if self.helps is None else self.helps.to_dict()
+        names = [name for name in self.__dataclass_fields__ if name not in ("trace", "by_module", "advice")]
+        advice = {} if self.advice is None else self.advice.to_dict()
         caveats = [caveat._asdict() for caveat in self.caveats]
         return {name: getattr(self, name) for name in names} | {
             "needed_bytes": self.needed_bytes,
             "caveats": caveats,
             "by_module": [asdict(share) for share in self.by_module],
-            "remedies": helps.get("remedies", []),
-            "cheapest_remedy": helps.get("cheapest"),
-            "hints": helps.get("hints", []),
-            "swapping": helps.get("swapping"),
+            "remedies": advice.get("remedies", []),
+            "cheapest_remedy": advice.get("cheapest"),
+            "hints": advice.get("hints", []),
+            "swapping": advice.get("swapping"),
         }
 
     def __str__(self) -> str:
         return report(self)
-
-
-#: Largest number of modules in a report.
-MOST_MODULES = 5
 
 
 def report(fit: Fit) -> str:
@@ -273,7 +270,10 @@ def report(fit: Fit) -> str:
     )
     lines += [f"  {size(b):>11}  {name.replace('_', ' ')}" for name, b in fit.by_class_bytes.items()]
     lines.append("by module")
-    lines += [f"  {size(m.bytes):>11}  {m.module or '(the model)'}" for m in fit.modules(3)[:MOST_MODULES]]
+    lines += [
+        f"  {size(m.bytes):>11}  {m.module or '(the model)'}"
+        for m in fit.modules(3)[: OPTIONS.report_modules]
+    ]
     lines.append("reserved by")
     lines += [f"  {size(b):>11}  {name}" for name, b in fit.reserved_bytes.items()]
     if fit.margin_bytes:
@@ -297,13 +297,13 @@ def size(number: int) -> str:
 
 def _verdict(fit: Fit) -> str:
     need = f"batch {fit.batch:,} needs {size(fit.needed_bytes)} with {fit.allocator}"
-    need += f" ({fit.covers})" if fit.caveats else ""
+    need += f" ({fit.caveat_labels})" if fit.caveats else ""
     if fit.limit_bytes is None:
         return need
-    told = {
+    reported = {
         True: "it fits",
         False: f"it does not fit, {size(fit.missing_bytes or 0)} are missing",
         None: "not known whether it fits",
     }[fit.fits]
     batch = "" if fit.largest_batch is None else f"; the largest batch that fits is {fit.largest_batch:,}"
-    return f"{told}: {need} of {size(fit.limit_bytes)}{batch}"
+    return f"{reported}: {need} of {size(fit.limit_bytes)}{batch}"

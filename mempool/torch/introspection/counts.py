@@ -26,7 +26,7 @@ Stat = dict[str, int]
 
 
 @dataclass
-class Watched:
+class SampledGauge:
     """A gauge that is sampled occasionally."""
 
     current: int = 0
@@ -34,7 +34,7 @@ class Watched:
     allocated: int = 0
     freed: int = 0
 
-    def look(self, value: int) -> None:
+    def sample(self, value: int) -> None:
         """Sample the present value."""
         self.allocated += max(value - self.current, 0)
         self.freed += max(self.current - value, 0)
@@ -47,7 +47,7 @@ class Watched:
 
 
 @dataclass
-class Moment:
+class CoreCounters:
     """The core's counters at one moment."""
 
     client: dict[str, Any]
@@ -71,84 +71,87 @@ class Moment:
         return {"num_alloc_retries": self.usage["retries"], "num_ooms": self.client["out_of_memory"]}
 
 
-class Counts:
+class AllocatorStatistics:
     """PyTorch's statistics of one device."""
 
     def __init__(self, client: _core.Client, pool: _core.Pool) -> None:
         """Begin the statistics of a client and of its pool's memory, covering the lifetime of both."""
         self.client, self.pool = client, pool
         parts = ("small", "large", "all")
-        self._segments = {part: Watched() for part in parts}
-        self._idle_blocks = {part: Watched() for part in parts}
-        self._idle_bytes = {part: Watched() for part in parts}
-        self._small_reserved = Watched()
-        self._before: dict[str, tuple[int, int]] = {}  # (total, freed) of each gauge at the last reset
+        self._segments = {part: SampledGauge() for part in parts}
+        self._idle_blocks = {part: SampledGauge() for part in parts}
+        self._idle_bytes = {part: SampledGauge() for part in parts}
+        self._small_reserved = SampledGauge()
+        self._totals_before: dict[str, tuple[int, int]] = {}  # (total, freed) of each gauge at the last reset
         self._counters_before: dict[str, int] = {}
 
     def nested(self) -> dict[str, Any]:
         """Return all statistics, with the keys of `torch.cuda.memory_stats_as_nested_dict`."""
-        moment = self._look()
-        gauges = moment.gauges
+        counters = self._sample()
+        gauges = counters.gauges
         allocation = self._split(gauges, "blocks", "small")
         allocated = self._split(gauges, "live", "small_live")
         return {
-            **{name: value - self._counters_before.get(name, 0) for name, value in moment.counters.items()},
+            **{name: value - self._counters_before.get(name, 0) for name, value in counters.counters.items()},
             "max_split_size": -1,  # any block may be split
-            "num_sync_all_streams": moment.usage["waits"],
-            "num_device_alloc": moment.usage["times_took"],
-            "num_device_free": moment.usage["times_gave"],
+            "num_sync_all_streams": counters.usage["waits"],
+            "num_device_alloc": counters.usage["times_took"],
+            "num_device_free": counters.usage["times_gave"],
             "num_oom_rejections": 0,
             "allocation": allocation,
-            "segment": _three(self._segments),
-            "active": _more(allocation, moment.client, "blocks"),
-            "inactive_split": _three(self._idle_blocks),
+            "segment": _by_part(self._segments),
+            "active": _add_waiting(allocation, counters.client, "blocks"),
+            "inactive_split": _by_part(self._idle_blocks),
             "allocated_bytes": allocated,
-            "reserved_bytes": _parts(self._stat(gauges["reserved"], "reserved"), self._small_reserved.stat()),
+            "reserved_bytes": _split_parts(
+                self._stat(gauges["reserved"], "reserved"), self._small_reserved.stat()
+            ),
             "reserved_bytes_by_private_pools": {},
-            "active_bytes": _more(allocated, moment.client, "bytes"),
-            "inactive_split_bytes": _three(self._idle_bytes),
+            "active_bytes": _add_waiting(allocated, counters.client, "bytes"),
+            "inactive_split_bytes": _by_part(self._idle_bytes),
             "requested_bytes": self._split(gauges, "requested", "small_requested"),
-            "oversize_allocations": Watched().stat(),
-            "oversize_segments": Watched().stat(),
+            "oversize_allocations": SampledGauge().stat(),
+            "oversize_segments": SampledGauge().stat(),
         }
 
     def reset_peaks(self) -> None:
         """Reset all peaks to the current values."""
         self.client.reset_peaks()
-        self._look()
-        for watched in self._all_watched():
-            watched.peak = watched.current
+        self._sample()
+        for gauge in self._all_gauges():
+            gauge.peak = gauge.current
 
     def reset_totals(self) -> None:
         """Reset all totals, and the numbers of retries and of out-of-memory errors."""
-        moment = self._look()
-        self._before = {
-            name: (gauge["total"], gauge["total"] - gauge["current"]) for name, gauge in moment.gauges.items()
+        counters = self._sample()
+        self._totals_before = {
+            name: (gauge["total"], gauge["total"] - gauge["current"])
+            for name, gauge in counters.gauges.items()
         }
-        self._counters_before = moment.counters
-        for watched in self._all_watched():
-            watched.allocated = watched.freed = 0
+        self._counters_before = counters.counters
+        for gauge in self._all_gauges():
+            gauge.allocated = gauge.freed = 0
 
-    def _look(self) -> Moment:
-        moment = Moment(self.client.stats(), _core.usage(self.pool))
-        small, large = moment.usage["small"], moment.usage["large"]
-        for watched, key in (
+    def _sample(self) -> CoreCounters:
+        counters = CoreCounters(self.client.stats(), _core.usage(self.pool))
+        small, large = counters.usage["small"], counters.usage["large"]
+        for gauge, key in (
             (self._segments, "segments"),
             (self._idle_blocks, "idle_blocks"),
             (self._idle_bytes, "idle_bytes"),
         ):
-            watched["small"].look(small[key])
-            watched["large"].look(large[key])
-            watched["all"].look(small[key] + large[key])
-        self._small_reserved.look(small["bytes"])
-        return moment
+            gauge["small"].sample(small[key])
+            gauge["large"].sample(large[key])
+            gauge["all"].sample(small[key] + large[key])
+        self._small_reserved.sample(small["bytes"])
+        return counters
 
-    def _all_watched(self) -> list[Watched]:
+    def _all_gauges(self) -> list[SampledGauge]:
         groups = (self._segments, self._idle_blocks, self._idle_bytes)
-        return [self._small_reserved, *(watched for group in groups for watched in group.values())]
+        return [self._small_reserved, *(gauge for group in groups for gauge in group.values())]
 
     def _stat(self, gauge: dict[str, int], name: str) -> Stat:
-        total, freed = self._before.get(name, (0, 0))
+        total, freed = self._totals_before.get(name, (0, 0))
         current = gauge["current"]
         return {
             "current": current,
@@ -158,28 +161,28 @@ class Counts:
         }
 
     def _split(self, gauges: dict[str, dict[str, int]], name: str, small: str) -> dict[str, Stat]:
-        return _parts(self._stat(gauges[name], name), self._stat(gauges[small], small))
+        return _split_parts(self._stat(gauges[name], name), self._stat(gauges[small], small))
 
 
-def _parts(every: Stat, small: Stat) -> dict[str, Stat]:
+def _split_parts(every: Stat, small: Stat) -> dict[str, Stat]:
     """Split a statistic into all, small and large; the large peak is a difference, or the current value."""
     large = {key: every[key] - small[key] for key in every}
     large["peak"] = max(large["peak"], large["current"])
     return {"all": every, "small_pool": small, "large_pool": large}
 
 
-def _three(watched: dict[str, Watched]) -> dict[str, Stat]:
+def _by_part(gauge: dict[str, SampledGauge]) -> dict[str, Stat]:
     """Return a sampled statistic by part, with totals of "all" as sums.
 
     Parts may change in opposite directions, which the changes of their sum would miss.
     """
-    small, large, every = (watched[part].stat() for part in ("small", "large", "all"))
+    small, large, every = (gauge[part].stat() for part in ("small", "large", "all"))
     for key in ("allocated", "freed"):
         every[key] = small[key] + large[key]
     return {"all": every, "small_pool": small, "large_pool": large}
 
 
-def _more(stats: dict[str, Stat], client: dict[str, Any], unit: str) -> dict[str, Stat]:
+def _add_waiting(stats: dict[str, Stat], client: dict[str, Any], unit: str) -> dict[str, Stat]:
     """Add freed memory that waits for other streams."""
     waiting, small = client[f"deferred_{unit}"], client[f"deferred_small_{unit}"]
     more = {part: dict(stat) for part, stat in stats.items()}

@@ -16,7 +16,7 @@ from typing import Any
 
 from mempool import _core
 from mempool.errors import UsageError
-from mempool.torch.introspection.counts import Counts
+from mempool.torch.introspection.counts import AllocatorStatistics
 
 #: Function from a device's index to the client and pool that serve the device; None if no pool does.
 Source = Callable[[int], "tuple[_core.Client, _core.Pool] | None"]
@@ -36,36 +36,36 @@ _ACTIONS = (
 _UNLIMITED = 2**63
 
 
-def begin(source: Source) -> None:
-    """Answer PyTorch's memory functions from the pools of this source until `end`; replace an earlier source.
+def replace_functions(source: Source) -> None:
+    """Answer PyTorch's memory functions from the pools of a source, until `restore_functions`.
 
-    A device without a pool, for which the source returns None, has no memory in use. A history that is being
-    recorded continues.
+    A new source replaces an earlier one. A device for which the source returns None has no memory in use. A
+    history that is being recorded continues.
     """
     import torch
 
-    with _answers.lock:
-        _answers.source = source
-        _answers.go_on()
-        for name, answer in _ANSWERS.items():
+    with _functions.lock:
+        _functions.source = source
+        _functions.resume_history()
+        for name, answer in FUNCTIONS.items():
             present = getattr(torch._C, name, None)
-            if present is None or present is _ours.get(name):
+            if present is None or present is _replacements.get(name):
                 continue  # absent from this version or build, or replaced already
-            _ours[name] = _replacement(present, answer)
+            _replacements[name] = _replacement(present, answer)
             _originals[name] = present
-            setattr(torch._C, name, _ours[name])
+            setattr(torch._C, name, _replacements[name])
 
 
-def end() -> None:
+def restore_functions() -> None:
     """Restore PyTorch's functions, except those that others have replaced meanwhile."""
     import torch
 
-    with _answers.lock:
-        _answers.forget()
-        for name, ours in list(_ours.items()):
+    with _functions.lock:
+        _functions.clear()
+        for name, ours in list(_replacements.items()):
             if getattr(torch._C, name, None) is ours:
                 setattr(torch._C, name, _originals[name])
-            del _ours[name], _originals[name]
+            del _replacements[name], _originals[name]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class History:
     skip: tuple[str, ...] = ()
 
 
-class Answers:
+class MemoryFunctions:
     """PyTorch's functions answered from the pools of a source; NotImplemented passes on to the original."""
 
     def __init__(self) -> None:
@@ -84,41 +84,41 @@ class Answers:
         self.source: Source | None = None
         self.history = History()
         self.lock = threading.RLock()  # reentrant: garbage collection in here may call these functions again
-        self._counts: dict[int, Counts] = {}
+        self._statistics: dict[int, AllocatorStatistics] = {}
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop the source, the history and all statistics."""
-        for client, _ in self._served().values():
+        for client, _ in self._served_devices().values():
             _core.set_history(client, 0)
         self.source, self.history = None, History()
-        self._counts.clear()
+        self._statistics.clear()
 
-    def go_on(self) -> None:
+    def resume_history(self) -> None:
         """Record the requested history for the clients that serve now."""
         if self.history.max_entries:
-            for client, _ in self._served().values():
+            for client, _ in self._served_devices().values():
                 _core.set_history(client, self.history.max_entries)
 
     def memory_stats(self, device: int) -> Any:
         """Return the nested dict of `torch.cuda.memory_stats_as_nested_dict`."""
-        counts = self._counts_of(device)
+        counts = self._statistics_of(device)
         return NotImplemented if counts is None else counts.nested()
 
     def reset_peaks(self, device: int) -> Any:
         """Implement `torch.cuda.reset_peak_memory_stats`."""
-        counts = self._counts_of(device)
+        counts = self._statistics_of(device)
         return NotImplemented if counts is None else counts.reset_peaks()
 
     def reset_totals(self, device: int) -> Any:
         """Implement `torch.cuda.reset_accumulated_memory_stats`."""
-        counts = self._counts_of(device)
+        counts = self._statistics_of(device)
         return NotImplemented if counts is None else counts.reset_totals()
 
     def memory_fraction(self, device: int) -> Any:
         """Return the pool's limit as a fraction of the device's memory; 1.0 without a limit."""
         if self.source is None:
             return NotImplemented
-        served = self.source(device) or _nobody()
+        served = self.source(device) or _empty_pool()
         limit = served[1].stats()["max_reserved_bytes"]
         if limit >= _UNLIMITED:
             return 1.0
@@ -142,7 +142,7 @@ class Answers:
             pool_id, traced = tuple(asked[:2]), asked[2] if len(asked) > 2 else True
         segments: list[Any] = []
         traces: list[list[Any]] = [[] for _ in range(devices())]
-        for device, (client, pool) in self._served().items():
+        for device, (client, pool) in self._served_devices().items():
             max_entries = self.history.max_entries if traced else 0
             found, traces[device] = snapshots.of_device(
                 device, client, pool, max_entries=max_entries, skip=self.history.skip
@@ -160,9 +160,9 @@ class Answers:
         """
         if self.source is None:
             return NotImplemented
-        _one_of("enabled", enabled, (None, "state", "all"))
-        _one_of("context", context, (None, "state", "alloc", "all"))
-        _one_of("stacks", stacks, ("python", "all"))
+        _check_value("enabled", enabled, (None, "state", "all"))
+        _check_value("context", context, (None, "state", "alloc", "all"))
+        _check_value("stacks", stacks, ("python", "all"))
         return self._record(max_entries if enabled == "all" else 0, *more)
 
     def record_history_legacy(
@@ -174,11 +174,11 @@ class Answers:
     def _record(self, max_entries: int, clear: Any = False, *more: Any) -> None:  # noqa: FBT002
         skip = next((tuple(argument) for argument in more if isinstance(argument, (list, tuple))), ())
         for action in skip:
-            _one_of("skip_actions", action, _ACTIONS)
+            _check_value("skip_actions", action, _ACTIONS)
         if max_entries < 0:
             raise UsageError(f"max_entries is {max_entries}, which is negative")
         self.history = History(max_entries, skip)
-        for client, _ in self._served().values():
+        for client, _ in self._served_devices().values():
             if clear:
                 _core.set_history(client, 0)
             _core.set_history(client, max_entries)
@@ -191,24 +191,24 @@ class Answers:
         """Return None, since no frames are recorded."""
         return NotImplemented if self.source is None else None
 
-    def _served(self) -> dict[int, tuple[_core.Client, _core.Pool]]:
+    def _served_devices(self) -> dict[int, tuple[_core.Client, _core.Pool]]:
         if self.source is None:
             return {}
         answers = ((device, self.source(device)) for device in range(devices()))
         return {device: served for device, served in answers if served is not None}
 
-    def _counts_of(self, device: int) -> Counts | None:
+    def _statistics_of(self, device: int) -> AllocatorStatistics | None:
         if self.source is None:
             return None
-        served = self.source(device) or _nobody()
-        counts = self._counts.get(device)
+        served = self.source(device) or _empty_pool()
+        counts = self._statistics.get(device)
         if counts is None or counts.client is not served[0]:
-            counts = self._counts[device] = Counts(*served)
+            counts = self._statistics[device] = AllocatorStatistics(*served)
         return counts
 
 
 @functools.cache
-def _nobody() -> tuple[_core.Client, _core.Pool]:
+def _empty_pool() -> tuple[_core.Client, _core.Pool]:
     """Return an empty client and pool for a device without a pool."""
     pool = _core.Pool(device=_core.SimulatedDevice(capacity=0))
     return _core.Client(pool, "nobody"), pool
@@ -221,7 +221,7 @@ def devices() -> int:
     return int(torch.cuda.device_count())
 
 
-def _one_of(name: str, value: Any, known: tuple[Any, ...]) -> None:
+def _check_value(name: str, value: Any, known: tuple[Any, ...]) -> None:
     if value not in known:
         raise UsageError(f"{name} is {value!r}; there are {', '.join(map(repr, known))}")
 
@@ -230,35 +230,35 @@ def _replacement(original: Callable[..., Any], answer: Callable[..., Any]) -> Ca
     @functools.wraps(answer)
     def replaced(*args: Any) -> Any:
         # Allocations here are not the program's, and the pool must not learn from them.
-        with _core.Bypass(), _answers.lock:
+        with _core.Bypass(), _functions.lock:
             answered = answer(*args)
         return original(*args) if answered is NotImplemented else answered
 
     return replaced
 
 
-_answers = Answers()
-_ours: dict[str, Callable[..., Any]] = {}
+_functions = MemoryFunctions()
+_replacements: dict[str, Callable[..., Any]] = {}
 _originals: dict[str, Callable[..., Any]] = {}
 #: Answers by name in `torch._C`. `torch.accelerator` calls the same functions under its own names.
-_ANSWERS: dict[str, Callable[..., Any]] = {
-    "_cuda_memoryStats": _answers.memory_stats,
-    "_cuda_resetPeakMemoryStats": _answers.reset_peaks,
-    "_cuda_resetAccumulatedMemoryStats": _answers.reset_totals,
-    "_cuda_getMemoryFraction": _answers.memory_fraction,
-    "_cuda_memorySnapshot": _answers.memory_snapshot,
-    "_cuda_record_memory_history": _answers.record_history,
-    "_cuda_record_memory_history_legacy": _answers.record_history_legacy,
-    "_cuda_isHistoryEnabled": _answers.is_history_enabled,
-    "_cuda_allocationTraceback": _answers.allocation_traceback,
-    "_accelerator_getDeviceStats": _answers.memory_stats,
-    "_accelerator_resetPeakStats": _answers.reset_peaks,
-    "_accelerator_resetAccumulatedStats": _answers.reset_totals,
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "_cuda_memoryStats": _functions.memory_stats,
+    "_cuda_resetPeakMemoryStats": _functions.reset_peaks,
+    "_cuda_resetAccumulatedMemoryStats": _functions.reset_totals,
+    "_cuda_getMemoryFraction": _functions.memory_fraction,
+    "_cuda_memorySnapshot": _functions.memory_snapshot,
+    "_cuda_record_memory_history": _functions.record_history,
+    "_cuda_record_memory_history_legacy": _functions.record_history_legacy,
+    "_cuda_isHistoryEnabled": _functions.is_history_enabled,
+    "_cuda_allocationTraceback": _functions.allocation_traceback,
+    "_accelerator_getDeviceStats": _functions.memory_stats,
+    "_accelerator_resetPeakStats": _functions.reset_peaks,
+    "_accelerator_resetAccumulatedStats": _functions.reset_totals,
 }
 
 
 def _after_fork_in_child() -> None:
-    _answers.lock = threading.RLock()
+    _functions.lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -3,7 +3,6 @@
 
 #include "simulators/allocator.hpp"
 #include "simulators/headed.hpp"
-#include "simulators/slots.hpp"
 
 namespace simulators {
 

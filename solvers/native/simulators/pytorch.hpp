@@ -5,7 +5,6 @@
 
 #include "simulators/allocator.hpp"
 #include "simulators/pytorch_blocks.hpp"
-#include "simulators/pytorch_rules.hpp"
 
 namespace simulators {
 

@@ -8,7 +8,6 @@
 
 #include "simulators/allocator.hpp"
 #include "simulators/holes.hpp"
-#include "simulators/slots.hpp"
 
 namespace simulators {
 

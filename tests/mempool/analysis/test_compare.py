@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from simulations import MIB, random_trace
 
-from mempool.analysis.allocator_specs import parse_choice
-from mempool.analysis.compare import RECORDED, Choice, Row, Unable, compare
+from mempool.analysis.compare import RECORDED, AllocatorSpec, FailedComparison, Row, compare, parse_allocator
 from mempool.simulate import ALLOCATORS, simulate
-from traces import Kind, Trace
+from traces import EventType, Trace
 
 
 def test_comparison_has_a_row_for_each_device_and_allocator() -> None:
@@ -20,7 +19,9 @@ def test_comparison_has_a_row_for_each_device_and_allocator() -> None:
         np.tile(one.size, 2),
         device=np.repeat([0, 3], len(one)),
     )
-    rows = list(compare(two, [Choice("first_fit"), Choice("best_fit", {"growth_bytes": 4 * MIB})]))
+    rows = list(
+        compare(two, [AllocatorSpec("first_fit"), AllocatorSpec("best_fit", {"growth_bytes": 4 * MIB})])
+    )
     assert [(row.device, row.allocator) for row in rows] == [
         (device, name) for device in (0, 3) for name in ("first_fit", "best_fit")
     ]
@@ -42,18 +43,18 @@ def test_parts_of_fragmentation_add_up_and_rows_are_ordered() -> None:
 
 def test_failing_row_names_the_event_the_request_and_the_necessary_bytes() -> None:
     trace = Trace.of(
-        [Kind.ALLOC] * 3, [0, 1, 2], [MIB, 2 * MIB, 4 * MIB], operation=[-1, 0, 1], names=["mm", "add"]
+        [EventType.ALLOC] * 3, [0, 1, 2], [MIB, 2 * MIB, 4 * MIB], operation=[-1, 0, 1], names=["mm", "add"]
     )
-    [row] = compare(trace, [Choice("first_fit")], limit_bytes=4 * MIB)
+    [row] = compare(trace, [AllocatorSpec("first_fit")], limit_bytes=4 * MIB)
     assert row.fits is False
     assert row.failed_at is not None
     assert (row.failed_at.event, row.failed_at.size_bytes, row.failed_at.operation) == (2, 4 * MIB, "add")
     assert row.peak_reserved_bytes == 8 * MIB
-    assert next(compare(trace, [Choice("first_fit")], limit_bytes=8 * MIB)).fits is True
+    assert next(compare(trace, [AllocatorSpec("first_fit")], limit_bytes=8 * MIB)).fits is True
 
 
 def test_recorded_row_fails_where_its_segments_exceed_the_limit() -> None:
-    kind = [Kind.RESERVE, Kind.ALLOC, Kind.RESERVE, Kind.ALLOC]
+    kind = [EventType.RESERVE, EventType.ALLOC, EventType.RESERVE, EventType.ALLOC]
     trace = Trace.of(
         kind, [-1, 0, -1, 1], [512, 100, 1024, 600], address=[0, 0, 512, 512], metadata={"alignment": "512"}
     )
@@ -65,29 +66,29 @@ def test_recorded_row_fails_where_its_segments_exceed_the_limit() -> None:
 
 
 def test_unrecorded_reservation_is_reported_as_missing() -> None:
-    unable, row = compare(random_trace(3, 10), [Choice(RECORDED), Choice("cupy")])
-    assert isinstance(unable, Unable)
+    unable, row = compare(random_trace(3, 10), [AllocatorSpec(RECORDED), AllocatorSpec("cupy")])
+    assert isinstance(unable, FailedComparison)
     assert "does not tell what its allocator reserved" in unable.error
     assert isinstance(row, Row)
     assert unable.to_dict().keys() == row.to_dict().keys()
 
 
 def test_failing_event_is_a_row_of_the_whole_trace() -> None:
-    trace = Trace.of([Kind.ALLOC] * 4, [0, 1, 2, 3], MIB, device=[0, 1, 0, 1])
-    rows = compare(trace, [Choice("first_fit")], limit_bytes=2 * MIB - 1)
+    trace = Trace.of([EventType.ALLOC] * 4, [0, 1, 2, 3], MIB, device=[0, 1, 0, 1])
+    rows = compare(trace, [AllocatorSpec("first_fit")], limit_bytes=2 * MIB - 1)
     assert [row.failed_at.event for row in rows if isinstance(row, Row) and row.failed_at] == [0, 1]
-    rows = compare(trace, [Choice("first_fit", {"growth_bytes": MIB})], limit_bytes=2 * MIB - 1)
+    rows = compare(trace, [AllocatorSpec("first_fit", {"growth_bytes": MIB})], limit_bytes=2 * MIB - 1)
     assert [row.failed_at.event for row in rows if isinstance(row, Row) and row.failed_at] == [2, 3]
 
 
 def test_settings_are_numbers_sizes_or_words() -> None:
-    assert parse_choice("best_fit") == Choice("best_fit", {})
-    assert parse_choice("first_fit:growth_bytes=4MiB, alignment_bytes=256") == Choice(
+    assert parse_allocator("best_fit") == AllocatorSpec("best_fit", {})
+    assert parse_allocator("first_fit:growth_bytes=4MiB, alignment_bytes=256") == AllocatorSpec(
         "first_fit", {"growth_bytes": 4 * MIB, "alignment_bytes": 256}
     )
     conf = "max_split_size_mb:64,roundup_power2_divisions:[256:1,>:4]"
-    assert parse_choice(f"pytorch:{conf}") == Choice("pytorch", {"conf": conf})
-    assert parse_choice(RECORDED) == Choice(RECORDED, {})
+    assert parse_allocator(f"pytorch:{conf}") == AllocatorSpec("pytorch", {"conf": conf})
+    assert parse_allocator(RECORDED) == AllocatorSpec(RECORDED, {})
 
 
 @pytest.mark.parametrize(
@@ -104,4 +105,4 @@ def test_settings_are_numbers_sizes_or_words() -> None:
 )
 def test_unknown_settings_are_refused_before_any_file_is_read(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        parse_choice(text)
+        parse_allocator(text)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from files_that_kill import size_or_death, slow_size
 
-from mempool.analysis.parallel import each
+from mempool.analysis.compare_many import map_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 def test_each_file_has_its_result_or_its_own_error() -> None:
     with ThreadPoolExecutor(2) as executor:
-        found = dict(each(["a", "bad", "abc"], size_or_death, executor))
+        found = dict(map_files(["a", "bad", "abc"], size_or_death, executor))
     assert (found["a"], found["abc"]) == (1, 3)
     assert isinstance(found["bad"], ValueError)
 
 
 def test_only_the_file_killing_a_process_fails() -> None:
-    found = dict(each(["a", "kill", "abc", "bad"], size_or_death))
+    found = dict(map_files(["a", "kill", "abc", "bad"], size_or_death))
     assert isinstance(found.pop("kill"), BrokenProcessPool)
     assert isinstance(found.pop("bad"), ValueError)
     assert found == {"a": 1, "abc": 3}
@@ -41,9 +41,9 @@ def test_keyboard_interrupt_ends_running_tasks(tmp_path: Path) -> None:
 import sys
 sys.path[:0] = {sys.path!r}
 from files_that_kill import endless
-from mempool.analysis.parallel import each
+from mempool.analysis.compare_many import map_files
 if __name__ == "__main__":
-    list(each({files!r}, endless))
+    list(map_files({files!r}, endless))
 """
     program = tmp_path / "program.py"
     program.write_text(code)
@@ -67,7 +67,7 @@ def test_dask_cluster_losing_a_worker_loses_no_result() -> None:
     ):
         pids = client.run(os.getpid)
         found = {}
-        for file, result in each(files, slow_size, executor):
+        for file, result in map_files(files, slow_size, executor):
             if not found:
                 os.kill(next(iter(pids.values())), signal.SIGKILL)
             found[file] = result

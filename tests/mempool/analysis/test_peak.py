@@ -6,12 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mempool.analysis.idle_at_peak import absences
-from mempool.analysis.peak import Role, at_peak, by_bytes_and_time, shares
+from mempool.analysis.peak import Role, absences, at_peak, by_bytes_and_time, shares
 from mempool.analysis.remedies import remedies
-from traces import Kind, Trace
+from traces import EventType, Trace
 
-A, F, R, W, *_ = Kind
+A, F, R, W, *_ = EventType
 
 
 @st.composite

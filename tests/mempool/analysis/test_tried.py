@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from mempool import simulate as simulated_allocators
-from mempool.analysis import reserved_estimates as module
-from mempool.analysis.reserved_estimates import tried
-from mempool.analysis.summary import where
+from mempool.analysis import remedies as module
+from mempool.analysis.remedies import estimate_reserved
+from mempool.analysis.summary import summarize
 from solvers.simulators import simulate
 from solvers.simulators.recorded import recorded
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces.completeness import completeness
 from traces.read import read
 
-A, F, *_ = Kind
-RESERVE = Kind.RESERVE
+A, F, *_ = EventType
+RESERVE = EventType.RESERVE
 MIB = 1 << 20
 SNAPSHOTS = Path(__file__).parents[3] / "../shared/bench/pytorch_snapshots"
 
@@ -49,7 +49,7 @@ def snapshot(**metadata: str) -> Trace:
 
 
 def saves(trace: Trace) -> dict[str, int]:
-    [device] = where(trace)
+    [device] = summarize(trace)
     return {remedy.how.split()[0]: remedy.saves_bytes for remedy in device.remedies}
 
 
@@ -70,7 +70,7 @@ def test_each_reported_saving_equals_a_simulated_saving() -> None:
         name, _, value = text.partition(":")
         assert saved == less("pytorch", **{name: int(value)}) > 0
         assert saved == max(less("pytorch", **{name: size}) for n, size, _ in module.SETTINGS if n == name)
-    found = tried(trace, made, completeness(trace, 0))
+    found = estimate_reserved(trace, made, completeness(trace, 0))
     assert found is not None
     assert (found.pool_bytes, found.plan_bytes) == (held - pool, held - less("planned"))
 
@@ -106,7 +106,7 @@ def test_memory_reserved_before_the_recording_is_no_saving(history: str) -> None
 def test_settings_are_proposed_only_for_their_allocator(metadata: dict[str, str]) -> None:
     trace = dataclasses.replace(snapshot(), metadata={"alignment": "512", **metadata})
     assert saves(trace).keys() <= {"run", "reserved"}
-    found = tried(trace, recorded(trace), completeness(trace, 0))
+    found = estimate_reserved(trace, recorded(trace), completeness(trace, 0))
     assert (found is None) == (metadata["framework"] == "cupy")
 
 
@@ -116,7 +116,7 @@ def test_long_trace_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_EVENTS", len(trace) - 1)
     made = recorded(trace)
     assert made is not None
-    assert tried(trace, made, completeness(trace, 0)) is None
+    assert estimate_reserved(trace, made, completeness(trace, 0)) is None
     assert saves(trace) == {"reserved": made.peak_reserved_bytes - int(trace.load().max())}
 
 

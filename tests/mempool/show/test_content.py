@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from shown import Packed, four_buffers
 
 from mempool.show import content, scene_of
-from mempool.show.density import rest_of
 from mempool.show.packed_columns import Packer, clean
+from mempool.show.thinning import density_of_small_pieces
 from traces import Buffers, Trace
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def test_page_never_exceeds_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(timeline: object) -> np.ndarray:
-    from mempool.show.load import load_of
+    from mempool.show.thinning import load_of
 
     return load_of(timeline)[1]  # type: ignore[arg-type]
 
@@ -99,7 +99,7 @@ def test_picture_of_the_rest_has_the_area_of_the_rest() -> None:
     scene = scene_of(Buffers.of(start, start + np.append(10**6, rng.integers(1, 3000, 1000)), size))
     (timeline,), (view,) = scene.timelines, scene.views
     large = timeline.size[timeline.owner] == 10**9
-    picture = rest_of(timeline, view, np.flatnonzero(large)) / 255
+    picture = density_of_small_pieces(timeline, view, np.flatnonzero(large)) / 255
     area = (timeline.size[timeline.owner] * (timeline.end - timeline.start))[~large].sum()
     cell = view.top / 256 * (timeline.end.max() - timeline.start.min()) / 1024
     assert picture.sum() * cell == pytest.approx(area, rel=0.05)  # each cell is rounded up

@@ -9,12 +9,18 @@ import pytest
 from shown import Packed
 
 from mempool.show import content, scene_of
-from mempool.show.annotations import notes_of
+from mempool.show.annotations import annotations_of
 from mempool.show.timeline import timeline_of
-from traces import Kind, Trace, buffers_of
+from traces import EventType, Trace, buffers_of
 from traces.trace import RANGE_BEGIN, RANGE_END
 
-A, F, MARK, RESERVE, REFUSED = Kind.ALLOC, Kind.FREE, Kind.MARK, Kind.RESERVE, Kind.REFUSED
+A, F, MARK, RESERVE, REFUSED = (
+    EventType.ALLOC,
+    EventType.FREE,
+    EventType.MARK,
+    EventType.RESERVE,
+    EventType.REFUSED,
+)
 NAMES = (RANGE_BEGIN, RANGE_END, "forward", "layer", "step")
 
 
@@ -25,7 +31,7 @@ def marks(*rows: tuple[int, int]) -> Trace:
 
 
 def test_nested_ranges_have_increasing_depth() -> None:
-    notes = notes_of(marks((0, 2), (0, 3), (1, 3), (0, 3), (1, 3), (1, 2)), None)
+    notes = annotations_of(marks((0, 2), (0, 3), (1, 3), (0, 3), (1, 3), (1, 2)), None)
     ranges = zip(notes.begin.tolist(), notes.end.tolist(), notes.depth.tolist(), strict=True)
     assert list(ranges) == [(0, 5, 0), (1, 2, 1), (3, 4, 1)]
     assert [NAMES[k] for k in notes.range_name] == ["forward", "layer", "layer"]
@@ -34,12 +40,12 @@ def test_nested_ranges_have_increasing_depth() -> None:
 
 def test_truncated_ranges_extend_to_the_ends_or_are_ignored() -> None:
     """A range may begin before the recording, or end after the recording."""
-    notes = notes_of(marks((1, 3), (0, 2), (0, 3)), None)
+    notes = annotations_of(marks((1, 3), (0, 2), (0, 3)), None)
     assert (notes.begin.tolist(), notes.end.tolist(), notes.depth.tolist()) == ([1, 2], [3, 3], [0, 1])
 
 
 def test_other_marks_are_moments() -> None:
-    notes = notes_of(marks((0, 2), (-1, 4), (1, 2), (-1, -1)), None)
+    notes = annotations_of(marks((0, 2), (-1, 4), (1, 2), (-1, -1)), None)
     assert (notes.mark.tolist(), notes.mark_name.tolist()) == ([1, 3], [4, -1])
 
 
@@ -60,9 +66,9 @@ def ran_out(**more: Any) -> Trace:
 
 def test_refused_requests_belong_to_their_device() -> None:
     first, second = scene_of(ran_out()).timelines
-    assert (first.notes.refused.tolist(), first.notes.asked.tolist()) == ([1, 2], [900, 70])
-    assert (first.notes.free.tolist(), second.notes.free.tolist()) == ([11, 12], [-1])
-    assert second.notes.asked.tolist() == [800]
+    assert (first.annotations.refused.tolist(), first.annotations.asked.tolist()) == ([1, 2], [900, 70])
+    assert (first.annotations.free.tolist(), second.annotations.free.tolist()) == ([11, 12], [-1])
+    assert second.annotations.asked.tolist() == [800]
 
 
 def test_stacks_are_packed_once_each_and_only_when_asked_for() -> None:

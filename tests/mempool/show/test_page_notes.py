@@ -8,7 +8,7 @@ import pytest
 from pages import place, resting, tooltip, visible, window
 
 from mempool.show import figure
-from traces import Kind, Trace
+from traces import EventType, Trace
 from traces.trace import RANGE_BEGIN, RANGE_END
 
 if TYPE_CHECKING:
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-A, F, MARK, RESERVE, REFUSED = Kind.ALLOC, Kind.FREE, Kind.MARK, Kind.RESERVE, Kind.REFUSED
+A, F, MARK, RESERVE, REFUSED = (
+    EventType.ALLOC,
+    EventType.FREE,
+    EventType.MARK,
+    EventType.RESERVE,
+    EventType.REFUSED,
+)
 MIB = 1 << 20
 
 

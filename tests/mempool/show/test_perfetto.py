@@ -12,7 +12,7 @@ from shown import four_buffers
 
 from mempool.show import perfetto, scene_of, write_perfetto
 from solvers import peak_load
-from traces import Buffers, Kind, Trace, buffers_of
+from traces import Buffers, EventType, Trace, buffers_of
 from traces.trace import RANGE_BEGIN, RANGE_END
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def test_frames_are_included_on_request(tmp_path: Path) -> None:
 
 def test_reserved_memory_is_a_counter(tmp_path: Path) -> None:
     trace = Trace.of(
-        [Kind.RESERVE, Kind.ALLOC, Kind.RESERVE, Kind.RELEASE],
+        [EventType.RESERVE, EventType.ALLOC, EventType.RESERVE, EventType.RELEASE],
         [-1, 0, -1, -1],
         [100, 7, 50, 50],
         address=[0, 0, 500, 500],
@@ -63,7 +63,7 @@ def test_reserved_memory_is_a_counter(tmp_path: Path) -> None:
 
 def test_ranges_marks_and_refused_requests_are_events(tmp_path: Path) -> None:
     trace = Trace.of(
-        [Kind.MARK, Kind.ALLOC, Kind.REFUSED, Kind.MARK, Kind.MARK], [-1, 0, -1, -1, -1], [0, 5, 70, 0, 0],
+        [4, 0, 7, 4, 4], [-1, 0, -1, -1, -1], [0, 5, 70, 0, 0],
         category=[0, -1, -1, 1, -1], operation=[2, -1, -1, 2, -1], names=(RANGE_BEGIN, RANGE_END, "forward"),
     )  # fmt: skip
     write_perfetto(scene_of(trace), tmp_path / "t")

@@ -12,7 +12,7 @@ from shown import Packed
 from swap_steps import links, one_move, schedules, step_from, steps
 
 from mempool.show import content, swap_scene
-from mempool.show.load import load_of
+from mempool.show.thinning import load_of
 from solvers import PlanError
 from solvers.swap import Link, Schedule, Step, replay
 

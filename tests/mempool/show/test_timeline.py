@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shown import four_buffers
 
-from mempool.show.load import load_of
+from mempool.show.thinning import load_of
 from mempool.show.timeline import timeline_of
 from solvers import load_curve, peak_load
 from traces import Buffers, buffers_of

@@ -14,7 +14,7 @@ from mempool.show.view import recorded_view
 from solvers import Plan, Status
 from solvers.packing.arenas import arenas_of
 from solvers.packing.plan import stride_of
-from traces import Buffers, Kind, Trace
+from traces import Buffers, EventType, Trace
 
 ROWS = st.lists(
     st.tuples(st.one_of(st.integers(0, 2**62), st.integers(-1, 10**4)), st.integers(1, 2**40)), max_size=12
@@ -51,7 +51,10 @@ def test_large_hole_between_addresses_is_left_out() -> None:
 def test_byte_sums_beyond_the_address_space_are_an_error(sizes: tuple[int, int]) -> None:
     """Sums over a file never wrap around: neither of segment sizes nor of segment addresses."""
     trace = Trace.of(
-        [Kind.ALLOC, Kind.RESERVE, Kind.RESERVE], [0, -1, -1], [1, *sizes], address=[0, 2**61, 2**62 + 2**61]
+        [EventType.ALLOC, EventType.RESERVE, EventType.RESERVE],
+        [0, -1, -1],
+        [1, *sizes],
+        address=[0, 2**61, 2**62 + 2**61],
     )
     with pytest.raises(ValueError, match=r"more than 2\*\*62"):
         scene_of(trace)

@@ -1,1 +1,1 @@
-"""Emulation of a CUDA device's memory use on fake tensors of the CPU: `as_on`."""
+"""Emulation of a CUDA device's memory use on fake tensors of the CPU: `emulate_device`."""

@@ -38,18 +38,20 @@ _SUMMED = """
 #: Operations whose inputs are converted to the widest type among them.
 _PROMOTED = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 #: Operations converted on the CPU only.
-_LEFT = "cat stack index_copy cross_entropy_loss avg_pool3d adaptive_avg_pool3d max_pool3d ctc_loss.Tensor"
+_CPU_ONLY = (
+    "cat stack index_copy cross_entropy_loss avg_pool3d adaptive_avg_pool3d max_pool3d ctc_loss.Tensor"
+)
 
 _LOWER = (torch.float16, torch.bfloat16)
 
 
-def of_cuda() -> dict[str, Any]:
+def cuda_autocast_kernels() -> dict[str, Any]:
     """Return CUDA's kernels of autocast, by operator name."""
     return {
         **{name: _converting(name, _widened) for name in _WIDENED.split()},
         **{name: _converting(name, _summed) for name in _SUMMED.split()},
         **{name: _converting(name, _promoted) for name in _PROMOTED.split()},
-        **dict.fromkeys(_LEFT.split(), torch.library.fallthrough_kernel),
+        **dict.fromkeys(_CPU_ONLY.split(), torch.library.fallthrough_kernel),
     }
 
 
@@ -70,12 +72,14 @@ def _converting(name: str, convert: Callable[[Any, Any], tuple[Any, Any]]) -> Ca
 
 
 def _widened(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    return tuple(_as(torch.float32, a) for a in args), {k: _as(torch.float32, v) for k, v in kwargs.items()}
+    return tuple(_cast(torch.float32, a) for a in args), {
+        k: _cast(torch.float32, v) for k, v in kwargs.items()
+    }
 
 
 def _summed(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    asks = kwargs.get("dtype") is not None or any(isinstance(a, torch.dtype) for a in args)
-    if asks or args[0].dtype not in (*_LOWER, torch.float32):
+    requested = kwargs.get("dtype") is not None or any(isinstance(a, torch.dtype) for a in args)
+    if requested or args[0].dtype not in (*_LOWER, torch.float32):
         return args, kwargs
     return args, {**kwargs, "dtype": torch.float32}
 
@@ -87,9 +91,9 @@ def _promoted(args: Any, kwargs: Any) -> tuple[Any, Any]:
     return _widened(args, kwargs)
 
 
-def _as(kind: torch.dtype, value: Any) -> Any:
+def _cast(dtype: torch.dtype, value: Any) -> Any:
     if isinstance(value, Tensor) and value.dtype in _LOWER:
-        return value.to(kind)
+        return value.to(dtype)
     return value
 
 

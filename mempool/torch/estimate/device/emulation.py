@@ -1,6 +1,6 @@
 """Device emulation: fake tensors of the CPU that take memory as tensors of another device do.
 
-    with FakeTensorMode(), as_on("cuda", capability=(9, 0)):
+    with FakeTensorMode(), emulate_device("cuda", capability=(9, 0)):
         loss = model(x).sum()
         loss.backward()
 
@@ -13,7 +13,7 @@ target's buffers:
 * `torch.autocast("cuda")` is autocast, with CUDA's list of operations that run in 32 bits (`precision.py`);
 * optimizers and gradient clipping take their foreach forms, as they do for parameters on CUDA;
 * the device name "cuda" stands for the fake device: `.to("cuda")` moves nothing;
-* modules can be converted and moved, which fake tensors otherwise refuse (`modules_convert`);
+* modules can be converted and moved, which fake tensors otherwise refuse (`patch_module_conversion`);
 * transformers, unable to read positions, does not assume packed sequences (`masks.py`);
 * optimizers of bitsandbytes have their state, and take no step (`eight_bit.py`);
 * `trunc_normal_`, unable to read values, does not draw forever for values within bounds (`drawn.py`).
@@ -37,15 +37,15 @@ from torch.overrides import TorchFunctionMode
 from mempool.errors import UsageError
 from mempool.torch.estimate.device import autocast, kernels
 from mempool.torch.estimate.device.kernels import Target
-from mempool.torch.estimate.device.library_patches import drawn_blindly, sequences_unpacked
-from mempool.torch.estimate.fake.eight_bit_optimizers import optimizers_by_layout
+from mempool.torch.estimate.device.library_patches import patch_transformers_masks, patch_trunc_normal
+from mempool.torch.estimate.fake.eight_bit_optimizers import patch_bitsandbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def as_on(
+def emulate_device(
     device: str = "cuda", *, capability: tuple[int, int] = (8, 0), cudnn: int = 91600
 ) -> Iterator[None]:
     """Let fake tensors of the CPU take the buffers of tensors on a device.
@@ -67,26 +67,26 @@ def as_on(
     if kind not in ("cpu", "cuda"):
         raise UsageError(f"no device {device!r} to fit on: there are 'cuda' and 'cpu'")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(modules_convert())
-        stack.enter_context(_numbers_copied())
-        stack.enter_context(sequences_unpacked())
-        stack.enter_context(optimizers_by_layout())
-        stack.enter_context(drawn_blindly())
+        stack.enter_context(patch_module_conversion())
+        stack.enter_context(_constants_copied())
+        stack.enter_context(patch_transformers_masks())
+        stack.enter_context(patch_bitsandbytes())
+        stack.enter_context(patch_trunc_normal())
         stack.enter_context(_kernels_of(Target(capability, cudnn) if kind == "cuda" else None))
         if kind == "cuda":
-            stack.enter_context(cuda_is_here())
+            stack.enter_context(accept_cuda_names())
         yield
 
 
-def device_around() -> str | None:
-    """Return the device of the innermost open block of `as_on`; None outside of all blocks."""
+def emulated_device() -> str | None:
+    """Return the device of the innermost open block of `emulate_device`; None outside of all blocks."""
     return None if _innermost is None else "cpu" if _innermost.target is None else "cuda"
 
 
 @contextlib.contextmanager
-def cuda_is_here() -> Iterator[None]:
+def accept_cuda_names() -> Iterator[None]:
     """Let "cuda" name the device of fake tensors, so that `.to("cuda")` moves nothing."""
-    with _backward_stays_in(), _CudaIsHere():
+    with _backward_without_modes(), _CudaNames():
         yield
 
 
@@ -97,17 +97,17 @@ class _Kernels:
         self.target = target
         self._stack = contextlib.ExitStack()
 
-    def take(self) -> None:
+    def install(self) -> None:
         """Override the functions."""
         if self.target is not None:
             enter = self._stack.enter_context
-            enter(foreach_by_default())
+            enter(patch_foreach_defaults())
             enter(autocast.autocast_of_cuda())
-            enter(kernels.overriding("AutocastCPU", autocast.of_cuda()))
-            enter(kernels.overriding("AutogradCPU", kernels.of_cuda(self.target)))
+            enter(kernels.override_kernels("AutocastCPU", autocast.cuda_autocast_kernels()))
+            enter(kernels.override_kernels("AutogradCPU", kernels.cuda_kernels(self.target)))
             enter(_no_inference_mode())
 
-    def give_back(self) -> None:
+    def remove(self) -> None:
         """Restore the functions."""
         self._stack.close()
 
@@ -120,25 +120,25 @@ _innermost: _Kernels | None = None
 def _kernels_of(target: Target | None) -> Iterator[None]:
     """Override the kernels in the block; an enclosing block's overrides are suspended meanwhile."""
     global _innermost
-    around, mine = _innermost, _Kernels(target)
-    if around is not None and around.target == target:
+    outer, inner = _innermost, _Kernels(target)
+    if outer is not None and outer.target == target:
         yield
         return
-    if around is not None:
-        around.give_back()
-    _innermost = mine
+    if outer is not None:
+        outer.remove()
+    _innermost = inner
     try:
-        mine.take()
+        inner.install()
         yield
     finally:
-        mine.give_back()
-        _innermost = around
-        if around is not None:
-            around.take()
+        inner.remove()
+        _innermost = outer
+        if outer is not None:
+            outer.install()
 
 
 @contextlib.contextmanager
-def modules_convert() -> Iterator[None]:
+def patch_module_conversion() -> Iterator[None]:
     """Let `Module.to`, `half`, `cuda` and similar methods convert fake parameters in place.
 
     PyTorch would swap each parameter for a new one, which weak references forbid; fake mode holds such
@@ -167,7 +167,7 @@ def modules_convert() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _numbers_copied() -> Iterator[None]:
+def _constants_copied() -> Iterator[None]:
     """Let `copy.deepcopy` copy fake tensors with a known value, such as batch norm's count of batches.
 
     PyTorch would give the copy the storage of the known value, which is on another device.
@@ -189,7 +189,7 @@ def _numbers_copied() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def foreach_by_default() -> Iterator[None]:
+def patch_foreach_defaults() -> Iterator[None]:
     """Let optimizers and gradient clipping choose for fake tensors as they do for parameters on CUDA.
 
     Both check the exact type and the kind of device (`torch.optim.optimizer._default_to_fused_or_foreach`,
@@ -223,11 +223,11 @@ def _no_inference_mode() -> Iterator[None]:
         torch._C._InferenceMode = before
 
 
-class _CudaIsHere(TorchFunctionMode):
+class _CudaNames(TorchFunctionMode):
     """Function mode that replaces the device "cuda" by the device of fake tensors, the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _ASKED:
+        if func in _INTERCEPTED:
             kwargs = kwargs or {}
             if func is Tensor.backward:  # checkpoints that recompute in the backward find the mode on
                 with self:
@@ -235,15 +235,15 @@ class _CudaIsHere(TorchFunctionMode):
             if func is Tensor.cuda and isinstance(args[0], FakeTensor):
                 return args[0]
             if func is Tensor.to:
-                args = (args[0], *(_here(a) for a in args[1:]))
+                args = (args[0], *(_cpu_for_cuda(a) for a in args[1:]))
         if not kwargs:
             return func(*args)
         if "device" in kwargs:
-            kwargs = {**kwargs, "device": _here(kwargs["device"])}
+            kwargs = {**kwargs, "device": _cpu_for_cuda(kwargs["device"])}
         return func(*args, **kwargs)
 
 
-_ASKED = frozenset((Tensor.backward, Tensor.cuda, Tensor.to))
+_INTERCEPTED = frozenset((Tensor.backward, Tensor.cuda, Tensor.to))
 
 
 def _backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
@@ -251,7 +251,7 @@ def _backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = No
 
 
 @contextlib.contextmanager
-def _backward_stays_in() -> Iterator[None]:
+def _backward_without_modes() -> Iterator[None]:
     """Keep `torch.autograd.backward` and ``grad`` from modes, which would be off inside of them."""
     before = torch.autograd.has_torch_function
     torch.autograd.has_torch_function = lambda _: False
@@ -261,6 +261,6 @@ def _backward_stays_in() -> Iterator[None]:
         torch.autograd.has_torch_function = before
 
 
-def _here(device: Any) -> Any:
+def _cpu_for_cuda(device: Any) -> Any:
     named = isinstance(device, (str, torch.device)) and str(device).partition(":")[0] == "cuda"
     return "cpu" if named or type(device) is int else device

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 KEPT = {"lstm": 6, "gru": 5, "rnn_tanh": 2, "rnn_relu": 2}
 
 
-def layer(kind: str, *args: Any) -> tuple[Tensor, ...]:
+def recurrent_layer(kind: str, *args: Any) -> tuple[Tensor, ...]:
     """Return the result of `torch.lstm` and similar functions; ``args`` as theirs, packed sequences too.
 
     Returns:
@@ -115,7 +115,7 @@ class Target:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class AttentionCall:
     """Arguments of one attention call; shapes are (batch, heads, length, width)."""
 
     query: Tensor
@@ -133,7 +133,7 @@ class Asked:
         return torch.is_grad_enabled() and any(t.requires_grad for t in (self.query, self.key, self.value))
 
 
-def backend_of(asked: Asked, target: Target) -> str:
+def backend_of(call: AttentionCall, target: Target) -> str:
     """Return the backend that the target would take: "cudnn", "flash", "efficient" or "math".
 
     The user's switches count (`torch.nn.sdpa_kernel`, `torch.backends.cuda.enable_*_sdp`).
@@ -141,94 +141,92 @@ def backend_of(asked: Asked, target: Target) -> str:
     order = [("flash", _flash), ("efficient", _efficient)]
     if target.prefers_cudnn_attention:
         order.insert(0, ("cudnn", _cudnn))
-    if not _dense(asked):
+    if not _is_dense(call):
         return "math"
-    return next((name for name, can in order if can(asked, target)), "math")
+    return next((name for name, can in order if can(call, target)), "math")
 
 
-def _dense(asked: Asked) -> bool:
+def _is_dense(call: AttentionCall) -> bool:
     """Return whether types and shapes suit all fused kernels."""
-    q, k, v = asked.query, asked.key, asked.value
+    q, k, v = call.query, call.key, call.value
     if not q.dim() == k.dim() == v.dim() == 4 or not q.dtype == k.dtype == v.dtype:
         return False
     return bool(q.shape[0] == k.shape[0] == v.shape[0] and q.shape[2] > 0 and k.shape[2] > 0)
 
 
-def _heads(asked: Asked, *, grouped: bool) -> bool:
-    q, k, v = (t.shape[1] for t in (asked.query, asked.key, asked.value))
-    if asked.enable_gqa and grouped:
+def _heads_match(call: AttentionCall, *, grouped: bool) -> bool:
+    q, k, v = (t.shape[1] for t in (call.query, call.key, call.value))
+    if call.enable_gqa and grouped:
         return bool(k == v and q % k == 0)
     return bool(q == k == v)
 
 
-def _dense_last(asked: Asked, *, one_is_well: bool) -> bool:
+def _dense_last(call: AttentionCall, *, one_is_well: bool) -> bool:
     """Return whether the last stride is 1, for the mask too."""
-    inputs = (asked.query, asked.key, asked.value)
-    good = all(t.stride(-1) == 1 for t in inputs) or (one_is_well and asked.query.shape[-1] == 1)
-    return good and (asked.attn_mask is None or asked.attn_mask.stride(-1) == 1)
+    inputs = (call.query, call.key, call.value)
+    good = all(t.stride(-1) == 1 for t in inputs) or (one_is_well and call.query.shape[-1] == 1)
+    return good and (call.attn_mask is None or call.attn_mask.stride(-1) == 1)
 
 
-def _low_precision(asked: Asked, target: Target) -> bool:
-    return asked.query.dtype in (_HALF if target.capability >= (8, 0) else (torch.float16,))
+def _low_precision(call: AttentionCall, target: Target) -> bool:
+    return call.query.dtype in (_HALF if target.capability >= (8, 0) else (torch.float16,))
 
 
-def _flash(asked: Asked, target: Target) -> bool:
-    width = asked.query.shape[-1]
+def _flash(call: AttentionCall, target: Target) -> bool:
+    width = call.query.shape[-1]
     small_shared = (8, 6) <= target.capability <= (8, 9) or target.capability >= (12, 0)
     return (
         torch.backends.cuda.flash_sdp_enabled()
-        and asked.attn_mask is None
-        and width == asked.key.shape[-1] == asked.value.shape[-1]
+        and call.attn_mask is None
+        and width == call.key.shape[-1] == call.value.shape[-1]
         and width <= 256
         and target.capability >= (8, 0)
-        and not (
-            small_shared and asked.learns and width > 192 and not (asked.dropout_p == 0.0 and width > 224)
-        )
-        and not (asked.is_causal and asked.query.shape[2] != asked.key.shape[2])
-        and _low_precision(asked, target)
-        and _heads(asked, grouped=True)
-        and _dense_last(asked, one_is_well=True)
+        and not (small_shared and call.learns and width > 192 and not (call.dropout_p == 0.0 and width > 224))
+        and not (call.is_causal and call.query.shape[2] != call.key.shape[2])
+        and _low_precision(call, target)
+        and _heads_match(call, grouped=True)
+        and _dense_last(call, one_is_well=True)
     )
 
 
-def _efficient(asked: Asked, target: Target) -> bool:
-    half = asked.query.dtype in _HALF
+def _efficient(call: AttentionCall, target: Target) -> bool:
+    half = call.query.dtype in _HALF
     alignment = 4 if target.capability >= (8, 0) else 1
     if target.capability >= (8, 0) or (half and target.capability >= (7, 0)):
         alignment = max(alignment, 8 if half else 4)
     kinds = (torch.float16, torch.float32, torch.bfloat16)[: 3 if target.capability >= (8, 0) else 2]
     return (
         torch.backends.cuda.mem_efficient_sdp_enabled()
-        and asked.query.dtype in kinds
-        and asked.query.shape[-1] == asked.key.shape[-1]
-        and all(t.shape[-1] > 0 and t.shape[-1] % alignment == 0 for t in (asked.query, asked.value))
-        and _heads(asked, grouped=False)
-        and _dense_last(asked, one_is_well=False)
+        and call.query.dtype in kinds
+        and call.query.shape[-1] == call.key.shape[-1]
+        and all(t.shape[-1] > 0 and t.shape[-1] % alignment == 0 for t in (call.query, call.value))
+        and _heads_match(call, grouped=False)
+        and _dense_last(call, one_is_well=False)
     )
 
 
-def _cudnn(asked: Asked, target: Target) -> bool:
+def _cudnn(call: AttentionCall, target: Target) -> bool:
     limit = 256 if target.capability == (9, 0) else 128
-    widths = (asked.query.shape[-1], asked.value.shape[-1])
+    widths = (call.query.shape[-1], call.value.shape[-1])
     return (
         torch.backends.cuda.cudnn_sdp_enabled()
         and not torch.are_deterministic_algorithms_enabled()
-        and _low_precision(asked, target)
-        and _mask_fits(asked)
-        and (asked.dropout_p * 16).is_integer()
+        and _low_precision(call, target)
+        and _mask_fits(call)
+        and (call.dropout_p * 16).is_integer()
         and all(width <= limit and width % 8 == 0 for width in widths)
-        and asked.key.shape[2] > 1
-        and not (asked.dropout_p > 0 and asked.query.shape[2] == 1)
-        and _heads(asked, grouped=True)
-        and _dense_last(asked, one_is_well=True)
+        and call.key.shape[2] > 1
+        and not (call.dropout_p > 0 and call.query.shape[2] == 1)
+        and _heads_match(call, grouped=True)
+        and _dense_last(call, one_is_well=True)
     )
 
 
-def _mask_fits(asked: Asked) -> bool:
-    mask = asked.attn_mask
+def _mask_fits(call: AttentionCall) -> bool:
+    mask = call.attn_mask
     if mask is None:
         return True
-    full = (*asked.query.shape[:3], asked.key.shape[2])
+    full = (*call.query.shape[:3], call.key.shape[2])
     return (
         not mask.requires_grad
         and mask.dim() in (2, 4)
@@ -236,41 +234,41 @@ def _mask_fits(asked: Asked) -> bool:
     )
 
 
-def attend(asked: Asked, target: Target) -> Tensor:
+def attention(call: AttentionCall, target: Target) -> Tensor:
     """Return the result of attention; the buffers taken are the target's."""
-    backend = backend_of(asked, target)
-    mask = asked.attn_mask
+    backend = backend_of(call, target)
+    mask = call.attn_mask
     if mask is not None and mask.dtype == torch.bool and backend != "math":
-        mask = torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=asked.query.dtype))
-    asked = dataclasses.replace(asked, attn_mask=mask)
+        mask = torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=call.query.dtype))
+    call = dataclasses.replace(call, attn_mask=mask)
     if backend == "math":
-        return _unfused(asked)
+        return _unfused(call)
     if backend == "efficient" and mask is not None:
-        asked = dataclasses.replace(asked, attn_mask=_aligned(mask, asked))
-    width = asked.query.shape[-1]
-    inputs = (asked.query, asked.key, asked.value)
+        call = dataclasses.replace(call, attn_mask=_aligned(mask, call))
+    width = call.query.shape[-1]
+    inputs = (call.query, call.key, call.value)
     if backend == "flash" and width % 8:
         inputs = tuple(pad(t, (0, 8 - width % 8)) for t in inputs)
-    result: Tensor = _Fused.apply(backend, asked, *inputs, asked.attn_mask, asked.learns)
+    result: Tensor = _Fused.apply(backend, call, *inputs, call.attn_mask, call.learns)
     return result[..., :width] if backend == "flash" and width % 8 else result
 
 
-def _unfused(asked: Asked) -> Tensor:
+def _unfused(call: AttentionCall) -> Tensor:
     result: Tensor = _aten._scaled_dot_product_attention_math(
-        asked.query,
-        asked.key,
-        asked.value,
-        asked.attn_mask,
-        asked.dropout_p,
-        asked.is_causal,
+        call.query,
+        call.key,
+        call.value,
+        call.attn_mask,
+        call.dropout_p,
+        call.is_causal,
         None,
-        scale=asked.scale,
-        enable_gqa=asked.enable_gqa,
+        scale=call.scale,
+        enable_gqa=call.enable_gqa,
     )[0]
     return result
 
 
-def _aligned(mask: Tensor, asked: Asked) -> Tensor:
+def _aligned(mask: Tensor, call: AttentionCall) -> Tensor:
     """Return the mask in the layout of the memory-efficient kernel (`preprocess_mask`, `pad_bias`).
 
     Rows begin at multiples of `_MASK_ALIGNMENT` elements; other masks are copied before the expansion to all
@@ -279,40 +277,40 @@ def _aligned(mask: Tensor, asked: Asked) -> Tensor:
     if any(stride % _MASK_ALIGNMENT for stride in mask.stride()[:-1]):
         length = mask.shape[-1]
         mask = pad(mask, (0, _MASK_ALIGNMENT - length % _MASK_ALIGNMENT))[..., :length]
-    return mask.expand(*asked.query.shape[:3], asked.key.shape[2])
+    return mask.expand(*call.query.shape[:3], call.key.shape[2])
 
 
 class _Fused(torch.autograd.Function):
     """A fused kernel, with the scratch buffers of the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, backend: str, asked: Asked, *inputs: Any) -> Any:
+    def forward(ctx: Any, backend: str, call: AttentionCall, *inputs: Any) -> Any:
         query, key, value, mask, learns = inputs
         kept = () if backend == "flash" else (mask, learns)
-        told = _FORWARD[backend](
-            query, key, value, *kept, asked.dropout_p, asked.is_causal, scale=asked.scale
+        results = _FORWARD[backend](
+            query, key, value, *kept, call.dropout_p, call.is_causal, scale=call.scale
         )
-        out, logsumexp, *rest = told
-        ctx.backend, ctx.asked = backend, (asked.dropout_p, asked.is_causal, asked.scale)
-        ctx.lengths = tuple(t for t in rest if isinstance(t, int))
-        seeds = [t for t in rest if isinstance(t, Tensor)][:2]
+        out, logsumexp, *remaining = results
+        ctx.backend, ctx.call = backend, (call.dropout_p, call.is_causal, call.scale)
+        ctx.lengths = tuple(t for t in remaining if isinstance(t, int))
+        seeds = [t for t in remaining if isinstance(t, Tensor)][:2]
         ctx.save_for_backward(query, key, value, mask, out, logsumexp, *seeds)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         query, key, value, mask, out, logsumexp, *seeds = ctx.saved_tensors
-        dropout, causal, scale = ctx.asked
+        dropout, causal, scale = ctx.call
         room = [query.new_empty(nbytes, dtype=torch.uint8) for nbytes in scratch_bytes(query, key)]
         same = (grads[0], query, key, value)
         if ctx.backend == "efficient":
             wanted = list(ctx.needs_input_grad[2:6])
-            rest = (mask, out, logsumexp, *seeds, dropout, wanted, causal)
+            remaining = (mask, out, logsumexp, *seeds, dropout, wanted, causal)
         elif ctx.backend == "cudnn":
-            rest = (out, logsumexp, *seeds, mask, None, None, *ctx.lengths, dropout, causal)
+            remaining = (out, logsumexp, *seeds, mask, None, None, *ctx.lengths, dropout, causal)
         else:
-            rest = (out, logsumexp, None, None, *ctx.lengths, dropout, causal, *seeds)
-        made = _BACKWARD[ctx.backend](*same, *rest, scale=scale)
+            remaining = (out, logsumexp, None, None, *ctx.lengths, dropout, causal, *seeds)
+        made = _BACKWARD[ctx.backend](*same, *remaining, scale=scale)
         del room
         bias = made[3] if ctx.needs_input_grad[5] else None
         return (None, None, *made[:3], bias, None)
@@ -349,7 +347,7 @@ def scratch_bytes(query: Tensor, key: Tensor) -> list[int]:
 
 
 @contextlib.contextmanager
-def overriding(key: str, kernels: Mapping[str, Any]) -> Iterator[None]:
+def override_kernels(key: str, kernels: Mapping[str, Any]) -> Iterator[None]:
     """Let the dispatcher call these kernels, in the whole process, while the block runs.
 
     Args:
@@ -367,20 +365,20 @@ def overriding(key: str, kernels: Mapping[str, Any]) -> Iterator[None]:
         library._destroy()
 
 
-def of_cuda(target: Target) -> dict[str, Callable[..., Any]]:
+def cuda_kernels(target: Target) -> dict[str, Callable[..., Any]]:
     """Return the kernels of a target, by operator name."""
-    ours: dict[str, Callable[..., Any]] = {
-        "scaled_dot_product_attention": lambda *args, **kwargs: _attention(target, *args, **kwargs),
+    overrides: dict[str, Callable[..., Any]] = {
+        "scaled_dot_product_attention": lambda *args, **kwargs: _attention_kernel(target, *args, **kwargs),
         "dropout": _dropout,
         "softmax.int": lambda *args, **kwargs: _softmax(_aten._softmax, *args, **kwargs),
         "log_softmax.int": lambda *args, **kwargs: _softmax(_aten._log_softmax, *args, **kwargs),
         "lstm_cell": _lstm_cell,
         **{f"{kind}.{form}": _recurrent(kind) for kind in KEPT for form in ("input", "data")},
     }
-    return {name: _of_fake_only(name, kernel) for name, kernel in ours.items()}
+    return {name: _for_fake_tensors(name, kernel) for name, kernel in overrides.items()}
 
 
-def _of_fake_only(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _for_fake_tensors(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a kernel: use PyTorch's own for real tensors, and if the kernel returns NotImplemented."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(_aten, packet), overload or "default")
@@ -393,9 +391,9 @@ def _of_fake_only(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     return chosen
 
 
-def _attention(target: Target, *args: Any, **kwargs: Any) -> Any:
-    asked = Asked(*args, **kwargs)
-    return NotImplemented if asked.query.is_nested else attend(asked, target)
+def _attention_kernel(target: Target, *args: Any, **kwargs: Any) -> Any:
+    call = AttentionCall(*args, **kwargs)
+    return NotImplemented if call.query.is_nested else attention(call, target)
 
 
 def _dropout(tensor: Tensor, p: float, train: bool) -> Any:  # noqa: FBT001 - the operator's own
@@ -415,10 +413,10 @@ def _lstm_cell(
 ) -> tuple[Tensor, Tensor]:
     """Compute two products and one kernel, which keeps the gates (`ATen/native/RNN.cpp`)."""
     products = linear(inputs, w_ih), linear(states[0], w_hh)
-    rest = [t if t is None else t.to(products[0].dtype) for t in (states[1], *biases)]
-    hidden, cell, _ = _aten._thnn_fused_lstm_cell(*products, *rest)
+    remaining = [t if t is None else t.to(products[0].dtype) for t in (states[1], *biases)]
+    hidden, cell, _ = _aten._thnn_fused_lstm_cell(*products, *remaining)
     return hidden, cell
 
 
 def _recurrent(kind: str) -> Callable[..., Any]:
-    return lambda *args: layer(kind, *args)
+    return lambda *args: recurrent_layer(kind, *args)

@@ -32,7 +32,7 @@ _MODULE = "transformers.masking_utils"
 
 
 @contextlib.contextmanager
-def sequences_unpacked() -> Iterator[None]:
+def patch_transformers_masks() -> Iterator[None]:
     """Let transformers find no packed sequences, and drop masks of ones, while the block runs.
 
     The package may be imported inside the block.
@@ -58,11 +58,11 @@ def sequences_unpacked() -> Iterator[None]:
 
 
 def _never_packed(_: Callable[..., Any]) -> Callable[..., Any]:
-    def find(position_ids: Any) -> None:
+    def find_target(position_ids: Any) -> None:
         """Find no sequence that begins within another."""
 
-    find.of_mempool = True  # type: ignore[attr-defined]
-    return find
+    find_target.of_mempool = True  # type: ignore[attr-defined]
+    return find_target
 
 
 def _without_ones(ignore: Callable[..., bool]) -> Callable[..., bool]:
@@ -83,11 +83,11 @@ _REPLACEMENTS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 }
 
 
-_LOOK_AT = torch.ops.aten._local_scalar_dense.default
+_READ_VALUE = torch.ops.aten._local_scalar_dense.default
 
 
 @contextlib.contextmanager
-def drawn_blindly() -> Iterator[None]:
+def patch_trunc_normal() -> Iterator[None]:
     """Let ``trunc_normal_`` fill fake tensors while the block runs; real tensors get their values."""
     before = nn.init._no_grad_trunc_normal_
 
@@ -122,7 +122,7 @@ class _Outcome(TorchDispatchMode):
         self._left = times
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _LOOK_AT and args[0].dtype is torch.bool:
+        if func is _READ_VALUE and args[0].dtype is torch.bool:
             self._left -= 1
             return self._left >= 0
         return func(*args, **(kwargs or {}))

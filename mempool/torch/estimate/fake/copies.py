@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mempool.errors import UsageError
+from mempool.torch.estimate.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,9 +39,7 @@ _KEEPERS = frozenset(
     )
 )
 #: Operations whose result may be known to hold ones.
-TELLING = _MAKERS | _FILLERS | _KEEPERS
-#: Largest real tensor that is searched, in elements.
-_MOST_ELEMENTS = 1 << 24
+ONES_OPERATIONS = _MAKERS | _FILLERS | _KEEPERS
 
 
 def mark(tensor: Tensor) -> None:
@@ -56,7 +55,7 @@ def holds_ones(tensor: Any) -> bool:
 
 
 def mark_result(operation: Any, args: tuple[Any, ...], result: Any) -> None:
-    """Mark the result of an operation in `TELLING` if it holds ones everywhere."""
+    """Mark the result of an operation in `ONES_OPERATIONS` if it holds ones everywhere."""
     ones = holds_ones(args[0]) if operation in _KEEPERS else operation in _MAKERS or args[-1] == 1
     if ones and isinstance(result, torch.Tensor):
         mark(result)
@@ -67,7 +66,7 @@ def real_ones(tensor: Tensor) -> bool:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.device.type == "meta":
         return False
     with _disable_current_modes():
-        return 0 < tensor.numel() <= _MOST_ELEMENTS and bool((tensor == 1).all())
+        return 0 < tensor.numel() <= OPTIONS.mask_elements and bool((tensor == 1).all())
 
 
 def to_fake(given: Any) -> Any:
@@ -106,7 +105,7 @@ EAGER = "the result is of the eager model, and a compiled one may need more or l
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-def made_model(
+def fake_model(
     make: Callable[[], nn.Module],
     dtype: torch.dtype | None,
     warn: Callable[[str], object] = lambda _: None,

@@ -58,21 +58,23 @@ class Layout:
         """Return the layout of an optimizer of bitsandbytes, or of a stand-in."""
         if isinstance(optimizer, Blockwise):
             return optimizer.layout
-        kinds = [kind.__name__ for kind in type(optimizer).__mro__]
-        moments = 3 if any("AdEMAMix" in kind for kind in kinds) else 1 + ("Optimizer2State" in kinds)
+        class_names = [dtype.__name__ for dtype in type(optimizer).__mro__]
+        moments = (
+            3 if any("AdEMAMix" in dtype for dtype in class_names) else 1 + ("Optimizer2State" in class_names)
+        )
         own = optimizer.args
         return cls(moments, own.optim_bits, optimizer.is_paged, own.min_8bit_size, own.max_unorm > 0)
 
     def state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
         """Return the state of one parameter, without values."""
         eight = self.bits == 8 and parameter.numel() >= self.least_8bit
-        kind = torch.uint8 if eight else torch.float32
+        dtype = torch.uint8 if eight else torch.float32
         blocks = -(-parameter.numel() // BLOCK)
         sizes = [2, 1] if self.moments == 3 else [1] * self.moments
         made: dict[str, Any] = {}
         for number, size in enumerate(sizes, 1):
             shape = (2, *parameter.shape) if size == 2 else parameter.shape
-            made[f"state{number}"] = state = parameter.new_empty(shape, dtype=kind)
+            made[f"state{number}"] = state = parameter.new_empty(shape, dtype=dtype)
             state.of_host = self.paged and parameter.numel() >= LEAST_PAGED
             if eight:
                 made[f"absmax{number}"] = parameter.new_empty(size * blocks, dtype=torch.float32)
@@ -207,7 +209,7 @@ def settings_of(optimizer: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def optimizers_by_layout() -> Iterator[None]:
+def patch_bitsandbytes() -> Iterator[None]:
     """Let optimizers of bitsandbytes be made and stepped on fake tensors while the block runs."""
     before = torch.optim.Optimizer.__init__
     with contextlib.ExitStack() as stack:
@@ -231,7 +233,7 @@ def _patch(kind: Any, stack: contextlib.ExitStack) -> None:
     def step(self: Any, closure: Any = None) -> None:  # noqa: ARG001 - as of the base
         take_step(self)
 
-    base = next(one for one in kind.__mro__ if one.__name__ == "Optimizer8bit")
+    base = next(class_ for class_ in kind.__mro__ if class_.__name__ == "Optimizer8bit")
     hooked: Any = torch.optim.Optimizer.profile_hook_step(step)
     hooked.hooked = hooked.of_mempool = True  # the class's own step is hooked, too, before this
     if not hasattr(kind.step, "of_mempool"):

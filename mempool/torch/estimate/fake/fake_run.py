@@ -15,17 +15,17 @@ from torch.utils import _pytree as pytree
 from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
 from mempool.torch.estimate.checkpointing import checkpointed
-from mempool.torch.estimate.device.emulation import as_on
-from mempool.torch.estimate.failures import told
-from mempool.torch.estimate.fake.copies import made_model, to_fake
+from mempool.torch.estimate.device.emulation import emulate_device
+from mempool.torch.estimate.failures import explain_failures
+from mempool.torch.estimate.fake.copies import fake_model, to_fake
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import ValuelessMode, fake_mode
-from mempool.torch.estimate.inputs import beyond_positions
+from mempool.torch.estimate.inputs import positions_warning
 from mempool.torch.estimate.model_outputs import SUMMED, cache_tensors, note_of_loop, own_loss, summed
 from mempool.units import binary
 from traces.trace import COLUMNS
 
-LOOKED = (
+READS_VALUES = (
     "the optimizer looks at values, which there are none of: what it needs is taken not to depend on them"
 )
 PAGED = (
@@ -74,18 +74,18 @@ def run(
     with (
         isolated(),
         fake_mode() as mode,
-        as_on(job.device, capability=job.capability),
-        told(f"trying a step without memory, mode {job.mode}") as watch,
+        emulate_device(job.device, capability=job.capability),
+        explain_failures(f"trying a step without memory, mode {job.mode}") as running,
     ):
-        made = _Made.of(job, mode, warn)
-        watch.model = made.model
+        made = _ModelAndOptimizers.of(job, mode, warn)
+        running.model = made.model
         with AccessRecorder([made.model], made.optimizers, clock=clock) as recorder:
             inputs = _inputs(job, made.model, recorder, warn)
             begin = _train if job.mode == "train" else _infer
             take = begin(job, made, inputs, recorder, warn)
             for _ in range(steps):
                 next(take)
-                recorder.own(_HOST, _on_the_host(job, made))
+                recorder.own(_HOST, _host_tensors(job, made))
                 recorder.step()
             if paged := _paged(job, made):
                 warn(PAGED.format(binary(sum(tensor.nbytes for tensor in paged))))
@@ -102,21 +102,21 @@ def _inputs(
     while True:
         batch = to_fake((*job.inputs(job.batch), job.labels and job.labels(job.batch)))
         recorder.own("inputs", _tensors(batch))
-        if text := beyond_positions(model, *batch[:2]):
+        if text := positions_warning(model, *batch[:2]):
             warn(text)
         yield batch
 
 
 @dataclass
-class _Made:
+class _ModelAndOptimizers:
     """A job's model and optimizers."""
 
     model: nn.Module
     optimizers: list[torch.optim.Optimizer]
 
     @classmethod
-    def of(cls, job: Job, mode: FakeTensorMode, warn: Callable[[str], object]) -> _Made:
-        model = made_model(job.model, job.dtype, warn)
+    def of(cls, job: Job, mode: FakeTensorMode, warn: Callable[[str], object]) -> _ModelAndOptimizers:
+        model = fake_model(job.model, job.dtype, warn)
         model.train(job.mode == "train")
         if job.checkpoint:
             checkpointed(model, job.checkpoint)
@@ -126,23 +126,25 @@ class _Made:
         if not trained:
             raise UsageError("no parameter of the model requires a gradient: there is nothing to train")
         optimizer = job.optimizer(trained)
-        _let_look(optimizer, mode, warn)
+        _let_optimizer_read(optimizer, mode, warn)
         if job.mode == "eval":
             _make_state(optimizer)
         return cls(model, [optimizer])
 
 
-def _let_look(optimizer: torch.optim.Optimizer, mode: FakeTensorMode, warn: Callable[[str], object]) -> None:
+def _let_optimizer_read(
+    optimizer: torch.optim.Optimizer, mode: FakeTensorMode, warn: Callable[[str], object]
+) -> None:
     """Let the optimizer's step read values, which affect the length of a step but not the memory."""
     if isinstance(mode, ValuelessMode):
         step = optimizer.step
 
         @functools.wraps(step)
-        def looking(*args: Any, **kwargs: Any) -> Any:
-            with mode.guessing(lambda: warn(LOOKED)):
+        def stepping(*args: Any, **kwargs: Any) -> Any:
+            with mode.guess_values(lambda: warn(READS_VALUES)):
                 return step(*args, **kwargs)
 
-        optimizer.step = looking
+        optimizer.step = stepping
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
@@ -154,7 +156,7 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
-def _on_the_host(job: Job, made: _Made) -> list[torch.Tensor]:
+def _host_tensors(job: Job, made: _ModelAndOptimizers) -> list[torch.Tensor]:
     """Return step counts, which optimizers keep on the host unless fused or capturable, and paged state."""
     return _paged(job, made) + [
         state["step"]
@@ -166,7 +168,7 @@ def _on_the_host(job: Job, made: _Made) -> list[torch.Tensor]:
     ]
 
 
-def _paged(job: Job, made: _Made) -> list[torch.Tensor]:
+def _paged(job: Job, made: _ModelAndOptimizers) -> list[torch.Tensor]:
     """Return optimizer state in unified memory, which moves to the host if the GPU is full."""
     states = [state for each in made.optimizers if job.device == "cuda" for state in each.state.values()]
     held = [value for state in states if isinstance(state, dict) for value in state.values()]
@@ -177,15 +179,15 @@ def _without_host(trace: Trace) -> Trace:
     """Return the trace without buffers on the host."""
     if _HOST not in trace.names:
         return trace
-    there = np.zeros(len(trace), np.bool_)
-    there[trace.category == trace.names.index(_HOST)] = True
-    keep = ~(there[trace.births] & trace.of_buffers)
+    on_host = np.zeros(len(trace), np.bool_)
+    on_host[trace.category == trace.names.index(_HOST)] = True
+    keep = ~(on_host[trace.births] & trace.of_buffers)
     return dataclasses.replace(trace, **{name: getattr(trace, name)[keep] for name in COLUMNS})
 
 
 def _train(
     job: Job,
-    made: _Made,
+    made: _ModelAndOptimizers,
     inputs: Iterator[tuple[Any, ...]],
     recorder: AccessRecorder,
     warn: Callable[[str], object],
@@ -235,7 +237,7 @@ def loss_of(job: Job, output: Any, labels: Any, warn: Callable[[str], object]) -
 
 def _infer(
     job: Job,
-    made: _Made,
+    made: _ModelAndOptimizers,
     inputs: Iterator[tuple[Any, ...]],
     recorder: AccessRecorder,
     warn: Callable[[str], object],

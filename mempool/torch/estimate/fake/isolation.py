@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from mempool.torch.estimate.options import OPTIONS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 _Cache = functools._lru_cache_wrapper
-#: Largest number of objects searched in one cache.
-_MOST = 10_000
 #: Types not followed in the search, since they lead out of the cache's contents.
 _OUTSIDE = (type, FunctionType, ModuleType)
 
@@ -33,14 +33,16 @@ def caches() -> list[_Cache[Any]]:
 
     PyTorch's own are left out; frozen ones (``gc.freeze``) cannot be found.
     """
-    there = gc.get_objects()
-    of_type = map(operator.is_, map(type, there), itertools.repeat(_Cache))
-    found: list[_Cache[Any]] = list(itertools.compress(there, of_type))
-    return [cache for cache in found if not f"{getattr(cache, '__module__', '')}.".startswith("torch.")]
+    objects = gc.get_objects()
+    of_type = map(operator.is_, map(type, objects), itertools.repeat(_Cache))
+    caches_found: list[_Cache[Any]] = list(itertools.compress(objects, of_type))
+    return [
+        cache for cache in caches_found if not f"{getattr(cache, '__module__', '')}.".startswith("torch.")
+    ]
 
 
 @contextlib.contextmanager
-def caches_forgotten(known: list[_Cache[Any]]) -> Iterator[None]:
+def clear_fake_caches(known: list[_Cache[Any]]) -> Iterator[None]:
     """Empty the functools caches into which the block put fake tensors.
 
     Others stay, since their results may be known by identity.
@@ -58,20 +60,20 @@ def caches_forgotten(known: list[_Cache[Any]]) -> Iterator[None]:
 
 
 def _holds_fakes(cache: _Cache[Any]) -> bool:
-    """Return whether a cache's keys or results contain a fake tensor, within `_MOST` objects."""
-    seen: set[int] = set()
-    near: list[Any] = [cache]
-    while near and len(seen) < _MOST:
-        found = [each for each in gc.get_referents(*near) if not isinstance(each, _OUTSIDE)]
-        if any(type(each) is FakeTensor for each in found):
+    """Return whether a cache's keys or results contain a fake tensor, within `cache_objects`."""
+    searched: set[int] = set()
+    frontier: list[Any] = [cache]
+    while frontier and len(searched) < OPTIONS.cache_objects:
+        referents = [item for item in gc.get_referents(*frontier) if not isinstance(item, _OUTSIDE)]
+        if any(type(item) is FakeTensor for item in referents):
             return True
-        near = [each for each in found if id(each) not in seen and gc.is_tracked(each)]
-        seen.update(map(id, near))
+        frontier = [item for item in referents if id(item) not in searched and gc.is_tracked(item)]
+        searched.update(map(id, frontier))
     return False
 
 
 #: A run changes process-wide settings, so only one runs at a time.
-_ONE = threading.RLock()
+_LOCK = threading.RLock()
 
 #: Process-wide settings that a model's code may change: a getter and a setter of each.
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
@@ -104,7 +106,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 )
 
 
-def _settings_put_back(stack: contextlib.ExitStack) -> None:
+def _restore_settings(stack: contextlib.ExitStack) -> None:
     """Restore changed settings on exit; setting an unchanged one would have side effects."""
     before = [read() for read, _ in _SETTINGS]
 
@@ -116,18 +118,18 @@ def _settings_put_back(stack: contextlib.ExitStack) -> None:
     stack.callback(put_back)
 
 
-#: Functools caches found before a group of runs (`together`).
+#: Functools caches found before a group of runs (`shared_isolation`).
 _KNOWN: list[Any] = []
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def shared_isolation() -> Iterator[None]:
     """Search for caches and freeze existing objects once for several runs."""
-    with _ONE:
+    with _LOCK:
         found = caches()
         _KNOWN.extend(found)
         try:
-            with _what_was_there_set_aside():
+            with _existing_objects_frozen():
                 yield
         finally:
             del _KNOWN[len(_KNOWN) - len(found) :]
@@ -141,11 +143,11 @@ def isolated() -> Iterator[None]:
     such as a dictionary of masks, is not restored; entries in ``functools`` caches are removed.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_ONE)
-        _settings_put_back(stack)
+        stack.enter_context(_LOCK)
+        _restore_settings(stack)
         known = [*_KNOWN, *caches()]
-        stack.enter_context(_what_was_there_set_aside())
-        stack.enter_context(caches_forgotten(known))  # searches only among objects that are not frozen
+        stack.enter_context(_existing_objects_frozen())
+        stack.enter_context(clear_fake_caches(known))  # searches only among objects that are not frozen
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.callback(random.setstate, random.getstate())
         if "numpy" in sys.modules:
@@ -165,16 +167,23 @@ def isolated() -> Iterator[None]:
         yield
 
 
+#: Whether an enclosing block has frozen the existing objects; `gc.get_freeze_count` would count them all.
+_frozen = False
+
+
 @contextlib.contextmanager
-def _what_was_there_set_aside() -> Iterator[None]:
+def _existing_objects_frozen() -> Iterator[None]:
     """Limit garbage collection to objects made by the run: PyTorch and a program have a million objects."""
-    if gc.get_freeze_count():  # the program itself froze objects
+    global _frozen
+    if _frozen or gc.get_freeze_count():  # by an enclosing block, or by the program itself
         yield
         return
     gc.freeze()
+    _frozen = True
     try:
         yield
     finally:
+        _frozen = False
         gc.unfreeze()
 
 

@@ -20,7 +20,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from mempool.torch.estimate.fake import copies
-from mempool.torch.estimate.fake.meta_results import Answer, Remembered, can_be
+from mempool.torch.estimate.fake.meta_results import MetaCache, MetaResult, is_cacheable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ _NEVER_ADD = frozenset(f"{name}Backward{number}" for name in _SIMPLE.split() for
 _NEVER_ADD |= {"_FusedBackward", "_LayerBackward"}  # of attention and recurrent layers, in this folder
 
 
-class Meeting:
+class InPlaceAccumulation:
     """Detector of gradient accumulations whose first operand has no other holder."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Meeting:
         node = torch._C._current_autograd_node()
         if node is None or node.name() not in _NEVER_ADD:
             return False
-        if any(type(one) is not FakeTensor for one in args):
+        if any(type(tensor) is not FakeTensor for tensor in args):
             return False
         held, other = (_holders(args, at) for at in (0, 1))
         self._least = [min(each) for each in zip(self._least, held, other, strict=True)]
@@ -129,7 +129,7 @@ _GUESS = {
 #: Operation that returns a tensor's device.
 _DEVICE = torch.ops.prim.device.default
 #: Operation that reads a value.
-_LOOK_AT = torch.ops.aten._local_scalar_dense.default
+_READ_VALUE = torch.ops.aten._local_scalar_dense.default
 #: Operations that turn a number's tensor into a fake tensor of the mode.
 _LIFTS = frozenset((torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default))
 _ADD = torch.ops.aten.add.Tensor
@@ -152,10 +152,10 @@ class ValuelessMode(FakeTensorMode):
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self._guessed: Callable[[], object] | None = None
-        self._remembered = Remembered(self)
-        self._meeting = Meeting()
-        self._within = 0  # operations that are being found out
+        self._on_guess: Callable[[], object] | None = None
+        self._meta_cache = MetaCache(self)
+        self.accumulation = InPlaceAccumulation()
+        self._nested = 0  # operations that are being found out
         self.cache_enabled = False  # PyTorch's own cache, which would add a lookup and an insertion
 
     def __deepcopy__(self, memo: object) -> ValuelessMode:
@@ -163,46 +163,48 @@ class ValuelessMode(FakeTensorMode):
         return self
 
     @contextlib.contextmanager
-    def guessing(self, told: Callable[[], object]) -> Iterator[None]:
+    def guess_values(self, on_read: Callable[[], object]) -> Iterator[None]:
         """Allow reads of values that do not affect memory: numbers are 1, booleans are false.
 
         For optimizers, which read norms to choose the length of a step.
 
         Args:
-            told: called at each read.
+            on_read: called at each read.
         """
-        self._guessed = told
+        self._on_guess = on_read
         try:
             yield
         finally:
-            self._guessed = None
+            self._on_guess = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and not self.in_kernel_invocation and type(args[0]) is FakeTensor:
             return args[0].fake_device  # requested several times in each operation
-        way = _WAYS.get(func)
-        if way is None:
-            way = _WAYS[func] = _way(func)
-        if way is _SHRINK:
-            return self._shrunk(self._found_out(func, types, args, kwargs), args)
-        if way not in _BY_KIND:
-            answer = self._at_once(way, func, args, kwargs)
+        shortcut = _SHORTCUTS.get(func)
+        if shortcut is None:
+            shortcut = _SHORTCUTS[func] = _shortcut_of(func)
+        if shortcut is _SHRINK:
+            return self._shrunk(self._dispatch_usual(func, types, args, kwargs), args)
+        if shortcut not in _BY_KIND:
+            answer = self._dispatch_shortcut(shortcut, func, args, kwargs)
             if answer is not _NOTHING:
                 return answer
-        if way in _REMEMBERED and not self.in_kernel_invocation:
-            made = self._as_before(in_place(func) if way is _OUT_OF_PLACE else func, types, args, kwargs)
-            if way is _ONES:
+        if shortcut in _REMEMBERED and not self.in_kernel_invocation:
+            made = self._dispatch_cached(
+                in_place(func) if shortcut is _OUT_OF_PLACE else func, types, args, kwargs
+            )
+            if shortcut is _ONES:
                 copies.mark_result(func, args, made)
             return made
-        return self._found_out(func, types, args, kwargs)
+        return self._dispatch_usual(func, types, args, kwargs)
 
-    def _found_out(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _dispatch_usual(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Return PyTorch's own result, which may decompose the operation into others that reach this mode."""
-        self._within += 1
+        self._nested += 1
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
-            self._within -= 1
+            self._nested -= 1
 
     def _shrunk(self, loss: Any, args: Any) -> Any:
         """Return a reduced loss in a storage with one value for each element; other losses unchanged."""
@@ -210,23 +212,23 @@ class ValuelessMode(FakeTensorMode):
         if loss.dim() or not whole:
             return loss
         storage = torch.empty(whole, dtype=loss.dtype, device="meta")
-        return self._remembered.tensor(storage.as_strided((), ()))
+        return self._meta_cache.tensor(storage.as_strided((), ()))
 
-    def _at_once(self, way: str, func: Any, args: Any, kwargs: Any) -> Any:
+    def _dispatch_shortcut(self, shortcut: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Return a result that does not depend on sizes, or _NOTHING."""
-        if way is _UPDATE:
+        if shortcut is _UPDATE:
             return None if all(map(_is_plain, args[0])) else _NOTHING
-        if way is _LIFT:
+        if shortcut is _LIFT:
             return self._constant(args[0]) if _is_number(args[0]) else _NOTHING
         if type(args[0]) is not FakeTensor:
             return _NOTHING
         constant = args[0].constant
-        if way is _FILL and constant is None:
+        if shortcut is _FILL and constant is None:
             return args[0]
-        if way is _LOOK:
-            return self._look(func, args[0], constant)
-        if way is _MEET:
-            meets = constant is None and not self._within and self._meeting.in_place(args, kwargs)
+        if shortcut is _READ:
+            return self._read(func, args[0], constant)
+        if shortcut is _ACCUMULATE:
+            meets = constant is None and not self._nested and self.accumulation.in_place(args, kwargs)
             return args[0] if meets else _NOTHING
         if func in _COUNTS and constant is not None and all(type(value) in _NUMBERS for value in args[1:]):
             with _DisableTorchDispatch():
@@ -234,37 +236,37 @@ class ValuelessMode(FakeTensorMode):
             return args[0]
         return _NOTHING
 
-    def _look(self, func: Any, tensor: FakeTensor, constant: torch.Tensor | None) -> Any:
+    def _read(self, func: Any, tensor: FakeTensor, constant: torch.Tensor | None) -> Any:
         """Return a known value, such as an optimizer's count of steps, or a guess if allowed."""
         if constant is not None:
             with _DisableTorchDispatch():
                 return func(constant)
-        if self._guessed is None:
+        if self._on_guess is None:
             return _NOTHING
-        self._guessed()
+        self._on_guess()
         return _GUESS.get(tensor.dtype, 1.0)
 
     def _constant(self, number: torch.Tensor) -> FakeTensor:
         """Turn a number's tensor into a fake tensor with a known value, as FakeTensorMode does."""
         with _DisableTorchDispatch():
             value = number.clone()
-            made = self._remembered.tensor(torch.empty_like(number, device="meta"))
+            made = self._meta_cache.tensor(torch.empty_like(number, device="meta"))
         made.constant = value
         self.fake_tensor_converter.add_constant_storage_mapping(made)
         self.fake_tensor_converter.set_tensor_memo(value, made)
         return made
 
-    def _as_before(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _dispatch_cached(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Return the cached result, or else PyTorch's, which is then cached."""
-        memory = self._remembered
-        key = memory.key(func, args, kwargs)
-        answer = None if key is None else memory.answer(key, args, kwargs or {})
-        if isinstance(answer, Answer):
-            return memory.told(answer, args)
-        found = self._found_out(func, types, args, kwargs)
+        cache = self._meta_cache
+        key = cache.key(func, args, kwargs)
+        answer = None if key is None else cache.lookup(key, args, kwargs or {})
+        if isinstance(answer, MetaResult):
+            return cache.materialize(answer, args)
+        result = self._dispatch_usual(func, types, args, kwargs)
         if key is not None and answer is False:
-            memory.learn(key, func, args, kwargs, found)
-        return found
+            cache.store(key, func, args, kwargs, result)
+        return result
 
 
 def fake_mode() -> FakeTensorMode:
@@ -273,28 +275,28 @@ def fake_mode() -> FakeTensorMode:
 
 
 _USUAL, _FILL, _UPDATE, _OUT_OF_PLACE = "usual", "fill", "update", "out of place"
-_LOOK, _LIFT, _COUNT, _MEET, _KNOWN, _SHRINK = "look", "lift", "count", "meet", "known", "shrink"
+_READ, _LIFT, _COUNT, _ACCUMULATE, _KNOWN, _SHRINK = "look", "lift", "count", "meet", "known", "shrink"
 _ONES = "ones"
-_REMEMBERED = frozenset((_KNOWN, _ONES, _COUNT, _MEET, _OUT_OF_PLACE))
+_REMEMBERED = frozenset((_KNOWN, _ONES, _COUNT, _ACCUMULATE, _OUT_OF_PLACE))
 #: Shortcuts that depend only on the kinds of the arguments.
 _BY_KIND = frozenset((_KNOWN, _ONES, _USUAL))
 _NOTHING = object()
 #: Shortcut of each operation seen so far.
-_WAYS: dict[Any, str] = {}
+_SHORTCUTS: dict[Any, str] = {}
 #: Operations that fill a tensor from numbers, and return the tensor.
 _FILLS = frozenset(
     f"aten::{name}" for name in ("uniform_", "normal_", "zero_", "fill_.Scalar", "erfinv_", "clamp_")
 )
 
 
-def _way(operation: Any) -> str:
+def _shortcut_of(operation: Any) -> str:
     name = operation.name()
     if name in _FILLS:
         return _FILL
     if operation in IN_PLACE:
         return _OUT_OF_PLACE
-    if operation is _LOOK_AT:
-        return _LOOK
+    if operation is _READ_VALUE:
+        return _READ
     if operation in _LIFTS:
         return _LIFT
     if operation in _SHRINKING:
@@ -302,13 +304,13 @@ def _way(operation: Any) -> str:
     if operation in _COUNTS:
         return _COUNT
     if operation is _ADD:
-        return _MEET
-    if operation in copies.TELLING:
+        return _ACCUMULATE
+    if operation in copies.ONES_OPERATIONS:
         return _ONES
     updates = name.startswith("aten::_foreach_") and name.partition(".")[0].endswith("_")
     if updates and not operation._schema.returns:
         return _UPDATE
-    return _KNOWN if can_be(operation) else _USUAL
+    return _KNOWN if is_cacheable(operation) else _USUAL
 
 
 def _is_plain(tensor: Any) -> bool:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mempool.torch.estimate.checkpointing import checkpoint_first, code
-from mempool.torch.estimate.fake.copies import made_model
+from mempool.torch.estimate.checkpointing import checkpoint_code, checkpoint_first
+from mempool.torch.estimate.fake.copies import fake_model
 from mempool.torch.estimate.fake.eight_bit_optimizers import STAND_INS
 from mempool.torch.estimate.remedies import optimizers as own
 from mempool.torch.estimate.remedies.model_changes import chunk_loss, in_low_precision, save_on_host
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mempool.torch.estimate.job import Job
-    from mempool.torch.estimate.remedies.applicability import Seen
+    from mempool.torch.estimate.remedies.job_traits import JobTraits
 
 _BATCHES = "; batch normalisation sees smaller batches"
 _TWICE = "; batch normalisation updates its running statistics twice a step"
@@ -101,33 +101,33 @@ class Ladder:
         return self.steps[-1]
 
 
-def ladders(job: Job, seen: Seen) -> list[Ladder]:
+def ladders(job: Job, traits: JobTraits) -> list[Ladder]:
     """Return all changes applicable to a job; usually largest savings first, in case time runs out."""
     single = [
-        *_precisions(job, seen),
-        *_losses(seen),
-        *_loop(job, seen),
-        *_optimizers(job, seen),
+        *_precisions(job, traits),
+        *_losses(traits),
+        *_loop(job, traits),
+        *_optimizers(job, traits),
         *_offloads(job),
         *_allocators(job),
     ]
-    return [*_checkpoints(job, seen), *_batches(job, seen), *(Ladder((one,)) for one in single)]
+    return [*_checkpoints(job, traits), *_batches(job, traits), *(Ladder((change,)) for change in single)]
 
 
-def _same(job: Job) -> Job:
+def _unchanged(job: Job) -> Job:
     return job
 
 
 def _on_model(job: Job, change: Callable[[nn.Module], nn.Module]) -> Job:
     """Return the job with a changed model; the user's model stays unchanged."""
-    return job.but(model=lambda: change(made_model(job.model, None)))
+    return job.replace(model=lambda: change(fake_model(job.model, None)))
 
 
 def _allocators(job: Job) -> list[Change]:
     planned = Change(
         "planned pool",
         "allocator",
-        _same,
+        _unchanged,
         "import mempool.torch; pool = mempool.torch.install(); pool.watch(optimizer)",
         "every buffer gets its address by a plan, so that nothing is lost between buffers",
         Cost.NOTHING,
@@ -136,7 +136,7 @@ def _allocators(job: Job) -> list[Change]:
     expandable = Change(
         "expandable segments",
         "allocator",
-        _same,
+        _unchanged,
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         "PyTorch's own allocator maps memory in pages, so that less is lost between buffers",
         Cost.NOTHING,
@@ -145,14 +145,14 @@ def _allocators(job: Job) -> list[Change]:
     return [planned, expandable] if job.device == "cuda" else [planned]
 
 
-def _loop(job: Job, seen: Seen) -> list[Change]:
+def _loop(job: Job, traits: JobTraits) -> list[Change]:
     found = []
     if job.hold_output is not False:
         found.append(
             Change(
                 "drop outputs",
                 "output",
-                lambda j: j.but(hold_output=False),
+                lambda j: j.replace(hold_output=False),
                 "del output, loss" if job.mode == "train" else "del output",
                 "the last step's output is not there while the next one is made",
                 Cost.NOTHING,
@@ -163,13 +163,13 @@ def _loop(job: Job, seen: Seen) -> list[Change]:
             Change(
                 "gradients to None",
                 "gradients",
-                lambda j: j.but(set_to_none=True),
+                lambda j: j.replace(set_to_none=True),
                 "optimizer.zero_grad(set_to_none=True)",
                 "gradients are let go after a step, not filled with zeros",
                 Cost.NOTHING,
             )
         )
-    if job.mode == "train" and (path := seen.caching) is not None:
+    if job.mode == "train" and (path := traits.caching) is not None:
         found.append(
             Change(
                 "no key-value cache",
@@ -192,33 +192,35 @@ def _without_cache(model: nn.Module, path: str) -> nn.Module:
     return model
 
 
-def _optimizers(job: Job, seen: Seen) -> list[Change]:
-    if job.mode != "train" or not seen.optimizer:
+def _optimizers(job: Job, traits: JobTraits) -> list[Change]:
+    if job.mode != "train" or not traits.optimizer:
         return []
-    return [*_same_optimizer(job, seen), *_other_optimizers(seen)]
+    return [*_same_optimizer(job, traits), *_other_optimizers(traits)]
 
 
-def _same_optimizer(job: Job, seen: Seen) -> list[Change]:
+def _same_optimizer(job: Job, traits: JobTraits) -> list[Change]:
     found = []
-    if "fused" in seen.settings and not seen.settings["fused"]:
+    if "fused" in traits.settings and not traits.settings["fused"]:
         found.append(
             Change(
                 "fused optimizer",
                 "optimizer",
-                lambda j: j.but(optimizer=own.with_options(_made(j), foreach=False, fused=True)),
-                f"{seen.optimizer_path}(..., fused=True)",
+                lambda j: j.replace(
+                    optimizer=own.with_options(_optimizer_factory(j), foreach=False, fused=True)
+                ),
+                f"{traits.optimizer_path}(..., fused=True)",
                 "one kernel updates parameters in place, without temporaries",
                 Cost.NOTHING,
                 phase="optimizer",
             )
         )
-    if "foreach" in seen.settings and job.device == "cuda" and seen.settings["foreach"] is not False:
+    if "foreach" in traits.settings and job.device == "cuda" and traits.settings["foreach"] is not False:
         found.append(
             Change(
                 "optimizer tensor by tensor",
                 "optimizer",
-                lambda j: j.but(optimizer=own.with_options(_made(j), foreach=False)),
-                f"{seen.optimizer_path}(..., foreach=False)",
+                lambda j: j.replace(optimizer=own.with_options(_optimizer_factory(j), foreach=False)),
+                f"{traits.optimizer_path}(..., foreach=False)",
                 "temporaries of one parameter at a time, not of all; more launches of kernels",
                 Cost.LITTLE,
                 phase="optimizer",
@@ -229,8 +231,8 @@ def _same_optimizer(job: Job, seen: Seen) -> list[Change]:
             Change(
                 "optimizer in backward",
                 "backward",
-                lambda j: j.but(optimizer=functools.partial(own.InBackward, make=_made(j))),
-                f"each = {{p: make([p]) for p in model.parameters()}}  # make: {seen.optimizer_path}, say\n"
+                lambda j: j.replace(optimizer=functools.partial(own.InBackward, make=_optimizer_factory(j))),
+                f"each = {{p: make([p]) for p in model.parameters()}}  # make: {traits.optimizer_path}, say\n"
                 "def take(p): each[p].step(); each[p].zero_grad()\n"
                 "for p in each: p.register_post_accumulate_grad_hook(take)",
                 "each parameter is updated as soon as its gradient is there, and the gradient let go; no "
@@ -241,14 +243,14 @@ def _same_optimizer(job: Job, seen: Seen) -> list[Change]:
     return found
 
 
-def _made(job: Job) -> own.Make:
+def _optimizer_factory(job: Job) -> own.Make:
     assert job.optimizer is not None
     return job.optimizer
 
 
-def _other_optimizers(seen: Seen) -> list[Change]:
-    adam = seen.optimizer in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax")
-    momentum = bool(seen.settings.get("momentum"))
+def _other_optimizers(traits: JobTraits) -> list[Change]:
+    adam = traits.optimizer in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax")
+    momentum = bool(traits.settings.get("momentum"))
     found: list[tuple[str, Any, str, str, Cost]] = []
     if adam:
         found += [
@@ -291,17 +293,17 @@ def _other_optimizers(seen: Seen) -> list[Change]:
 
 
 def _with_optimizer(job: Job, make: Any) -> Job:
-    return job.but(optimizer=make)
+    return job.replace(optimizer=make)
 
 
-def _precisions(job: Job, seen: Seen) -> list[Change]:
-    if torch.float32 not in seen.floats or job.dtype is not None or job.autocast is not None:
+def _precisions(job: Job, traits: JobTraits) -> list[Change]:
+    if torch.float32 not in traits.floats or job.dtype is not None or job.autocast is not None:
         return []
     found = [
         Change(
             "autocast to bfloat16",
             "precision",
-            lambda j: j.but(autocast=torch.bfloat16),
+            lambda j: j.replace(autocast=torch.bfloat16),
             f'with torch.autocast("{job.device}", torch.bfloat16): output = model(...)  # and the loss',
             "products of matrices in bfloat16, weights and state in float32",
             Cost.ROUNDING,
@@ -326,7 +328,7 @@ def _precisions(job: Job, seen: Seen) -> list[Change]:
                 "model.to(torch.bfloat16)  # and floating inputs\n"
                 "optimizer = mempool.torch.estimate.remedies.optimizers.MasterWeights("
                 "model.parameters(), make)"
-                f"  # make: {seen.optimizer_path}, say; or as DeepSpeed and Megatron do it",
+                f"  # make: {traits.optimizer_path}, say; or as DeepSpeed and Megatron do it",
                 "weights, gradients and activations in bfloat16; the optimizer keeps weights in float32",
                 Cost.ROUNDING,
             )
@@ -335,12 +337,12 @@ def _precisions(job: Job, seen: Seen) -> list[Change]:
 
 
 def _with_masters(job: Job) -> Job:
-    make = functools.partial(own.MasterWeights, make=_made(job))
-    return in_low_precision(job).but(optimizer=make)
+    make = functools.partial(own.MasterWeights, make=_optimizer_factory(job))
+    return in_low_precision(job).replace(optimizer=make)
 
 
-def _losses(seen: Seen) -> list[Change]:
-    if not seen.chunkable:
+def _losses(traits: JobTraits) -> list[Change]:
+    if not traits.chunkable:
         return []
     return [
         Change(
@@ -372,15 +374,15 @@ def _offloads(job: Job) -> list[Change]:
     ]
 
 
-def _checkpoints(job: Job, seen: Seen) -> list[Ladder]:
+def _checkpoints(job: Job, traits: JobTraits) -> list[Ladder]:
     return [
-        Ladder(tuple(_checkpoint(job, seen, at, count) for count in range(1, len(way.blocks) + 1)))
-        for at, way in enumerate(seen.ways)
+        Ladder(tuple(_checkpoint(job, traits, at, count) for count in range(1, len(way.blocks) + 1)))
+        for at, way in enumerate(traits.block_selections)
     ]
 
 
-def _checkpoint(job: Job, seen: Seen, at: int, count: int) -> Change:
-    way, shares = seen.ways[at], seen.shares[at]
+def _checkpoint(job: Job, traits: JobTraits, at: int, count: int) -> Change:
+    way, shares = traits.block_selections[at], traits.shares[at]
     share = None if shares is None else sum(shares[:count])
     again = "" if share is None else f": {share:.0%} of the forward's operations run twice"
     every = count == len(way.blocks)
@@ -392,39 +394,39 @@ def _checkpoint(job: Job, seen: Seen, at: int, count: int) -> Change:
         lambda j: _on_model(
             j, lambda model: checkpoint_first(model, way, None if every else count, preserve_rng_state=keep)
         ),
-        code(way, count),
+        checkpoint_code(way, count),
         f"blocks keep only their inputs and compute the rest again in the backward{again}"
-        + (_TWICE if seen.normalizes else ""),
+        + (_TWICE if traits.normalizes else ""),
         Cost.RECOMPUTING,
         recomputes=share,
     )
 
 
-def _batches(job: Job, seen: Seen) -> list[Ladder]:
+def _batches(job: Job, traits: JobTraits) -> list[Ladder]:
     parts = [k for k in range(2, job.batch + 1) if job.batch % k == 0]
     make = _accumulated if job.mode == "train" else _split
-    return [Ladder(tuple(make(job, seen, part) for part in parts), usual=0)] if parts else []
+    return [Ladder(tuple(make(job, traits, part) for part in parts), usual=0)] if parts else []
 
 
-def _accumulated(job: Job, seen: Seen, parts: int) -> Change:
+def _accumulated(job: Job, traits: JobTraits, parts: int) -> Change:
     small = job.batch // parts
     # Two batches suffice to show one that starts while the gradients of another are alive.
     return Change(
         f"{parts} batches of {small}",
         "batch",
-        lambda j: j.but(batch=small, accumulate=max(2, j.accumulate)),
+        lambda j: j.replace(batch=small, accumulate=max(2, j.accumulate)),
         f"for part in batch.split({small}): (loss_of(part) / {parts}).backward()  # then step",
-        "gradients of smaller batches add up" + (_BATCHES if seen.normalizes else ""),
+        "gradients of smaller batches add up" + (_BATCHES if traits.normalizes else ""),
         Cost.SMALLER_BATCHES,
     )
 
 
-def _split(job: Job, _: Seen, parts: int) -> Change:
+def _split(job: Job, _: JobTraits, parts: int) -> Change:
     small = job.batch // parts
     return Change(
         f"{parts} batches of {small}",
         "batch",
-        lambda j: j.but(batch=small),
+        lambda j: j.replace(batch=small),
         f"for part in batch.split({small}): output = model(part)",
         "smaller batches, one after the other",
         Cost.SMALLER_BATCHES,
@@ -433,6 +435,6 @@ def _split(job: Job, _: Seen, parts: int) -> Change:
 
 def applied(job: Job, changes: Sequence[Change]) -> Job:
     """Return the job with several changes of different kinds, applied in the order of `KINDS`."""
-    for change in sorted(changes, key=lambda one: KINDS.index(one.kind)):
+    for change in sorted(changes, key=lambda each: KINDS.index(each.kind)):
         job = change.apply(job)
     return job

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from mempool.torch.estimate.fake.copies import to_fake
+from mempool.torch.estimate.options import OPTIONS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from mempool.torch.estimate.job import Job
 
 
-#: Number of pieces into which the tokens are divided.
-CHUNKS = 8
 #: Settings of transformers that make logits differ from the plain product with the head.
 _SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 
@@ -31,7 +30,7 @@ def chunked_cross_entropy(
     labels: torch.Tensor,
     *,
     bias: torch.Tensor | None = None,
-    chunks: int = CHUNKS,
+    chunks: int = OPTIONS.loss_chunks,
     ignore_index: int = -100,
 ) -> torch.Tensor:
     """Return the mean cross entropy of ``hidden @ weight.T + bias``, one piece of the tokens at a time.
@@ -76,7 +75,7 @@ def can_chunk(model: nn.Module, kwargs: dict[str, Any]) -> bool:
     return not scaled and type(model.get_output_embeddings()) is torch.nn.Linear
 
 
-def chunk_loss(model: nn.Module, chunks: int = CHUNKS) -> nn.Module:
+def chunk_loss(model: nn.Module, chunks: int = OPTIONS.loss_chunks) -> nn.Module:
     """Make a model return only the loss, computed in pieces.
 
     Args:
@@ -121,7 +120,7 @@ def in_low_precision(job: Job, dtype: torch.dtype = torch.bfloat16) -> Job:
     def inputs(batch: int) -> Any:
         return pytree.tree_map_only(torch.Tensor, lambda t: _cast(t, dtype), to_fake(job.inputs(batch)))
 
-    return job.but(dtype=dtype, inputs=inputs)
+    return job.replace(dtype=dtype, inputs=inputs)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -8,7 +8,8 @@ from mempool.hardware.gpu_throughput import DEFAULT, rates_of
 from mempool.hardware.roofline import Roofline
 from mempool.torch.estimate.attribution import rounded
 from mempool.torch.estimate.fake.fake_run import run
-from mempool.torch.estimate.result import ROUNDED_TO, Fit, Help, Swapped, Swapping, size
+from mempool.torch.estimate.options import OPTIONS
+from mempool.torch.estimate.result import ROUNDED_TO, Fit, OffloadFigures, OffloadFindings, TriedRemedy, size
 from solvers import Stop, solve
 from solvers.swap import LinkBound, OffloadPlanner, parse_link, step_of
 from solvers.swap.placement import device_buffers
@@ -17,22 +18,15 @@ if TYPE_CHECKING:
     from mempool.torch.estimate.job import Job
     from solvers.swap import Link, PlannedSchedule, Step
 
-#: Share by which a step may take longer if no memory limit is given.
-SLOWER = 0.1
-#: Orders tried for each limit, and bisection steps for a slowdown; few, since the question is only whether
-#: swapping is worth trying.
-_TRIES, _HALVINGS = 2, 5
-#: Node budget of an address plan, and attempts with lower limits until the arena is small enough.
-_STOP, _AGAIN = Stop(nodes=10_000_000), 3
 _NAME = "swapping"
 
 
-def swappable(job: Job) -> bool:
+def can_offload(job: Job) -> bool:
     """Return whether swapping can be planned for a job: training on CUDA."""
     return job.mode == "train" and job.device == "cuda"
 
 
-def swapping(job: Job, fit: Fit) -> Swapping | None:
+def plan_offload(job: Job, fit: Fit) -> OffloadFindings | None:
     """Return the findings of the swap planner for a training step on CUDA; None for other jobs.
 
     Times are those of a device at full rates: a real device leaves more time for copies.
@@ -44,43 +38,43 @@ def swapping(job: Job, fit: Fit) -> Swapping | None:
     Raises:
         UsageError, ValueError, solvers.errors.PlanError: the job cannot be tried, or no plan be made.
     """
-    if not swappable(job):
+    if not can_offload(job):
         return None
     rates = rates_of(job.card or DEFAULT, job.capability)
     named = job.link or rates.link
     link = parse_link(named)
     # Three steps: the second of them shows which buffers live into the next step.
     trace = rounded(run(job, 3, clock=Roofline(rates).nanoseconds), ROUNDED_TO[job.device])
-    found = _Found(step_of(trace), link, sum(fit.margin_bytes.values()))
+    found = _StepPlanner(step_of(trace), link, sum(fit.margin_bytes.values()))
     floor, op = found.planner.floor()
-    asked = slower = None
+    at_limit = slower = None
     if fit.limit_bytes is not None and fit.fits is False:
-        asked = found.at(fit.limit_bytes)
+        at_limit = found.at(fit.limit_bytes)
     else:
-        slower = found.within(SLOWER)
-    return Swapping(
+        slower = found.within(OPTIONS.slowdown)
+    return OffloadFindings(
         assumed=f"{rates}, a link like {named} ({_rates(link)})",
         step_seconds=found.step.duration,
         floor_bytes=floor,
         floor_operation=found.step.name(op),
-        free=found.told(found.planner.without_stall()),
+        without_stall=found.reported(found.planner.without_stall()),
         slower=slower,
-        asked=asked,
+        at_limit=at_limit,
         fits=None
         if fit.limit_bytes is None
-        else bool(fit.fits or (asked is not None and asked.needed_bytes <= fit.limit_bytes)),
+        else bool(fit.fits or (at_limit is not None and at_limit.needed_bytes <= fit.limit_bytes)),
     )
 
 
-class _Found:
+class _StepPlanner:
     """A step and a swap planner for the step."""
 
     def __init__(self, step: Step, link: Link, margin: int) -> None:
         self.step, self.margin = step, margin
-        self.planner = OffloadPlanner(step, link, tries=_TRIES)
+        self.planner = OffloadPlanner(step, link, tries=OPTIONS.offload_orders)
         self._bound = LinkBound(step, link)
 
-    def at(self, limit: int) -> Swapped:
+    def at(self, limit: int) -> OffloadFigures:
         """Return a schedule whose arena and margins fit the limit, or the smallest schedule found.
 
         At the limit much of a step is as full as possible, so fragmentation is higher than without swaps: the
@@ -88,64 +82,67 @@ class _Found:
         """
         free = self.planner.without_stall()
         best = self._arena(free), free
-        room = wanted = max(limit - self.margin, 0)
-        for _ in range(_AGAIN):
+        room = target_bytes = max(limit - self.margin, 0)
+        for _ in range(OPTIONS.arena_attempts):
             if best[0] <= room:
                 break
-            swap = self.planner.nearest(wanted)
+            swap = self.planner.nearest(target_bytes)
             arena = self._arena(swap)
-            best = min(best, (arena, swap), key=lambda one: one[0])
-            if swap.peak_bytes > wanted:  # no lower peak is feasible
+            best = min(best, (arena, swap), key=lambda pair: pair[0])
+            if swap.peak_bytes > target_bytes:  # no lower peak is feasible
                 break
-            wanted = int(wanted * min(room / max(arena, 1), 1))
-        return self.told(best[1], best[0])
+            target_bytes = int(target_bytes * min(room / max(arena, 1), 1))
+        return self.reported(best[1], best[0])
 
-    def within(self, slower: float) -> Swapped:
+    def within(self, slower: float) -> OffloadFigures:
         """Return roughly the lowest peak of a step that is longer by at most a share."""
         best = self.planner.without_stall()
         low, high = self.planner.floor()[0], best.peak_bytes
-        for _ in range(_HALVINGS):
+        for _ in range(OPTIONS.offload_halvings):
             found = self.planner.nearest((low + high) // 2)
             if found.stall_seconds <= slower * self.step.duration:
                 best, high = found, min(high, found.peak_bytes)
             else:
                 low = (low + high) // 2
-        return self.told(best)
+        return self.reported(best)
 
     def _arena(self, swap: PlannedSchedule) -> int:
-        return solve(device_buffers(self.step, swap.schedule)[0], stop=_STOP).arena_bytes
+        buffers = device_buffers(self.step, swap.schedule)[0]
+        return solve(buffers, stop=Stop(nodes=OPTIONS.arena_nodes)).arena_bytes
 
-    def told(self, swap: PlannedSchedule, arena: int | None = None) -> Swapped:
+    def reported(self, swap: PlannedSchedule, arena: int | None = None) -> OffloadFigures:
         """Return the figures of a schedule to report."""
         did, duration = swap.replayed, max(self.step.duration, 1e-12)
-        return Swapped(
+        return OffloadFigures(
             needed_bytes=(arena or self._arena(swap)) + self.margin,
             peak_bytes=did.peak_bytes,
             slower=did.stall_seconds / duration,
-            slower_bound=self._bound.stall_seconds(did.peak_bytes) / duration if did.stall_seconds else 0.0,
+            slowdown_bound=self._bound.stall_seconds(did.peak_bytes) / duration if did.stall_seconds else 0.0,
             swapped_bytes=did.returned_bytes,
             host_bytes=did.host_bytes,
         )
 
 
-def as_help(found: Swapping, fit: Fit) -> Help:
+def offload_remedy(found: OffloadFindings, fit: Fit) -> TriedRemedy:
     """Return the findings as a remedy."""
-    told = found.told
-    reserved = told.needed_bytes - sum(fit.margin_bytes.values())
+    reported = found.reported
+    reserved = reported.needed_bytes - sum(fit.margin_bytes.values())
     limit = f'"{-(-reserved // 2**20)}MiB"'  # the pool's limit, without the margins of a GPU
-    how = f"buffers wait on the host, by plan: {size(told.swapped_bytes)} come back in a step of at least "
-    how += f"{found.step_seconds * 1e3:,.0f} ms, which takes {told.slower:.1%} longer"
-    if told.slower:
-        how += f" (no schedule less than {told.slower_bound:.1%})"
+    how = (
+        f"buffers wait on the host, by plan: {size(reported.swapped_bytes)} come back in a step of at least "
+    )
+    how += f"{found.step_seconds * 1e3:,.0f} ms, which takes {reported.slower:.1%} longer"
+    if reported.slower:
+        how += f" (no schedule less than {reported.slowdown_bound:.1%})"
     how += f"; with {found.assumed}; slower ones of the former wait less"
-    return Help(
+    return TriedRemedy(
         name=_NAME,
-        saves_bytes=fit.needed_bytes - told.needed_bytes,
+        saves_bytes=fit.needed_bytes - reported.needed_bytes,
         how=how,
         code=f"import mempool.torch; pool = mempool.torch.install(limit={limit}); pool.watch(optimizer)",
-        needed_bytes=told.needed_bytes,
-        peak_bytes=told.peak_bytes,
-        saves_peak_bytes=fit.peak_bytes - told.peak_bytes,
+        needed_bytes=reported.needed_bytes,
+        peak_bytes=reported.peak_bytes,
+        saves_peak_bytes=fit.peak_bytes - reported.peak_bytes,
         reserved_bytes=reserved,
         saves_reserved_bytes=fit.reserved_bytes[fit.allocator] - reserved,
         peak_phase="",
@@ -157,7 +154,9 @@ def as_help(found: Swapping, fit: Fit) -> Help:
 
 
 def _rates(link: Link) -> str:
-    rates = [1e-9 / max(one, 1e-15) for one in (link.out_per_byte, link.in_per_byte)]
+    rates = [
+        1e-9 / max(seconds_per_byte, 1e-15) for seconds_per_byte in (link.out_per_byte, link.in_per_byte)
+    ]
     if abs(rates[0] - rates[1]) < 0.01 * rates[0]:
         return f"{rates[0]:.3g} GB/s each way" if link.duplex else f"{rates[0]:.3g} GB/s both ways together"
     return f"{rates[0]:.3g} GB/s out, {rates[1]:.3g} back"

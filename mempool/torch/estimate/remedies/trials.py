@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from mempool.torch.estimate.estimator import estimate, largest_batch, reserved
 from mempool.torch.estimate.largest_batch import largest
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.remedies.changes import KINDS, Change, Cost, Ladder, applied
-from mempool.torch.estimate.remedies.offloading import as_help, swapping
-from mempool.torch.estimate.result import Fit, Help
+from mempool.torch.estimate.remedies.offloading import offload_remedy, plan_offload
+from mempool.torch.estimate.result import Fit, TriedRemedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,71 +28,73 @@ class Trials:
         fit: result of the unchanged job.
         most_runs: largest number of runs of changed jobs.
         until: processor time of the process, in seconds, after which no run begins.
-        told: called with the name of each trial.
+        progress: called with the name of each trial.
     """
 
     def __init__(
-        self, job: Job, fit: Fit, most_runs: int, until: float, told: Callable[[str], object]
+        self, job: Job, fit: Fit, most_runs: int, until: float, progress: Callable[[str], object]
     ) -> None:
-        self.job, self.fit, self.told = job, fit, told
+        self.job, self.fit, self.progress = job, fit, progress
         self._left, self._until = most_runs, until
         self._runs: dict[tuple[str, ...], Fit | None] = {(): fit}
         self._changes: dict[str, Change] = {}
-        self._why: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
 
-    def alone(self, ladder: Ladder) -> Help | None:
+    def try_ladder(self, ladder: Ladder) -> TriedRemedy | None:
         """Try a change alone, just as strong as needed if the needed saving is known."""
         if ladder.strongest.phase not in (None, self.fit.peak_phase):
-            return None if self.fit.fits is not False else self._nothing(ladder.strongest)
+            return None if self.fit.fits is not False else self._without_saving(ladder.strongest)
         if self.fit.fits is not False:
-            return self.tried([ladder.steps[ladder.usual]])
-        best = self.tried([ladder.strongest])
-        return self.tried([self.weakest(ladder, []).strongest]) if best and best.fits else best
+            return self.try_changes([ladder.steps[ladder.usual]])
+        best = self.try_changes([ladder.strongest])
+        return (
+            self.try_changes([self.weakest_that_fits(ladder, []).strongest]) if best and best.fits else best
+        )
 
-    def tried(self, changes: Sequence[Change]) -> Help | None:
+    def try_changes(self, changes: Sequence[Change]) -> TriedRemedy | None:
         """Try changes of different kinds together; return None if they could not be tried."""
-        changes = sorted(changes, key=lambda one: KINDS.index(one.kind))
+        changes = sorted(changes, key=lambda change: KINDS.index(change.kind))
         self._changes |= {change.name: change for change in changes}
         made = self._run([change for change in changes if change.allocator is None])
-        return None if made is None else self._help(changes, made)
+        return None if made is None else self._remedy(changes, made)
 
     def run_of(self, changes: Sequence[Change]) -> Fit | None:
-        """Return the full result of the run made for `tried`."""
-        return self._run(sorted(changes, key=lambda one: KINDS.index(one.kind)))
+        """Return the full result of the run made for `try_changes`."""
+        return self._run(sorted(changes, key=lambda change: KINDS.index(change.kind)))
 
-    def goes_on(self) -> bool:
+    def has_time(self) -> bool:
         """Return whether time is left for another run."""
         return time.process_time() <= self._until
 
-    def failed(self) -> list[tuple[str, str]]:
+    def failures(self) -> list[tuple[str, str]]:
         """Return the changes that could not be tried, with reasons."""
-        return list(self._why.items())
+        return list(self._reasons.items())
 
-    def weakest(self, ladder: Ladder, others: Sequence[Change]) -> Ladder:
+    def weakest_that_fits(self, ladder: Ladder, others: Sequence[Change]) -> Ladder:
         """Return the ladder up to the weakest step that fits with other changes; the strongest must fit."""
         count, limit = len(ladder.steps), self.fit.limit_bytes or 0
         if count == 1:
             return ladder
 
         def needs(weakness: int) -> int:
-            tried = None if weakness > count else self.tried([ladder.steps[count - weakness], *others])
+            tried = None if weakness > count else self.try_changes([ladder.steps[count - weakness], *others])
             return max(limit + 1, self.fit.needed_bytes) if tried is None else tried.needed_bytes
 
         return Ladder(ladder.steps[: count + 1 - max(1, largest(needs, limit))])
 
-    def with_largest(self, found: Help) -> Help:
+    def with_largest(self, found: TriedRemedy) -> TriedRemedy:
         """Return the remedy with the largest batch that fits."""
         changes = [self._changes[name] for name in found.parts]
         limit = self.fit.limit_bytes
         if limit is None or any(change.kind == "batch" for change in changes):
             return found
-        self.told(f"largest batch: {found.name}")
+        self.progress(f"largest batch: {found.name}")
         job = applied(self.job, changes)
         most = largest_batch(job, limit, self._allocator(changes), known={job.batch: found.needed_bytes})
         return replace(found, largest_batch=most)
 
     def _allocator(self, changes: Iterable[Change]) -> str:
-        return next((one.allocator for one in changes if one.allocator), self.fit.allocator)
+        return next((change.allocator for change in changes if change.allocator), self.fit.allocator)
 
     def _run(self, changes: Sequence[Change]) -> Fit | None:
         key = tuple(change.name for change in changes)
@@ -101,10 +104,10 @@ class Trials:
 
     def _try(self, name: str, changes: Sequence[Change]) -> Fit | None:
         if self._left <= 0 or time.process_time() > self._until:
-            self._why[name] = "no runs are left" if self._left <= 0 else "no time is left"
+            self._reasons[name] = "no runs are left" if self._left <= 0 else "no time is left"
             return None
         self._left -= 1
-        self.told(name)
+        self.progress(name)
         try:
             return estimate(
                 applied(self.job, changes),
@@ -113,10 +116,10 @@ class Trials:
                 largest=False,
             )
         except Exception as error:
-            self._why[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            self._reasons[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             return None
 
-    def _help(self, changes: Sequence[Change], made: Fit) -> Help:
+    def _remedy(self, changes: Sequence[Change], made: Fit) -> TriedRemedy:
         before, limit = self.fit, self.fit.limit_bytes
         allocator = self._allocator(changes)
         held = made.reserved_bytes.get(allocator)
@@ -124,7 +127,7 @@ class Trials:
             held = made.reserved_bytes[allocator] = reserved(made.trace, [allocator])[allocator]
         needed = held + sum(made.margin_bytes.values())
         shares = [change.recomputes for change in changes if change.recomputes is not None]
-        return Help(
+        return TriedRemedy(
             name=" + ".join(change.name for change in changes),
             saves_bytes=before.needed_bytes - needed,
             how="; ".join(change.how for change in changes),
@@ -142,12 +145,14 @@ class Trials:
             parts=tuple(change.name for change in changes),
         )
 
-    def _nothing(self, change: Change) -> Help:
+    def _without_saving(self, change: Change) -> TriedRemedy:
         """Return the zero saving of a change that does not affect the phase of the peak."""
-        return self._help([change], self.fit)
+        return self._remedy([change], self.fit)
 
 
-def cheapest_of(trials: Trials, alone: Sequence[tuple[Ladder, Help]]) -> tuple[Help | None, Help | None]:
+def cheapest_of(
+    trials: Trials, alone: Sequence[tuple[Ladder, TriedRemedy]]
+) -> tuple[TriedRemedy | None, TriedRemedy | None]:
     """Add changes by cost, cheapest first, while each saves, until the job fits; then drop unneeded changes.
 
     So no dearer change is taken while cheaper ones suffice, no change with a cost in the result can be left
@@ -162,24 +167,24 @@ def cheapest_of(trials: Trials, alone: Sequence[tuple[Ladder, Help]]) -> tuple[H
         training as it is.
     """
     chosen: dict[str, Ladder] = {}
-    best: Help | None = None
-    same: Help | None = None
+    best: TriedRemedy | None = None
+    same: TriedRemedy | None = None
     for ladder, own in sorted(alone, key=lambda pair: (pair[0].strongest.cost, -pair[1].saves_bytes)):
         step = ladder.strongest
         if step.cost is Cost.TRAINING:
             same = same or best
         if not _may_help(step, own, best):
             continue
-        tried = trials.tried([one.strongest for one in {**chosen, step.kind: ladder}.values()])
+        tried = trials.try_changes([change.strongest for change in {**chosen, step.kind: ladder}.values()])
         if tried is None or tried.saves_bytes <= (best.saves_bytes if best else 0):
             continue
         chosen[step.kind], best = ladder, tried
         if best.fits:
-            return _lightened(trials, list(chosen.values())), None
+            return _weakened(trials, list(chosen.values())), None
     return None, same or best
 
 
-def _may_help(step: Change, alone: Help, best: Help | None) -> bool:
+def _may_help(step: Change, alone: TriedRemedy, best: TriedRemedy | None) -> bool:
     """Return whether a run is worthwhile: a change useless alone may save once the peak has moved."""
     if best is None:
         return alone.saves_bytes > 0
@@ -188,31 +193,31 @@ def _may_help(step: Change, alone: Help, best: Help | None) -> bool:
     return alone.saves_bytes > 0 or best.peak_operation != alone.peak_operation
 
 
-def _lightened(trials: Trials, chosen: Sequence[Ladder]) -> Help | None:
+def _weakened(trials: Trials, chosen: Sequence[Ladder]) -> TriedRemedy | None:
     """Reduce changes that fit together to the needed ones, each as weak as possible."""
-    left = sorted(chosen, key=lambda one: -one.strongest.cost)
-    for ladder in [one for one in left if one.strongest.cost > Cost.NOTHING]:
+    left = sorted(chosen, key=lambda change: -change.strongest.cost)
+    for ladder in [change for change in left if change.strongest.cost > Cost.NOTHING]:
         _drop(trials, left, ladder)
     for at, ladder in enumerate(left):
-        others = [one.strongest for one in left if one is not ladder]
-        left[at] = trials.weakest(ladder, others)
-    for ladder in [one for one in left if one.strongest.cost == Cost.NOTHING]:
+        others = [change.strongest for change in left if change is not ladder]
+        left[at] = trials.weakest_that_fits(ladder, others)
+    for ladder in [change for change in left if change.strongest.cost == Cost.NOTHING]:
         _drop(trials, left, ladder)
-    return trials.tried([one.strongest for one in left])
+    return trials.try_changes([change.strongest for change in left])
 
 
 def _drop(trials: Trials, left: list[Ladder], ladder: Ladder) -> None:
     """Remove a change that the job does not need to fit."""
-    others = [one for one in left if one is not ladder]
-    if others and (tried := trials.tried([one.strongest for one in others])) is not None and tried.fits:
+    others = [change for change in left if change is not ladder]
+    if (
+        others
+        and (tried := trials.try_changes([change.strongest for change in others])) is not None
+        and tried.fits
+    ):
         left[:] = others
 
 
-#: Largest number of single changes tried with swapping, cheapest first, once all changes together suffice.
-_MOST_SWAPPED = 3
-
-
-def with_swapping(trials: Trials, alone: Sequence[tuple[Ladder, Help]]) -> Help | None:
+def combined_with_offload(trials: Trials, alone: Sequence[tuple[Ladder, TriedRemedy]]) -> TriedRemedy | None:
     """Return the cheapest single change that fits with swapping, or else all changes below swapping's cost.
 
     Each change is taken at full strength.
@@ -230,25 +235,25 @@ def with_swapping(trials: Trials, alone: Sequence[tuple[Ladder, Help]]) -> Help 
         ),
         key=lambda change: change.cost,
     )
-    if not useful or (best := _planned(trials, useful)) is None:
+    if not useful or (best := _plan_combination(trials, useful)) is None:
         return None
-    for change in useful[:_MOST_SWAPPED] if len(useful) > 1 else ():
-        if (found := _planned(trials, [change])) is not None:
+    for change in useful[: OPTIONS.offload_changes] if len(useful) > 1 else ():
+        if (found := _plan_combination(trials, [change])) is not None:
             return found
     return best
 
 
-def _planned(trials: Trials, changes: Sequence[Change]) -> Help | None:
+def _plan_combination(trials: Trials, changes: Sequence[Change]) -> TriedRemedy | None:
     """Combine changes with swapping; return None if the result does not fit or cannot be tried."""
-    made = trials.tried(changes)
+    made = trials.try_changes(changes)
     fit = trials.run_of(changes)
-    if made is None or fit is None or not trials.goes_on():
+    if made is None or fit is None or not trials.has_time():
         return None
-    trials.told(f"{made.name} + swapping")
-    found = swapping(applied(trials.job, changes), fit)
-    if found is None or not found.fits or found.asked is None:
+    trials.progress(f"{made.name} + swapping")
+    found = plan_offload(applied(trials.job, changes), fit)
+    if found is None or not found.fits or found.at_limit is None:
         return None
-    own, before = as_help(found, fit), trials.fit
+    own, before = offload_remedy(found, fit), trials.fit
     return replace(
         own,
         name=f"{made.name} + {own.name}",

@@ -13,7 +13,7 @@ from mempool.torch.estimate.largest_batch import NoLargestBatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mempool.torch.estimate.sources.loss_replay import Entry
+    from mempool.torch.estimate.sources.loss_replay import TapeEntry
 
 _VIEWS = frozenset(("view", "reshape"))
 #: Functions whose whole-number arguments are sizes.
@@ -30,7 +30,7 @@ _INDEXED = frozenset(("__getitem__", "__setitem__"))
 class UnknownSizeError(NoLargestBatchError):
     """Error for a number in a program's loss that is unknown for another batch."""
 
-    def __init__(self, entry: Entry, why: str) -> None:
+    def __init__(self, entry: TapeEntry, why: str) -> None:
         reason = " ".join(why.split())[:160]
         super().__init__(
             f"the loss is known for the program's own batch only: {entry.name} at {entry.line} ({reason}); "
@@ -57,7 +57,7 @@ class Rescaling:
                 self._same.add(old)
             self.differ = self.differ or old != new
 
-    def arguments(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def arguments(self, entry: TapeEntry, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the arguments of a call with the current sizes.
 
         Raises:
@@ -74,17 +74,17 @@ class Rescaling:
         )
         return made
 
-    def _number(self, entry: Entry, number: int) -> int:
+    def _number(self, entry: TapeEntry, number: int) -> int:
         if isinstance(number, bool) or number not in self._new:
             return number
         if number in self._same:
             raise UnknownSizeError(entry, f"{number} is the size of more than one dimension")
         return self._new[number]
 
-    def _view(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _view(self, entry: TapeEntry, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the arguments of a view, with a shape of the current number of elements."""
-        tensor, asked = args[0], kwargs.get("shape", args[1:])
-        shape = list(asked[0] if len(asked) == 1 and not isinstance(asked[0], int) else asked)
+        tensor, requested = args[0], kwargs.get("shape", args[1:])
+        shape = list(requested[0] if len(requested) == 1 and not isinstance(requested[0], int) else requested)
         if not all(isinstance(size, int) for size in shape):
             return args, kwargs  # a type
         for candidate in self._shapes(entry, shape, math.prod(entry.shapes[0]), tensor.numel()):
@@ -93,7 +93,7 @@ class Rescaling:
                 return (tensor, tuple(candidate)), {}
         raise UnknownSizeError(entry, f"{tuple(shape)} of {tuple(tensor.shape)}")
 
-    def _shapes(self, entry: Entry, shape: list[int], before: int, now: int) -> list[list[int]]:
+    def _shapes(self, entry: TapeEntry, shape: list[int], before: int, now: int) -> list[list[int]]:
         """Return candidate shapes: with known new sizes, or one dimension grown like the tensor."""
         if -1 in shape:
             return [[self._number(entry, size) for size in shape]]
@@ -103,7 +103,7 @@ class Rescaling:
                 grown.append([*shape[:at], size * now // before, *shape[at + 1 :]])
         return [[self._new.get(size, size) for size in shape], *grown]
 
-    def _index(self, entry: Entry, tensor: torch.Tensor, index: Any) -> Any:
+    def _index(self, entry: TapeEntry, tensor: torch.Tensor, index: Any) -> Any:
         """Return an index with rescaled slices; refuse an index that selects single samples."""
         before = entry.shapes[0]
         parts = index if isinstance(index, tuple) else (index,)
@@ -113,7 +113,7 @@ class Rescaling:
             made.append(self._part(entry, part, differs=differs))
         return tuple(made) if isinstance(index, tuple) else made[0]
 
-    def _part(self, entry: Entry, part: Any, *, differs: bool) -> Any:
+    def _part(self, entry: TapeEntry, part: Any, *, differs: bool) -> Any:
         if isinstance(part, range):
             return range(*(self._number(entry, end) for end in (part.start, part.stop, part.step)))
         if type(part) is int and differs and part not in (0, -1):

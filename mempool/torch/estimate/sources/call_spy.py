@@ -19,8 +19,19 @@ from torch.overrides import TorchFunctionMode
 from mempool.torch.estimate.inputs import batch_of
 from mempool.torch.estimate.model_outputs import cache_tensors
 from mempool.torch.estimate.sources.loss_replay import Tape, tensors_in
-from mempool.torch.estimate.sources.program_control import Trains, frames, place, stop_at_next_line, unsaved
-from mempool.torch.estimate.sources.program_inspection import AddsUp, adds_up, idle_models, made_again
+from mempool.torch.estimate.sources.program_control import (
+    FirstBackward,
+    frames,
+    place,
+    stop_at_next_line,
+    suppress_saves,
+)
+from mempool.torch.estimate.sources.program_inspection import (
+    Accumulation,
+    accumulation,
+    copy_optimizers,
+    unused_models,
+)
 from mempool.torch.estimate.sources.value_decisions import later_decisions
 
 if TYPE_CHECKING:
@@ -46,7 +57,7 @@ class Call:
 
 
 @dataclass
-class Seen:
+class CallRecord:
     """Record of a program's use of models.
 
     Attributes:
@@ -56,8 +67,8 @@ class Seen:
         trains: whether the program began a backward.
         passed_over: names of skipped functions that write tensors to files.
         swallowed: whether the program caught the stopping exception.
-        idle: classes and bytes of models that were alive at the backward without having been called.
-        adds_up: place where gradients of several batches add up before a step, if any.
+        unused: classes and bytes of models that were alive at the backward without having been called.
+        accumulation: place where gradients of several batches add up before a step, if any.
         decisions: files and lines that decided on the course of the program by an unknown value.
         later: likewise, for lines after the backward, which did not run.
         eager: calls of compilers that were skipped, with their lines.
@@ -72,8 +83,8 @@ class Seen:
     trains: bool = False
     passed_over: list[str] = field(default_factory=list)
     swallowed: bool = False
-    idle: list[tuple[str, int]] = field(default_factory=list)
-    adds_up: AddsUp | None = None
+    unused: list[tuple[str, int]] = field(default_factory=list)
+    accumulation: Accumulation | None = None
     decisions: list[str] = field(default_factory=list)
     later: list[str] = field(default_factory=list)
     eager: list[str] = field(default_factory=list)
@@ -93,17 +104,17 @@ class Seen:
             Trains: another thread calls a module that can be trained.
         """
         if threading.get_ident() != self._thread and _trained(module):
-            self._leave_it()
+            self._abort_in_thread()
         if self._depth == 0:
             self._held = any(ref() is not None for ref in self._outputs.get(id(module), ()))
         self._depth += 1
         if self._unrecorded or any(True for _ in module.parameters()):
             self._unrecorded += 1
 
-    def _leave_it(self) -> NoReturn:
+    def _abort_in_thread(self) -> NoReturn:
         """Stop the program because another thread trains, whose losses and backward are not recorded."""
         self.elsewhere = place()
-        raise Trains(lambda: None)
+        raise FirstBackward(lambda: None)
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Record a module's call when the module returns or fails."""
@@ -124,7 +135,7 @@ class Seen:
             self.clears_late = False
         if not trains:
             leaves = list(tensors_in(output))
-            self._outputs[id(module)] = [weakref.ref(one) for one in (*leaves, *cache_tensors(output))]
+            self._outputs[id(module)] = [weakref.ref(tensor) for tensor in (*leaves, *cache_tensors(output))]
             # detached tensors of the same storages, so that the program alone holds its own
             output = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in leaves]
         self.calls.pop(id(module), None)
@@ -142,17 +153,17 @@ class Seen:
         """Return names and new bytes of models and optimizers with parameters outside the called module."""
         known = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
         found: list[tuple[str, int]] = []
-        things = [
+        owners = [
             (type(call.module).__name__, list(call.module.parameters())) for call in self.calls.values()
         ]
-        things += [
+        owners += [
             (
                 f"what {type(made).__name__} trains beside it",
                 [p for g in made.param_groups for p in g["params"]],
             )
             for made in self.optimizers
         ]
-        for name, parameters in things:
+        for name, parameters in owners:
             new = {id(p): p for p in parameters if id(p) not in known}
             known |= set(new)
             if new:
@@ -195,25 +206,25 @@ class Seen:
             Trains: always.
         """
         if threading.get_ident() != self._thread:
-            self._leave_it()
+            self._abort_in_thread()
         if self.trains:  # the program holds on to the exception that stopped it
             self.swallow()
             stop_at_next_line(self.swallow)
         self.trains = True
-        there = frames()
-        self.tape.stop(losses, (value for frame in there for value in frame.f_locals.values()))
-        self.idle, self.adds_up = idle_models(self._known()), adds_up(there)
-        self.later = [line for line in later_decisions(there) if line not in self.decisions]
-        raise Trains(self.swallow)
+        stack = frames()
+        self.tape.stop(losses, (value for frame in stack for value in frame.f_locals.values()))
+        self.unused, self.accumulation = unused_models(self._known()), accumulation(stack)
+        self.later = [line for line in later_decisions(stack) if line not in self.decisions]
+        raise FirstBackward(self.swallow)
 
     def has_parameter(self, tensors: Any) -> bool:
         """Return whether a parameter of the called module is among tensors."""
-        mine = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
-        return any(id(tensor) in mine for tensor in tensors_in(tensors))
+        own_ids = set() if self.call is None else {id(p) for p in self.call.module.parameters()}
+        return any(id(tensor) in own_ids for tensor in tensors_in(tensors))
 
     def decide(self, line: str) -> None:
         """Record a line that decides by a value ("": none); in a library, the first line per caller."""
-        known = {one.partition(" (in ")[0] for one in self.decisions}
+        known = {line_.partition(" (in ")[0] for line_ in self.decisions}
         if line and line.partition(" (in ")[0] not in known:
             self.decisions.append(line)
 
@@ -233,11 +244,11 @@ class Seen:
 
     def optimizer(self) -> Callable[..., torch.optim.Optimizer] | None:
         """Return a function that makes the called module's optimizers again, with the same parameters."""
-        mine = self._optimizers()
-        if not mine:
+        own_optimizers = self._optimizers()
+        if not own_optimizers:
             return None
         assert self.call is not None
-        return made_again(mine, [p for p in self.call.module.parameters() if p.requires_grad])
+        return copy_optimizers(own_optimizers, [p for p in self.call.module.parameters() if p.requires_grad])
 
     def several(self) -> list[str]:
         """Return a note if several optimizers train the called module."""
@@ -257,28 +268,33 @@ class Seen:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Seen]:
-    """Record a program's actions in the block; the first backward ends the block with `Trains`."""
-    seen = Seen()
+def record_calls() -> Iterator[CallRecord]:
+    """Record a program's actions in the block; the first backward ends the block with `FirstBackward`."""
+    record = CallRecord()
     init, trace, fails = torch.optim.Optimizer.__init__, sys.gettrace(), threading.excepthook
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        seen.optimizers.append(self)
+        record.optimizers.append(self)
 
     hooks = [
-        modules.register_module_forward_pre_hook(seen.enter),
-        modules.register_module_forward_hook(seen.leave, with_kwargs=True, always_call=True),
-        register_optimizer_step_pre_hook(seen.step),
-        register_optimizer_step_post_hook(lambda *_: seen.backward()),
+        modules.register_module_forward_pre_hook(record.enter),
+        modules.register_module_forward_hook(record.leave, with_kwargs=True, always_call=True),
+        register_optimizer_step_pre_hook(record.step),
+        register_optimizer_step_post_hook(lambda *_: record.backward()),
     ]
     torch.optim.Optimizer.__init__ = made
-    threading.excepthook = lambda given: None if given.exc_type is Trains else fails(given)
+    threading.excepthook = lambda given: None if given.exc_type is FirstBackward else fails(given)
     try:
-        with unsaved(seen.passed_over.append), _own_functions(seen), _clearing(seen), _Functions(seen):
-            yield seen
+        with (
+            suppress_saves(record.passed_over.append),
+            _own_functions(record),
+            _clearing(record),
+            _Functions(record),
+        ):
+            yield record
     finally:
-        if seen.swallowed:
+        if record.swallowed:
             sys.settrace(trace)
         torch.optim.Optimizer.__init__ = init
         threading.excepthook = fails
@@ -288,43 +304,43 @@ def watched() -> Iterator[Seen]:
 
 
 @contextlib.contextmanager
-def _clearing(seen: Seen) -> Iterator[None]:
+def _clearing(record: CallRecord) -> Iterator[None]:
     """Record that an optimizer or a module clears gradients."""
     classes: tuple[Any, Any] = (torch.optim.Optimizer, nn.Module)
-    before = [one.zero_grad for one in classes]
+    before = [class_.zero_grad for class_ in classes]
 
     def watching(clear: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(clear)
         def cleared(self: Any, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - PyTorch's signature
-            seen.clear(set_to_none=set_to_none)
+            record.clear(set_to_none=set_to_none)
             clear(self, set_to_none)
 
         return cleared
 
-    for one, clear in zip(classes, before, strict=True):
-        one.zero_grad = watching(clear)
+    for class_, clear in zip(classes, before, strict=True):
+        class_.zero_grad = watching(clear)
     try:
         yield
     finally:
-        for one, clear in zip(classes, before, strict=True):
-            one.zero_grad = clear
+        for class_, clear in zip(classes, before, strict=True):
+            class_.zero_grad = clear
 
 
 class _Functions(TorchFunctionMode):
     """Function mode that records operations on tensors, and the backward."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, record: CallRecord) -> None:
         super().__init__()
-        self.seen = seen
+        self.record = record
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "backward":
-            self.seen.backward(args[0])
-        return self.seen.record(func, args, kwargs or {})
+            self.record.backward(args[0])
+        return self.record.record(func, args, kwargs or {})
 
 
 @contextlib.contextmanager
-def _own_functions(seen: Seen) -> Iterator[None]:
+def _own_functions(record: CallRecord) -> Iterator[None]:
     """Record the functions of `torch.autograd` that PyTorch hands to no mode."""
     apply, backward, grad = (
         vars(torch.autograd.Function)["apply"],
@@ -337,15 +353,15 @@ def _own_functions(seen: Seen) -> Iterator[None]:
             return apply.__func__(kind, *args, **kwargs)
 
         call.__name__ = kind.__name__
-        return seen.record(call, args, kwargs)
+        return record.record(call, args, kwargs)
 
     def went_backward(tensors: Any, *_: Any, **__: Any) -> None:
-        seen.backward(tensors)
+        record.backward(tensors)
 
     def gradients(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs.get("create_graph") and seen.has_parameter(inputs):
-            seen.backward(outputs)
-        return seen.record(grad, (outputs, inputs, *args), kwargs)
+        if not kwargs.get("create_graph") and record.has_parameter(inputs):
+            record.backward(outputs)
+        return record.record(grad, (outputs, inputs, *args), kwargs)
 
     autograd: Any = torch.autograd
     autograd.Function.apply, autograd.backward, autograd.grad = classmethod(applied), went_backward, gradients

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
 from mempool.torch.estimate.inputs import resizable
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.sources.batch_rescaling import Rescaling, UnknownSizeError
 from mempool.torch.estimate.sources.program_control import place
 
@@ -23,12 +24,10 @@ if TYPE_CHECKING:
 
 #: Names of functions that change an argument and return nothing.
 _SETTERS = frozenset(("__setitem__", "__set__"))
-#: Largest container among the variables whose parts are searched; a larger one is a data set.
-_MOST_PARTS = 100
 
 
 @dataclass(frozen=True)
-class Entry:
+class TapeEntry:
     """An operation as called.
 
     Attributes:
@@ -72,7 +71,7 @@ class Tape:
     """
 
     running: bool = False
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[TapeEntry] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
     held: frozenset[int] = frozenset()
 
@@ -97,7 +96,7 @@ class Tape:
         result = function(*args, **kwargs)
         if getattr(function, "__name__", "") in _SETTERS or next(tensors_in(result), None) is not None:
             gradients = torch.is_grad_enabled()
-            made = Entry(function, tuple(args), kwargs, result, shapes, gradients, autocast, place())
+            made = TapeEntry(function, tuple(args), kwargs, result, shapes, gradients, autocast, place())
             self.entries.append(made)
         return result
 
@@ -111,12 +110,12 @@ def tensors_in(given: Any) -> Iterator[Tensor]:
 
 def _parts(variable: Any) -> Any:
     """Return the parts of a small container, a tensor unchanged, and None for other values."""
-    if isinstance(variable, (list, tuple, dict)) and len(variable) <= _MOST_PARTS:
+    if isinstance(variable, (list, tuple, dict)) and len(variable) <= OPTIONS.variable_parts:
         return list(variable.values()) if isinstance(variable, dict) else list(variable)
     return variable if isinstance(variable, torch.Tensor) else None
 
 
-class UntakenLossError(Exception):
+class UnreplayableLossError(Exception):
     """Error for a program's loss that cannot be recomputed; the text continues "its loss"."""
 
 
@@ -139,7 +138,7 @@ class _Step:
         cast: lower precision to run in, or ``False`` for that of the model's call.
     """
 
-    entry: Entry
+    entry: TapeEntry
     args: Any
     kwargs: Any
     results: tuple[int, ...]
@@ -147,7 +146,7 @@ class _Step:
     cast: Any
 
 
-class TapedLoss:
+class ReplayedLoss:
     """A program's loss as a function of a model's output, and of tensors made before.
 
     Args:
@@ -173,7 +172,7 @@ class TapedLoss:
         drafts = [(entry, *slots.given(entry), slots.results(entry)) for entry in kept]
         self._loss_slots = [slots.of(loss) for loss in self._losses]
         if not any(id(loss) in derived for loss in self._losses):
-            raise UntakenLossError("does not depend on the output of the model that is tried")
+            raise UnreplayableLossError("does not depend on the output of the model that is tried")
         self._externals, self._parameters = slots.externals, slots.parameters
         self._firsts = {shape[0] for entry in kept for shape in _shapes(entry.result) if shape}
         self._held = {slots.of(leaf) for entry in kept for leaf in tensors_in(entry.result)
@@ -276,27 +275,27 @@ class TapedLoss:
         try:
             loss = self(mine, self.labels(self._batch or 1))
         except Exception as error:
-            raise UntakenLossError(f"cannot be computed again: {error}") from error
+            raise UnreplayableLossError(f"cannot be computed again: {error}") from error
         finally:
             self._variables = {}
         if not _reaches(loss, [leaf.grad_fn for leaf in mine if leaf.requires_grad]):
-            raise UntakenLossError("depends on the output by values only: no gradient goes back to it")
+            raise UnreplayableLossError("depends on the output by values only: no gradient goes back to it")
 
 
-def taped_loss(
+def replayed_loss(
     tape: Tape,
     model: nn.Module,
     output: Any,
     batch: int | None,
     autocast: torch.dtype | None,
     make: Callable[[], nn.Module],
-) -> TapedLoss:
+) -> ReplayedLoss:
     """Return the loss of a tape, after one trial computation.
 
     Raises:
         UntakenLossError: the tape has no loss, or the loss cannot be recomputed.
     """
-    taped = TapedLoss(tape, model, output, batch, autocast)
+    taped = ReplayedLoss(tape, model, output, batch, autocast)
     taped.making(make)()
     taped.check(output)
     return taped
@@ -338,16 +337,16 @@ class _Slots:
         """Raise UntakenLossError for a tensor computed from the output by operations on no tape."""
         if _reaches(tensor, self._nodes):
             kind = str(tensor.grad_fn and tensor.grad_fn.name())
-            raise UntakenLossError(f"goes through {kind}, which is not recorded")
+            raise UnreplayableLossError(f"goes through {kind}, which is not recorded")
 
-    def given(self, entry: Entry) -> tuple[Any, Any]:
+    def given(self, entry: TapeEntry) -> tuple[Any, Any]:
         """Return the arguments of an entry with slots instead of tensors."""
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda tensor: _Slot(self.of(tensor)), (entry.args, entry.kwargs)
         )
         return args, kwargs
 
-    def results(self, entry: Entry) -> tuple[int, ...]:
+    def results(self, entry: TapeEntry) -> tuple[int, ...]:
         """Return the slots of an entry's results."""
         found = []
         for leaf in tensors_in(entry.result):
@@ -376,10 +375,10 @@ def _losses(tape: Tape) -> list[Tensor]:
         for leaf in tensors_in(entry.result):
             if leaf.dim() == 0 and leaf.requires_grad:
                 return [leaf]
-    raise UntakenLossError("was not seen: no backward and no number with a gradient came of the output")
+    raise UnreplayableLossError("was not seen: no backward and no number with a gradient came of the output")
 
 
-def _kept(tape: Tape, losses: Sequence[Tensor], output: Any) -> tuple[list[Entry], set[int]]:
+def _kept(tape: Tape, losses: Sequence[Tensor], output: Any) -> tuple[list[TapeEntry], set[int]]:
     """Return the entries that feed the loss or depend on the output, and the output's derived tensors."""
     needed = {id(loss) for loss in losses}
     derived = {id(leaf) for leaf in outputs_of(output)}
@@ -398,7 +397,7 @@ def _kept(tape: Tape, losses: Sequence[Tensor], output: Any) -> tuple[list[Entry
     return kept[::-1], derived
 
 
-def _makes_labels(entry: Entry, entries: Sequence[Entry]) -> bool:
+def _makes_labels(entry: TapeEntry, entries: Sequence[TapeEntry]) -> bool:
     """Return whether an entry makes whole numbers from no tensor, which stand for labels of the data."""
     result = entry.result
     if not isinstance(result, torch.Tensor) or result.is_floating_point() or result.dtype is torch.bool:
@@ -410,7 +409,7 @@ def _makes_labels(entry: Entry, entries: Sequence[Entry]) -> bool:
 
 
 def _steps(
-    drafts: Sequence[tuple[Entry, Any, Any, tuple[int, ...]]], held: set[int], autocast: Any
+    drafts: Sequence[tuple[TapeEntry, Any, Any, tuple[int, ...]]], held: set[int], autocast: Any
 ) -> list[_Step]:
     """Return the steps in order, each with the slots that die after the step."""
     read: set[int] = set()

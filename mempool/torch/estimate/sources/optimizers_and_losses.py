@@ -18,7 +18,7 @@ from mempool.torch.model_spec import parse_name, parse_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from mempool.torch.model_spec import Named
+    from mempool.torch.model_spec import ModelSpec
 
 #: Optimizers of `torch.optim` that step without a closure and take any parameter, by lower-case class name.
 OPTIMIZERS = {
@@ -34,21 +34,21 @@ OPTIMIZERS = {
 _EIGHT_BIT = {name.lower(): made for name, made in STAND_INS.items() if name.endswith("bit")}
 
 
-def optimizer_of(named: Named) -> Callable[..., torch.optim.Optimizer]:
+def optimizer_of(spec: ModelSpec) -> Callable[..., torch.optim.Optimizer]:
     """Return a function that makes the optimizer of a name: ``adamw``, ``sgd+momentum``, ``module:function``.
 
     Raises:
         UsageError: the name is unknown.
     """
-    arguments = dict(named.arguments)
-    if named.kind:
-        made = _of_file(named)
+    arguments = dict(spec.arguments)
+    if spec.kind:
+        made = _function_of_module(spec)
     else:
-        name, _, more = named.name.lower().partition("+")
+        name, _, more = spec.name.lower().partition("+")
         eight = _EIGHT_BIT.get(re.sub("bnb|[-_]", "", name))
         if (name not in OPTIMIZERS and eight is None) or more not in ("", "momentum"):
             known = [*OPTIMIZERS, "sgd+momentum", *_EIGHT_BIT]
-            raise UsageError(_unknown("optimizer", named.name, known))
+            raise UsageError(_unknown("optimizer", spec.name, known))
         made = eight or getattr(torch.optim, OPTIMIZERS[name])
         if more:
             arguments.setdefault("momentum", 0.9)
@@ -57,27 +57,27 @@ def optimizer_of(named: Named) -> Callable[..., torch.optim.Optimizer]:
         try:
             found: torch.optim.Optimizer = made(parameters, **arguments)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{named}: {error}") from None
+            raise UsageError(f"{spec}: {error}") from None
         return found
 
     return optimizer
 
 
-def loss_of_name(named: Named) -> Callable[[Any], torch.Tensor]:
+def loss_of_name(spec: ModelSpec) -> Callable[[Any], torch.Tensor]:
     """Return a loss, a function of the output, by name: ``cross-entropy``, ``module:function``.
 
     Raises:
         UsageError: the name is unknown.
     """
-    if named.kind:
-        made: Callable[[Any], torch.Tensor] = _of_file(named)
+    if spec.kind:
+        made: Callable[[Any], torch.Tensor] = _function_of_module(spec)
         return made
-    if (found := LOSSES.get(named.name.lower().replace("_", "-"))) is None or named.arguments:
-        raise UsageError(_unknown("loss", named.name, list(LOSSES)))
+    if (found := LOSSES.get(spec.name.lower().replace("_", "-"))) is None or spec.arguments:
+        raise UsageError(_unknown("loss", spec.name, list(LOSSES)))
     return lambda output: found(_tensor(output))
 
 
-def resolved(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_names(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes of a `Job` with names replaced by the losses, optimizers and types they stand for.
 
     Names are those of the command line: "cross-entropy", "sgd+momentum", "bf16". A loss by name makes the
@@ -97,17 +97,17 @@ def resolved(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _of_file(named: Named) -> Any:
-    module = (load_script if named.kind == "script" else load_module)(named.where).module
-    if not named.name or not callable(found := getattr(module, named.name, None)):
-        raise UsageError(f"{named.where} has no function {named.name!r}")
+def _function_of_module(spec: ModelSpec) -> Any:
+    module = (load_script if spec.kind == "script" else load_module)(spec.where).module
+    if not spec.name or not callable(found := getattr(module, spec.name, None)):
+        raise UsageError(f"{spec.where} has no function {spec.name!r}")
     return found
 
 
-def _unknown(what: str, name: str, known: list[str]) -> str:
+def _unknown(noun: str, name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}"
-    return f"no {what} {name!r}; {hint} One of your own: module:function"
+    return f"no {noun} {name!r}; {hint} One of your own: module:function"
 
 
 def _tensor(output: Any) -> torch.Tensor:

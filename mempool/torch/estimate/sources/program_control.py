@@ -26,33 +26,33 @@ _HERE = str(Path(__file__).parent)
 _OTHERS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), str(contextlib.__file__), "<")
 
 
-class Trains(BaseException):
+class FirstBackward(BaseException):
     """Signal of a program's first backward; not an Exception, so that few programs catch this signal.
 
     If the program catches and drops this one nevertheless, the next line of the program raises another,
     outside of the `try` that caught the first: a loop around a bare `except:` comes to an end.
     """
 
-    def __init__(self, told: Callable[[], object]) -> None:
+    def __init__(self, on_stop: Callable[[], object]) -> None:
         super().__init__()
-        self._told = told
+        self._on_stop = on_stop
 
     def __del__(self) -> None:
         """Raise again at the next line, unless the program has ended and no frame is left."""
-        if there := frames():
-            self._told()
-            stop_at_next_line(self._told, there)
+        if stack := frames():
+            self._on_stop()
+            stop_at_next_line(self._on_stop, stack)
 
 
-def stop_at_next_line(told: Callable[[], object], there: list[FrameType] | None = None) -> None:
-    """Raise `Trains` at the next line of the program. Sets the trace function of this thread."""
+def stop_at_next_line(on_stop: Callable[[], object], stack: list[FrameType] | None = None) -> None:
+    """Raise `FirstBackward` at the next line of the program. Sets the trace function of this thread."""
 
     def line(_frame: Any, event: str, _argument: Any) -> Any:
         if event == "line":
-            raise Trains(told)  # Python forgets the trace function hereby
+            raise FirstBackward(on_stop)  # Python forgets the trace function hereby
         return line
 
-    for frame in frames() if there is None else there:
+    for frame in frames() if stack is None else stack:
         frame.f_trace = line
     sys.settrace(lambda *_: None)
 
@@ -74,8 +74,8 @@ def frames() -> list[FrameType]:
 
 def place() -> str:
     """Return file and line of this thread's innermost frame outside PyTorch and this package."""
-    there = (frame for frame in _stack() if not frame.f_code.co_filename.startswith(_OTHERS))
-    return next((f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in there), "")
+    stack = (frame for frame in _stack() if not frame.f_code.co_filename.startswith(_OTHERS))
+    return next((f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in stack), "")
 
 
 def validates_distribution() -> bool:
@@ -101,11 +101,11 @@ _SAVERS = {
 
 
 @contextlib.contextmanager
-def unsaved(told: Callable[[str], object]) -> Iterator[None]:
+def suppress_saves(on_skip: Callable[[str], object]) -> Iterator[None]:
     """Leave files alone in the block: most savers open, and so empty, a file before reading the tensor.
 
     Args:
-        told: called with the name of each saver that is skipped.
+        on_skip: called with the name of each saver that is skipped.
     """
     with contextlib.ExitStack() as stack:
         for where, names in _SAVERS.items():
@@ -115,18 +115,18 @@ def unsaved(told: Callable[[str], object]) -> Iterator[None]:
             for name in names:
                 before = getattr(module, name)
                 stack.callback(setattr, module, name, before)
-                setattr(module, name, _instead(before, f"{where}.{name}", told))
+                setattr(module, name, _instead(before, f"{where}.{name}", on_skip))
         yield
 
 
-def _instead(save: Callable[..., Any], name: str, told: Callable[[str], object]) -> Callable[..., Any]:
+def _instead(save: Callable[..., Any], name: str, on_skip: Callable[[str], object]) -> Callable[..., Any]:
     real = name.startswith("numpy.")
 
     @functools.wraps(save)
     def passed_over(*args: Any, **kwargs: Any) -> Any:
         if real and not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
             return save(*args, **kwargs)
-        told(name)
+        on_skip(name)
         return None
 
     return passed_over
@@ -136,16 +136,16 @@ _TORCHSCRIPT = ("script", "trace", "trace_module", "freeze", "optimize_for_infer
 
 
 @contextlib.contextmanager
-def uncompiled(told: Callable[[str], object]) -> Iterator[None]:
+def disable_compilers(on_skip: Callable[[str], object]) -> Iterator[None]:
     """Disable compilation in the block.
 
     Args:
-        told: called with each `torch.compile` that is skipped, and its line; not for compilations that
+        on_skip: called with each `torch.compile` that is skipped, and its line; not for compilations that
             libraries make for themselves.
     """
     instead: list[tuple[Any, str, Callable[..., Any]]] = [
-        (torch, "compile", _noting(told, "torch.compile", _eager)),
-        (nn.Module, "compile", _noting(told, "Module.compile", lambda *_, **__: None)),
+        (torch, "compile", _noting(on_skip, "torch.compile", _eager)),
+        (nn.Module, "compile", _noting(on_skip, "Module.compile", lambda *_, **__: None)),
         *((torch.jit, name, _eager) for name in _TORCHSCRIPT),
     ]
     with contextlib.ExitStack() as stack:
@@ -155,13 +155,15 @@ def uncompiled(told: Callable[[str], object]) -> Iterator[None]:
         yield
 
 
-def _noting(told: Callable[[str], object], called: str, instead: Callable[..., Any]) -> Callable[..., Any]:
+def _noting(on_skip: Callable[[str], object], called: str, instead: Callable[..., Any]) -> Callable[..., Any]:
     def passed_over(*args: Any, **kwargs: Any) -> Any:
-        mine = [one for one in frames() if not any(part in one.f_code.co_filename for part in INSTALLED)]
-        module = any(isinstance(given, nn.Module) for given in (*args, *kwargs.values()))
-        if module or place().startswith(tuple(one.f_code.co_filename for one in mine[:1])):
-            where = f"{mine[0].f_code.co_filename}:{mine[0].f_lineno}" if mine else place()
-            told(f"{called} at {where}")
+        own_frames = [
+            frame for frame in frames() if not any(part in frame.f_code.co_filename for part in INSTALLED)
+        ]
+        module = any(isinstance(argument, nn.Module) for argument in (*args, *kwargs.values()))
+        if module or place().startswith(tuple(frame.f_code.co_filename for frame in own_frames[:1])):
+            where = f"{own_frames[0].f_code.co_filename}:{own_frames[0].f_lineno}" if own_frames else place()
+            on_skip(f"{called} at {where}")
         return instead(*args, **kwargs)
 
     return passed_over

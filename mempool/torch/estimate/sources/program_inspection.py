@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-class Together(torch.optim.Optimizer):
+class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers as one, each with separate parameters and state, stepped in turn."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
@@ -45,7 +45,7 @@ class Together(torch.optim.Optimizer):
             part.step()
 
 
-def made_again(
+def copy_optimizers(
     optimizers: Sequence[torch.optim.Optimizer], parameters: Iterable[nn.Parameter]
 ) -> Callable[..., torch.optim.Optimizer]:
     """Return a function that makes the same optimizers for other parameters, combined into one.
@@ -60,17 +60,17 @@ def made_again(
     """
     at = {id(parameter): place for place, parameter in enumerate(parameters)}
     count = len(at)
-    planned = [(one, groups) for one in optimizers if (groups := _taken(one, at))][::-1]
+    copies = [(optimizer_, groups) for optimizer_ in optimizers if (groups := _taken(optimizer_, at))][::-1]
 
     def made(parameters: Any) -> torch.optim.Optimizer:
         given: list[Any] = list(parameters)
-        if len(given) != count or not planned:
+        if len(given) != count or not copies:
             return _like(optimizers[0], given)
         parts = [
-            _like(one, [{**own, "params": [given[k] for k in places]} for own, places in groups])
-            for one, groups in planned
+            _like(optimizer_, [{**own, "params": [given[k] for k in places]} for own, places in groups])
+            for optimizer_, groups in copies
         ]
-        return parts[0] if len(parts) == 1 else Together(parts)
+        return parts[0] if len(parts) == 1 else CombinedOptimizer(parts)
 
     return made
 
@@ -101,7 +101,7 @@ def _like(optimizer: torch.optim.Optimizer, given: Any) -> torch.optim.Optimizer
 
 
 @dataclass(frozen=True)
-class AddsUp:
+class Accumulation:
     """A program's accumulation: the file and line, or the library, and the number of batches per step."""
 
     where: str
@@ -129,7 +129,7 @@ _LIBRARIES = {
 }
 
 
-def adds_up(frames: Iterable[FrameType]) -> AddsUp | None:
+def accumulation(frames: Iterable[FrameType]) -> Accumulation | None:
     """Find a library's setting, or ``if step % batches == 0:`` with a ``zero_grad()`` inside.
 
     Args:
@@ -143,7 +143,7 @@ def adds_up(frames: Iterable[FrameType]) -> AddsUp | None:
     return _of_library(frames) or _of_lines(frames)
 
 
-def _of_library(frames: Iterable[FrameType]) -> AddsUp | None:
+def _of_library(frames: Iterable[FrameType]) -> Accumulation | None:
     """Return the setting of a library's trainer among the variables."""
     for frame in frames:
         for value in list(frame.f_locals.values()):
@@ -151,11 +151,13 @@ def _of_library(frames: Iterable[FrameType]) -> AddsUp | None:
                 known = _LIBRARIES.get((kind.__module__.partition(".")[0], kind.__name__))
                 batches = known and known(value)
                 if isinstance(batches, int) and batches > 1:
-                    return AddsUp(f"the {kind.__name__} of {kind.__module__.partition('.')[0]}", batches)
+                    return Accumulation(
+                        f"the {kind.__name__} of {kind.__module__.partition('.')[0]}", batches
+                    )
     return None
 
 
-def _of_lines(frames: Iterable[FrameType]) -> AddsUp | None:
+def _of_lines(frames: Iterable[FrameType]) -> Accumulation | None:
     """Return the accumulation that the source around the backward states."""
     for frame in frames:
         for test in _tests(frame):
@@ -163,7 +165,7 @@ def _of_lines(frames: Iterable[FrameType]) -> AddsUp | None:
                 if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
                     batches = _value(node.right, frame)
                     if isinstance(batches, int) and batches > 1:
-                        return AddsUp(f"{frame.f_code.co_filename}:{test.lineno}", batches)
+                        return Accumulation(f"{frame.f_code.co_filename}:{test.lineno}", batches)
     return None
 
 
@@ -203,7 +205,7 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
     return None
 
 
-def idle_models(known: Iterable[torch.Tensor]) -> list[tuple[str, int]]:
+def unused_models(known: Iterable[torch.Tensor]) -> list[tuple[str, int]]:
     """Return classes and bytes of live fake models with uncounted parameters, outermost modules only.
 
     Args:
@@ -211,7 +213,7 @@ def idle_models(known: Iterable[torch.Tensor]) -> list[tuple[str, int]]:
     """
     gc.collect()  # remove unused models, which a real run frees sooner or later
     mode, counted = active_fake_mode(), {id(tensor) for tensor in known}
-    alive = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    alive = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
     inner = {id(child) for module in alive for child in module.children()}
     found = []
     for module in alive:

@@ -20,15 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from mempool.errors import UsageError
-from mempool.torch.estimate.device.emulation import as_on, cuda_is_here, device_around
+from mempool.torch.estimate.device.emulation import accept_cuda_names, emulate_device, emulated_device
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import fake_mode
-from mempool.torch.estimate.sources.call_spy import Seen, watched
+from mempool.torch.estimate.options import OPTIONS
+from mempool.torch.estimate.sources.call_spy import CallRecord, record_calls
 from mempool.torch.estimate.sources.program_control import (
-    Trains,
+    FirstBackward,
+    disable_compilers,
     frames,
-    uncompiled,
-    unsaved,
+    suppress_saves,
     validates_distribution,
 )
 from mempool.torch.estimate.sources.value_decisions import FiniteNumbers, decision, true_if_finite
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _VALUES = ("DataDependent", "DynamicOutputShape", "FakeTensor", "for tensor subclasses", "meta tensor")
-#: Largest numbers of reads of a value at one line, above the steps or samples that a program reads before
-#: training. A loop that only another answer ends reads without limit; numbers are also read from each sample
-#: of a large data set.
-_CONDITIONS, _NUMBERS = 10_000, 100_000
 #: Answers to a program that reads values.
 GUESSES = "conditions are taken to be true, and numbers zero"
 _GUARD = 'put what runs behind `if __name__ == "__main__":` or name a function, '
@@ -56,7 +53,7 @@ class Loaded:
     """An imported module, and the record of its actions during the import."""
 
     module: ModuleType
-    seen: Seen
+    record: CallRecord
 
 
 def load_script(path: str, arguments: Sequence[str] = (), *, main: bool = False) -> Loaded:
@@ -80,16 +77,16 @@ def load_script(path: str, arguments: Sequence[str] = (), *, main: bool = False)
     module.__file__ = path
     sys.path.insert(0, str(Path(path).resolve().parent))
     with (
-        unreal(),
-        watched() as seen,
-        _started(path, arguments, module, seen),
-        _Values(seen),
+        fake_execution(),
+        record_calls() as record,
+        _program_environment(path, arguments, module, record),
+        _ValueReads(record),
         FiniteNumbers(),
-        _told(path, seen, main=main),
-        _in_one_thread(path, seen, main=main),
+        _explain_failures(path, record, main=main),
+        _in_one_thread(path, record, main=main),
     ):
         exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102 - intended
-    return Loaded(module, seen)
+    return Loaded(module, record)
 
 
 def _keep_source(path: str, source: bytes) -> None:
@@ -110,20 +107,24 @@ def load_module(name: str) -> Loaded:
     """
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    with watched() as seen, _told(name, seen, main=False), _in_one_thread(name, seen, main=False):
+    with (
+        record_calls() as record,
+        _explain_failures(name, record, main=False),
+        _in_one_thread(name, record, main=False),
+    ):
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise
             raise UsageError(f"no module {error.name!r} in {Path.cwd()} or among what is installed") from None
-    if seen.trains:
+    if record.trains:
         raise BrokenScriptError(f"{name} trains when it is imported: {_GUARD}{name}:function")
-    return Loaded(module, seen)
+    return Loaded(module, record)
 
 
 @contextlib.contextmanager
-def unreal(device: str | None = None) -> Iterator[None]:
+def fake_execution(device: str | None = None) -> Iterator[None]:
     """Run the block on fake tensors: nothing is written to files, and printed text goes to stderr.
 
     Args:
@@ -133,19 +134,19 @@ def unreal(device: str | None = None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(isolated())
         stack.enter_context(fake_mode())
-        stack.enter_context(as_on(device or device_around() or "cuda"))
-        stack.enter_context(cuda_is_here())
-        stack.enter_context(unsaved(lambda _: None))
+        stack.enter_context(emulate_device(device or emulated_device() or "cuda"))
+        stack.enter_context(accept_cuda_names())
+        stack.enter_context(suppress_saves(lambda _: None))
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         yield
 
 
 @contextlib.contextmanager
-def _told(name: str, seen: Seen, *, main: bool) -> Iterator[None]:
-    """Convert an exception that ends a script to a one-line error; `Trains` is the expected end."""
+def _explain_failures(name: str, record: CallRecord, *, main: bool) -> Iterator[None]:
+    """Convert an exception that ends a script to a one-line error; `FirstBackward` is the expected end."""
     try:
         yield
-    except Trains:
+    except FirstBackward:
         return
     except UsageError:
         raise
@@ -155,43 +156,49 @@ def _told(name: str, seen: Seen, *, main: bool) -> Iterator[None]:
             if main
             else f"{_GUARD}{name}:function"
         )
-        hint = _behind(seen) or hint
+        hint = _decision_hint(record) or hint
         raise BrokenScriptError(f"{_place(name, error)} ends itself{_code(error)}: {hint}") from None
-    except _AsksOn as error:
-        asked = f"{error} again, as in a loop that another answer would end"
+    except _EndlessReads as error:
+        repeated = f"{error} again, as in a loop that another answer would end"
         hint = _without_values(name, main=main)
-        raise BrokenScriptError(f"{_place(name, error)}: {asked}{hint}") from None
+        raise BrokenScriptError(f"{_place(name, error)}: {repeated}{hint}") from None
     except SyntaxError as error:
         raise BrokenScriptError(f"{error.filename or name}:{error.lineno}: {error.msg}") from None
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        hint = _without_values(name, main=main) if any(sign in text for sign in _VALUES) else _behind(seen)
+        hint = (
+            _without_values(name, main=main)
+            if any(sign in text for sign in _VALUES)
+            else _decision_hint(record)
+        )
         raise BrokenScriptError(f"{_place(name, error)}: {text}{hint}") from error
 
 
 @contextlib.contextmanager
-def _in_one_thread(name: str, seen: Seen, *, main: bool) -> Iterator[None]:
+def _in_one_thread(name: str, record: CallRecord, *, main: bool) -> Iterator[None]:
     """Refuse a program that trains in another thread, whatever the program does without that thread."""
     try:
         yield
-    except (Exception, SystemExit, Trains):
-        if not seen.elsewhere:
+    except (Exception, SystemExit, FirstBackward):
+        if not record.elsewhere:
             raise
-    if seen.elsewhere:
-        what = "it trains in another thread, where it is not seen"
-        raise BrokenScriptError(f"{seen.elsewhere}: {what}: {_instead(name, main=main)}")
+    if record.elsewhere:
+        reason = "it trains in another thread, where it is not seen"
+        raise BrokenScriptError(f"{record.elsewhere}: {reason}: {_function_hint(name, main=main)}")
 
 
 def _without_values(name: str, *, main: bool) -> str:
-    return f"; tensors have no values here: {_instead(name, main=main)}"
+    return f"; tensors have no values here: {_function_hint(name, main=main)}"
 
 
-def _behind(seen: Seen) -> str:
+def _decision_hint(record: CallRecord) -> str:
     """Return a hint to the last decision by a value, which may have led to the failure."""
-    return f" (behind {seen.decisions[-1]}, which decides by a value: {GUESSES})" if seen.decisions else ""
+    return (
+        f" (behind {record.decisions[-1]}, which decides by a value: {GUESSES})" if record.decisions else ""
+    )
 
 
-def _instead(name: str, *, main: bool) -> str:
+def _function_hint(name: str, *, main: bool) -> str:
     return f"{'name a function, ' if main else _GUARD}{name}:function"
 
 
@@ -216,7 +223,9 @@ def _code(error: SystemExit) -> str:
 
 
 @contextlib.contextmanager
-def _started(path: str, arguments: Sequence[str], module: ModuleType, seen: Seen) -> Iterator[None]:
+def _program_environment(
+    path: str, arguments: Sequence[str], module: ModuleType, record: CallRecord
+) -> Iterator[None]:
     """Set up a program's environment: arguments, empty stdin, one process, no compilers."""
     loader: Any = torch.utils.data.DataLoader
     stdin, argv, iterator = sys.stdin, sys.argv, loader._get_iterator
@@ -225,7 +234,7 @@ def _started(path: str, arguments: Sequence[str], module: ModuleType, seen: Seen
     sys.argv = [path, *arguments]
     loader._get_iterator = _in_this_process
     try:
-        with open(os.devnull) as sys.stdin, uncompiled(seen.leave_eager):  # noqa: PTH123
+        with open(os.devnull) as sys.stdin, disable_compilers(record.leave_eager):  # noqa: PTH123
             yield
     finally:
         sys.stdin, sys.argv, loader._get_iterator = stdin, argv, iterator
@@ -240,7 +249,7 @@ def _in_this_process(loader: Any) -> Any:
         return _Batches(loader)
 
 
-class _Values(TorchDispatchMode):
+class _ValueReads(TorchDispatchMode):
     """Dispatch mode that answers a script's reads: zero for floating values, True for conditions.
 
     Conditions on NaN and infinity get the answer for finite numbers; if another answer decides on the course
@@ -249,37 +258,37 @@ class _Values(TorchDispatchMode):
     reads without end is refused, too: the loop may wait for an answer that never comes.
     """
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, record: CallRecord) -> None:
         super().__init__()
-        self._seen = seen
-        self._asked: Counter[tuple[str, int, bool]] = Counter()
+        self._seen = record
+        self._reads: Counter[tuple[str, int, bool]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].constant is None:
-            kind = args[0].dtype
+            dtype = args[0].dtype
             if (truth := true_if_finite(args[0])) is not None:
                 return truth
-            if kind is torch.bool or kind.is_floating_point:
-                self._count(condition=kind is torch.bool)
-                return True if kind is torch.bool else 0.0
+            if dtype is torch.bool or dtype.is_floating_point:
+                self._count(condition=dtype is torch.bool)
+                return True if dtype is torch.bool else 0.0
         return func(*args, **(kwargs or {}))
 
     def _count(self, *, condition: bool) -> None:
-        there = frames()
-        for frame in there[:1]:
+        stack = frames()
+        for frame in stack[:1]:
             line = frame.f_code.co_filename, frame.f_lineno, condition
-            if line not in self._asked and not validates_distribution():
-                self._seen.decide(decision(there))
-            self._asked[line] += 1
-            if self._asked[line] > (_CONDITIONS if condition else _NUMBERS):
-                raise _AsksOn(
-                    f"a condition that was true {_CONDITIONS:,} times is asked"
+            if line not in self._reads and not validates_distribution():
+                self._seen.decide(decision(stack))
+            self._reads[line] += 1
+            if self._reads[line] > (OPTIONS.condition_reads if condition else OPTIONS.number_reads):
+                raise _EndlessReads(
+                    f"a condition that was true {OPTIONS.condition_reads:,} times is asked"
                     if condition
-                    else f"a number that was zero {_NUMBERS:,} times is read"
+                    else f"a number that was zero {OPTIONS.number_reads:,} times is read"
                 )
 
 
-class _AsksOn(BaseException):
+class _EndlessReads(BaseException):
     """Signal of a line that reads values without end; not an Exception, so that few programs catch this."""
 
 

@@ -17,6 +17,7 @@ import torch
 
 from mempool.errors import UsageError
 from mempool.torch.estimate.inputs import most_positions
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.model_presets import SHAPES
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _BASE = ("clip", "siglip", "blip", "align", "chinese_clip")
 
 
 @dataclass(frozen=True)
-class Hub:
+class TransformersModel:
     """A configuration with the task and class of the model.
 
     Attributes:
@@ -66,7 +67,7 @@ class Hub:
         return list(inspect.signature(self.kind.forward).parameters)
 
 
-def hub(name: str, arguments: dict[str, Any], task: str | None = None) -> Hub:
+def transformers_model(name: str, arguments: dict[str, Any], task: str | None = None) -> TransformersModel:
     """Return the model of a name.
 
     Args:
@@ -87,17 +88,21 @@ def hub(name: str, arguments: dict[str, Any], task: str | None = None) -> Hub:
     if task is not None and task not in TASKS:
         raise UsageError(f"no task {task!r}; there are {', '.join(TASKS)}")
     if task is None and (kind := _architecture(transformers, config)) is not None:
-        return Hub(config, task_of(kind), kind)
+        return TransformersModel(config, task_of(kind), kind)
     chosen = task or _usual(transformers, config)
     mapping = getattr(transformers, TASKS[chosen])._model_mapping
     if type(config) not in mapping:
-        there = [one for one in TASKS if type(config) in getattr(transformers, TASKS[one])._model_mapping]
-        raise UsageError(f"{name} has no head for {chosen}; it has {', '.join(there) or 'none'}")
+        supported = [
+            task_name
+            for task_name in TASKS
+            if type(config) in getattr(transformers, TASKS[task_name])._model_mapping
+        ]
+        raise UsageError(f"{name} has no head for {chosen}; it has {', '.join(supported) or 'none'}")
     found = mapping[type(config)]
-    return Hub(config, chosen, found[0] if isinstance(found, (tuple, list)) else found)
+    return TransformersModel(config, chosen, found[0] if isinstance(found, (tuple, list)) else found)
 
 
-def names() -> list[str]:
+def known_names() -> list[str]:
     """Return names of families and sizes without importing models; only sizes without transformers."""
     try:
         auto = importlib.import_module("transformers.models.auto.configuration_auto")
@@ -128,7 +133,7 @@ def _family(transformers: Any, name: str) -> tuple[Any, dict[str, Any]]:
     """Return the class of a configuration and the arguments of a size; (None, {}) for an unknown name."""
     if name.endswith("Config") and hasattr(transformers, name):
         return getattr(transformers, name), {}
-    for key in (plain(name), name.lower()):
+    for key in (plain_name(name), name.lower()):
         if key in SHAPES:
             kind, own = SHAPES[key]
             return transformers.CONFIG_MAPPING[kind], own
@@ -138,7 +143,7 @@ def _family(transformers: Any, name: str) -> tuple[Any, dict[str, Any]]:
     return None, {}
 
 
-def plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return a model's name in the spelling of `SHAPES`: "meta-llama/Llama-2-7b-hf" is "llama-2-7b"."""
     key = name.lower().rpartition("/")[2].replace("_", "-").replace("meta-llama-", "llama-")
     for end in ("-hf", "-instruct", "-chat", "-v0.1", "-v0.3", "-v1.0", "-uncased", "-cased", "-patch16-224"):
@@ -157,8 +162,8 @@ def _cached(transformers: Any, name: str, arguments: dict[str, Any]) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(name, local_files_only=True, **arguments)
     except Exception:  # any failure means that no usable configuration exists
-        known = names()
-        near = difflib.get_close_matches(plain(name), known, n=4, cutoff=0.6)
+        known = known_names()
+        near = difflib.get_close_matches(plain_name(name), known, n=4, cutoff=0.6)
         hint = (
             f"did you mean {', '.join(near)}?" if near else "such as gpt2, bert, llama-2-7b, LlamaConfig(...)"
         )
@@ -212,99 +217,95 @@ def _usual(transformers: Any, config: Any) -> str:
     raise UsageError(f"a {type(config).__name__} has none of the heads {', '.join(TASKS)}")
 
 
-#: Tokens per sequence, if the configuration allows more and no length was requested.
-USUAL_TOKENS = 1024
-#: Samples of sound: ten seconds at 16 kHz.
-USUAL_SAMPLES = 160_000
-
-
-def sequence(hub: Hub, asked: int | None) -> int | None:
+def sequence_length(model: TransformersModel, requested: int | None) -> int | None:
     """Return the length of the sequences, in tokens or sound samples; None for a model of images.
 
     Raises:
         UsageError: the length exceeds the model's positions.
     """
-    main = hub.kind.main_input_name
-    if main == "pixel_values" and "input_ids" not in hub.takes:
+    main = model.kind.main_input_name
+    if main == "pixel_values" and "input_ids" not in model.takes:
         return None
     if main == "input_values":
-        return asked or USUAL_SAMPLES
-    most = most_positions(hub.config)
-    if asked is None:
-        return min(most or USUAL_TOKENS, USUAL_TOKENS)
-    if most is not None and asked > most and not _unbounded(hub):
-        raise UsageError(f"--seq {asked:,}: {hub.kind.__name__} has positions for {most:,} only")
-    return asked
+        return requested or OPTIONS.sound_samples
+    most = most_positions(model.config)
+    if requested is None:
+        return min(most or OPTIONS.tokens, OPTIONS.tokens)
+    if most is not None and requested > most and not _unbounded(model):
+        raise UsageError(f"--seq {requested:,}: {model.kind.__name__} has positions for {most:,} only")
+    return requested
 
 
-def _unbounded(hub: Hub) -> bool:
+def _unbounded(model: TransformersModel) -> bool:
     """Return whether positions are computed, so that longer sequences run nevertheless."""
-    text = hub.config.get_text_config()
+    text = model.config.get_text_config()
     return getattr(text, "rope_parameters", None) is not None or hasattr(text, "rope_theta")
 
 
-def inputs(hub: Hub, batch: int, seq: int | None, image: int | None, *, labels: bool) -> dict[str, Any]:
+def model_inputs(
+    model: TransformersModel, batch: int, seq: int | None, image: int | None, *, labels: bool
+) -> dict[str, Any]:
     """Return the named arguments of the model's forward.
 
     Args:
-        hub: the model.
+        model: the model.
         batch: samples.
-        seq: length returned by `sequence`.
+        seq: length returned by `sequence_length`.
         image: height and width; None for the configuration's.
         labels: whether to include the arguments of the loss.
 
     Raises:
         UsageError: the shape of the model's main input is not known.
     """
-    main, takes = hub.kind.main_input_name, hub.takes
+    main, takes = model.kind.main_input_name, model.takes
     given = {}
     if main == "input_features":
-        given["input_features"] = torch.zeros(batch, *_features(hub))
+        given["input_features"] = torch.zeros(batch, *_features(model))
     elif main == "input_values":
-        given["input_values"] = torch.zeros(batch, seq or USUAL_SAMPLES)
+        given["input_values"] = torch.zeros(batch, seq or OPTIONS.sound_samples)
     if main == "pixel_values" or "pixel_values" in takes:
-        given["pixel_values"] = torch.zeros(batch, *_image(hub, image))
-    if main == "input_ids" or ("input_ids" in takes and hub.task == "base"):
+        given["pixel_values"] = torch.zeros(batch, *_image(model, image))
+    if main == "input_ids" or ("input_ids" in takes and model.task == "base"):
         given["input_ids"] = _tokens(batch, seq)
         if "attention_mask" in takes:
             given["attention_mask"] = torch.ones(batch, seq or 1, dtype=torch.int64)
     if main not in given:
-        raise UsageError(f"{hub.kind.__name__} takes {main}, whose shape is not known: give --inputs")
-    return given | (_labels(hub, batch, seq) if labels else _decoder(hub, batch, seq))
+        raise UsageError(f"{model.kind.__name__} takes {main}, whose shape is not known: give --inputs")
+    return given | (_labels(model, batch, seq) if labels else _decoder(model, batch, seq))
 
 
 def _tokens(batch: int, seq: int | None) -> torch.Tensor:
     return torch.zeros(batch, seq or 1, dtype=torch.int64)
 
 
-def _labels(hub: Hub, batch: int, seq: int | None) -> dict[str, Any]:
-    if "return_loss" in hub.takes and "labels" not in hub.takes:
+def _labels(model: TransformersModel, batch: int, seq: int | None) -> dict[str, Any]:
+    if "return_loss" in model.takes and "labels" not in model.takes:
         return {"return_loss": True}
-    if hub.task == "question-answering":
+    if model.task == "question-answering":
         ends = {key: torch.zeros(batch, dtype=torch.int64) for key in ("start_positions", "end_positions")}
-        return {key: ends[key] for key in ends if key in hub.takes}
-    if "labels" not in hub.takes:
-        return _decoder(hub, batch, seq)
-    whole = hub.task in ("sequence-classification", "image-classification", "audio-classification")
+        return {key: ends[key] for key in ends if key in model.takes}
+    if "labels" not in model.takes:
+        return _decoder(model, batch, seq)
+    whole = model.task in ("sequence-classification", "image-classification", "audio-classification")
     return {"labels": torch.zeros(batch, dtype=torch.int64) if whole else _tokens(batch, seq)}
 
 
-def _decoder(hub: Hub, batch: int, seq: int | None) -> dict[str, Any]:
+def _decoder(model: TransformersModel, batch: int, seq: int | None) -> dict[str, Any]:
     """Return the decoder's tokens, which a decoder needs without labels."""
-    needs = getattr(hub.config, "is_encoder_decoder", False) and "decoder_input_ids" in hub.takes
+    needs = getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in model.takes
     return {"decoder_input_ids": _tokens(batch, seq)} if needs else {}
 
 
-def _features(hub: Hub) -> tuple[int, int]:
-    mels = getattr(hub.config, "num_mel_bins", None)
-    frames = getattr(hub.config, "max_source_positions", None)
+def _features(model: TransformersModel) -> tuple[int, int]:
+    mels = getattr(model.config, "num_mel_bins", None)
+    frames = getattr(model.config, "max_source_positions", None)
     if not isinstance(mels, int) or not isinstance(frames, int):
-        raise UsageError(f"{hub.kind.__name__} takes features whose shape is not known: give --inputs")
+        raise UsageError(f"{model.kind.__name__} takes features whose shape is not known: give --inputs")
     return mels, 2 * frames
 
 
-def _image(hub: Hub, image: int | None) -> tuple[int, int, int]:
-    vision = getattr(hub.config, "vision_config", hub.config)
+def _image(model: TransformersModel, image: int | None) -> tuple[int, int, int]:
+    vision = getattr(model.config, "vision_config", model.config)
     size = image or getattr(vision, "image_size", None) or 224
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     return int(getattr(vision, "num_channels", 3) or 3), int(height), int(width)

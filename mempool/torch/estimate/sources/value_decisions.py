@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from mempool.torch.estimate.options import OPTIONS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import FrameType
@@ -58,8 +60,6 @@ def _truth(name: str, args: Any) -> bool | None:
     return None
 
 
-#: Largest number of calling frames analysed, from the read outward.
-_MOST_CALLS = 30
 #: Functions whose arguments become sizes or counts of rounds.
 _COUNTING = frozenset(("range", "int", "ceil", "floor"))
 #: Functions that test whether a number is finite, which holds in a sound run.
@@ -84,7 +84,7 @@ def decision(frames: Sequence[FrameType]) -> str:
     Args:
         frames: of the program at the read of the value, innermost first.
     """
-    for frame in frames[:_MOST_CALLS]:
+    for frame in frames[: OPTIONS.calling_frames]:
         file = frame.f_code.co_filename
         scope = _scope(frame)
         if scope is None:
@@ -99,11 +99,13 @@ def decision(frames: Sequence[FrameType]) -> str:
 
 def _place(file: str, line: int, frames: Iterable[FrameType]) -> str:
     """Format file and line; in an installed library, together with the line of the program that called it."""
-    mine = [one for one in frames if not any(part in one.f_code.co_filename for part in INSTALLED)]
+    own_frames = [
+        frame for frame in frames if not any(part in frame.f_code.co_filename for part in INSTALLED)
+    ]
     for part in INSTALLED:
-        if f"{part}/" in file and mine:
+        if f"{part}/" in file and own_frames:
             within = file.rpartition(f"{part}/")[2]
-            return f"{mine[0].f_code.co_filename}:{mine[0].f_lineno} (in {within}:{line})"
+            return f"{own_frames[0].f_code.co_filename}:{own_frames[0].f_lineno} (in {within}:{line})"
     return f"{file}:{line}"
 
 
@@ -300,5 +302,5 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
 def _is_harmless(node: ast.AST) -> bool:
     """Return whether a test only checks for presence (``is``), or for a finite number."""
     if isinstance(node, ast.Compare):
-        return all(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops)
+        return all(isinstance(operator_, (ast.Is, ast.IsNot)) for operator_ in node.ops)
     return isinstance(node, ast.Call) and _name(node.func).rpartition(".")[2] in _FINITE

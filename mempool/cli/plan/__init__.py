@@ -1,1 +1,0 @@
-"""``mempool plan``: the command and the computation."""

@@ -1,0 +1,137 @@
+"""Tunables of the planner: all numbers that a maintainer may want to change, with unit and reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PlannerOptions:
+    """Tunables of planning in the background.
+
+    Attributes:
+        allowance_seconds: processor time that looks and plans may cost at once; enough for a program that
+            repeats.
+        gpu_allowance_seconds: the same where the memory is a GPU's: fruitless looks before the first step of
+            a training use up a part, and a training lasts longer than a script. With 0.1 s, the first plan on
+            an H100 came after five seconds.
+        time_share: share of the elapsed time that is added to the allowance.
+        max_debt_seconds: largest debt that one long solve leaves.
+        free_plans: number of plans that are free of charge while the program follows its plans: one for each
+            remembered variant, and as many joint plans.
+        handover_seconds: seconds that the program loses whenever a thread beside the program waits for the
+            interpreter's lock. Measured with a test suite of statsmodels on two cores of a virtual machine,
+            where the planner's 8,000 waits took 0.6 s of the program's processor time.
+        turn_seconds: seconds between two checks for budget or for something to log.
+        log_lines: most lines that ``explain`` logs at a time.
+        log_seconds: least seconds between two times of logging by ``explain``.
+        ignored_miss_rate: miss rate that never justifies recording again.
+        changed_score: the core's miss score at which a pattern counts as changed for good.
+        min_pause: smallest pause between recordings, in allocations. A pause is four times the length of the
+            recording before it, at least four times this number, and doubles with each failure: short enough
+            that a new pattern is planned soon, rare enough to cost nothing.
+        max_pause: largest pause between recordings, in allocations.
+        looks_before_caching: number of looks without any result after which a device without pages keeps some
+            free segments; none are kept at first, since it is unknown which buffers will stay and hold the
+            segments.
+        min_cache_bytes: least free memory kept beside an arena; an eighth of the arena if that is more.
+        patient_iterations: marked iterations to wait for the frees of buffers that outlive their iteration.
+        min_new_events: least number of new events before another look at iterations that are known.
+        rare_variant: share of iterations below which a variant that differs in one size only is not worth a
+            plan.
+        astray_rate: largest miss rate at which a step still counts as part of a planned epoch; beyond it, the
+            resemblance is chance.
+        max_enlarge_pause: longest pause, in iterations, before an outgrown upper-bound pattern is enlarged
+            again.
+        max_unmarked: where marks are required, number of allocations without a mark after which none is
+            expected any longer.
+        unmarked_events: events between two looks for the first mark.
+        max_warm_up: longest warm-up to learn, in allocations; looking at a longer one repeatedly would cost
+            too much.
+        max_strays: plans are useless after this many allocations off the plans and a hit rate below
+            `min_hit_rate`.
+        min_hit_rate: see `max_strays`.
+        min_allocations_to_judge: least number of allocations, besides two iterations, before a loaded plan is
+            judged as foreign.
+        pool_nodes: node budget of the pool's own solves; nodes are counted, not timed, so that all ranks of a
+            job get the same plan.
+        hard_nodes: node budget where the first solve is not `good` and nothing else waits; few patterns need
+            this budget, a second each.
+        good: arena size relative to the lower bound up to which a plan is good.
+        close_enough: arena size relative to the lower bound at which a solve stops early.
+        close_patterns: share of the longer pattern that a common beginning and end must have for two patterns
+            to be close.
+        smaller_factor: factor by which another plan must need less memory to replace a plan.
+        coverage_gain: increase in coverage of the peak that justifies another plan too.
+        min_coverage: coverage of the peak below which a plan may be improved later.
+        low_water_saving: least saving, as a share of the arena, for taking the arena in the middle of an
+            iteration.
+        pinned_iterations: least lifetime, in iterations, of a buffer that plans avoid although it blocks no
+            plan yet.
+        neighbor_collisions: requests that find another buffer in their place before plans are made around
+            other clients'.
+        max_avoided_ranges: largest number of ranges to avoid that is given to the solver.
+        joint_collisions: least number of collisions with live buffers since the last plan that trigger joint
+            planning; fewer may come from a single kept tensor.
+        joint_collision_share: least share of allocations that collide for joint planning.
+        joint_arena_factor: largest size of a joint arena relative to the largest separate arena, or to the
+            peak load.
+        joint_recording_factor: a recording that spans this many times the allocations of all variants shows
+            which variant follows which, and how long buffers live in each case.
+        guessed_load_factor: largest factor by which guessed lifetimes may increase the joint peak load;
+            beyond it, guesses are dropped.
+        max_joint_pieces: largest joint packing problem, in pieces of lifetime; a larger one would take
+            seconds.
+        joint_search_pieces: largest size, in pieces, at which all variants are also packed at once although
+            packing them one after the other succeeded.
+    """
+
+    allowance_seconds: float = 0.1
+    gpu_allowance_seconds: float = 1.0
+    time_share: float = 0.01
+    max_debt_seconds: float = 0.05
+    free_plans: int = 32
+    handover_seconds: float = 80e-6
+    turn_seconds: float = 0.25
+    log_lines: int = 8
+    log_seconds: float = 5.0
+    ignored_miss_rate: float = 1 / 1000
+    changed_score: int = 12
+    min_pause: int = 1 << 6
+    max_pause: int = 1 << 22
+    looks_before_caching: int = 6
+    min_cache_bytes: int = 32 << 20
+    patient_iterations: int = 5
+    min_new_events: int = 16
+    rare_variant: float = 1 / 8
+    astray_rate: float = 1 / 64
+    max_enlarge_pause: int = 32
+    max_unmarked: int = 1 << 16
+    unmarked_events: int = 256
+    max_warm_up: int = 1 << 13
+    max_strays: int = 1 << 14
+    min_hit_rate: float = 0.01
+    min_allocations_to_judge: int = 64
+    pool_nodes: int = 20_000_000
+    hard_nodes: int = 1_000_000_000
+    good: float = 1.01
+    close_enough: float = 1.001
+    close_patterns: float = 0.9
+    smaller_factor: float = 1.1
+    coverage_gain: float = 0.01
+    min_coverage: float = 0.99
+    low_water_saving: float = 1 / 64
+    pinned_iterations: int = 2
+    neighbor_collisions: int = 16
+    max_avoided_ranges: int = 64
+    joint_collisions: int = 16
+    joint_collision_share: float = 1 / 512
+    joint_arena_factor: float = 1.25
+    joint_recording_factor: int = 8
+    guessed_load_factor: float = 1.05
+    max_joint_pieces: int = 1 << 18
+    joint_search_pieces: int = 1 << 15
+
+
+#: Tunables in use; tests replace single fields.
+OPTIONS = PlannerOptions()

@@ -1,0 +1,305 @@
+"""The joint graph of a step: traced by AOTAutograd, or merged from a forward and a backward graph."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+from torch._functorch.aot_autograd import aot_function
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import traceback
+
+from mempool.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+#: Metadata key of an inserted placeholder: the name of the node in the forward graph. The placeholder's own
+#: name differs if a node of the backward graph already has that name.
+FORWARD_NAME = "mempool_forward_name"
+
+
+@dataclass(frozen=True, eq=False)
+class GraphPair:
+    """A forward and a backward graph as made by AOTAutograd's partitioners.
+
+    The forward graph returns ``outputs`` results, then the saved values under the names that the backward
+    graph uses: tensors, then numbers. A backward node that is not computed there has the name of the forward
+    node.
+
+    Attributes:
+        forward: the forward graph.
+        backward: the backward graph.
+        outputs: number of results of the forward pass.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    outputs: int
+
+    @cached_property
+    def forward_nodes(self) -> Mapping[str, fx.Node]:
+        """Return the nodes of the forward graph by name, without the output."""
+        return {node.name: node for node in self.forward.graph.nodes if node.op != "output"}
+
+    @property
+    def saved(self) -> list[fx.Node]:
+        """Return the saved values: results of the forward graph for the backward graph."""
+        return list(output_of(self.forward).args[0][self.outputs :])
+
+    @property
+    def saved_placeholders(self) -> Mapping[str, fx.Node]:
+        """Return the backward placeholders of saved values, by the names of the forward nodes."""
+        names = {node.name for node in self.saved}
+        inputs = self.backward.graph.find_nodes(op="placeholder")
+        by_name = {node.meta.get(FORWARD_NAME, node.name): node for node in inputs}
+        return {name: node for name, node in by_name.items() if name in names}
+
+
+@dataclass(frozen=True, eq=False)
+class MergedGraph:
+    """The merged graph, and the original node of each of the merged nodes.
+
+    Attributes:
+        module: the merged graph.
+        halves: the two original graphs.
+        source: maps a merged node to the original node; for a saved value, to the forward node.
+    """
+
+    module: fx.GraphModule
+    halves: GraphPair
+    source: dict[fx.Node, fx.Node]
+
+    def copied(self) -> MergedGraph:
+        """Return the same with copies of the two graphs."""
+        made: dict[fx.Node, fx.Node] = {}
+
+        def copy(module: fx.GraphModule) -> fx.GraphModule:
+            graph = deepcopy(module.graph)
+            made.update(zip(module.graph.nodes, graph.nodes, strict=True))
+            return fx.GraphModule(module, graph)
+
+        halves = GraphPair(copy(self.halves.forward), copy(self.halves.backward), self.halves.outputs)
+        return MergedGraph(
+            self.module, halves, {merged_node: made[node] for merged_node, node in self.source.items()}
+        )
+
+
+def output_of(module: fx.GraphModule) -> fx.Node:
+    """Return the output node of a graph."""
+    return next(iter(module.graph.find_nodes(op="output")))
+
+
+def join(halves: GraphPair, *, stale: bool = False) -> MergedGraph:
+    """Merge both graphs into one.
+
+    Args:
+        halves: the two graphs.
+        stale: true if operations were inserted or changed after tracing, so that the metadata about memory
+            must be computed again.
+    """
+    for half in (halves.forward, halves.backward):
+        _add_draw_metadata(half.graph)
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    source: dict[fx.Node, fx.Node] = {}
+
+    def copy(node: fx.Node, tag: str, *, retrace: bool) -> None:
+        made[node] = new = graph.node_copy(node, lambda argument: made[argument])
+        new.meta = {**node.meta, "partitioner_tag": tag}
+        source[new] = node
+        if retrace and node.op == "call_function":
+            _retrace(new)
+
+    names, saved_placeholders = halves.forward_nodes, halves.saved_placeholders
+    twice = any(node.name in names for node in halves.backward.graph.nodes if node.op == "call_function")
+    for node in names.values():
+        copy(node, "is_forward", retrace=stale)
+    for node in halves.backward.graph.nodes:
+        if node.op == "placeholder" and node.name in saved_placeholders:
+            made[node] = made[names[node.name]]
+        elif node.op != "output":
+            copy(node, "is_backward", retrace=stale or twice)
+    results = [
+        *output_of(halves.forward).args[0][: halves.outputs],
+        *output_of(halves.backward).args[0],
+    ]
+    graph.output(
+        tuple(made.get(result, result) if isinstance(result, fx.Node) else result for result in results)
+    )
+    owner = torch.nn.Module()
+    for half in (halves.forward, halves.backward):
+        for name in {node.target for node in half.graph.find_nodes(op="get_attr")}:
+            setattr(owner, str(name), getattr(half, str(name)))
+    return MergedGraph(fx.GraphModule(owner, graph), halves, source)
+
+
+#: Operators that PyTorch inserts to repeat random draws, without metadata about their results.
+_DRAWS = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
+
+
+def _add_draw_metadata(graph: fx.Graph) -> None:
+    """Add the metadata of inserted random operators: the result, or the state and the result."""
+    for name in _DRAWS:
+        target = getattr(torch._prims.rng_prims, name, None)
+        for node in graph.find_nodes(op="call_function", target=target):
+            fake = next(filter(None, map(mode_of, node.all_input_nodes)), None)
+            if fake is None or "val" in node.meta:
+                continue
+            place = next(
+                i for i, argument in enumerate(node.args) if isinstance(argument, torch._ops.OpOverload)
+            )
+            operation: Any = node.args[place]
+            options = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
+            given = node.args[place + 1 :], options
+            args, kwargs = fx.map_arg(given, lambda node: node.meta.get("val"))
+            with fake:
+                made = operation(*args, **kwargs)
+            if name == _DRAWS[0]:
+                states = (user.meta["val"] for user in node.users if user.args == (node, 0))
+                made = next(states, None), made
+            node.meta["val"] = made
+
+
+def _retrace(node: fx.Node) -> None:
+    """Compute the fake tensors of an operation again from the fake tensors of the present arguments.
+
+    A result that a compiler recomputes has separate memory, which the copied metadata does not show.
+    """
+    fake = mode_of(node)
+    if fake is None:
+        return
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda node: node.meta.get("val"))
+    known = all(node.meta.get("val") is not None for node in node.all_input_nodes)
+    with fake:
+        if known and (isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem):
+            node.meta["val"] = node.target(*args, **kwargs)
+        else:
+            node.meta["val"] = torch.utils._pytree.tree_map_only(
+                torch.Tensor, torch.empty_like, node.meta["val"]
+            )
+
+
+def is_several(held: Any) -> bool:
+    """Return true for the value of a node with several results, which other nodes take apart."""
+    return isinstance(held, (tuple, list))
+
+
+def mode_of(node: fx.Node) -> Any:
+    """Return the fake tensor mode of a node's value, or None."""
+    leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    return next((leaf.fake_mode for leaf in leaves if isinstance(leaf, torch._subclasses.FakeTensor)), None)
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """The forward and backward pass of a step in one graph.
+
+    Attributes:
+        module: a graph of ATen operations without mutation; placeholders are the parameters, buffers and
+            inputs
+            (``primals_*``), then the gradients of the forward results (``tangents_*``).
+        forward_outputs: number of outputs of the forward pass, which come first.
+        parameter_bytes: bytes of the distinct parameters, which equal the bytes of the gradients.
+    """
+
+    module: fx.GraphModule
+    forward_outputs: int
+    parameter_bytes: int
+
+
+def trace_joint(
+    model: nn.Module | Callable[[], nn.Module],
+    inputs: Callable[[], tuple[Any, ...]] | tuple[Any, ...],
+    loss: Callable[..., torch.Tensor] | None = None,
+    *,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+) -> JointGraph:
+    """Trace a step.
+
+    If model and inputs are functions, they are called with fake tensors, which take no memory.
+
+    Args:
+        model: a module, or a function that makes one.
+        inputs: the arguments of the module, or a function that makes them.
+        loss: computes the loss from the model's result; None: the result is the loss. A loss that needs more
+            than
+            the result must be computed by the model.
+        decompositions: of operations into others, like those of `aot_function`.
+
+    Raises:
+        UsageError: nothing in the step needs a gradient.
+    """
+    if isinstance(model, nn.Module):
+        return _traced(model, inputs() if callable(inputs) else inputs, loss, decompositions)
+    mode = None if callable(inputs) else detect_fake_mode(inputs)
+    with mode or FakeTensorMode(allow_non_fake_inputs=True):
+        return _traced(model(), inputs() if callable(inputs) else inputs, loss, decompositions)
+
+
+def _traced(model: nn.Module, inputs: Any, loss: Any, decompositions: Any) -> JointGraph:
+    named = dict(model.named_parameters(remove_duplicate=False))
+    owned = {**named, **dict(model.named_buffers(remove_duplicate=False))}
+    got: list[JointGraph] = []
+    size = sum(
+        parameter.nbytes for parameter in {id(parameter): parameter for parameter in named.values()}.values()
+    )
+
+    def forward(given: Any, *args: Any) -> Any:
+        result = torch.func.functional_call(model, given, args)
+        return result if loss is None else loss(result)
+
+    def keep(module: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+        got.append(JointGraph(module, num_fwd_outputs, size))
+        raise _TracingDone
+
+    traced = aot_function(
+        forward,
+        fw_compiler=lambda module, _: module,
+        partition_fn=keep,
+        num_params_buffers=len(owned),
+        decompositions=None if decompositions is None else dict(decompositions),
+    )
+    with contextlib.suppress(_TracingDone), _named(model), torch.enable_grad():
+        traced(owned, *inputs)
+    if not got:
+        raise UsageError("no joint graph: nothing in the step needs a gradient")
+    return got[0]
+
+
+class _TracingDone(BaseException):
+    """Raised to stop tracing once the joint graph exists."""
+
+
+@contextlib.contextmanager
+def _named(model: nn.Module) -> Iterator[None]:
+    """Attach to each traced operation the path of the module that runs the operation."""
+    paths = {module: path for path, module in model.named_modules()}
+    stack: list[str] = []
+
+    def tell() -> None:
+        traceback.current_meta["nn_module_stack"] = {path: (path, nn.Module) for path in stack}
+
+    def enter(module: nn.Module, _: Any) -> None:
+        stack.append(paths[module])
+        tell()
+
+    def leave(_: nn.Module, __: Any, ___: Any) -> None:
+        stack.pop()
+        tell()
+
+    hooks = [module.register_forward_pre_hook(enter) for module in paths]
+    hooks += [module.register_forward_hook(leave, always_call=True) for module in paths]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        traceback.current_meta.pop("nn_module_stack", None)

@@ -1,1 +1,0 @@
-"""Graph passes that apply a decision: offload, reload and recompute."""

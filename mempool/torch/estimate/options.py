@@ -1,0 +1,74 @@
+"""Tunables of the estimate, all in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EstimateOptions:
+    """Limits, shares and defaults of an estimate and of the search for remedies.
+
+    Attributes:
+        cache_objects: largest number of objects searched for fake tensors in one functools cache.
+        mask_elements: elements of the largest real tensor that is read to know whether all values are one.
+        meta_results: largest number of cached meta results; the cache is emptied when this number is reached.
+        output_objects: largest number of objects of an output that are searched for a key-value cache.
+        output_share: smallest output that deserves a note, as a share of the parameters' bytes: a smaller
+            output decides nothing.
+        batch_tries: largest number of batches that the search for the largest batch tries.
+        batch: largest batch that the search tries, in samples.
+        report_modules: largest number of modules in a text report.
+        remedy_runs: largest number of runs of changed jobs.
+        remedy_seconds: processor seconds after which no further run of a changed job begins.
+        no_saving: share of the peak below which a saving counts as none.
+        dominant: share of the peak above which parameters and what belongs to them dominate.
+        slowdown: share by which a step may take longer with offloading if no memory limit is given.
+        offload_orders: orders that the offload planner tries for each limit; few, since the question is only
+            whether offloading is worth trying. Likewise ``offload_halvings``, bisection steps for a slowdown.
+        arena_nodes: node budget of an address plan of an offloaded step.
+        arena_attempts: plans with lower limits until the arena of an offloaded step is small enough.
+        offload_changes: largest number of single changes tried together with offloading, cheapest first, once
+            all changes together suffice.
+        loss_chunks: pieces into which the tokens are divided for a loss in pieces.
+        condition_reads: largest number of reads of a condition at one line, above the steps that a program
+            takes before training. A loop that only another answer ends reads without limit.
+        number_reads: likewise of a number, which is also read from each sample of a large data set.
+        calling_frames: largest number of calling frames analysed for a decision by a value.
+        variable_parts: largest container among a program's variables whose parts are searched; a larger
+            container is a data set.
+        message_lines: largest number of lines of a program named in a message.
+        tokens: tokens per sequence, if the configuration allows more and no length was requested.
+        sound_samples: samples of sound if no length was requested: ten seconds at 16 kHz.
+    """
+
+    cache_objects: int = 10_000
+    mask_elements: int = 1 << 24
+    meta_results: int = 1 << 15
+    output_objects: int = 100_000
+    output_share: float = 0.01
+    batch_tries: int = 64
+    batch: int = 1 << 24
+    report_modules: int = 5
+    remedy_runs: int = 60
+    remedy_seconds: float = 120.0
+    no_saving: float = 0.01
+    dominant: float = 0.5
+    slowdown: float = 0.1
+    offload_orders: int = 2
+    offload_halvings: int = 5
+    arena_nodes: int = 10_000_000
+    arena_attempts: int = 3
+    offload_changes: int = 3
+    loss_chunks: int = 8
+    condition_reads: int = 10_000
+    number_reads: int = 100_000
+    calling_frames: int = 30
+    variable_parts: int = 100
+    message_lines: int = 3
+    tokens: int = 1024
+    sound_samples: int = 160_000
+
+
+#: Options in use.
+OPTIONS = EstimateOptions()

@@ -1,0 +1,194 @@
+"""Records of decisions about a graph: offloads and reloads, recomputed values, and the simulated result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Reload:
+    """One reload of a value, with the readers.
+
+    Operation i of a graph of N operations is *run* i; the recompute of operation i is run N + i.
+
+    Attributes:
+        consumers: runs that read the value, or a view, from this copy.
+        trigger: the run after which the reload begins and takes memory; -1: right before the first consumer.
+    """
+
+    consumers: tuple[int, ...]
+    trigger: int = -1
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Offload of one value, once per step, with all reloads. The whole memory leaves, including views.
+
+    Attributes:
+        value: the offloaded value, which is no view.
+        reloads: the reloads; a reader that is in none of them reads the value itself.
+        after: the run after which the copy out begins; -1: the producer of the value.
+        release: the run that waits for the copy out, and before which the memory is freed; -1: no run waits,
+            and the memory is freed after the last read.
+    """
+
+    value: int
+    reloads: tuple[Reload, ...]
+    after: int = -1
+    release: int = -1
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """Offload and recompute decisions for the values of one graph; by default none.
+
+    Attributes:
+        offloads: at most one per value.
+        recomputed: values that are recomputed right before their first reader in the backward pass, for all
+            readers there; so are their views and all other outputs of the same operations.
+    """
+
+    offloads: tuple[Offload, ...] = ()
+    recomputed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """Simulated execution of a graph in order.
+
+    Attributes:
+        load: int64[N], bytes on the device during each operation, ``outside_bytes`` included.
+        host_load: int64[N], bytes on the host.
+        begins: float64[N], seconds at which each operation begins; for a transfer, the copy.
+        wait: float64[N], seconds that the program waits for copies before each operation.
+        seconds: duration of the step.
+        recomputed_seconds: part of this duration spent in recomputed operations.
+        moved_bytes: bytes copied to the host.
+        returned_bytes: bytes copied to the device.
+    """
+
+    load: NDArray[np.int64]
+    host_load: NDArray[np.int64]
+    begins: NDArray[np.float64]
+    wait: NDArray[np.float64]
+    seconds: float
+    recomputed_seconds: float
+    moved_bytes: int
+    returned_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes on the device at one time."""
+        return int(self.load.max(initial=0))
+
+    @property
+    def host_bytes(self) -> int:
+        """Most bytes on the host at one time."""
+        return int(self.host_load.max(initial=0))
+
+    @property
+    def stall_seconds(self) -> float:
+        """Seconds waited for copies."""
+        return float(self.wait.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """Rewriting of a graph, with the result predicted by `solvers.rewriting.judge`.
+
+    Attributes:
+        limit_bytes: the requested limit.
+        rewriting: the decisions.
+        simulation: the simulated execution of the rewritten graph.
+        plain_peak_bytes: the peak without rewriting.
+        plain_seconds: the seconds of a step without rewriting.
+        method: the method that made the decision.
+    """
+
+    limit_bytes: int
+    rewriting: Rewriting
+    simulation: Simulation
+    plain_peak_bytes: int
+    plain_seconds: float
+    method: str
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes on the device, including those outside the graph."""
+        return self.simulation.peak_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step."""
+        return self.simulation.seconds
+
+    @property
+    def stall_seconds(self) -> float:
+        """Seconds waited for copies."""
+        return self.simulation.stall_seconds
+
+    @property
+    def recomputed_seconds(self) -> float:
+        """Seconds of recomputed operations."""
+        return self.simulation.recomputed_seconds
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes copied to the host."""
+        return self.simulation.moved_bytes
+
+    @property
+    def returned_bytes(self) -> int:
+        """Bytes copied to the device."""
+        return self.simulation.returned_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Most bytes on the host."""
+        return self.simulation.host_bytes
+
+    @property
+    def cost(self) -> tuple[float, int]:
+        """Sort key among decisions that fit: seconds, then bytes moved in both directions."""
+        return self.seconds, self.moved_bytes + self.returned_bytes
+
+
+@dataclass(frozen=True)
+class RewritingTunables:
+    """Tunables of the search for decisions. Budgets count operations, so that decisions are deterministic.
+
+    Attributes:
+        set_work: operations visited by the search for one limit in total; some seconds.
+        least_sets: sets of recomputed values that are evaluated at least.
+        most_sets: sets that are evaluated at most.
+        price_levels: uniform prices between the cheapest and the dearest operation.
+        segments: numbers of forward segments whose crossing values are kept free.
+        many_operations: in larger graphs the least limit is searched at uniform prices alone, and only the
+            best set is planned completely.
+        planned_sets: best sets for which the offload planner makes a complete plan.
+        lower_limits: lower limits that are tried if the host is too small for a schedule of the limit.
+        estimate_operations: an estimate groups the operations of larger steps, into about so many.
+        estimate_least_bytes: smaller buffers stay on the device in an estimate, in bytes.
+        estimate_least_share: in a small step, that threshold is at most 1 / `estimate_least_share` of the
+            peak.
+    """
+
+    set_work: int = 400_000
+    least_sets: int = 8
+    most_sets: int = 400
+    price_levels: int = 8
+    segments: tuple[int, ...] = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+    many_operations: int = 4000
+    planned_sets: int = 3
+    lower_limits: int = 8
+    estimate_operations: int = 1024
+    estimate_least_bytes: int = 64 << 10
+    estimate_least_share: int = 16384
+
+
+DEFAULTS = RewritingTunables()

@@ -1,0 +1,238 @@
+"""Command lines that are refused, bad files, help and completion: exit code, one line, no partial output."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from answers import error, printed
+from commands import COMMAND
+from shown import four_buffers
+from simulations import random_trace
+from swap_traces import training
+
+from mempool.cli.app import call
+from solvers import SOLVERS
+from traces import Buffers, EventType, Trace
+from traces.formats.minimalloc import write_csv
+from traces.formats.parquet import write_trace
+from traces.workload import generate
+
+VERBS = ("check", "compare", "convert", "demo", "fit", "info", "plan", "run", "show", "swap")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a file of each type."""
+    folder = tmp_path_factory.mktemp("inputs")
+    write_trace(generate(60, 1), folder / "t.trace")
+    write_trace(four_buffers(), folder / "four.trace")
+    write_trace(training(), folder / "swap.trace")
+    write_trace(training(accesses=False), folder / "silent.trace")
+    write_trace(random_trace(0, 300), folder / "random.trace")
+    write_csv(Buffers.of([0, 1, 2], [3, 4, 5], [10, 20, 30]), folder / "b.csv")
+    for name, options in (("t.plan", []), ("whole.plan", ["--whole"])):
+        assert call(["plan", str(folder / "t.trace"), "-o", str(folder / name), *options]) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a copy of the inputs."""
+    shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+#: Command line, exit code, part of the line on stderr.
+REFUSED = [
+    ("frobnicate", 2, "frobnicate"),
+    ("--frobnicate", 2, "--frobnicate"),
+    ("demo --framework fortran", 2, "fortran"),
+    ("plan", 2, "issing argument"),
+    ("plan t.trace --frobnicate", 2, "--frobnicate"),
+    ("plan t.trace --solver magic", 2, "no solver 'magic'"),
+    ("plan t.trace --capacity much", 2, "much"),
+    ("plan t.trace --capacity " + "9" * 400, 2, "more than any memory has"),
+    ("plan t.trace --capacity 4K --capacity 0", 2, "an arena of 0 bytes"),
+    ("plan t.trace --capacity 4K --capacity 8K --solver best_fit", 2, "auto, greedy"),
+    ("plan t.trace --capacity 4K --capacity 8K -o p.csv", 2, "a CSV holds one arena"),
+    ("plan t.trace --target low", 2, "--target: 'low'"),
+    ("plan t.trace --target -1%", 2, "--target: '-1%'"),
+    ("plan t.trace --alignment 3", 2, "power of two"),
+    (f"plan t.trace --alignment {2**63}", 2, "--alignment"),
+    ("plan t.trace --wait-bytes -1", 2, "--wait-bytes"),
+    ("plan t.trace --seed x", 2, "--seed"),
+    ("plan t.trace --time-limit nan", 2, "--time-limit"),
+    ("plan t.trace --nodes -1", 2, "--nodes"),
+    ("plan t.trace -o t.trace", 2, "overwrite"),
+    ("plan t.trace -o no/folder/p", 3, "no/folder/p: No such file"),
+    ("plan t.trace -o .", 3, "Is a directory"),
+    ("plan t.trace -o t.trace/p", 3, "t.trace/p: Not a directory"),
+    ("plan t.trace -o p.csv", 2, "--whole"),
+    ("plan nowhere", 3, "nowhere"),
+    ("plan .", 3, "."),
+    ("plan t.plan", 3, "a plan already"),
+    ("check t.trace t.trace", 3, "not a plan"),
+    ("check b.csv b.csv", 3, "without offsets"),
+    ("check t.plan t.plan", 3, "a plan, not a trace"),
+    ("info nowhere", 3, "nowhere"),
+    ("info /proc/self/mem", 3, "/proc/self/mem"),
+    ("info t.plan --device 0", 2, "a plan, which has no devices"),
+    ("convert t.plan c.trace", 3, "t.plan: a plan, which has no events"),
+    ("convert t.trace t.trace", 2, "would be overwritten"),
+    ("convert t.trace link", 2, "would be overwritten"),
+    ("convert t.trace ./t.trace", 2, "would be overwritten"),
+    *((f"convert t.trace x{suffix}", 2, ".csv, and .trace or .parquet")
+      for suffix in (".json", ".trace.gz", ".PICKLE", ".perfetto", ".plan")),
+    ("compare", 2, "Missing argument"),
+    ("compare random.trace -a nobody", 2, "no allocator 'nobody'"),
+    ("compare random.trace -a recorded", 2, "does not tell what its allocator reserved"),
+    ("compare random.trace --limit much", 2, "'much' is not a size"),
+    ("compare 'none*.trace'", 3, "none*.trace: no file matches"),
+    ("show absent.trace", 3, "absent.trace: No such file"),
+    ("show four.trace t.plan", 3, "t.plan: a plan for another trace"),
+    ("show four.trace t.trace", 3, "t.trace: a trace without offsets, not a plan"),
+    ("show four.trace -o four.trace", 2, "would take the place of another file"),
+    ("show four.trace --perfetto four.html -o four.html", 2, "would take the place"),
+    ("show four.trace -o no/such/folder.html", 3, "No such file or directory"),
+    ("show t.plan -a first_fit --perfetto x.json", 2, "allocators are simulated on traces"),
+    ("show four.trace -a worst_fit --perfetto x.json", 2, "no allocator 'worst_fit'; there are"),
+    ("show four.trace -a first_fit:colour=red --perfetto x.json", 2, "first_fit has no setting colour"),
+    ("swap swap.trace --limit much", 2, "--limit"),
+    ("swap swap.trace --limit 1.5", 2, "'1.5' is no whole number of bytes: say 12GiB, `free`"),
+    ("swap swap.trace --link 1e300,1", 2, "a link begins within"),
+    ("swap swap.trace --link rope", 2, "--link"),
+    ("swap swap.trace --bandwidth x", 2, "--bandwidth"),
+    ("swap swap.trace --least -1", 2, "--least"),
+    ("swap swap.trace -o swap.trace", 2, "overwrite"),
+    ("swap silent.trace", 3, "no reads and writes"),
+    ("swap nowhere", 3, "nowhere"),
+    ("swap b.csv", 3, "b.csv: a csv, which has no events"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "code", "reason"), REFUSED)
+def test_refused_command_prints_a_single_line_and_writes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: str, code: int, reason: str
+) -> None:
+    """The documented exit code, one line with the culprit, no traceback, no file."""
+    (folder / "link").symlink_to("t.trace")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert reason in error(capsys, *shlex.split(command), code=code)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+BAD = {
+    "nothing": b"",
+    "text": b"hello\nworld\n",
+    "zeros": bytes(4096),
+    "parquet_stub": b"PAR1PAR1",
+    "no_size": b"id,lower,upper\n1,2,3\n",
+    "end_before_start": b"id,lower,upper,size\na,5,2,10\n",
+    "negative": b"id,lower,upper,size\na,0,2,-10\n",
+    "huge": b"id,lower,upper,size\na,0,2,99999999999999999999\n",
+    "sum": b"id,lower,upper,size\na,0,2,4611686018427387904\nb,0,2,4611686018427387904\n",
+    "end": b"id,lower,upper,size,offset\na,0,2,4611686018427387904,4611686018427387904\n",
+    "twice": b"id,lower,upper,size\na,0,2,1\na,0,2,1\n",
+    "short_row": b"id,lower,upper,size\na,0,2\n",
+}
+
+
+@pytest.mark.parametrize("content", BAD)
+@pytest.mark.parametrize("verb", ["plan bad -o out", "check bad b.csv", "info bad"])
+def test_bad_file_is_named_in_a_single_line(
+    folder: Path, verb: str, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("bad").write_bytes(BAD[content])
+    assert error(capsys, *verb.split(), "--json", code=3).startswith("mempool: bad")
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("verb", ["plan", "info"])
+def test_truncated_or_absurd_file_is_refused(
+    folder: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Traces and plans cut at any place, and an alignment beyond any memory."""
+    for name in ("t.trace", "t.plan"):
+        content = Path(name).read_bytes()
+        for cut in np.linspace(0, len(content) - 1, 12).astype(int):
+            Path("cut").write_bytes(content[:cut])
+            error(capsys, verb, "cut", code=3)
+    write_trace(dataclasses.replace(generate(60, 1), metadata={"alignment": str(2**62)}), "bad")
+    assert "add up to 2**62 bytes" in error(capsys, verb, "bad", code=3)
+
+
+def test_plan_unusable_on_the_host_is_refused_before_the_program_begins(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    iteration = [EventType.ALLOC, EventType.ALLOC, EventType.FREE, EventType.FREE]
+    buffer = np.repeat(2 * np.arange(40), 4) + np.tile([0, 1, 0, 1], 40)
+    write_trace(Trace.of(kind=iteration * 40, buffer=buffer, size=[1001, 2003, 0, 0] * 40), "odd")
+    Path("program.py").write_text("print('began')")
+    for options, remedy in (([], "mempool plan --alignment 64"), (["--whole"], "--whole")):
+        printed(capsys, "plan", "odd", "-o", "odd.plan", *options)
+        assert remedy in error(capsys, "run", "--plan", "odd.plan", "program.py", code=3)
+
+
+def test_output_to_a_closed_pipe_is_silent(folder: Path) -> None:
+    """``mempool info ... | head -1`` prints no error."""
+    command = f"{COMMAND} info t.trace | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["/bin/bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.stderr, done.returncode in (0, 141)) == ("", True)
+
+
+def test_package_is_runnable_as_the_command(tmp_path: Path) -> None:
+    """``python -m mempool`` works without a script of the name on the path."""
+    commands = ([COMMAND], [sys.executable, "-m", "mempool"])
+    script, package = (
+        subprocess.run([*command, "info", "no.trace"], capture_output=True, text=True, cwd=tmp_path)
+        for command in commands
+    )
+    assert (package.returncode, package.stderr) == (script.returncode, script.stderr)
+    assert package.returncode == 3
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"mempool {verb}" in printed(capsys, verb, "--help").split("For example")[1]
+
+
+def test_help_names_every_solver(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert set(SOLVERS) <= set(re.findall(r"\w+", printed(capsys, "plan", "--help")))
+
+
+def test_completion_offers_verbs_allocators_and_solvers() -> None:
+    for words, place, offered in (
+        ("mempool pl", "1", "plan"),
+        ("mempool show --allocator best", "3", "best_fit"),
+        ("mempool compare --allocator rec", "3", "recorded"),
+        ("mempool plan --solver sm", "3", "smartpool"),
+    ):
+        environment = {"_MEMPOOL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": place}
+        done = subprocess.run(
+            [COMMAND], env=os.environ | environment, capture_output=True, text=True, check=True
+        )
+        assert offered in done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("from mempool.cli.app import call; call(['--help'])", {"ortools", "pyarrow", "pandas"}),
+        ("import mempool.show, mempool.cli.show", {"bokeh"}),
+    ],
+)
+def test_heavy_packages_are_imported_only_for_their_work(code: str, heavy: set[str]) -> None:
+    code = f"import sys; {code}; sys.exit(' '.join({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""

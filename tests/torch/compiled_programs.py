@@ -1,0 +1,93 @@
+"""Programs compiled by the backend, and their results."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from mempool.torch.compiled.backend import register
+from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+register()
+
+#: Everything leaves that may.
+ALL = {"inner": "eager", "threshold": 0}
+PLAIN = {"inner": "eager"}
+
+
+def waves(x: torch.Tensor) -> torch.Tensor:
+    """Compute a chain of pointwise operations, which saves several values."""
+    return (x.exp().sin() * x.cos().exp()).tanh().exp()
+
+
+def compiled(function: Callable[..., Any], options: dict[str, Any] | None, **others: Any) -> Any:
+    """Compile a function with fresh counters."""
+    torch._dynamo.reset()
+    RUNTIME.counters = TransferCounters()
+    return torch.compile(function, backend="mempool", options=options, **others)
+
+
+def trained(
+    make: Callable[[], nn.Module],
+    options: dict[str, Any] | None,
+    *,
+    steps: int = 3,
+    width: int = 8,
+    **others: Any,
+) -> list[torch.Tensor]:
+    """Return the losses of a few steps, then parameters and buffers."""
+    torch.manual_seed(0)
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    loss_of = compiled(lambda x: model(x).square().mean(), options, **others)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(torch.randn(16, width, generator=torch.Generator().manual_seed(step)))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [*losses, *(value.clone() for value in model.state_dict().values())]
+
+
+def gradients(
+    function: Callable[..., Any], options: dict[str, Any] | None, *inputs: Any
+) -> list[torch.Tensor]:
+    """Return the results of a function of tensors, and the gradients of its inputs."""
+    torch.manual_seed(0)
+    given = [one.detach().clone().requires_grad_(one.requires_grad) for one in inputs]
+    results = compiled(function, options)(*given)
+    results = [results] if isinstance(results, torch.Tensor) else list(results)
+    sum(one.double().sum() for one in results if one.requires_grad).backward()
+    return [*(one.detach() for one in results), *(one.grad for one in given if one.requires_grad)]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    """Return true if both lists are non-empty and bit-identical."""
+    return len(one) == len(other) > 0 and all(
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bytes(a), _bytes(b))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def adamw_keeps(model: nn.Module) -> int:
+    """Return the bytes of AdamW's state: two moments and a step count per parameter."""
+    return sum(2 * one.nbytes + 4 for one in model.parameters())
+
+
+def named_by(refused: BaseException) -> int:
+    """Return the limit that a refusal names."""
+    said = str(refused)
+    found = re.search(r"(\d+), which is enough", said) or re.search(r"needs (\d+)", said)
+    assert found is not None, said
+    return int(found[1])
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

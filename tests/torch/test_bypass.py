@@ -1,0 +1,403 @@
+"""Operations that pass by while nothing has to move: the same results, all known once it has to."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import small_programs
+from adversary import RESIDENT_BYTES, Adversary
+from bypassed import MIB, bypass_of, mode_of, opened, small
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import mempool.torch
+from mempool.torch.eager.mode import OffloadMode
+from mempool.torch.offload.host_engine import HostEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chain import Loop
+
+pytestmark = pytest.mark.usefixtures("nothing_is_held")
+CPU = torch.device("cpu")
+
+instructions = st.tuples(
+    st.integers(0, len(small_programs.INSTRUCTIONS) - 1), st.integers(0, 4), st.integers(0, 19)
+)
+
+
+class Seen(TorchDispatchMode):
+    """Counts operations, but not what PyTorch gives to modes past the dispatcher: what backwards saved."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is not torch.ops.aten.detach.default
+        return func(*args, **(kwargs or {}))
+
+
+# --- the same results
+
+
+def same(program: Any, seed: int, share: float) -> None:
+    """Opened and closed at any instruction; whatever is known while it is closed moves at random."""
+    choose = random.Random(seed)
+
+    def nothing() -> None:
+        pass
+
+    plain = small_programs.seen_of(program, 4, nothing, nothing)
+    with (
+        mempool.torch.install(device="cpu", mode="record") as pool,
+        Adversary(seed, share=share, client=pool.client) as mode,
+    ):
+        assert mode.bypass is not None
+
+        def disturb() -> None:
+            assert mode.bypass is not None
+            if mode.bypass.is_open and choose.random() < 0.2:
+                mode.close_bypass()
+            elif not mode.bypass.is_open and choose.random() < 0.5:
+                mode.bypass.open()
+            mode.disturb()
+
+        offloaded = small_programs.seen_of(program, 4, disturb, mode.step)
+    assert offloaded == plain
+
+
+@example([(which, 1, 3) for which in range(len(small_programs.INSTRUCTIONS))], 0, 0.9)
+@example([(which, 0, 2) for which in range(len(small_programs.INSTRUCTIONS))], 1, 0.3)
+@given(
+    st.lists(instructions, min_size=1, max_size=12),
+    st.integers(0, 2**16),
+    st.sampled_from([0.1, 0.5, 0.9]),
+)
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_programs_are_identical_with_and_without_bypass(program: Any, seed: int, share: float) -> None:
+    same(program, seed, share)
+
+
+@pytest.mark.full
+@given(
+    st.lists(instructions, min_size=1, max_size=40),
+    st.integers(0, 2**16),
+    st.sampled_from([0.1, 0.5, 0.9]),
+)
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+def test_long_random_programs_are_identical_with_bypass(program: Any, seed: int, share: float) -> None:
+    same(program, seed, share)
+
+
+def test_training_is_identical_and_nearly_all_operations_are_bypassed() -> None:
+    plain = small()
+    expected = [plain.step() for _ in range(60)]
+    with Seen() as seen:
+        plain.step()
+    loop = small()
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        losses = [loop.step() for _ in range(50)]
+        before = pool.report().values["swapping"]["bypassed"]
+        losses += [loop.step() for _ in range(10)]
+        passed = pool.report().values["swapping"]["bypassed"] - before
+    assert losses == expected
+    assert passed >= 10 * seen.count
+
+
+# --- once something has to move
+
+
+def summed(source: Any, outs: list[Any]) -> None:
+    for out in outs:
+        torch.add(source, source, out=out)
+
+
+def known(pool: Any) -> dict[int, Any]:
+    """What is known once operations are seen again: all that lives."""
+    mode = mode_of(pool)
+    mode.close_bypass()
+    mode.remove_dead()
+    found = dict(mode.storages.records)
+    rooms = sum(record.rounded_bytes for record in found.values())
+    assert rooms - mode.storages.foreign_bytes == pool.client.stats()["live"]["current"]
+    return found
+
+
+def test_closing_the_bypass_registers_all_living_storages() -> None:
+    kept: list[Any] = []
+    loop = small()
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        opened(pool, loop)
+        mode = mode_of(pool)
+        for i in range(8):
+            loop.step()
+            kept.append(torch.full((1024,), float(i)))
+        assert mode.storages.find(kept[-1].untyped_storage()) is None
+        hidden = (
+            loop.net(torch.ones(256, 64)).square().mean()
+        )  # whose graph alone has what its backward needs
+        found = known(pool)
+        last = [found[id(tensor.untyped_storage())].last for tensor in kept]
+        assert last == sorted(last)  # in the order of their last use
+        assert max(last) < found[id(hidden.untyped_storage())].last
+        kept.clear()
+        del hidden, found
+
+
+def test_closing_the_bypass_updates_last_use_and_size() -> None:
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        first, second = torch.ones(1000), torch.ones(1000)
+        opened(pool, small())
+        for _ in range(3):
+            second.add_(1)
+            first.add_(1)
+        first.resize_(2000)
+        found = known(pool)
+        known_first, known_second = (found[id(one.untyped_storage())] for one in (first, second))
+        assert known_second.last < known_first.last == max(record.last for record in found.values())
+        assert known_first.size == 8000
+        del first, second, found, known_first, known_second
+
+
+def test_partly_bypassed_iteration_is_not_recorded() -> None:
+    loop = small()
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        opened(pool, loop)
+        mode = mode_of(pool)
+        before = pool.report().values["swapping"]
+
+        def order() -> int:
+            return len(mode.iterations.patterns.order)
+
+        seen = order()
+        half = loop.net(torch.ones(256, 64))
+        mode.close_bypass()
+        half.square().mean().backward()
+        loop.optimizer.step()
+        after = pool.report().values["swapping"]
+        assert order() == seen
+        assert bypass_of(pool).calm_iterations == 0
+        assert after["iterations"] == before["iterations"] + 1
+        assert (after["diverged"], after["plans"]) == (before["diverged"], before["plans"])
+        loop.step()
+        assert order() == seen + 1
+        bypass_of(pool).open()
+        mode.close_bypass()
+        with pool.iteration():  # which is seen from its beginning on
+            loop.step()
+        assert order() == seen + 2
+        del half
+
+
+def hits(pool: Any, loop: Loop, steps: int) -> float:
+    """The part of allocations in batches of many sizes that had their planned place."""
+    choose = random.Random(steps)
+    before = pool.client.stats()["outcomes"]
+    for step in range(steps):
+        loop.step(choose.randrange(400, 512))
+        if step % 10 == 9:
+            pool.plan_now()
+    after = pool.client.stats()["outcomes"]
+    new = {name: after[name] - before[name] for name in after}
+    return float(new["hit"] / sum(new.values()))
+
+
+def test_pool_plans_while_operations_are_bypassed() -> None:
+    loop = small()
+    with mempool.torch.install(device="cpu", limit="32MiB", background=False) as pool:
+        pool.watch(loop.optimizer)
+        hits(pool, loop, 60)
+        assert hits(pool, loop, 30) > 0.9
+        assert bypass_of(pool).is_open
+        mode_of(pool).close_bypass()
+        assert mode_of(pool).headroom.holds_arena
+        assert pool.client.pool.stats()["arena_bytes"] > 0
+
+
+def test_autocast_copies_are_registered_when_the_bypass_closes() -> None:
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        opened(pool, small())
+        x, weight = torch.ones(4, 32, 32), torch.ones(4, 32, 32, requires_grad=True)
+        for enabled in (False, True):  # what passes by without it may not with it
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                for _ in range(4):
+                    torch.bmm(x, weight)
+                if enabled:
+                    known(pool)
+        del x, weight
+
+
+def test_larger_batch_closes_the_bypass_and_keeps_the_limit() -> None:
+    sizes = [256] * 30 + [4096] + [256] * 10 + [4096] * 2
+    plain = small()
+    expected = [plain.step(size) for size in sizes]
+    loop = small()
+    with mempool.torch.install(device="cpu", limit="8MiB", background=False) as pool:
+        losses = [loop.step(size) for size in sizes[:30]]
+        assert bypass_of(pool).is_open
+        losses.append(loop.step(sizes[30]))
+        values = pool.report().values["swapping"]
+        assert not bypass_of(pool).is_open
+        assert values["evicted"] > 0
+        losses += [loop.step(size) for size in sizes[31:]]
+        reserved = pool.client.pool.stats()["reserved"]["peak"]
+    assert losses == expected
+    assert reserved <= 8 * MIB * 1.02
+
+
+def test_bypass_reopens_after_ever_more_iterations() -> None:
+    loop = small()
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        opened(pool, loop)
+        waits = []
+        for _ in range(5):
+            mode_of(pool).close_bypass()
+            loop.step()
+            waits.append(0)
+            while not bypass_of(pool).is_open:
+                loop.step()
+                waits[-1] += 1
+    assert waits == sorted(waits)
+    assert waits[-1] >= 2 * waits[0] > 0
+
+
+def test_bypass_stays_closed_near_the_limit() -> None:
+    loop = small()
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        for _ in range(10):
+            loop.step()
+        most = pool.report().values["swapping"]["peak_bytes"]
+    loop = small()
+    with mempool.torch.install(device="cpu", limit=int(1.1 * most), background=False) as pool:
+        for _ in range(40):
+            loop.step()
+        assert pool.report().values["swapping"]["bypassed"] == 0
+
+
+class TestBypassOpening:
+    """Iterations of which it is told how much they needed."""
+
+    @pytest.fixture
+    def mode(self) -> Iterator[OffloadMode]:
+        with (
+            mempool.torch.install(device="cpu", mode="record") as pool,
+            OffloadMode(HostEngine(1 << 28), CPU, 8 * MIB, client=pool.client) as mode,
+        ):
+            yield mode
+
+    def opens(self, mode: OffloadMode, most: int) -> bool:
+        assert mode.bypass is not None
+        for _ in range(4):
+            mode.bypass.record_peak(most)
+        return mode.bypass.is_open
+
+    def test_bypass_opens_with_enough_headroom(self, mode: OffloadMode) -> None:
+        assert not self.opens(mode, 7 * MIB + 1)
+        assert self.opens(mode, 7 * MIB)
+
+    def test_bypass_stays_closed_after_moves(self, mode: OffloadMode) -> None:
+        mode.counts.iteration_out_bytes = 1
+        assert not self.opens(mode, MIB)
+        mode.counts.iteration_out_bytes, mode.counts.iteration_in_bytes = 0, 1
+        assert not self.opens(mode, MIB)
+        mode.counts.iteration_in_bytes = 0
+        assert self.opens(mode, MIB)
+
+    def test_bypass_stays_closed_if_offloaded_storages_would_not_fit(self, mode: OffloadMode) -> None:
+        x = torch.ones(MIB // 2)
+        mode.eviction.clear(set(), 0)
+        assert RESIDENT_BYTES(x.untyped_storage()) == 0
+        assert not self.opens(mode, 6 * MIB)
+        assert self.opens(mode, 5 * MIB)
+        assert RESIDENT_BYTES(x.untyped_storage()) == 2 * MIB
+
+    def test_another_thread_does_not_open_the_bypass(self, mode: OffloadMode) -> None:
+        said: list[bool] = []
+        thread = threading.Thread(target=lambda: said.append(self.opens(mode, MIB)))
+        thread.start()
+        thread.join()
+        assert said == [False]
+
+    def test_bypass_closes_when_an_operation_lacks_headroom(self, mode: OffloadMode) -> None:
+        x = torch.ones(MIB // 4)
+        kept = [x + 1]
+        assert self.opens(mode, 2 * MIB)
+        while mode.bypass is not None and mode.bypass.is_open:
+            kept.append(x + 1)
+        assert len(kept) == 8 - 1  # and x
+        kept += [x + 1 for _ in range(6)]
+        assert mode.storages.resident_bytes <= 8 * MIB
+        assert all(one.sum().item() == MIB // 2 for one in kept)
+
+
+class TestOutOfMemory:
+    def test_operation_is_retried_after_all_else_is_evicted(self) -> None:
+        loop = small()
+        with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
+            kept = [torch.full((MIB // 4,), float(i)) for i in range(8)]
+            opened(pool, loop)
+            source = torch.arange(MIB // 4).float()
+            for _ in range(2):
+                twice = source + source
+            assert bypass_of(pool).is_open
+            del twice
+            reserved = pool.client.pool.stats()["reserved"]["current"]
+            pool.client.pool.set_max_reserved(reserved)
+            more = [source + source for _ in range(6)]
+            assert not bypass_of(pool).is_open
+            pool.client.pool.set_max_reserved(1 << 62)
+            assert all(torch.equal(one, 2 * torch.arange(MIB // 4)) for one in more)
+            assert [one.mean().item() for one in kept] == [float(i) for i in range(8)]
+            del kept, more, source
+
+    def test_random_operation_is_not_retried(self) -> None:
+        loop = small()
+        with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
+            opened(pool, loop)
+            source = torch.ones(MIB // 4)
+            for _ in range(2):
+                torch.rand_like(source)
+            pool.client.pool.set_max_reserved(pool.client.pool.stats()["reserved"]["current"])
+            drawn: list[Any] = []
+            with pytest.raises(torch.OutOfMemoryError):
+                drawn.extend(torch.rand_like(source) for _ in range(64))
+            pool.client.pool.set_max_reserved(1 << 62)
+            del source, drawn
+
+    def test_writing_operation_is_not_retried(self) -> None:
+        loop = small()
+        with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
+            opened(pool, loop)
+            source = torch.arange(MIB // 4)
+            outs = [torch.empty(0, dtype=torch.long) for _ in range(64)]
+            for out in outs[:2]:
+                torch.add(source, source, out=out)
+            assert bypass_of(pool).is_open
+            pool.client.pool.set_max_reserved(pool.client.pool.stats()["reserved"]["current"])
+            with pytest.raises(torch.OutOfMemoryError):
+                summed(source, outs[2:])
+            pool.client.pool.set_max_reserved(1 << 62)
+            del source, outs, out
+
+    @pytest.mark.parametrize("seen", [False, True])
+    def test_operation_with_an_unallocated_output_is_not_retried(self, seen: bool) -> None:
+        """The first time has given it a shape, and no memory."""
+        with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
+            if seen:
+                mode_of(pool).bypass = None
+            else:
+                opened(pool, small())
+            source = torch.arange(MIB // 4)
+            outs = [torch.empty(0, dtype=torch.long) for _ in range(64)]
+            pool.client.pool.set_max_reserved(pool.client.pool.stats()["reserved"]["current"])
+            with pytest.raises(torch.OutOfMemoryError):
+                summed(source, outs)
+            pool.client.pool.set_max_reserved(1 << 62)
+            del source, outs

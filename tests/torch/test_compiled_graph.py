@@ -1,0 +1,236 @@
+"""Captured graphs: operations, memory, order and costs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from compiled_programs import compiled
+from torch import nn
+from torch.nn import functional as F
+
+from mempool.errors import UsageError
+from mempool.hardware.gpu_throughput import rates_of
+from mempool.hardware.roofline import Roofline
+from mempool.torch.compiled.costs import MeasuredCosts
+from mempool.torch.compiled.graph import CapturedGraph, capture
+from mempool.torch.compiled.joint_graph import trace_joint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from solvers.rewriting import Graph
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+
+class Step(nn.Module):
+    """A model with its loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return F.cross_entropy(self.model(x), y)
+
+
+def captured(model: Any, *inputs: Any, loss: Any = torch.sum, **options: Any) -> CapturedGraph:
+    joint = trace_joint(model, inputs, loss)
+    return capture(joint.module, joint.forward_outputs, **options)
+
+
+def peak_bytes(graph: Graph) -> int:
+    """Return the peak by the definition of `Graph`, slowly."""
+    n = len(graph)
+    alive = np.zeros(n, np.int64)
+    for base in range(len(graph.size)):
+        family = np.flatnonzero(graph.base == base)
+        readers = [i for value in family for i in graph.readers_of(value)]
+        last = n - 1 if graph.lasting[family].any() else max([graph.producer[base], *readers])
+        alive[max(graph.producer[base], 0) : last + 1] += graph.size[base]
+    return int(alive.max())
+
+
+def named(graph: Graph, kind: str) -> list[int]:
+    return [i for i in range(len(graph)) if graph.kinds[graph.kind[i]] == f"aten.{kind}"]
+
+
+def small_network() -> nn.Module:
+    layers = [(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(3)]
+    body = [layer for block in layers for layer in block]
+    return nn.Sequential(nn.Conv2d(3, 8, 3), *body, nn.MaxPool2d(4), nn.Flatten(), nn.Linear(392, 10))
+
+
+def resnet18() -> nn.Module:
+    from networks import resnet
+
+    return resnet(18)
+
+
+@pytest.mark.parametrize("make", [small_network, pytest.param(resnet18, marks=pytest.mark.full)])
+def test_captured_peak_equals_the_recorded_peak(make: Callable[[], nn.Module]) -> None:
+    from modelled import training_trace
+
+    from solvers.swap import step_of
+
+    joint = trace_joint(
+        lambda: Step(make()), lambda: (torch.empty(64, 3, 32, 32), torch.empty(64, dtype=torch.long))
+    )
+    momenta = joint.parameter_bytes
+    graph = capture(joint.module, joint.forward_outputs, outside_bytes=momenta).graph
+    recorded = step_of(training_trace(make, (64, 3, 32, 32), Roofline(rates_of()))).peak_bytes
+    assert peak_bytes(graph) == pytest.approx(recorded, rel=2e-3)
+
+
+def test_views_share_memory_and_unused_results_count() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: Any) -> Any:
+            y = x.exp()
+            return y.view(-1)[:8].sin() + y.max(1)[0].view(-1)
+
+    graph = captured(Branches(), torch.randn(8, 4, requires_grad=True)).graph
+    view, largest = named(graph, "view")[0], named(graph, "max")[0]
+    made = np.flatnonzero(graph.producer == view)
+    assert graph.size[made].tolist() == [0]
+    assert graph.producer[graph.base[made]].tolist() == named(graph, "exp")
+    assert graph.size[graph.producer == largest].tolist() == [8 * 4, 8 * 8]
+
+
+def test_operations_carry_pass_and_module() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+    graph = captured(model, torch.randn(4, 8)).graph
+    assert (np.diff(graph.backward.astype(int)) >= 0).all()
+    assert 0 < graph.backward.sum() < len(graph)
+    where = {
+        graph.names[i]: graph.modules[graph.module[i]] for i in range(len(graph)) if graph.module[i] >= 0
+    }
+    assert where["addmm"] == "0"
+    assert where["tanh"] == where["tanh_backward"] == "1"
+
+
+def test_parameters_inputs_and_outputs_never_move() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            y = self.inner(x).exp()
+            return y.sin(), y
+
+    found = captured(Both(), torch.randn(4, 8), loss=lambda both: (both[0].sum(), both[1].view(-1)))
+    graph = found.graph
+    inputs = [value for value in found.inputs if "primals" in str(found.values[value])]
+    returned = [value for value in found.outputs if value >= 0]
+    assert graph.lasting[inputs + returned].all()
+    assert not graph.movable[inputs + returned].any()
+    y = np.flatnonzero(graph.producer == named(graph, "exp")[0])
+    assert graph.lasting[y].all()  # a view of it is returned
+    assert not graph.movable[y].any()
+    tangents = [value for value in found.inputs if "tangents" in str(found.values[value])]
+    assert tangents
+    assert not graph.lasting[tangents].any()
+
+
+def test_random_operations_keep_their_order() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.5))
+    graph = captured(model, torch.randn(4, 8)).graph
+    drawn = [i for i in range(len(graph)) if not graph.repeatable[i]]
+    assert len(drawn) == 2
+    assert graph.control.tolist() == [drawn]
+
+
+def test_attention_is_repeatable_without_dropout() -> None:
+    class Attention(nn.Module):
+        def __init__(self, share: float) -> None:
+            super().__init__()
+            self.share = share
+
+        def forward(self, x: Any) -> Any:
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=self.share)
+
+    x = torch.randn(1, 2, 16, 8, requires_grad=True)
+    assert captured(Attention(0.0), x).graph.repeatable.all()
+    assert not captured(Attention(0.5), x).graph.repeatable.all()
+
+
+def test_in_place_writes_keep_their_order() -> None:
+    def step(y: Any) -> Any:
+        x, z = y.tan(), y.sin()
+        torch.ops.aten.copy_.default(x, z)
+        return (x.cos(),)
+
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    module = make_fx(step, tracing_mode="fake")(torch.randn(4))
+    graph = capture(module, 1).graph
+    copy, cosine = named(graph, "copy_")[0], named(graph, "cos")[0]
+    assert [copy, cosine] in graph.control.tolist()
+    assert not graph.repeatable[[copy, cosine]].any()
+    assert graph.repeatable[named(graph, "sin")].all()
+    movable = {kind: graph.movable[graph.producer == named(graph, kind)[0]].all() for kind in ("tan", "sin")}
+    assert movable == {"tan": False, "sin": True}
+
+
+def test_symbolic_sizes_use_traced_values_without_guards() -> None:
+    from torch._functorch.aot_autograd import aot_function
+    from torch._guards import detect_fake_mode
+
+    found = []
+
+    def keep(module: Any, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        sizes = detect_fake_mode([node.meta.get("val") for node in module.graph.nodes]).shape_env
+        before = len(sizes.guards)
+        graph = capture(module, num_fwd_outputs).graph
+        found.append((graph, len(sizes.guards) - before))
+        from torch._functorch.partitioners import default_partition
+
+        return default_partition(module, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+
+    function = aot_function(
+        lambda x: (x.sin() @ x).exp().sum(), lambda module, _: module, partition_fn=keep, dynamic=True
+    )
+    function(torch.randn(6, 6, requires_grad=True))
+    graph, guards = found[0]
+    assert guards == 0
+    numbers = graph.rank == -1
+    assert numbers.any()
+    assert not graph.movable[numbers].any()
+    assert not graph.size[numbers].any()
+    assert graph.size[graph.producer == named(graph, "exp")[0]].tolist() == [6 * 6 * 4]
+
+
+def test_step_without_gradients_is_refused() -> None:
+    with pytest.raises(UsageError, match="needs a gradient"):
+        trace_joint(nn.ReLU(), (torch.randn(3),), torch.sum)
+
+
+def test_recompilation_reuses_measured_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second measurement would need additional memory."""
+
+    def compile_once() -> None:
+        options = {"inner": "eager", "limit": 1 << 30, "link": "pcie3"}
+        compiled(lambda x: (x.sin() @ x).cos().sum(), options)(torch.randn(48, 48, requires_grad=True))
+
+    compile_once()
+    monkeypatch.setattr(MeasuredCosts, "_measure", lambda *_: pytest.fail("measured again"))
+    compile_once()
+
+
+def test_each_distinct_call_is_measured_once() -> None:
+    clock = MeasuredCosts(runs=1)
+    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)], nn.Embedding(4, 4))
+    model.forward = lambda x: model[-1](model[:4](x).long().clamp(0, 3)).sum() + model[:4](x).sum()
+    graph = captured(model, torch.randn(8, 16), seconds=clock).graph
+    products = named(graph, "addmm")
+    assert len(products) == 8
+    assert len({graph.seconds[i] for i in products}) == 1
+    assert (graph.seconds[products] > 0).all()
+    assert len(clock.known) < len(graph)

@@ -1,0 +1,119 @@
+"""Predictions describe the edited graphs; host limits, name filters and copy costs are honoured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from compiled_programs import PLAIN, compiled, waves
+from graph_reader import Read, parted
+from torch import nn
+
+from mempool.torch.compiled import costs
+from mempool.torch.compiled.costs import copy_calls
+from mempool.torch.compiled.decide import StepDecider, StepDecision, measure_step
+from mempool.torch.compiled.graph_passes import apply
+from mempool.torch.compiled.joint_graph import trace_joint
+from mempool.torch.compiled.options import parse_options
+from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
+from mempool.torch.compiled.shared_limit import SHARED_LIMITS
+from solvers.rewriting.judge import simulate
+from solvers.swap import Link
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+LINK = Link(1e-5, 1e-10, 1e-5, 1e-10)
+
+
+def last() -> StepDecision:
+    """Return the decision about the latest graph."""
+    (part,) = SHARED_LIMITS[-1].graphs.values()
+    return part.decision
+
+
+def point() -> torch.Tensor:
+    return torch.linspace(0, 1, 4096).view(64, 64).requires_grad_()
+
+
+def test_predicted_transfers_equal_the_edited_graphs() -> None:
+    """Both passes have separate reloads, and offloads end within the forward pass."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)) for _ in range(3)]
+    joint = trace_joint(nn.Sequential(*layers), (torch.randn(64, 32),), lambda y: y.square().mean())
+    joined, _ = parted(joint)
+    options = parse_options({**PLAIN, "threshold": 0, "link": LINK})
+    made = StepDecider(measure_step(joined, options), options).decide()
+    read = Read(joined, made.captured)
+    apply(joined, made.captured, made.rewriting)
+    runs = simulate(read.graph(), LINK)
+    assert made.rewriting.offloads
+    assert (made.simulated.moved_bytes, made.simulated.returned_bytes) == (
+        runs.moved_bytes,
+        runs.returned_bytes,
+    )
+    assert made.simulated.host_bytes == runs.host_bytes
+
+
+def test_checkpoint_recomputations_have_separate_memory() -> None:
+    """A node of the same name in both graphs stands for two values."""
+
+    def again(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.utils.checkpoint.checkpoint(waves, x * 2, use_reentrant=False)
+        return result.sum()
+
+    compiled(again, {**PLAIN, "limit": 1 << 30, "link": LINK})(point())
+    graph = last().captured.graph
+    made_again = np.flatnonzero(graph.backward[graph.producer] & (graph.producer >= 0) & (graph.size > 0))
+    kinds = {graph.kinds[graph.kind[graph.producer[value]]] for value in made_again}
+    assert {"aten.exp", "aten.sin", "aten.tanh"} <= kinds
+
+
+def test_host_limit_is_checked_when_deciding() -> None:
+    """The refusal comes before anything runs."""
+    options = {**PLAIN, "link": LINK}
+    compiled(waves, {**options, "limit": 1 << 30})(point())
+    limit = int(0.9 * last().plain.peak_bytes)
+    compiled(waves, {**options, "limit": limit})(point())
+    host = last().simulated.host_bytes
+    with pytest.raises(Exception, match=f"with {host - 1} bytes on the host"):
+        compiled(waves, {**options, "limit": limit, "host_limit": host - 1})(point())
+
+
+def test_name_filter_without_match_warns() -> None:
+    options = {**PLAIN, "limit": 1 << 30, "link": LINK, "exclude": ["aten.tanh", "encodr.*"]}
+    with pytest.warns(UserWarning, match=r"no operation or module is named 'encodr\.\*'"):
+        compiled(waves, options)(point())
+
+
+def test_measured_copies_change_no_counters() -> None:
+    RUNTIME.counters = TransferCounters(offloads=7)
+    copy_calls.cache_clear()
+    measured = copy_calls(torch.device("cpu"))
+    assert measured.seconds > 0
+    assert measured.own_seconds + measured.inline_per_byte > 0
+    assert RUNTIME.counters == TransferCounters(offloads=7)
+    assert RUNTIME.host_copies == 0
+
+
+@pytest.mark.parametrize(("own_bytes", "seconds"), [(256 << 10, 1.0), (1 << 62, 4.0)])
+def test_copy_costs_are_measured_at_the_sizes_in_use(
+    own_bytes: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large copies miss the cache: here they take four times as long per byte."""
+
+    def best(device: object, size: int, *_: object) -> float:
+        return 1e6 + size * (4.0 if size >= 1 << 20 else 1.0)
+
+    monkeypatch.setattr(costs, "_best", best)
+    engine = RUNTIME.engine(torch.device("cpu"))
+    assert engine.sync_copier is not None
+    monkeypatch.setattr(engine.sync_copier, "sync_bytes", own_bytes)
+    copy_calls.cache_clear()
+    try:
+        measured = copy_calls(torch.device("cpu"))
+    finally:
+        copy_calls.cache_clear()
+    assert measured.inline_bytes == own_bytes
+    assert measured.inline_per_byte == pytest.approx(seconds, rel=0.4)

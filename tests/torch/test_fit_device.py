@@ -1,0 +1,393 @@
+"""Fake tensors inside `emulate_device` take the memory of a CUDA device, and have the shapes of PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from mempool.errors import UsageError
+from mempool.recording.torch import AccessRecorder
+from mempool.torch.estimate import Job, fit_job
+from mempool.torch.estimate.device.emulation import emulate_device
+from mempool.torch.estimate.device.kernels import AttentionCall, Target, backend_of
+from traces.trace import EventType
+
+HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)
+
+
+class Names(TorchDispatchMode):
+    """The operations that were done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def peak_bytes(work: Any) -> int:
+    """The peak load of a function's buffers."""
+    with AccessRecorder() as recorder:
+        work()
+    trace = recorder.trace()
+    sign = (trace.kind == EventType.ALLOC).astype(int)
+    freed = {
+        int(b): int(s)
+        for b, s, k in zip(trace.buffer, trace.size, trace.kind, strict=True)
+        if k == EventType.ALLOC
+    }
+    load = peak = 0
+    for kind, buffer, alloc in zip(trace.kind, trace.buffer, sign, strict=True):
+        load += (
+            freed[int(buffer)] * (alloc - int(kind == EventType.FREE))
+            if kind in (EventType.ALLOC, EventType.FREE)
+            else 0
+        )
+        peak = max(peak, load)
+    return peak
+
+
+def qkv(
+    *shape: int, dtype: torch.dtype = torch.float32, kv_heads: int | None = None, grad: bool = True
+) -> list[Tensor]:
+    """A query, a key and a value."""
+    batch, heads, length, width = shape
+    kinds = (heads, kv_heads or heads, kv_heads or heads)
+    return [torch.empty(batch, h, length, width, dtype=dtype, requires_grad=grad) for h in kinds]
+
+
+@pytest.mark.parametrize(
+    ("backend", "capability", "asked"),
+    [
+        ("flash", AMPERE, {"dtype": torch.bfloat16}),
+        ("flash", AMPERE, {"dtype": torch.bfloat16, "kv_heads": 2}),
+        ("cudnn", HOPPER, {"dtype": torch.bfloat16}),
+        ("flash", (12, 0), {"dtype": torch.float16}),
+        ("efficient", AMPERE, {"dtype": torch.float32}),
+        ("efficient", VOLTA, {"dtype": torch.float16}),
+        ("math", AMPERE, {"dtype": torch.float32, "kv_heads": 2}),
+        ("math", VOLTA, {"dtype": torch.bfloat16}),
+        ("math", AMPERE, {"dtype": torch.float64}),
+    ],
+)  # fmt: skip
+def test_the_type_the_heads_and_the_chip_decide_the_kernel(backend: str, capability: Any, asked: Any) -> None:
+    q, k, v = qkv(2, 4, 16, 64, **asked)
+    chosen = backend_of(AttentionCall(q, k, v, enable_gqa="kv_heads" in asked), Target(capability))
+    assert chosen == backend
+
+
+def test_mask_selects_the_efficient_kernel_and_a_trained_mask_excludes_cudnn() -> None:
+    q, k, v = qkv(2, 4, 16, 64, dtype=torch.bfloat16)
+    mask = torch.empty(16, 16, dtype=torch.bfloat16)
+    assert backend_of(AttentionCall(q, k, v, mask), Target(AMPERE)) == "efficient"
+    assert backend_of(AttentionCall(q, k, v, mask), Target(HOPPER)) == "cudnn"
+    assert backend_of(AttentionCall(q, k, v, mask.requires_grad_()), Target(HOPPER)) == "efficient"
+
+
+def test_the_users_switches_count() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    asked = AttentionCall(*qkv(2, 4, 16, 64, dtype=torch.bfloat16))
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        assert backend_of(asked, Target(AMPERE)) == "efficient"
+    with sdpa_kernel(SDPBackend.MATH):
+        assert backend_of(asked, Target(HOPPER)) == "math"
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_attention_returns_the_shapes_and_types_of_pytorch(data: st.DataObject) -> None:
+    draw = data.draw
+    width, length, kv_heads = (
+        draw(st.sampled_from([20, 64, 80])),
+        draw(st.sampled_from([7, 16])),
+        draw(st.sampled_from([2, 4])),
+    )
+    dtype = draw(st.sampled_from([torch.float16, torch.bfloat16, torch.float32]))
+    kind = draw(st.sampled_from(["none", "causal", "bool", "added", "trained"]))
+    capability = draw(st.sampled_from([VOLTA, AMPERE, HOPPER]))
+    results = []
+    for on in (contextlib.nullcontext(), emulate_device("cuda", capability=capability)):
+        with FakeTensorMode(), on:
+            q, k, v = qkv(2, 4, length, width, dtype=dtype, kv_heads=kv_heads)
+            mask = {"bool": torch.bool, "added": dtype, "trained": dtype}.get(kind)
+            bias = None if mask is None else torch.empty(1, 4, length, length, dtype=mask)
+            if kind == "trained" and bias is not None:
+                bias.requires_grad_()
+            out = F.scaled_dot_product_attention(
+                q, k, v, bias, draw(st.just(0.0)), kind == "causal", enable_gqa=kv_heads != 4
+            )
+            out.sum().backward()
+            leaves = [t for t in (q, k, v, bias) if t is not None and t.requires_grad]
+            results.append(
+                [
+                    (out.shape, out.dtype),
+                    *((t.grad.shape, t.grad.dtype) for t in leaves if t.grad is not None),
+                ]
+            )
+    assert results[0] == results[1]
+
+
+def test_fused_attention_keeps_no_scores() -> None:
+    def peak(length: int) -> int:
+        def work() -> None:
+            q, k, v = qkv(2, 4, length, 64, dtype=torch.bfloat16)
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+
+        with FakeTensorMode(), emulate_device("cuda"):
+            return peak_bytes(work)
+
+    assert peak(4096) < 2.1 * peak(2048)
+
+
+def test_attention_inside_of_pytorchs_own_layers_is_chosen_too() -> None:
+    with FakeTensorMode(), emulate_device("cuda"), Names() as seen:
+        layer, x = nn.MultiheadAttention(64, 4, dropout=0.25), torch.empty(8, 2, 64)
+        layer(x, x, x, need_weights=False)[0].sum().backward()
+    assert any("efficient_attention_backward" in name for name in seen.seen)
+
+
+def test_inference_mode_does_not_go_past_the_kernels() -> None:
+    with FakeTensorMode(), emulate_device("cuda"), Names() as seen, torch.inference_mode():
+        assert not F.scaled_dot_product_attention(*qkv(2, 4, 16, 64)).requires_grad
+    assert any("efficient_attention" in name for name in seen.seen)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_recompute_of_a_checkpoint_uses_kernels_of_the_target(by_hand: bool) -> None:
+    def work(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x).sin() * torch.ones(64, device="cuda")
+
+    with FakeTensorMode(), emulate_device("cuda"), Names() as seen:
+        x = qkv(2, 4, 16, 64)[0]
+        total = checkpoint(work, x, use_reentrant=False).sum()
+        torch.autograd.grad(total, x) if by_hand else total.backward()
+    assert sum(name.endswith("efficient_attention") for name in seen.seen) == 2
+
+
+def test_dropout_keeps_a_byte_an_element() -> None:
+    def work() -> None:
+        x = torch.empty(1 << 20, requires_grad=True)
+        kept = F.dropout(x, 0.1)
+        kept.sum().backward()
+
+    with FakeTensorMode():
+        on_cpu = peak_bytes(work)
+        with emulate_device("cuda"):
+            assert on_cpu - peak_bytes(work) >= 3 << 20
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_dropout_returns_the_shapes_of_pytorch(training: bool, inplace: bool) -> None:
+    with FakeTensorMode(), emulate_device("cuda"):
+        x = torch.empty(3, 4)
+        y = nn.Dropout(0.3, inplace=inplace).train(training)(x)
+        assert y.shape == x.shape
+        assert (y is x) == (inplace or not training)
+        assert torch.dropout(x, 0.5, train=training).shape == x.shape
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    "more", [{}, {"num_layers": 2, "bidirectional": True, "dropout": 0.1}, {"batch_first": True}]
+)
+def test_recurrent_layers_return_the_shapes_of_pytorch(kind: Any, more: dict[str, Any]) -> None:
+    def work() -> list[Any]:
+        layer = kind(8, 16, **more)
+        out, states = layer(torch.empty(5, 3, 8))
+        out.sum().backward()
+        states = states if isinstance(states, tuple) else (states,)
+        return [t.shape for t in (out, *states, *(p.grad for p in layer.parameters()))]
+
+    with FakeTensorMode():
+        usual = work()
+        with emulate_device("cuda"):
+            assert work() == usual
+
+
+def test_packed_sequence_returns_the_shapes_of_pytorch() -> None:
+    def work() -> list[Any]:
+        layer, states = nn.LSTM(8, 16), (torch.empty(1, 3, 16), torch.empty(1, 3, 16))
+        sizes = torch.tensor([3, 2, 2, 1])
+        more = (True, 1, 0.0, True, False)
+        return [t.shape for t in torch.lstm(torch.empty(8, 8), sizes, states, layer._flat_weights, *more)]
+
+    usual = work()
+    with FakeTensorMode(), emulate_device("cuda"):
+        assert work() == usual
+
+
+def test_optimizers_take_their_foreach_form_and_their_own_again_afterwards() -> None:
+    def names() -> list[str]:
+        layer = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(layer.parameters())
+        layer(torch.empty(2, 4)).sum().backward()
+        with Names() as seen:
+            nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+            optimizer.step()
+        return [name for name in seen.seen if "_foreach_" in name]
+
+    with FakeTensorMode():
+        assert not names()
+        with emulate_device("cuda"):
+            assert any("sqrt" in name for name in names())
+            assert any("norm" in name for name in names())
+        assert not names()
+
+
+def test_cuda_is_the_fake_device() -> None:
+    with FakeTensorMode(), emulate_device("cuda"):
+        x = torch.empty(4, device="cuda")
+        layer = nn.Linear(4, 4).cuda().to("cuda:0").to(device="cuda")
+        assert layer(x.cuda().to("cuda")).to(torch.float16).device.type == "cpu"
+        with torch.device("cuda"):
+            assert torch.zeros(3).device.type == "cpu"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_modules_of_fake_tensors_are_converted_in_place(device: str) -> None:
+    with FakeTensorMode(), emulate_device(device):
+        layer = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        layer[0].bias = layer[1].bias
+        first, steps = layer[0].weight, layer[1].num_batches_tracked
+        layer.to(device).to(torch.bfloat16)
+        assert layer[0].weight is first
+        assert layer[0].bias is layer[1].bias
+        assert {p.dtype for p in layer.parameters()} == {torch.bfloat16}
+        assert layer[1].num_batches_tracked.dtype == steps.dtype == torch.int64
+        layer(torch.empty(2, 4, dtype=torch.bfloat16)).sum().backward()
+    assert nn.Linear(2, 2).half().weight.dtype == torch.float16
+
+
+def test_cuda_autocast_narrows_products_and_widens_norms_and_sums() -> None:
+    with FakeTensorMode(), emulate_device("cuda"), torch.autocast("cuda", torch.bfloat16):
+        x = torch.empty(2, 4, requires_grad=True)
+        y = nn.Linear(4, 4)(x)
+        assert y.dtype == torch.bfloat16
+        assert (
+            nn.LayerNorm(4)(y).dtype
+            == y.softmax(-1).dtype
+            == y.sum().dtype
+            == y.pow(2).dtype
+            == torch.float32
+        )
+        assert F.gelu(y).dtype == torch.bfloat16
+        assert F.scaled_dot_product_attention(*[torch.empty(1, 1, 4, 8)] * 3).dtype == torch.bfloat16
+    with FakeTensorMode(), emulate_device("cuda"), torch.autocast("cuda"):
+        assert nn.Linear(4, 4)(torch.empty(2, 4)).dtype == torch.float16
+
+
+def test_softmax_of_half_precision_makes_a_single_buffer() -> None:
+    def work() -> None:
+        torch.softmax(torch.empty(1 << 20, dtype=torch.float16), 0, dtype=torch.float32)
+
+    with FakeTensorMode():
+        usual = peak_bytes(work)
+        with emulate_device("cuda"):
+            assert peak_bytes(work) == usual - (4 << 20)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_text_is_not_taken_to_be_packed(device: str) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, masking_utils
+
+    before = masking_utils.find_packed_sequence_indices
+    config = LlamaConfig(
+        vocab_size=99, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, use_cache=False
+    )
+    with FakeTensorMode(), emulate_device(device), Names() as seen:
+        LlamaForCausalLM(config)(torch.zeros(2, 8, dtype=torch.long))
+    assert not any("cumsum" in name for name in seen.seen)
+    assert masking_utils.find_packed_sequence_indices is before
+
+
+def test_the_cpu_and_real_tensors_are_left_alone() -> None:
+    with FakeTensorMode(), emulate_device("cpu"), Names() as seen:
+        F.scaled_dot_product_attention(*qkv(2, 4, 16, 64))
+    assert any("for_cpu" in name for name in seen.seen)
+    with emulate_device("cuda"):
+        inputs = [torch.randn(1, 2, 8, 16) for _ in range(3)]
+        attended = F.scaled_dot_product_attention(*inputs)
+    assert torch.equal(attended, F.scaled_dot_product_attention(*inputs))
+    with pytest.raises(UsageError, match="no device 'xpu'"), emulate_device("xpu"):
+        pass
+
+
+BATCH, HEADS, WIDTH = 2, 8, 64
+
+
+class Attends(nn.Module):
+    """Attention with a mask that is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q = x @ self.weight
+        return scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+
+def allocated(length: int, *, mask_heads: int = 1) -> list[int]:
+    """Return the bytes of each copy that attention makes of its mask, in two forwards."""
+
+    def inputs(batch: int) -> Any:
+        x = torch.zeros(batch, HEADS, length, WIDTH)
+        return (x, torch.zeros(batch, mask_heads, length, length)), {}
+
+    trace = fit_job(Job(Attends, inputs, BATCH, mode="inference", capability=(8, 0))).trace
+    padding = [k for k, name in enumerate(trace.names) if "pad" in name]
+    allocs = (trace.kind == EventType.ALLOC) & np.isin(trace.operation, padding)
+    sizes: list[int] = trace.size[allocs].tolist()
+    return sizes
+
+
+@pytest.mark.parametrize("length", [640, 648, 656])
+def test_mask_whose_rows_begin_at_multiples_of_eight_is_not_copied(length: int) -> None:
+    assert allocated(length) == []
+
+
+@pytest.mark.parametrize(("length", "row"), [(650, 656), (641, 648), (655, 656)])
+@pytest.mark.parametrize("mask_heads", [1, HEADS])
+def test_other_mask_is_copied_before_it_is_expanded_to_all_heads(
+    length: int, row: int, mask_heads: int
+) -> None:
+    copies = allocated(length, mask_heads=mask_heads)
+    assert copies == [BATCH * mask_heads * length * row * 4] * 2  # one in each of two steps
+
+
+def test_padded_lengths_near_each_other_need_nearly_the_same() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.BertConfig(
+        hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512, vocab_size=100,
+        max_position_embeddings=1024,
+    )  # fmt: skip
+
+    def peak(length: int) -> int:
+        def inputs(batch: int) -> Any:
+            tokens = torch.zeros(batch, length, dtype=torch.int64)
+            return (), {"input_ids": tokens, "attention_mask": torch.zeros_like(tokens), "labels": tokens}
+
+        job = Job(lambda: transformers.BertForMaskedLM(config), inputs, 4, optimizer=torch.optim.AdamW)
+        return fit_job(job).peak_bytes
+
+    peaks = [peak(length) for length in (640, 648, 650, 656)]
+    assert max(peaks) < 1.06 * min(peaks)

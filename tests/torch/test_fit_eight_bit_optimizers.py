@@ -1,0 +1,219 @@
+"""Optimizers of bitsandbytes: the bytes of their state, with and without the package."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch
+from torch import nn
+
+import mempool.torch
+from mempool.torch.estimate.fake.eight_bit_optimizers import BLOCK, STAND_INS, patch_bitsandbytes
+from mempool.torch.estimate.remedies.optimizers import InBackward
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
+X = torch.zeros(4, 1000)
+INSTALLED = importlib.util.find_spec("bitsandbytes") is not None
+SCRIPT = """
+import torch
+from torch import nn
+import bitsandbytes as bnb
+
+model = nn.Linear(1000, 1000).cuda()
+optimizer = bnb.optim.{0}
+for _ in range(3):
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(torch.zeros(4, 1000).cuda()), torch.zeros(4, 1000).cuda()).backward()
+    optimizer.step()
+"""
+
+
+def rounded(*sizes: int) -> int:
+    return sum(-(-size // 512) * 512 for size in sizes)
+
+
+def state_bytes(moments: int, bits: int, *, paged: bool = False) -> int:
+    """Bytes of state of a linear layer of 1000 x 1000, each buffer rounded up to 512."""
+    weight, bias, blocks = 1_000_000, 1000, -(-1_000_000 // BLOCK)
+    parts = [2, 1] if moments == 3 else [1] * moments
+    large = [] if paged else [n * weight * bits // 8 for n in parts]
+    small = [n * bias * 4 for n in parts]  # below 4,096 elements: in 32 bits
+    return rounded(*large, *small, *([4 * n * blocks for n in parts] if bits == 8 else []))
+
+
+CASES = [
+    ("AdamW8bit", 2, 8, False),
+    ("Adam8bit", 2, 8, False),
+    ("PagedAdamW8bit", 2, 8, True),
+    ("AdamW32bit", 2, 32, False),
+    ("AdamW", 2, 32, False),
+    ("PagedAdamW32bit", 2, 32, True),
+    ("Lion8bit", 1, 8, False),
+    ("PagedLion8bit", 1, 8, True),
+    ("Lion", 1, 32, False),
+    ("AdEMAMix8bit", 3, 8, False),
+    ("RMSprop8bit", 1, 8, False),
+]
+
+
+@pytest.mark.parametrize(("name", "moments", "bits", "paged"), CASES)
+def test_state_of_an_optimizer_has_its_layout(name: str, moments: int, bits: int, *, paged: bool) -> None:
+    made = mempool.torch.fit(nn.Linear(1000, 1000), X, STAND_INS[name])
+    assert made.by_class_bytes["optimizer_state"] == state_bytes(moments, bits, paged=paged)
+    notes = [text for text in made.warnings if "unified memory" in text]
+    assert len(notes) == paged
+    size = {8: "1.907 MiB", 32: "7.629 MiB"}[bits] if moments == 2 else "976.6 KiB"
+    assert all(text.startswith(f"not counted: {size} of optimizer state") for text in notes)
+
+
+@pytest.mark.parametrize(
+    "name", ["adamw8bit", "AdamW_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "lion-8bit"]
+)
+def test_command_takes_the_names_of_the_package_and_of_transformers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit_json: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("from torch import nn\nmodel = nn.Linear(1000, 1000)\n")
+    inputs = ["--inputs", "float32[B,1000]", "--batch", "4", "--loss", "mse"]
+    found = fit_json("net.py", *inputs, "--optimizer", name)["by_class_bytes"]["optimizer_state"]
+    assert found == state_bytes(1 if "lion" in name else 2, 8, paged="paged" in name)
+
+
+@pytest.mark.parametrize(
+    ("made", "moments", "bits", "paged"),
+    [
+        ("AdamW8bit(model.parameters(), lr=1e-4)", 2, 8, False),
+        ("AdamW8bit(model.parameters(), 1e-4, (0.9, 0.95))", 2, 8, False),
+        ("PagedAdamW8bit(model.parameters())", 2, 8, True),
+        ("AdamW(model.parameters(), optim_bits=8, is_paged=True)", 2, 8, True),
+        ("AdamW(model.parameters(), min_8bit_size=10**7, optim_bits=8)", 2, 32, False),
+        ("AdamW(model.parameters())", 2, 32, False),
+        ("Lion8bit([{'params': [model.weight], 'lr': 1.0}, {'params': [model.bias]}])", 1, 8, False),
+    ],
+)
+def test_script_with_an_optimizer_of_the_package_uses_its_layout(
+    made: str,
+    moments: int,
+    bits: int,
+    *,
+    paged: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fit_json: Any,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT.format(made))
+    answer = fit_json("train.py")
+    assert answer["by_class_bytes"]["optimizer_state"] == state_bytes(moments, bits, paged=paged)
+    if not INSTALLED:
+        assert "bitsandbytes" not in sys.modules  # the stand-in is gone with the script
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "manager.override_config(model.weight, 'optim_bits', 32)",
+        "manager.override_config([model.weight, model.bias], key_value_dict={'optim_bits': 32})",
+        "manager.register_module_override(model, 'weight', {'optim_bits': 32})",
+    ],
+)
+def test_script_with_32_bit_overrides_uses_their_layout(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit_json: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = "AdamW8bit(model.parameters())\nmanager = bnb.optim.GlobalOptimManager.get_instance()\n" + line
+    (tmp_path / "train.py").write_text(SCRIPT.format(made))
+    assert fit_json("train.py")["by_class_bytes"]["optimizer_state"] == state_bytes(2, 32)
+
+
+TRAINER = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+config = LlamaConfig(
+    hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, vocab_size=1000
+)
+data = [dict.fromkeys(("input_ids", "labels"), torch.zeros(16, dtype=torch.int64)) for _ in range(8)]
+told = TrainingArguments(output_dir="out", optim="{0}", per_device_train_batch_size=8, report_to=[])
+Trainer(model=LlamaForCausalLM(config), train_dataset=data, args=told).train()
+"""
+
+
+@pytest.mark.parametrize("optim", ["adamw_bnb_8bit", "paged_adamw_8bit"])
+def test_trainer_with_an_eight_bit_optimizer_keeps_embeddings_in_32_bits(
+    optim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit_json: Any
+) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAINER.format(optim))
+    classes = fit_json("train.py", "--main")["by_class_bytes"]
+    embedding, head = 64_000, 64_000
+    attention, mlp, norms = 4 * 64 * 64, 3 * 64 * 128, 3 * 64
+    eight = head + attention + mlp
+    tables = 2 * rounded(*[4 * -(-n // BLOCK) for n in (head, *[64 * 64] * 4, *[64 * 128] * 3)])
+    assert classes["optimizer_state"] == 8 * embedding + 2 * eight + 8 * norms + tables + 3 * 2 * 256
+
+
+@pytest.mark.skipif(INSTALLED, reason="bitsandbytes is installed")
+def test_stand_in_has_optimizers_and_no_layers() -> None:
+    with patch_bitsandbytes():
+        import bitsandbytes
+
+        assert issubclass(bitsandbytes.optim.PagedAdamW8bit, torch.optim.Optimizer)
+        assert not hasattr(bitsandbytes.nn, "Linear4bit")
+    assert importlib.util.find_spec("bitsandbytes") is None
+
+
+def test_eight_bit_optimizer_in_the_backward_lets_gradients_go() -> None:
+    def in_backward(parameters: Any) -> torch.optim.Optimizer:
+        return InBackward(parameters, STAND_INS["AdamW8bit"])
+
+    made = mempool.torch.fit(nn.Linear(1000, 1000), X, in_backward)
+    assert made.by_class_bytes["optimizer_state"] == state_bytes(2, 8)
+
+
+def test_remedies_name_the_package_of_the_optimizer() -> None:
+    layers = nn.Sequential(*(nn.Linear(1000, 1000) for _ in range(4)))
+    made = mempool.torch.fit(layers, X, STAND_INS["AdamW8bit"], remedies=True)
+    (in_backward,) = [one for one in made.remedies if one.name == "optimizer in backward"]
+    assert "# make: bitsandbytes.optim.AdamW8bit, say" in in_backward.code
+
+
+@pytest.mark.parametrize(("name", "moments", "bits", "paged"), CASES)
+def test_optimizers_of_the_package_itself_have_the_same_layout(
+    name: str, moments: int, bits: int, *, paged: bool
+) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    kind = getattr(bitsandbytes.optim, name)
+    made = mempool.torch.fit(nn.Linear(1000, 1000), X, kind)
+    assert made.by_class_bytes["optimizer_state"] == state_bytes(moments, bits, paged=paged)
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in CASES])
+def test_layout_equals_a_real_state(name: str) -> None:
+    """On the CPU the package keeps the same state, none of it paged, and two tables of 256 values."""
+    bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    parameters = [nn.Parameter(torch.ones(size)) for size in (100, 4095, 4096, 10_000)]
+    real = getattr(bitsandbytes.optim, name)(parameters)
+    real.is_paged = False  # which the package warns of on the CPU
+    made = STAND_INS[name](parameters)
+    for number, parameter in enumerate(parameters):
+        real.init_state(real.param_groups[0], parameter, 0, number)
+        state = {
+            key: value for key, value in real.state[parameter].items() if isinstance(value, torch.Tensor)
+        }
+        ours = made.layout.state_of(parameter)
+        assert {k: v.nbytes for k, v in ours.items()} == {
+            k: v.nbytes for k, v in state.items() if not k.startswith("qmap")
+        }

@@ -1,0 +1,105 @@
+"""Losses, optimizers and types by the names of the command line, in functions, jobs and Python calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch
+from torch import nn
+
+import mempool.torch
+from mempool.cli.app import call
+from mempool.errors import UsageError
+from mempool.torch.estimate import Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("shared_isolation")
+
+SCRIPT = """
+import torch
+from torch import nn
+from mempool.torch.estimate import Job
+
+def plain(batch=64):
+    return {"model": nn.Linear(100, 500), "inputs": torch.zeros(batch, 100)}
+
+def named(batch=64):
+    return plain(batch) | {"loss": "cross-entropy", "optimizer": "sgd+momentum", "dtype": "bf16"}
+
+def labelled(batch=64):
+    return plain(batch) | {"loss": "cross_entropy", "labels": torch.zeros(batch, 500)}
+
+def job():
+    return Job(lambda: nn.Linear(100, 500), lambda b: ((torch.zeros(b, 100),), {}), 64,
+               optimizer="sgd+momentum", loss="cross-entropy", dtype="bf16")
+
+def wrong(batch=64):
+    return plain(batch) | {"loss": "cross-entropi"}
+
+def number(batch=64):
+    return plain(batch) | {"loss": 5}
+"""
+OPTIONS = ("--loss", "cross-entropy", "--optimizer", "sgd+momentum", "--dtype", "bf16")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made.py").write_text(SCRIPT)
+    return tmp_path
+
+
+@pytest.mark.parametrize("function", ["named", "job"])
+def test_names_in_a_function_mean_the_same_as_on_the_command_line(
+    folder: Path, fit_json: Any, function: str
+) -> None:
+    options = fit_json("made.py:plain", *OPTIONS)
+    named = fit_json(f"made.py:{function}")
+    inputs = 0 if function == "named" else 64 * 100 * 2  # a job's own inputs stay as they are, in 32 bits
+    for answer in (options, named):
+        assert answer["by_class_bytes"]["optimizer_state"] == 196 * 512 + 2 * 512
+        assert answer["warnings"] == []
+    assert named["peak_bytes"] - options["peak_bytes"] in (0, inputs, 2 * inputs)
+
+
+def test_loss_by_name_takes_no_labels(folder: Path, fit_json: Any) -> None:
+    with_labels = fit_json("made.py:labelled")
+    assert with_labels["peak_bytes"] == fit_json("made.py:plain", "--loss", "cross-entropy")["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [("wrong", "did you mean cross-entropy?"), ("number", "loss is 5: neither a function nor a name")],
+)
+def test_unknown_name_of_a_loss_is_an_error_of_usage(
+    folder: Path, capsys: pytest.CaptureFixture[str], function: str, reason: str
+) -> None:
+    assert call(["fit", f"made.py:{function}"]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_python_call_takes_the_names() -> None:
+    x = torch.zeros(64, 100)
+    named = mempool.torch.fit(nn.Linear(100, 500), x, "sgd+momentum", loss="mse", autocast="bf16")
+
+    def mse(output: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(output, torch.zeros_like(output))
+
+    def momentum(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    written = mempool.torch.fit(nn.Linear(100, 500), x, momentum, loss=mse, autocast=torch.bfloat16)
+    assert named.peak_bytes == written.peak_bytes
+    with pytest.raises(UsageError, match="no optimizer 'adamv'"):
+        mempool.torch.fit(nn.Linear(4, 4), x, "adamv")
+
+
+def test_job_refuses_a_number_as_optimizer() -> None:
+    with pytest.raises(UsageError, match="optimizer is 3"):
+        Job(lambda: nn.Linear(4, 4), lambda _: ((), {}), 1, optimizer=3)  # type: ignore[arg-type]

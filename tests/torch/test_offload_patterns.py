@@ -1,0 +1,149 @@
+"""Iterations of several kinds in turn: a plan for each, made once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mempool.torch.eager.mode import OffloadMode
+from mempool.torch.eager.patterns import PatternRegistry
+from mempool.torch.eager.recorded_iteration import RecordedIteration
+from mempool.torch.offload.host_engine import HostEngine
+from mempool.torch.offload.options import OPTIONS
+
+if TYPE_CHECKING:
+    from mempool.torch.eager.patterns import OffloadSchedule
+
+MIB = 1 << 20
+LIMIT = 2 * MIB
+#: Batches by letter; in small letters without a step of the optimizer: g accumulates, e only looks.
+SIZES = {"A": 1024, "B": 1536, "C": 700, "D": 512, "E": 900, "F": 1100, "g": 1024, "e": 1024}
+
+
+def trained(kinds: str, mode: OffloadMode | None = None, *, marked: bool = False) -> list[float]:
+    """The losses of iterations of these kinds."""
+    torch.manual_seed(0)
+    layers = [module for _ in range(6) for module in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
+    net, random = torch.nn.Sequential(*layers), torch.Generator().manual_seed(1)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2, momentum=0.9)
+    losses = []
+    for kind in kinds:
+        with torch.set_grad_enabled(kind != "e"):
+            loss = net(torch.randn(SIZES[kind], 64, generator=random)).square().mean()
+        if kind != "e":
+            loss.backward()
+        if kind.isupper():
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+        del loss
+        if mode is not None and marked:
+            mode.marked = True
+            mode.step()
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("turn", "marked"),
+    [
+        ("AABB", False),
+        ("gggA", True),
+        ("AAAe", True),
+        *(pytest.param(turn, False, marks=pytest.mark.full) for turn in ("AB", "AAAB", "AAAAee")),
+    ],
+)
+def test_each_variant_has_one_schedule_in_any_order(
+    turn: str, marked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After three turns nothing is planned and nothing departs any more; without marks, passes are one."""
+    kinds = turn * 5
+    plain = trained(kinds)
+    engine = HostEngine(64 * MIB)
+    peaks: list[int] = []
+    with OffloadMode(engine, torch.device("cpu"), LIMIT) as mode:
+        counts = mode.counts
+        calm: list[tuple[int, int]] = []
+        end = mode.iterations.end
+
+        def ended() -> None:
+            end()
+            calm.append((counts.plans, counts.diverged))
+            peaks.append(counts.peak_bytes)
+            counts.peak_bytes = 0
+
+        monkeypatch.setattr(mode.iterations, "end", ended)
+        assert trained(kinds, mode, marked=marked) == plain
+        assert mode.counts.out_bytes > 0
+    engine.close()
+    settled = len([kind for kind in kinds[: 4 * len(turn)] if marked or kind.isupper()])
+    assert calm[settled:] == [calm[-1]] * len(calm[settled:])
+    assert counts.plans <= 1 + len(turn)
+    assert max(peaks[settled:]) <= LIMIT
+
+
+def test_more_variants_than_schedules_end_planning() -> None:
+    kinds = "ABCDEF" * 6
+    plain = trained(kinds)
+    engine = HostEngine(64 * MIB)
+    with OffloadMode(engine, torch.device("cpu"), LIMIT) as mode:
+        assert trained(kinds, mode) == plain
+        assert mode.counts.plans <= 2 + OPTIONS.max_patterns
+        assert mode.counts.diverged < len(kinds) - 2 * OPTIONS.max_patterns
+    engine.close()
+
+
+# --- which comes next
+
+
+def program(*functions: object, sizes: tuple[int, ...] = ()) -> Any:
+    born = [(at, at, size) for at, size in enumerate(sizes)]
+    return SimpleNamespace(recording=RecordedIteration(functions=list(functions), born=born))
+
+
+def kept(*programs: OffloadSchedule) -> tuple[PatternRegistry, list[Any]]:
+    patterns = PatternRegistry()
+    return patterns, [patterns.add(one) for one in programs]
+
+
+@pytest.mark.parametrize("turn", ["AAB", "AABB", "AB", "AAABCC"])
+def test_next_variant_is_predicted_after_two_turns(turn: str) -> None:
+    patterns, (a, b, c) = kept(program("a"), program("b"), program("c"))
+    made = {"A": a, "B": b, "C": c}
+    for number, kind in enumerate(turn * 5):
+        if number >= 2 * len(turn):
+            assert patterns.predict_next() is made[kind]
+        patterns.record_end(made[kind])
+
+
+def test_schedule_switches_at_the_diverging_operation() -> None:
+    patterns, (one, other, large) = kept(
+        program("x", "y", "z", sizes=(8, 8)),
+        program("x", "y", "w", sizes=(8, 8)),
+        program("x", "y", "z", sizes=(8, 16)),
+    )
+    begun = RecordedIteration(functions=["x", "y"], born=[(7, 0, 8), (9, 1, 8)])
+    assert patterns.matching_prefix(begun, "w", one) is other
+    assert patterns.matching_prefix(begun, "v", one) is None
+    assert patterns.matching_prefix(begun, "z", one) is None
+    begun = RecordedIteration(functions=["x"], born=[(7, 0, 8), (9, 1, 16)])
+    assert patterns.matching_prefix(begun, None, one) is large
+    assert patterns.matching_prefix(RecordedIteration(functions=["x", "y", "z"]), None, one) is None
+
+
+def test_only_a_stale_pattern_is_replaced() -> None:
+    patterns, made = kept(*map(program, range(OPTIONS.max_patterns)))
+    new = program(OPTIONS.max_patterns)
+    assert not patterns.recurs(new.recording)
+    assert not patterns.recurs(new.recording)  # all places are taken
+    for _ in range(OPTIONS.stale_iterations):
+        patterns.record_end(made[1])
+    assert patterns.recurs(new.recording)
+    patterns.add(new)
+    assert len(patterns) == OPTIONS.max_patterns
+    assert patterns.matching_prefix(RecordedIteration(), 1, None) is made[1]
+    assert patterns.matching_prefix(RecordedIteration(), OPTIONS.max_patterns, None) is not None
+    assert not patterns.recurs(new.recording)  # it has one

@@ -1,0 +1,456 @@
+"""How users reach swapping: ``install(limit=)``, ``mempool run --limit``; which iterations it plans."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from chain import Loop
+
+import mempool.torch
+from mempool import Pool, UsageError
+from mempool.torch.eager.mode import OffloadMode
+from mempool.torch.eager.pool_headroom import PlanStabilizer
+from mempool.torch.eager.schedule_planner import arena_bytes
+from mempool.torch.offload.host_engine import HostEngine
+from mempool.torch.offload.options import OPTIONS
+from solvers.swap import Link, OffloadPlanner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+FULL = pytest.mark.full
+
+
+pytestmark = pytest.mark.usefixtures("nothing_is_held")
+
+
+def losses(sizes: list[int]) -> list[float]:
+    loop = Loop()
+    return [loop.step(size) for size in sizes]
+
+
+# --- installing
+
+
+@pytest.mark.parametrize("limit", ["3MiB", "2MiB"])
+def test_losses_are_identical_and_the_pool_observes_the_limit(limit: str) -> None:
+    """Once a plan is followed, what the pool itself counts as alive stays within the limit."""
+    plain = losses([1024] * 8)
+    with mempool.torch.install(device="cpu", limit=limit, host_limit="64MiB", background=False) as pool:
+        loop = Loop()
+        seen = [loop.step() for _ in range(4)]
+        pool.client.reset_peaks()
+        seen += [loop.step() for _ in range(4)]
+        live = pool.client.stats()["live"]["peak"]
+        values = pool.report().to_dict()["swapping"]
+    assert seen == plain
+    assert live <= pool.settings.limit
+    assert values["limit_bytes"] == pool.settings.limit
+    assert values["planned_peak_bytes"] <= pool.settings.limit < values["unplanned_peak_bytes"]
+    assert values["moves"] > 0
+    assert values["iterations"] == 8
+    assert values["iteration_in_bytes"] > 0
+    assert "swapping: limit" in str(pool.report())
+    json.dumps(values)
+
+
+def test_report_without_a_limit_has_no_offloading() -> None:
+    with mempool.torch.install(device="cpu", background=False) as pool:
+        assert pool.report().to_dict()["swapping"] is None
+        assert "swapping" not in str(pool.report())
+
+
+def test_environment_limit_applies_to_pytorch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMPOOL_LIMIT", "5MiB")
+    with Pool(background=False) as plain, mempool.torch.install(device="cpu", background=False) as pool:
+        assert plain.report().to_dict()["swapping"] is None
+        assert pool.report().to_dict()["swapping"]["limit_bytes"] == 5 * MIB
+    with pytest.raises(UsageError, match="max_reserved is for all pools"):
+        Pool(background=False, limit="5MiB")
+
+
+@pytest.mark.parametrize("limit", ["0", "much", -1, True, 1.5, "1.5", "2.5 B"])
+def test_invalid_limit_is_refused(limit: object) -> None:
+    with pytest.raises(UsageError):
+        mempool.torch.install(device="cpu", limit=limit)
+    assert not mempool.torch.is_installed()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        ({"limit": "2GiB", "max_reserved": "1GiB"}, "max_reserved 1,073,741,824"),
+        ({"host_limit": "1GiB"}, "give one too"),
+    ],
+)
+def test_contradictory_options_are_refused(chosen: dict[str, str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        mempool.torch.install(device="cpu", **chosen)
+    assert not mempool.torch.is_installed()
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "why"),
+    [
+        (["--limit", "2GiB", "--max-reserved", "1GiB"], {}, "max_reserved 1,073,741,824"),
+        ([], {"MEMPOOL_HOST_LIMIT": "1GiB"}, "give one too"),
+    ],
+)
+def test_contradictory_options_are_reported_in_one_line(
+    options: list[str], variables: dict[str, str], why: str
+) -> None:
+    command = [sys.executable, "-m", "mempool", "run", *options, "-c", "1"]
+    environment = {**os.environ, **variables, "PYTHONPATH": str(Path(mempool.__file__).parents[1])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 2
+    assert why in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+
+
+def test_closing_the_pool_reloads_storages_under_later_modes() -> None:
+    class Other(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    pool = mempool.torch.install(device="cpu", limit="2MiB", background=False)
+    kept = [torch.full((MIB // 8,), float(i)) for i in range(8)]
+    with Other():
+        pool.close()
+        assert [t.untyped_storage().nbytes() for t in kept] == [MIB // 2] * 8
+        assert [t.mean().item() for t in kept] == [float(i) for i in range(8)]
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+
+
+SCRIPT = """
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+net = torch.nn.Sequential(*[m for _ in range(6) for m in (torch.nn.Linear(64, 64), torch.nn.Tanh())])
+optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+kept = []
+for step in range(6):
+    loss = net(torch.randn(2048, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    kept.append(loss.detach())
+    print(loss.item().hex())
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    "end", [pytest.param("", marks=FULL), pytest.param("raise SystemExit(3)", marks=FULL), "1 / 0"]
+)
+def test_unmodified_program_runs_within_a_limit(tmp_path: Path, end: str) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.format(end=end))
+    folder = str(Path(mempool.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": folder}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *command, "train.py"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+
+    plain = run()
+    offloaded = run("-m", "mempool", "run", "--quiet", "--json", "report.json", "--limit", "4MiB")
+    assert (offloaded.stdout, offloaded.returncode) == (plain.stdout, plain.returncode), offloaded.stderr
+    assert offloaded.stderr == plain.stderr
+    values = json.loads((tmp_path / "report.json").read_text())["pools"]["torch"]["swapping"]
+    assert values["limit_bytes"] == 4 * MIB
+    assert values["moves"] > 0
+
+
+def test_invalid_limit_is_reported_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent("print(1)"))
+    command = [sys.executable, "-m", "mempool", "run", "--limit", "much", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(mempool.__file__).parents[1])}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 2
+    assert "'much' is not a size in bytes" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+# --- iterations
+
+
+@pytest.fixture
+def mode() -> Iterator[OffloadMode]:
+    engine = HostEngine(64 * MIB)
+    with OffloadMode(engine, CPU, 2 * MIB) as mode:
+        yield mode
+    engine.close()
+
+
+def test_one_diverging_iteration_keeps_the_schedule_and_two_make_another(mode: OffloadMode) -> None:
+    loop, iterations = Loop(), mode.iterations
+    for _ in range(3):
+        loop.step()
+    assert iterations.schedule is not None
+    tape = iterations.schedule.recording  # stays where copies only come sooner
+    for size in (1536, 1024, 2048, 1024):
+        loop.step(size)
+        assert iterations.schedule.recording is tape
+    assert mode.counts.diverged - 1 == 2  # the first two iterations differ by the momentum that begins
+    loop.step(1280)
+    loop.step(1280)
+    assert iterations.schedule.recording is not tape
+    made = mode.counts.plans
+    loop.step(1280)
+    assert mode.counts.plans == made
+
+
+def test_losses_of_varying_batches_are_identical(mode: OffloadMode) -> None:
+    sizes = [1024, 1024, 1024, 1, 2048, 1024, 512, 512, 512, 1024]
+    mode.__exit__(None, None, None)
+    plain = losses(sizes)
+    mode.__enter__()
+    assert losses(sizes) == plain
+    assert mode.counts.out_bytes > 0
+
+
+def test_program_marks_override_optimizer_steps() -> None:
+    with mempool.torch.install(device="cpu", limit="4MiB", background=False) as pool:
+        loop = Loop()
+        for _ in range(3):
+            with pool.iteration():
+                loop.step()
+                loop.step()  # the second half of the same
+        assert pool.report().to_dict()["swapping"]["iterations"] in (3, 4)  # the first may have been found
+    with mempool.torch.install(device="cpu", limit="4MiB", background=False) as pool:
+        loop = Loop()
+        watched = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], 1.0)
+        pool.watch(watched)
+        for _ in range(4):
+            loop.step()
+        assert pool.report().to_dict()["swapping"]["iterations"] == 0
+        watched.step()
+        assert pool.report().to_dict()["swapping"]["iterations"] == 1
+
+
+def test_first_of_two_optimizers_ends_iterations(mode: OffloadMode) -> None:
+    loop, other = Loop(), Loop()
+    for _ in range(5):
+        loop.step()
+        other.step()
+    assert mode.counts.iterations == 5
+
+
+def test_infeasible_limit_is_reported_once_with_the_least_schedule(caplog: pytest.LogCaptureFixture) -> None:
+    plain = losses([1024] * 6)
+    engine = HostEngine(64 * MIB)
+    with caplog.at_level("WARNING"), OffloadMode(engine, CPU, MIB // 4) as mode:
+        assert losses([1024] * 6) == plain
+        plan = mode.iterations.schedule
+    engine.close()
+    assert plan is not None
+    assert plan.swap.limit_bytes > MIB // 4
+    assert plan.swap.peak_bytes < plan.recorded.step.peak_bytes
+    assert len(caplog.records) == 1
+    assert "262,144 B (256 KiB)" in caplog.text
+    assert "operation" in caplog.text
+
+
+def test_unmarked_loop_is_detected_and_planned(mode: OffloadMode) -> None:
+    """Inferences with more weights than may be here: they come in turn, before they are needed."""
+    weights = [torch.full((256, 256), i / 1e5) for i in range(12)]
+    x = torch.ones(16, 256)
+
+    def work() -> float:
+        with torch.inference_mode():
+            y = x
+            for weight in weights:
+                y = torch.tanh(y @ weight) + 1
+            return float(y.sum() * y.mean())
+
+    first = work()
+    assert [work() for _ in range(60)] == [first] * 60
+    counts, plan = mode.counts, mode.iterations.schedule
+    assert plan is not None
+    assert len(plan) >= 36  # all of them, not one layer
+    on_demand, iterations = counts.on_demand, counts.iterations
+    work()
+    assert counts.iterations == iterations + 1
+    assert counts.on_demand - on_demand <= 1
+
+
+@pytest.mark.parametrize("limit", ["4MiB", "1GiB"])
+def test_pool_serves_an_unmarked_inference_loop_from_its_plan(limit: str) -> None:
+    """No optimizer ends iterations: the pool and the mode each find the period by themselves."""
+    layers = [part for _ in range(8) for part in (torch.nn.Linear(256, 256), torch.nn.Tanh())]
+    net, x = torch.nn.Sequential(*layers), torch.ones(512, 256)
+    with (
+        torch.inference_mode(),
+        mempool.torch.install(device="cpu", limit=limit, host_limit="64MiB", background=False) as pool,
+    ):
+        for step in range(80):
+            if step == 60:
+                before = pool.client.stats()["outcomes"]
+            net(x)
+            pool.plan_now()
+        after = pool.client.stats()["outcomes"]
+    new = {name: after[name] - before[name] for name in after}
+    assert new["hit"] == sum(new.values()) > 0
+
+
+def test_untouched_storages_are_offloaded_and_do_not_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Such as an average of a model, or the data of an evaluation."""
+    idle = [torch.randn(MIB) for _ in range(4)]
+    sums = [one.sum().item() for one in idle]
+    engine = HostEngine(64 * MIB)
+    with caplog.at_level("WARNING"), OffloadMode(engine, CPU, 3 * MIB) as mode:
+        assert [one.sum().item() for one in idle] == sums  # now it knows them
+        assert losses([1024] * 6) == losses([1024] * 6)
+        plan = mode.iterations.schedule
+        assert plan is not None
+        assert plan.swap.limit_bytes <= 3 * MIB
+        assert [one.sum().item() for one in idle] == sums
+    engine.close()
+    assert not caplog.records
+
+
+def test_recording_without_a_period_is_bounded(mode: OffloadMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "mempool.torch.eager.recorded_iteration.OPTIONS", replace(OPTIONS, max_unperiodic_operations=128)
+    )
+    x, choices = torch.ones(10), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for _ in range(400):
+            x = x + 1 if torch.rand((), generator=choices) < 0.5 else x * 1
+            assert len(mode.iterations.current) <= 128
+
+
+def test_reloads_with_waits_start_earlier(mode: OffloadMode) -> None:
+    """A copy engine that is slower than it said: copies back move until they wait less, or may no further."""
+    loop, iterations = Loop(), mode.iterations
+    for _ in range(3):
+        loop.step()
+    plan = iterations.schedule
+    assert plan is not None
+    moves = range(len(plan.swap.schedule))
+    waits = {id(move): 1e-2 for move in moves}
+    mode.engine.waited = lambda transfer: waits.get(id(transfer), 0.0)  # type: ignore[method-assign]
+    better = iterations.planner.start_reloads_earlier(plan, [(move, move) for move in moves], 1 << 40)
+    assert better is not None
+    assert (better.swap.schedule.fetch <= plan.swap.schedule.fetch).all()
+    assert (better.swap.schedule.fetch < plan.swap.schedule.fetch).any()
+    none = iterations.planner.start_reloads_earlier(plan, [(move, object()) for move in moves], 1 << 40)
+    assert none is None
+
+
+class Behind(HostEngine):
+    """An engine of which nobody knows what was waited for until an iteration later, as on a GPU."""
+
+    streams = True
+
+    def __init__(self) -> None:
+        super().__init__(64 * MIB)
+        self.now: list[Any] = []
+        self.known: list[Any] = []
+
+    def wait(self, transfer: Any) -> float:
+        super().wait(transfer)
+        self.now.append(transfer)
+        return 0.0
+
+    def waited(self, transfer: Any) -> float:
+        return 1e-2 * any(transfer is one for one in self.known)
+
+    def end_iteration(self) -> None:
+        super().end_iteration()
+        self.known, self.now = self.now, []
+
+
+def test_stream_waits_are_counted_one_iteration_later() -> None:
+    plain = losses([1024] * 8)
+    engine = Behind()
+    with OffloadMode(engine, CPU, 2 * MIB) as mode:
+        assert losses([1024] * 8) == plain
+        assert mode.counts.waits > 0
+        assert mode.counts.waited_seconds >= 1e-2
+        assert mode.counts.changes > 0
+    engine.close()
+
+
+# --- what the pool reserves
+
+
+class FakePool:
+    """A client that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def enter_dynamic(self) -> None:
+        self.told.append("dynamic")
+
+    def leave_dynamic(self) -> None:
+        self.told.append("learn")
+
+    def give_back(self) -> None:
+        self.told.append("give back")
+
+
+def test_pool_learns_only_while_moves_are_stable() -> None:
+    pool = FakePool()
+    stabilizer = PlanStabilizer(pool)  # type: ignore[arg-type]
+    stabilizer.record_stable()
+    stabilizer.reset()
+    for _ in range(2):
+        stabilizer.record_stable()
+    assert pool.told == ["dynamic"]
+    for _ in range(9):
+        stabilizer.record_stable()
+    assert pool.told == ["dynamic", "give back", "learn"]
+    stabilizer.reset()
+    stabilizer.let_pool_learn()
+    stabilizer.let_pool_learn()
+    assert pool.told[3:] == ["dynamic", "give back", "learn"]
+
+
+def test_moves_leave_room_for_gaps_of_the_arena() -> None:
+    """Of a loop whose plan for the limit itself would take more."""
+    engine = HostEngine(MIB)
+    with OffloadMode(engine, CPU, 1 << 40) as mode:
+        loop = Loop()
+        for _ in range(3):
+            loop.step()
+        plan = mode.iterations.schedule
+    engine.close()
+    assert plan is not None
+    step, schedules = plan.recorded.step, mode.iterations.planner
+    planner = OffloadPlanner(step, Link.of_rate(4e9))
+    tried = 0
+    for part in range(95, 50, -3):
+        limit = step.peak_bytes * part // 100
+        swap = planner.nearest(limit)
+        if swap.limit_bytes > limit or arena_bytes(step, swap.schedule, 64) <= limit:
+            continue
+        tried += 1
+        fits = schedules.fit_arena(planner, step, limit)
+        assert arena_bytes(step, fits.schedule, 64) < arena_bytes(step, swap.schedule, 64)
+    assert tried

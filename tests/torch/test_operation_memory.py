@@ -1,0 +1,464 @@
+"""Room for an operation: how much it needs, and what leaves for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from models import MODELS
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mempool.recording.torch.ledger import storages_in
+from mempool.recording.torch.operations import learn
+from mempool.torch.eager.eviction_policy import EvictionPolicy, victims
+from mempool.torch.eager.mode import OffloadMode
+from mempool.torch.eager.op_footprints import OpFootprints, PoolCounters
+from mempool.torch.eager.recorded_iteration import NextUse, RecordedIteration
+from mempool.torch.eager.storages import RESIDENT
+from mempool.torch.offload.host_engine import HostEngine
+from mempool.torch.offload.options import OPTIONS
+from solvers.swap import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def engine() -> Iterator[HostEngine]:
+    engine = HostEngine(1 << 30)
+    yield engine
+    engine.close()
+
+
+def block(value: float) -> Any:
+    """A MiB."""
+    return torch.full((MIB // 4,), float(value))
+
+
+def offloaded(tensors: list[Any]) -> list[int]:
+    here = torch._C.StorageBase.nbytes  # a storage itself says what it has when it is here
+    return [i for i, tensor in enumerate(tensors) if here(tensor.untyped_storage()) == 0]
+
+
+class Sized(NamedTuple):
+    rounded_bytes: int
+
+
+class TestEviction:
+    @given(st.lists(st.integers(1, 50), max_size=12), st.integers(1, 200))
+    def test_victims_free_enough_and_none_is_superfluous(self, rooms: list[int], missing: int) -> None:
+        order = [Sized(room) for room in rooms]
+        chosen: Any = victims(order, missing)  # type: ignore[arg-type]
+        at = [i for record in chosen for i, other in enumerate(order) if other is record]
+        assert at == sorted(set(at))
+        total = sum(record.rounded_bytes for record in chosen)
+        if total < missing:
+            assert len(chosen) == len(order)
+        else:
+            assert all(total - record.rounded_bytes < missing for record in chosen)
+
+    @given(st.data())
+    @settings(max_examples=50)
+    def test_next_use_is_the_first_later_access(self, data: st.DataObject) -> None:
+        k = data.draw(st.integers(1, 12))
+        rows = data.draw(
+            st.lists(st.tuples(st.integers(0, k - 1), st.integers(1, k), st.booleans()), max_size=5)
+        )
+        start = [0 if stays else begin for begin, _, stays in rows]
+        end = [k if stays else min(begin + length, k) for begin, length, stays in rows]
+        used = [sorted(data.draw(st.sets(st.integers(a, b - 1)))) for a, b in zip(start, end, strict=True)]
+        step = Step(
+            seconds=np.ones(k),
+            operation=np.full(k, -1, np.int32),
+            start=np.array(start, np.int64),
+            end=np.array(end, np.int64),
+            size=np.ones(len(rows), np.int64),
+            persistent=np.array([stays for _, _, stays in rows], np.bool_),
+            ids=np.arange(len(rows)),
+            access_buffer=np.array([row for row, ops in enumerate(used) for _ in ops], np.int64),
+            access_op=np.array([op for ops in used for op in ops], np.int64),
+            access_writes=np.zeros(sum(map(len, used)), np.bool_),
+            circular=True,
+        )
+        uses = NextUse(step)
+        for at_row, (_, _, stays) in enumerate(rows):
+            for at in range(k):
+                later = [op for op in used[at_row] if op >= at] + [op + k for op in used[at_row] if stays]
+                if later:
+                    assert uses.next_use(at_row, at) == min(later) - at
+                elif not stays:
+                    assert uses.next_use(at_row, at) == 2 * max(end[at_row] - at, 0)
+                else:
+                    assert uses.next_use(at_row, at) >= k - at
+
+    def test_least_recently_used_storage_is_evicted_without_a_schedule(self, engine: HostEngine) -> None:
+        with OffloadMode(engine, CPU, 4 * MIB):
+            kept = [block(i) for i in range(4)]
+            for i in (0, 2, 3, 1):
+                kept[i].add_(1)
+            kept.append(block(4))
+            assert offloaded(kept) == [0]
+
+    def test_last_used_storage_is_evicted_by_the_schedule(self, engine: HostEngine) -> None:
+        """The order of use differs from that of the uses before: the last iteration shows better."""
+        with OffloadMode(engine, CPU, 64 * MIB) as mode:
+            kept = [block(i) for i in range(4)]
+
+            def iteration(extra: bool) -> list[int]:
+                for i in (1, 2, 3, 0):
+                    kept[i].add_(1)
+                more = torch.full((MIB // 4 if extra else 16,), 0.0)
+                offloaded_range = offloaded(kept)
+                for i in (0, 1, 3, 2):
+                    kept[i].add_(1)
+                del more
+                mode.step()
+                return offloaded_range
+
+            for _ in range(3):
+                iteration(False)
+            assert mode.iterations.schedule is not None
+            mode.eviction.limit_bytes = 4 * MIB
+            assert iteration(True) == [2]
+
+    @pytest.mark.parametrize(("age", "first"), [(6, "clean"), (4, "dirty")])
+    def test_valid_host_copy_halves_the_eviction_cost(self, age: int, first: str) -> None:
+        record = [
+            SimpleNamespace(
+                key=key,
+                movable=True,
+                state=RESIDENT,
+                rounded_bytes=MIB,
+                has_valid_copy=key == "clean",
+                last=last,
+            )
+            for key, last in (("dirty", 90), ("clean", 100 - age))
+        ]
+        storages: Any = SimpleNamespace(records={h.key: h for h in record}, resident_bytes=2 * MIB)
+        eviction = EvictionPolicy(storages, None, None, MIB)  # type: ignore[arg-type]
+        assert eviction.candidates((), 100)[0].key == first
+
+    def test_arguments_stay_resident_beyond_the_limit(self, engine: HostEngine) -> None:
+        with OffloadMode(engine, CPU, 2 * MIB) as mode:
+            kept = [block(i) for i in range(4)]
+            assert torch.stack(kept).mean().item() == 1.5
+            assert mode.counts.over > 0
+
+    def test_transfers_start_together(self) -> None:
+        log: list[str] = []
+
+        class Logged(HostEngine):
+            def offload(self, data: Any, at: int = -1) -> Any:
+                log.append("out")
+                return super().offload(data, at)
+
+            def reload(self, copy: Any, data: Any) -> Any:
+                log.append("back")
+                return super().reload(copy, data)
+
+            def wait(self, transfer: Any) -> float:
+                log.append("wait")
+                return super().wait(transfer)
+
+        engine = Logged(1 << 26)
+        with OffloadMode(engine, CPU, 6 * MIB):
+            kept = [block(i) for i in range(5)]
+            log.clear()
+            large = torch.full((4 * MIB // 4,), 1.0)
+            assert log[:3] == ["out"] * 3
+            del large
+            log.clear()
+            torch.stack(kept)
+            assert log.index("back") < len(log) - 1
+            assert "wait" not in log[log.index("back") : log.index("back") + len(offloaded(kept)) + 2]
+        engine.close()
+
+    def test_larger_batch_stays_within_the_limit(self, engine: HostEngine) -> None:
+        def train() -> tuple[list[float], list[Any]]:
+            torch.manual_seed(0)
+            model = MODELS["gpt"]()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            losses = []
+            for step, size in enumerate((2, 2, 4, 2)):
+                optimizer.zero_grad()
+                loss = model.loss(*model.batch(step, size))
+                loss.backward()
+                losses.append(loss.item())
+                optimizer.step()
+            return losses, list(model.state_dict().values())
+
+        plain, state = train()
+        with OffloadMode(engine, CPU, 1 << 40) as free:
+            train()
+        limit = int(0.6 * free.counts.peak_bytes)
+        with OffloadMode(engine, CPU, limit) as mode:
+            losses, offloaded = train()
+        assert losses == plain
+        assert all(torch.equal(a, b) for a, b in zip(state, offloaded, strict=True))
+        assert mode.counts.peak_bytes <= limit
+        assert mode.counts.over == 0
+
+
+class PredictionObserver(TorchDispatchMode):
+    """What operations were said to make, and what they made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.predictions: list[tuple[str, int, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operation = learn(func)
+        if operation.asks or operation.views:
+            return func(*args, **kwargs)
+        footprint = OpFootprints().footprint(func, args, kwargs, 0, 0)
+        given = {id(storage) for _, storage in storages_in((args, kwargs))}
+        result = func(*args, **kwargs)
+        made = {id(s): s.nbytes() for _, s in storages_in(result) if id(s) not in given}
+        self.predictions.append((operation.name, footprint.result_bytes, sum(made.values())))
+        return result
+
+
+class TestOpFootprints:
+    @pytest.mark.parametrize("name", ["resnet", "gpt"])
+    def test_result_bytes_of_a_step_are_predicted(self, name: str) -> None:
+        model = MODELS[name]()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        with PredictionObserver() as asked:
+            model.loss(*model.batch(0, 2)).backward()
+            optimizer.step()
+        assert [told for told in asked.predictions if told[1] != told[2]] == []
+
+    def test_data_dependent_footprint_is_an_upper_bound(self) -> None:
+        x = torch.randint(0, 5, (40, 3))
+        with PredictionObserver() as asked:
+            x.nonzero()
+            x[x > 2]
+            x.masked_select(x > 1)
+            x.unique()
+            x.unique(return_inverse=True, return_counts=True)
+            x.unique(dim=0, return_inverse=True)
+            x.flatten().unique_consecutive()
+        assert {"aten::nonzero", "aten::index.Tensor", "aten::_unique2", "aten::unique_dim"} <= {
+            name for name, _, _ in asked.predictions
+        }
+        assert [told for told in asked.predictions if told[1] < told[2]] == []
+
+    def test_unpredictable_footprint_is_the_largest_seen(self) -> None:
+        footprints, func = OpFootprints(), torch.ops.aten.repeat_interleave.Tensor
+        for counts, expected in (([1, 2], 0), ([3, 5], 24), ([1], 64)):
+            args = (torch.tensor(counts),)
+            footprint = footprints.footprint(func, args, {}, 8 * len(counts) + expected, 0)
+            assert footprint.result_bytes == expected
+            footprints.end(func, footprint, 8 * len(counts), func(*args).untyped_storage().nbytes())
+
+    def test_footprint_cache_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("mempool.torch.eager.op_footprints.OPTIONS", replace(OPTIONS, max_footprints=8))
+        footprints, func = OpFootprints(), torch.ops.aten.add.Tensor
+        for at in range(50):
+            x = torch.ones(at + 1)
+            assert footprints.footprint(func, (x, x), {}, 4 * (at + 1), 0).result_bytes == 4 * (at + 1)
+        assert len(footprints.cache) <= 8
+
+    def test_learning_rate_does_not_change_the_footprint(self) -> None:
+        footprints, x = OpFootprints(), torch.ones(4)
+        for rate in (0.1, 0.2):
+            footprints.footprint(torch.ops.aten.mul.Scalar, (x, rate), {}, 16 if rate < 0.15 else 17, 0)
+        assert len(footprints.cache) == 1
+        for end in (4.0, 8.0):
+            assert (
+                footprints.footprint(torch.ops.aten.arange.default, (end,), {}, 0, 0).result_bytes == 4 * end
+            )
+
+    def test_arguments_are_not_counted_as_results(self) -> None:
+        x = torch.ones(4, 4)
+        assert OpFootprints().footprint(torch.ops.aten.add_.Tensor, (x, x), {}, 64, 0).result_bytes == 0
+        assert OpFootprints().footprint(torch.ops.aten.add.out, (x, x), {"out": x}, 64, 0).result_bytes == 0
+
+    def test_offloaded_tensor_keeps_its_shape(self) -> None:
+        x = torch.ones(4, 4)
+        x.untyped_storage().resize_(0)
+        assert OpFootprints().footprint(torch.ops.aten.add.Tensor, (x, x), {}, 64, 0).result_bytes == 64
+
+    def test_ample_headroom_skips_the_prediction(self) -> None:
+        footprints, x, add = OpFootprints(), torch.ones(4), torch.ops.aten.add.Tensor
+        first = footprints.footprint(add, (x, x), {}, 16, 1 << 20)
+        assert first.result_bytes == 16
+        footprints.end(add, first, 16, 16)
+        y = torch.ones(5)
+        footprint = footprints.footprint(add, (y, y), {}, 20, 1 << 20)
+        assert footprint.result_bytes == 0
+        footprints.end(add, footprint, 20, 20)
+        assert footprints.footprint(add, (y, y), {}, 20, 0).result_bytes == 20
+        column, row = torch.ones(64, 1), torch.ones(1, 64)  # broadcast: it makes far more than it is given
+        assert footprints.footprint(add, (column, row), {}, 512, 1 << 20).result_bytes == 64 * 64 * 4
+
+    def test_growing_operation_is_always_predicted(self) -> None:
+        footprints, x, repeat = OpFootprints(), torch.ones(4), torch.ops.aten.repeat.default
+        for many in (100, 200):
+            footprint = footprints.footprint(repeat, (x, [many]), {}, 16, 1 << 20)
+            assert footprint.result_bytes == many * 16
+            footprints.end(repeat, footprint, 16, many * 16)
+
+    def test_workspace_depends_on_strides(self) -> None:
+        footprints, x, gelu = OpFootprints(), torch.ones(8, 8), torch.ops.aten.gelu_backward.default
+        assert footprints.footprint(gelu, (x, x), {}, 256, 0) is footprints.footprint(
+            gelu, (x + 1, x), {}, 256, 0
+        )
+        assert footprints.footprint(gelu, (x, x), {}, 256, 0) is not footprints.footprint(
+            gelu, (x.t(), x), {}, 256, 0
+        )
+
+    @given(st.lists(st.integers(-40, 40), min_size=1, max_size=30), st.integers(0, 15))
+    def test_pool_counters_bound_the_workspace(self, changes: list[int], before: int) -> None:
+        class Client:
+            def __init__(self) -> None:
+                self.live = {"current": 0, "peak": 0, "total": 0}
+
+            def change(self, size: int) -> None:
+                size = max(size, -self.live["current"])
+                self.live = {
+                    "current": self.live["current"] + size,
+                    "peak": max(self.live["peak"], self.live["current"] + size),
+                    "total": self.live["total"] + max(size, 0),
+                }
+
+            def stats(self) -> Any:
+                return {"live": self.live}
+
+        client = Client()
+        for size in changes[:before]:
+            client.change(size)
+        counters = PoolCounters(client)  # type: ignore[arg-type]
+        counters.begin()
+        base = most = client.live["current"]
+        allocated = client.live["total"]
+        for size in changes[before:]:
+            client.change(size)
+            most = max(most, client.live["current"])
+        assert most - base <= counters.taken() <= client.live["total"] - allocated
+
+
+class FailingMode(TorchDispatchMode):
+    """Below swapping: operations find no memory as often as they are told, before they do anything."""
+
+    missing = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.missing and learn(func).name.startswith(("aten::add", "aten::bernoulli")):
+            self.missing -= 1
+            raise torch.OutOfMemoryError("there is none")
+        return func(*args, **(kwargs or {}))
+
+
+class FakePool:
+    """A pool that serves an operation so many bytes for itself."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def stats(self) -> Any:
+        return {"live": {"current": 0, "peak": 1 << 40, "total": self.total}}
+
+
+class TestWorkspace:
+    conv = torch.ops.aten.convolution.default
+    add = torch.ops.aten.add.Tensor
+
+    def footprint(self, footprints: OpFootprints, func: Any, side: int) -> Any:
+        x = torch.ones(1, 1, side, side)
+        args = (x, x) if func is self.add else (x, x, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        return footprints.footprint(func, args, {}, 8 * side * side, 0)
+
+    def test_workspace_is_estimated_until_measured(self) -> None:
+        pool = FakePool()
+        footprints = OpFootprints(PoolCounters(pool))  # type: ignore[arg-type]
+        assert self.footprint(footprints, self.add, 4).workspace_bytes == 0
+        footprint = self.footprint(footprints, self.conv, 4)
+        assert (
+            footprint.workspace_bytes == 8 * 16 + footprint.result_bytes
+        )  # nobody knows: as much as it is given and makes
+        for taken, known in (
+            (100, 100),
+            (60, 60),
+            (900, 60),
+        ):  # others may allocate meanwhile: the least counts
+            footprints.begin()
+            pool.total += taken + footprint.result_bytes
+            footprints.end(self.conv, footprint, 8 * 16, footprint.result_bytes)
+            assert footprint.workspace_bytes == known
+        assert self.footprint(footprints, self.conv, 4) is footprint
+
+    def test_workspace_share_carries_over_to_other_shapes(self) -> None:
+        pool = FakePool()
+        footprints = OpFootprints(PoolCounters(pool))  # type: ignore[arg-type]
+        footprint = self.footprint(footprints, self.add, 4)
+        footprints.begin()
+        pool.total += 2 * (8 * 16 + 64) + 64
+        footprints.end(self.add, footprint, 8 * 16, 64)
+        assert self.footprint(footprints, self.add, 8).workspace_bytes == 2 * (8 * 64 + 256)
+
+    def test_workspace_counts_within_the_limit(self, engine: HostEngine) -> None:
+        with OffloadMode(engine, CPU, 3 * MIB + 4096) as mode:
+            pool: Any = FakePool()
+            mode.footprints = OpFootprints(PoolCounters(pool))
+            kept = [block(i) for i in range(2)]
+            kept[1].sum()
+            assert offloaded(kept) == []
+            for footprint in mode.footprints.cache.values():
+                footprint.workspace_bytes, footprint.samples = 2 * MIB, 9
+            mode.iterations.footprints.clear()
+            kept[1].sum()
+            assert offloaded(kept) == [0]
+            assert mode.iterations.current.workspaces[len(mode.iterations.current) - 1] == 2 * MIB
+
+
+class TestOutOfMemory:
+    def test_operation_is_retried_after_eviction(self, engine: HostEngine) -> None:
+        with FailingMode() as failing, OffloadMode(engine, CPU, 1 << 40):
+            kept = [block(i) for i in range(3)]
+            failing.missing = 1
+            assert (kept[2] + 1).mean().item() == 3
+            assert offloaded(kept) == [0, 1]
+            failing.missing = 2
+            with pytest.raises(torch.OutOfMemoryError):
+                kept[2] + 1
+            assert failing.missing == 1  # nothing is left that could leave
+
+    @pytest.mark.parametrize("name", ["add_", "bernoulli"])
+    def test_writing_or_random_operation_is_not_retried(self, engine: HostEngine, name: str) -> None:
+        with FailingMode() as failing, OffloadMode(engine, CPU, 1 << 40):
+            kept = [block(i) for i in range(3)]
+            failing.missing = 1
+            with pytest.raises(torch.OutOfMemoryError):
+                getattr(kept[1], name)(*[1] * (name == "add_"))
+            assert failing.missing == 0
+            assert offloaded(kept) == []
+            assert kept[1].mean().item() == 1
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.tuples(st.integers(0, 9), st.booleans()))), max_size=6))
+def test_recorded_iteration_yields_the_accesses_of_each_operation(
+    course: list[tuple[bool, list[tuple[int, bool]]]],
+) -> None:
+    """An operation with what it touched, or views, which belong to the operation before."""
+    recording, expected, at = RecordedIteration(), [], -1
+    for is_operation, touches in course:
+        if is_operation:
+            at += 1
+            recording.first_access.append(len(recording.access_codes))
+        for number, wrote in touches:
+            recording.access_codes.append(number << 1 | wrote)
+            expected.append((number, max(at, 0), wrote))
+    assert list(recording.accesses()) == expected

@@ -1,0 +1,93 @@
+"""Plans whose buffers have places within the limit, not only a load within it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from swap_steps import step_from
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mempool.torch.eager.patterns import OffloadSchedule
+from mempool.torch.eager.recorded_iteration import RecordedIteration, RecordedStep
+from mempool.torch.eager.schedule_planner import SchedulePlanner, arena_bytes
+from mempool.torch.offload.host_placement import host_copies
+from solvers.swap import Link, OffloadPlanner
+
+if TYPE_CHECKING:
+    from solvers.swap import PlannedSchedule, Step
+
+LAYERS, SHARE, ALIGNMENT = 24, 0.6, 512
+#: Steps that can be placed without more moves, but not as they are planned first.
+SEEDS = (0, 1, 3)
+LINK = Link(1e-5, 1e-10, 1e-5, 1e-10)
+
+
+def training(seed: int) -> Step:
+    """A pass there and back of layers of all sizes, each with something beside that lives for less."""
+    random, k = np.random.default_rng(seed), 2 * LAYERS
+    buffers = []
+    for layer in range(LAYERS):
+        buffers.append((int(random.integers(64, 1024)) << 10, [(layer, True), (k - 1 - layer, False)]))
+        for at in (layer, k - 1 - layer):
+            end = min(at + int(random.integers(0, 3)), k - 1)
+            ops = [(at, True)] + ([(end, False)] if end > at else [])
+            buffers.append((int(random.integers(32, 512)) << 10, ops))
+    return step_from([1e-3] * k, buffers, circular=True)
+
+
+def planned(step: Step) -> tuple[SchedulePlanner, int, PlannedSchedule]:
+    """Who plans, the limit, and the moves."""
+    engine: Any = SimpleNamespace(link=lambda: LINK, waited=float)
+    planner, limit = SchedulePlanner(engine, None, ALIGNMENT), int(SHARE * step.peak_bytes)
+    return planner, limit, planner.fit_arena(OffloadPlanner(step, LINK), step, limit)
+
+
+def program_for(step: Step, swap: PlannedSchedule) -> OffloadSchedule:
+    recording = RecordedIteration(functions=[None] * len(step))
+    return OffloadSchedule(recording, RecordedStep(step, [], {}), swap, host_copies(step, swap.schedule))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_better_packed_schedule_is_preferred_to_more_moves(seed: int) -> None:
+    """As planned for the load alone none of these lies within the limit."""
+    step = training(seed)
+    _, limit, swap = planned(step)
+    assert arena_bytes(step, swap.schedule, ALIGNMENT) <= limit
+    assert arena_bytes(step, OffloadPlanner(step, LINK).nearest(limit).schedule, ALIGNMENT) > limit
+    assert swap.limit_bytes == limit  # not planned for less
+    assert swap.stall_seconds <= OffloadPlanner(step, LINK).nearest(limit).stall_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_earlier_reloads_need_a_packable_arena(seed: int) -> None:
+    step = training(seed)
+    planner, limit, swap = planned(step)
+    program = program_for(step, swap)
+    made = [
+        planner.start_reloads_earlier(program, [(row, seconds) for row in range(len(swap.schedule))], limit)
+        for seconds in (1e-3, 5e-3, 2e-2)
+    ]
+    assert any(made)
+    for better in (one.swap.schedule for one in made if one is not None):
+        assert (better.fetch <= swap.schedule.fetch).all()
+        assert arena_bytes(step, better, ALIGNMENT) <= limit
+
+
+def test_each_schedule_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[Any] = []
+
+    def noted(step: Step, schedule: Any, alignment: int) -> int:
+        placed.append(schedule)
+        return arena_bytes(step, schedule, alignment)
+
+    monkeypatch.setattr("mempool.torch.eager.schedule_planner.arena_bytes", noted)
+    step = training(SEEDS[0])
+    planner, limit, swap = planned(step)
+    program = program_for(step, swap)
+    planner.start_reloads_earlier(program, [(row, 5e-3) for row in range(len(swap.schedule))], limit)
+    assert sum(one is swap.schedule for one in placed) == 1
+    assert len({id(one) for one in placed}) == len(placed)

@@ -1,0 +1,304 @@
+"""Without marks an optimizer's steps end iterations where detection finds no order, and only there."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from answers import answer
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import mempool.torch
+from mempool.cli.app import call
+from mempool.torch.optimizer_steps import LISTENERS
+from mempool.torch.step_detection import OPTIONS, StepDetector
+from traces import EventType
+from traces.formats.parquet import read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+LENGTHS = (1, 2, 3, 5, 8)
+
+
+@pytest.fixture
+def pool(one_thread: None) -> Iterator[mempool.torch.TensorPool]:
+    with mempool.torch.install(device="cpu", background=False) as made:
+        yield made
+
+
+class Training:
+    """A little network on batches of sizes that are drawn, and another optimizer where asked."""
+
+    def __init__(self, draw: Callable[[], int], optimizers: int = 1) -> None:
+        torch.manual_seed(0)
+        self._draw = draw
+        self._networks = [self._network() for _ in range(optimizers)]
+        self.optimizers = [torch.optim.AdamW(network.parameters()) for network in self._networks]
+
+    @staticmethod
+    def _network() -> Any:
+        return torch.nn.Sequential(*[torch.nn.Linear(96, 96) for _ in range(5)])
+
+    def step(self) -> str:
+        total = 0.0
+        for network, optimizer in zip(self._networks, self.optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = network(torch.randn(64 * self._draw(), 96)).square().mean()
+            loss.backward()
+            optimizer.step()
+            total += float(loss.detach())
+        return total.hex()
+
+
+def drawn(seed: int = 1) -> Callable[[], int]:
+    chance = random.Random(seed)
+    return lambda: chance.choice(LENGTHS)
+
+
+def trained(pool: mempool.torch.TensorPool, training: Training, steps: int) -> float:
+    """The share of allocations that hit, of these steps."""
+    before = dict(pool.client.stats()["outcomes"])
+    for _ in range(steps):
+        training.step()
+        pool.plan_now()
+    new = {outcome: count - before[outcome] for outcome, count in pool.client.stats()["outcomes"].items()}
+    return float(new["hit"] / sum(new.values()))
+
+
+def is_marked(pool: mempool.torch.TensorPool) -> bool:
+    return bool(pool.client.state()["marked"])
+
+
+def test_unordered_lengths_are_planned_without_marks(pool: mempool.torch.TensorPool) -> None:
+    training = Training(drawn())
+    trained(pool, training, 160)
+    assert is_marked(pool)
+    assert trained(pool, training, 60) > 0.97
+    assert pool.client.patterns() >= len(LENGTHS)
+
+
+def test_unordered_lengths_are_planned_in_the_background() -> None:
+    """The planner's own thread hears of the first mark, too."""
+    with mempool.torch.install(device="cpu") as pool:
+        training = Training(drawn())
+        for _ in range(200):
+            before = dict(pool.client.stats()["outcomes"])
+            for _ in range(20):
+                training.step()
+            new = {what: count - before[what] for what, count in pool.client.stats()["outcomes"].items()}
+            if is_marked(pool) and new["hit"] > 0.95 * sum(new.values()):
+                return
+    pytest.fail("it was never planned")
+
+
+def test_results_are_identical(one_thread: None) -> None:
+    training = Training(drawn())
+    expected = [training.step() for _ in range(100)]
+    with mempool.torch.install(device="cpu", background=False) as pool:
+        training, found = Training(drawn()), []
+        for _ in range(100):
+            found.append(training.step())
+            pool.plan_now()
+        assert is_marked(pool)
+    assert found == expected
+
+
+def test_repeating_loop_is_left_to_detection(pool: mempool.torch.TensorPool) -> None:
+    assert trained(pool, Training(lambda: 2), 100) > 0.8
+    assert not is_marked(pool)
+
+
+def test_first_of_several_optimizers_ends_iterations(pool: mempool.torch.TensorPool) -> None:
+    training = Training(drawn(), optimizers=2)
+    trained(pool, training, 100)
+    assert is_marked(pool)
+    before = pool.client.state()["marks"]
+    training.step()
+    assert pool.client.state()["marks"] == before + 1
+
+
+def test_marked_program_is_left_unchanged(pool: mempool.torch.TensorPool) -> None:
+    training = Training(drawn())
+    pool.step()
+    trained(pool, training, 100)
+    assert pool.client.state()["marks"] == 1
+
+
+def test_program_that_starts_to_mark_takes_over(pool: mempool.torch.TensorPool) -> None:
+    """Both would cut each iteration in two."""
+    training = Training(drawn())
+    trained(pool, training, 100)
+    assert is_marked(pool)
+    pool.watch(training.optimizers[0])
+    before = pool.client.state()["marks"]
+    training.step()
+    assert pool.client.state()["marks"] == before + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "looks"), [({}, 1), ({"mode": "off"}, 0), ({"mode": "record"}, 0), ({"limit": "1GiB"}, 0)]
+)
+def test_checks_need_a_plan_and_end_after_decision(options: dict[str, str], looks: int) -> None:
+    """Swapping finds steps itself."""
+
+    def those() -> int:
+        return sum(isinstance(getattr(one.after, "__self__", None), StepDetector) for one in LISTENERS)
+
+    with mempool.torch.install(device="cpu", background=False, **options):  # type: ignore[arg-type]
+        assert those() == looks
+    assert those() == 0
+
+
+@pytest.mark.parametrize("what", ["step", "watch", "iteration", "close"])
+def test_hooks_of_the_program_stay_undisturbed(what: str) -> None:
+    """PyTorch walks over its hooks while it calls them."""
+    pool = mempool.torch.install(device="cpu", background=False)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    told = []
+
+    def call(*_: Any) -> None:
+        if what == "iteration":
+            with pool.iteration():
+                pass
+        elif what == "watch":
+            pool.watch(torch.optim.SGD(model.parameters(), 0.1))
+        else:
+            getattr(pool, what)()
+
+    hooks = [register_optimizer_step_post_hook(hook) for hook in (call, lambda *_: told.append(1))]
+    try:
+        for _ in range(3):
+            model(torch.randn(8, 64)).sum().backward()
+            optimizer.step()
+        assert len(told) == 3
+    finally:
+        for hook in hooks:
+            hook.remove()
+        if what != "close":
+            pool.close()
+
+
+@pytest.mark.parametrize("mode", ["replay", "record"])
+def test_trace_shows_optimizer_steps_from_the_first(mode: Any, tmp_path: Path, one_thread: None) -> None:
+    steps = 12
+    with mempool.torch.install(device="cpu", background=False, mode=mode, record=str(tmp_path / "run.trace")):
+        training = Training(drawn(), optimizers=2)
+        for _ in range(steps):
+            training.step()
+    trace = read_trace(tmp_path / "run.trace")
+    marks = np.flatnonzero(trace.kind == EventType.MARK)
+    assert [trace.names[name] for name in trace.operation[marks]] == steps * ["optimizer step"]
+    between = np.diff(np.searchsorted(np.flatnonzero(trace.kind == EventType.ALLOC), marks))
+    assert (between > 0).all()
+
+
+def test_trace_of_a_marked_program_shows_only_its_marks(tmp_path: Path, one_thread: None) -> None:
+    with mempool.torch.install(device="cpu", background=False, record=str(tmp_path / "run.trace")) as pool:
+        training = Training(drawn())
+        for _ in range(5):
+            with pool.iteration():
+                training.step()
+    trace = read_trace(tmp_path / "run.trace")
+    marks = trace.operation[trace.kind == EventType.MARK]
+    assert [trace.names[name] for name in marks] == 5 * ["begin", "end"]
+
+
+def test_shown_steps_do_not_change_the_pool(tmp_path: Path, one_thread: None) -> None:
+    with mempool.torch.install(device="cpu", background=False, record=str(tmp_path / "run.trace")) as pool:
+        trained(pool, Training(lambda: 2), 100)
+        assert not is_marked(pool)
+        assert pool.client.state()["marks"] == 0
+
+
+def test_recorded_lengths_are_planned_from_the_file(tmp_path: Path, one_thread: None) -> None:
+    """Nobody marked anything, and the other order follows the plan from the second step on."""
+    file, plan = str(tmp_path / "run.trace"), str(tmp_path / "run.plan")
+    with mempool.torch.install(device="cpu", background=False, mode="record", record=file):
+        training = Training(drawn())
+        for _ in range(60):
+            training.step()
+    assert call(["plan", file, "-o", plan]) == 0
+    training = Training(drawn(seed=2))
+    expected = [training.step() for _ in range(40)]
+    with mempool.torch.install(device="cpu", background=False, plan=plan) as pool:
+        training = Training(drawn(seed=2))
+        found = [training.step()]
+        before = dict(pool.client.stats()["outcomes"])
+        found += [training.step() for _ in range(39)]
+        now = pool.client.stats()["outcomes"]
+        missed = {outcome: now[outcome] - before[outcome] for outcome in now if outcome != "hit"}
+        assert sum(missed.values()) == 0, missed
+        assert now["hit"] > before["hit"]
+    assert found == expected
+
+
+def planned_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], program: Callable[[], None], **options: Any
+) -> dict[str, Any]:
+    """What ``mempool plan`` says of a program's trace."""
+    file = str(tmp_path / "run.trace")
+    with mempool.torch.install(device="cpu", background=False, record=file, **options):
+        program()
+    return answer(capsys, "plan", file)
+
+
+@pytest.mark.parametrize("then", ["inference", "another optimizer"])
+def test_rare_steps_decide_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], one_thread: None, then: str
+) -> None:
+    """What repeats most is planned, as without them."""
+    training = Training(lambda: 2)
+
+    def program() -> None:
+        for _ in range(3):
+            training.step()
+        if then == "another optimizer":
+            training.optimizers.append(torch.optim.SGD(training._networks[0].parameters(), 1e-3))
+            kept, training.optimizers = training.optimizers, training.optimizers[1:]
+            for _ in range(50):
+                training.step()
+            assert kept
+        else:
+            with torch.no_grad():
+                for _ in range(300):
+                    training._networks[0](torch.ones(64, 96))
+
+    assert planned_from(tmp_path, capsys, program)["iterations"] >= 45
+
+
+def test_each_step_is_shown_once_within_a_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], one_thread: None
+) -> None:
+    training = Training(drawn())
+
+    def program() -> None:
+        for _ in range(40):
+            training.step()
+
+    planned_from(tmp_path, capsys, program, limit="64MiB")
+    trace = read_trace(tmp_path / "run.trace")
+    marks = np.flatnonzero(trace.kind == EventType.MARK)
+    assert {trace.names[name] for name in trace.operation[marks]} <= {"optimizer step"}
+    between = np.diff(np.searchsorted(np.flatnonzero(trace.kind == EventType.ALLOC), marks))
+    assert (between > 0).all()
+
+
+def test_finished_optimizer_is_replaced(one_thread: None) -> None:
+    with mempool.torch.install(device="cpu", background=False, mode="record") as pool:
+        steps = StepDetector(pool, ends=False, shown=False)
+        first, other = Training(drawn()).optimizers[0], Training(drawn()).optimizers[0]
+        assert steps.ends_iterations(first)
+        assert not any(steps.ends_iterations(other) for _ in range(OPTIONS.idle_steps))
+        assert steps.ends_iterations(first)
+        assert not any(steps.ends_iterations(other) for _ in range(OPTIONS.idle_steps))
+        assert steps.ends_iterations(other)
+        assert not steps.ends_iterations(first)
+        steps.end()

@@ -1,1 +1,0 @@
-"""Recorders of traces for programs without a pool: one module per framework, which that module imports."""
