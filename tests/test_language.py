@@ -1,4 +1,4 @@
-"""The language of docstrings: plain sentences with their nouns."""
+"""Language of docstrings and test names: plain sentences with their nouns."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ PLAIN = ("traces", "solvers", "mempool")
 #: Occurrences of a word in a thousand words of docstrings, at most.
 MOST_WHAT, MOST_IT = 3, 4
 OPENINGS = re.compile(r"(What|Whether|Of|Those|Where)\b")
+#: Words in whose place a test's name has a noun.
+NO_NOUNS = {"what", "it", "one", "those"}
 
 
 def docstrings(package: str) -> list[tuple[str, str]]:
@@ -37,3 +39,14 @@ def test_docstrings_name_their_subjects(package: str) -> None:
     words = [word.lower() for _, text in docstrings(package) for word in re.findall(r"[A-Za-z']+", text)]
     assert 1000 * words.count("what") <= MOST_WHAT * len(words)
     assert 1000 * words.count("it") <= MOST_IT * len(words)
+
+
+def test_names_of_tests_have_nouns() -> None:
+    tree = ((path, ast.parse(path.read_text())) for path in sorted((ROOT / "tests").rglob("*.py")))
+    names = [
+        f"{path.relative_to(ROOT)}::{node.name}"
+        for path, module in tree
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert [name for name in names if NO_NOUNS & set(name.partition("::")[2].split("_"))] == []

@@ -159,7 +159,7 @@ class Worker:
         if self.pool is None:
             return True
         planner, recording = self.pool.planner, self.pool.client.state()["recording"]
-        return not (recording or planner.learner.replanner.may_refine() or planner._may_trim)
+        return not (recording or planner.learner.replanner.may_refine())
 
     def end(self) -> dict[str, Any]:
         """Most memory resident since the first timed step, above the baseline; what the pool reports.
