@@ -134,7 +134,7 @@ TEXTS: list[tuple[Maker, str, list[str], list[str]]] = [
     (died, "info s",
      ["the largest for 900 MiB at train.py:12, with 400 MiB live, 7 B free on the device"], []),
     (died, "compare s -a recorded -a planned",
-     ["recorded ran out of memory at event 2, which asks for 900 MiB",
+     ["recorded ran out of memory at event 2 in train.py:12, which asks for 900 MiB",
       "peak load 400 MiB, 1.27 GiB with the requests that failed"], []),
     (died, "compare s --limit 2GiB -a planned", ["so far"], [" yes "]),
     (died_in_mm, "compare s -a recorded", ["at event 2 in mm, train.py:12, which asks for 900 MiB"], []),

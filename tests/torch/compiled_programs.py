@@ -76,12 +76,12 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     )
 
 
-def adamw_keeps(model: nn.Module) -> int:
+def adamw_state_bytes(model: nn.Module) -> int:
     """Return the bytes of AdamW's state: two moments and a step count per parameter."""
     return sum(2 * one.nbytes + 4 for one in model.parameters())
 
 
-def named_by(refused: BaseException) -> int:
+def named_limit(refused: BaseException) -> int:
     """Return the limit that a refusal names."""
     said = str(refused)
     found = re.search(r"(\d+), which is enough", said) or re.search(r"needs (\d+)", said)

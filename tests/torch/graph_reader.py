@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from mempool.torch.compiled.joint_graph import JointGraph, MergedGraph
 
 
-def parted(joint: JointGraph) -> tuple[MergedGraph, CapturedGraph]:
+def partitioned(joint: JointGraph) -> tuple[MergedGraph, CapturedGraph]:
     """Partition a joint graph; return the merged graph and its capture."""
     nodes = joint.module.graph.find_nodes(op="placeholder")
     inputs = [node.meta["val"] for node in nodes]
     halves = GraphPair(*default_partition(joint.module, inputs, num_fwd_outputs=joint.forward_outputs),
                     joint.forward_outputs)  # fmt: skip
-    joined = join(halves)
-    return joined, capture(joined.module, joint.forward_outputs)
+    merged = join(halves)
+    return merged, capture(merged.module, joint.forward_outputs)
 
 
-class Read:
+class GraphReader:
     """Reads both halves in their order, knowing the nodes that were there before decisions were carried out.
 
     What copies begin is an operation; what waits for one is an order: of a copy out the next operation, of a
     copy back whoever reads it.
     """
 
-    def __init__(self, joined: MergedGraph, captured: CapturedGraph) -> None:
-        self.was, self.halves = captured.graph, joined.halves
-        self.operation = {joined.source[node]: i for i, node in enumerate(captured.operations)}
+    def __init__(self, merged: MergedGraph, captured: CapturedGraph) -> None:
+        self.was, self.halves = captured.graph, merged.halves
+        self.operation = {merged.source[node]: i for i, node in enumerate(captured.operations)}
         self.values: dict[fx.Node, list[int]] = {
-            joined.source[node]: [value] for node, value in captured.value_of.items()
+            merged.source[node]: [value] for node, value in captured.value_of.items()
         }
-        self.names = {joined.source[node]: node.name for node in captured.operations}
+        self.names = {merged.source[node]: node.name for node in captured.operations}
         self.results: dict[int, list[int]] = {}
         for i, node in enumerate(captured.operations):
             made = np.flatnonzero(self.was.producer == i).tolist()

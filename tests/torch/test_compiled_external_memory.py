@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from compiled_programs import compiled, named_by, same
+from compiled_programs import compiled, named_limit, same
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
@@ -234,7 +234,7 @@ def least_of(
         try:
             return limit, *steps_of(pool, make, compile_step, {**options, "limit": limit})
         except BackendCompilerFailed as refused:
-            named = named_by(refused)
+            named = named_limit(refused)
             assert named > limit
             limit = named
     raise AssertionError("refused too often")

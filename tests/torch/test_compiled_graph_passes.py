@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import numpy as np
-from graph_reader import Read, parted
+from graph_reader import GraphReader, partitioned
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rewriting_graphs import rewritings
@@ -66,12 +66,12 @@ def joint(name: str) -> Any:
     return trace_joint(MODELS[name](), (torch.randn(256, 32),), lambda y: y.square().mean())
 
 
-def carried_out(name: str, decide: Callable[[Graph], Rewriting]) -> tuple[Graph, Rewriting, Graph]:
-    """Return a model's graph, the decisions, and the graph that PyTorch runs."""
-    joined, captured = parted(joint(name))
+def edited_graphs(name: str, decide: Callable[[Graph], Rewriting]) -> tuple[Graph, Rewriting, Graph]:
+    """Apply decisions to a model; return the graph, the decisions, and the graph that PyTorch runs."""
+    merged, captured = partitioned(joint(name))
     decided = decide(decidable(captured))
-    read = Read(joined, captured)
-    apply(joined, captured, decided)
+    read = GraphReader(merged, captured)
+    apply(merged, captured, decided)
     return captured.graph, decided, read.graph()
 
 
@@ -108,7 +108,7 @@ def test_edited_graphs_run_as_the_simulated_decision(name: str, part: float) -> 
         least, plain = chooser.least()[0], simulate(graph, LINK).peak_bytes
         return chooser.decide(int(least + (plain - least) * part)).rewriting
 
-    was, decided, runs = carried_out(name, decide)
+    was, decided, runs = edited_graphs(name, decide)
     formal, written, held = check(was, decided, runs)
     judged, ran = simulate(formal, LINK), simulate(runs, LINK)
     assert (
@@ -122,4 +122,4 @@ def test_edited_graphs_run_as_the_simulated_decision(name: str, part: float) -> 
 @settings(max_examples=12, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(data=st.data(), name=st.sampled_from(list(MODELS)))
 def test_edited_graphs_match_the_formal_rewriting(data: st.DataObject, name: str) -> None:
-    check(*carried_out(name, lambda graph: split_by_pass(graph, data.draw(rewritings(graph)))))
+    check(*edited_graphs(name, lambda graph: split_by_pass(graph, data.draw(rewritings(graph)))))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from compiled_programs import compiled, named_by, same
-from graph_reader import parted
+from compiled_programs import compiled, named_limit, same
+from graph_reader import partitioned
 from models import MODELS
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
@@ -317,7 +317,7 @@ def test_readers_in_a_kernel_share_one_reload(monkeypatch: pytest.MonkeyPatch) -
         run = compiled(lambda x: model(x).square().mean(), {"inner": "inductor", "link": "pcie3", "limit": 1})
         with pytest.raises(BackendCompilerFailed) as refused:
             run(x)
-        return named_by(refused.value)
+        return named_limit(refused.value)
 
     once = least()
     monkeypatch.setattr(
@@ -375,11 +375,11 @@ class Viewed(nn.Module):
 
 def test_only_unshared_saved_values_are_donated() -> None:
     joint = trace_joint(Viewed(), (torch.randn(64, 64),), lambda y: y)
-    joined, _ = parted(joint)
-    saved = set(joined.halves.saved_placeholders)
+    merged, _ = partitioned(joint)
+    saved = set(merged.halves.saved_placeholders)
     assert saved >= {"mm", "view", "add"}
     options = parse_options({"limit": 1 << 30, "link": "pcie3"})
-    step = measure_step(joined, options)
+    step = measure_step(merged, options)
     freed_inputs = step.captured.arguments_at(range(2))
     assert len(freed_inputs) == 2
     for constraints in (
@@ -387,8 +387,8 @@ def test_only_unshared_saved_values_are_donated() -> None:
         Constraints(keep_least=True, freed_inputs=freed_inputs),
     ):  # what goes is somebody else's all the same
         made = StepDecider(step, options, constraints).decide()
-        inputs = joined.halves.backward.graph.find_nodes(op="placeholder")
-        assert [inputs[place].name for place in donated_inputs(joined, made)] == ["add"]
+        inputs = merged.halves.backward.graph.find_nodes(op="placeholder")
+        assert [inputs[place].name for place in donated_inputs(merged, made)] == ["add"]
 
 
 class Halved(nn.Module):
@@ -412,23 +412,23 @@ def test_renamed_saved_values_are_not_donated() -> None:
     parts = min_cut_rematerialization_partition(
         joint.module, inputs, num_fwd_outputs=joint.forward_outputs, compiler="inductor"
     )
-    joined = join(GraphPair(*parts, joint.forward_outputs), stale=True)
+    merged = join(GraphPair(*parts, joint.forward_outputs), stale=True)
     options = parse_options({"limit": 1 << 30, "link": "pcie3"})
-    step = measure_step(joined, options)
+    step = measure_step(merged, options)
     graph = step.captured.graph
     again = [value for value, op in enumerate(graph.producer) if graph.names[op] in ("mul", "mul_1")]
     made = StepDecider(step, options).simulate_decision(Rewriting((), tuple(again)))
-    apply(joined, made.captured, made.rewriting)
-    inputs = [node.name for node in joined.halves.backward.graph.find_nodes(op="placeholder")]
-    saved = [node.name for node in joined.halves.saved]
+    apply(merged, made.captured, made.rewriting)
+    inputs = [node.name for node in merged.halves.backward.graph.find_nodes(op="placeholder")]
+    saved = [node.name for node in merged.halves.saved]
     assert {"getitem", "getitem_1", "mm"} <= set(saved)
     assert not {"getitem", "getitem_1"} <= set(inputs)  # so that other names were found for them
-    names = {inputs[place] for place in donated_inputs(joined, made)}
+    names = {inputs[place] for place in donated_inputs(merged, made)}
     assert "mm" in inputs
     assert "mm" not in names  # they have its memory
-    halves = {joined.halves.saved_placeholders[name].name for name in ("getitem", "getitem_1")}
+    halves = {merged.halves.saved_placeholders[name].name for name in ("getitem", "getitem_1")}
     assert not halves & names
-    memories = {dying_inputs(joined, made)[name] for name in (*halves, "mm")}
+    memories = {dying_inputs(merged, made)[name] for name in (*halves, "mm")}
     assert len(memories) == 1  # which counts once
     assert "mm_2" in names
 
@@ -465,7 +465,7 @@ def test_saved_values_with_views_are_not_overwritten() -> None:
             got = gradients({"limit": limit})
             break
         except BackendCompilerFailed as refused:
-            limit = named_by(refused)
+            limit = named_limit(refused)
     assert same(got, expected)
     for share in (0.1, 0.25, 0.4):
         assert same(gradients({"limit": int(limit + share * (plain - limit))}), expected)
@@ -516,9 +516,9 @@ def test_extreme_decisions_ignore_measurements(least: bool) -> None:
     """The least limit named by a refusal is feasible again with other measurements."""
     layers = [nn.Sequential(nn.Linear(96, 96), nn.GELU(), nn.LayerNorm(96)) for _ in range(3)]
     joint = trace_joint(nn.Sequential(*layers), (torch.randn(256, 96),), lambda y: y.square().mean())
-    joined, _ = parted(joint)
+    merged, _ = partitioned(joint)
     options = parse_options({"limit": 1000, "link": "pcie3"})
-    step = measure_step(joined, options)
+    step = measure_step(merged, options)
     found = []
     for seed in range(2):
         seconds = np.random.default_rng(seed).uniform(1e-6, 1e-3, len(step.captured.graph))

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 SHARES = {"eager": (0.95, 0.5, 0.05), "inductor": (0.5,)}
 
 
-def least_and_plain(model: str, inner: str, *, checkpointing: bool) -> tuple[int, int, int]:
+def least_and_unlimited(model: str, inner: str, *, checkpointing: bool) -> tuple[int, int, int]:
     """Return the least limit and the unlimited peak, both with AdamW's state, and the state's bytes."""
-    from compiled_programs import adamw_keeps, compiled
+    from compiled_programs import adamw_state_bytes, compiled
 
     import mempool.torch.compiled
 
     made = MODELS[model]()
     made.checkpointing = checkpointing
-    kept = adamw_keeps(made)
+    kept = adamw_state_bytes(made)
     options, limit = {"inner": inner, "beside": kept}, 1000
     for _ in range(10):  # a function of several graphs is refused for one after the other
         try:
@@ -51,7 +51,7 @@ def test_models_train_bit_identically_within_limits(
 ) -> None:
     """From nearly the unlimited peak down to nearly the least limit."""
     needs({"model": model})
-    least, plain, kept = least_and_plain(model, inner, checkpointing=checkpointing)
+    least, plain, kept = least_and_unlimited(model, inner, checkpointing=checkpointing)
     setup: dict[str, Any] = {"model": model, "size": 2, "steps": 3, "checkpointing": checkpointing}
     setup["vectors"] = inner == "eager"  # which kernels have them depends on what was measured
     expected = trained("plain", **setup, rewriting={"inner": inner})

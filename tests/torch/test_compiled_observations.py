@@ -84,13 +84,13 @@ def test_earlier_observations_bound_outside_bytes() -> None:
     for moment in (RunStart(60, 8, 4, 20, 2, kept=10), RunStart(61, 8, 4, 0, 0, kept=11)):
         seen.note(moment, backward=False)
     seen.note(RunStart(90, 8, 2, 0, 1, kept=10), backward=True)
-    among = GraphUnderLimit(options, budget, 0, True, now)
-    assert among.counted_external == ExternalMemory(
+    graph_under_limit = GraphUnderLimit(options, budget, 0, True, now)
+    assert graph_under_limit.counted_external == ExternalMemory(
         held=90, kept=40, own=2, freed_inputs=(2,), parameters=8, gradients=5
     )
-    assert among.runs == 3
+    assert graph_under_limit.runs == 3
     for kept, forward, backward in ((10, 92, 100), (12, 96, 102), (0, 73, 100)):
-        outside = among.outside(kept)
+        outside = graph_under_limit.outside(kept)
         assert [outside.during(backward=one) for one in (False, True)] == [1000 + forward, 1000 + backward]
 
 
@@ -130,5 +130,5 @@ def test_optimizer_state_is_found_by_parameters() -> None:
     assert beside.state == 2 * 4 * (64 + 8) + 2 * 4  # moments, and the counts of steps
     assert (beside.held, beside.parameters) == (4 * (64 + 8), 0)
     for told, there in ((10, beside.state), (10_000, 10_000)):
-        among = GraphUnderLimit(Options(beside=told), SharedLimit(None), 1, False, beside)
-        assert among.outside(0).during(backward=True) == there
+        graph_under_limit = GraphUnderLimit(Options(beside=told), SharedLimit(None), 1, False, beside)
+        assert graph_under_limit.outside(0).during(backward=True) == there

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from compiled_programs import adamw_keeps, compiled
+from compiled_programs import adamw_state_bytes, compiled
 from training import MODELS, Setup, run
 
 import mempool.torch.compiled
@@ -28,7 +28,7 @@ def test_pool_replays_compiled_graphs_with_offloads(one_thread: None) -> None:
     compiled(model.loss, {**options, "limit": 1 << 40})(*model.batch(0, 2))
     plain = mempool.torch.compiled.report().graphs[-1]["plain_peak_bytes"]
     expected = training({"inner": "eager"}, pooled=False)
-    kept = adamw_keeps(model)
+    kept = adamw_state_bytes(model)
     got = training({**options, "limit": int(0.9 * plain) + kept, "beside": kept}, pooled=True)
     assert RUNTIME.counters.reloads > 0
     assert got["losses"] == expected["losses"]

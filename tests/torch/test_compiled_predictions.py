@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from compiled_programs import PLAIN, compiled, waves
-from graph_reader import Read, parted
+from graph_reader import GraphReader, partitioned
 from torch import nn
 
 from mempool.torch.compiled import costs
@@ -42,11 +42,11 @@ def test_predicted_transfers_equal_the_edited_graphs() -> None:
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)) for _ in range(3)]
     joint = trace_joint(nn.Sequential(*layers), (torch.randn(64, 32),), lambda y: y.square().mean())
-    joined, _ = parted(joint)
+    merged, _ = partitioned(joint)
     options = parse_options({**PLAIN, "threshold": 0, "link": LINK})
-    made = StepDecider(measure_step(joined, options), options).decide()
-    read = Read(joined, made.captured)
-    apply(joined, made.captured, made.rewriting)
+    made = StepDecider(measure_step(merged, options), options).decide()
+    read = GraphReader(merged, made.captured)
+    apply(merged, made.captured, made.rewriting)
     runs = simulate(read.graph(), LINK)
     assert made.rewriting.offloads
     assert (made.simulated.moved_bytes, made.simulated.returned_bytes) == (

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from compiled_programs import compiled, named_by
+from compiled_programs import compiled, named_limit
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -109,7 +109,7 @@ def least_of(make: type[nn.Module], inner: str, graphs: int) -> int:
         try:
             run(make, inner, limit)
         except BackendCompilerFailed as refused:
-            named = named_by(refused)
+            named = named_limit(refused)
             assert named > limit
             limit = named
         else:

@@ -115,5 +115,5 @@ def _line(number: int, graph: dict[str, Any]) -> str:
         f"graph {number}{of and f' ({of})'}: peak {peaks}{limit}; "
         f"{graph['plain_seconds']:.4f} -> {graph['predicted_seconds']:.4f} s, of which "
         f"{graph['stall_seconds']:.4f} s stall and {graph['recomputed_seconds']:.4f} s recompute, "
-        f"{measured}; {len(graph['swapped'])} values offloaded, {len(graph['recomputed'])} recomputed"
+        f"{measured}; {len(graph['offloaded'])} values offloaded, {len(graph['recomputed'])} recomputed"
     )

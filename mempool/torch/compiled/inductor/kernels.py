@@ -406,7 +406,7 @@ def _operations(kernel: Any) -> list[str]:
 
 def kernel_passes(
     merged: MergedGraph,
-    made: StepDecision,
+    decision: StepDecision,
     workspace: Callable[[fx.Node], int],
     limit: int,
     *,
@@ -417,25 +417,25 @@ def kernel_passes(
 
     Args:
         merged: the graphs, with the decision applied.
-        made: the decision.
+        decision: the decision.
         workspace: returns the workspace bytes of an operation.
         limit: bytes that no kernel should exceed.
         small: true if kernels shall read and write few tensors each.
         stop_when_known: true to stop compiling when the kernels are known.
     """
-    graph, halves = made.captured.graph, merged.halves
-    lasting, given = made.lasting, dict(dying_inputs(merged, made))
+    graph, halves = decision.captured.graph, merged.halves
+    lasting, given = decision.lasting, dict(dying_inputs(merged, decision))
     here, is_input = ~graph.host, graph.producer < 0
-    for gradient in () if made.gradients_stay else made.captured.incoming_gradients:
+    for gradient in () if decision.gradients_stay else decision.captured.incoming_gradients:
         if not lasting[gradient] and here[gradient]:  # a gradient that dies with the last reader
-            node = made.captured.values[gradient]
+            node = decision.captured.values[gradient]
             assert node is not None
             given[merged.source[node].name] = gradient, int(graph.size[gradient])
             is_input[gradient] = False
     inputs, results = here & is_input, here & ~is_input & ~graph.backward[graph.producer] & lasting
     read = {False: inputs & graph.lasting, True: results | inputs & (lasting | ~graph.lasting)}
     constant_bytes = {
-        backward: made.outside.during(backward=backward) + int(graph.size[there].sum())
+        backward: decision.outside.during(backward=backward) + int(graph.size[there].sum())
         for backward, there in read.items()
     }
 
