@@ -183,7 +183,7 @@ std::pair<bool, double> wait_for_work(Client& client, double seconds, double sea
 nb::bytes take_trace(Client& client) {
   std::vector<RecordedEvent> events;
   {
-    const nb::gil_scoped_release released;  // part of the tape may be in a file
+    const nb::gil_scoped_release released;  // part of the trace may be in a file
     events = client.take_trace();
   }
   return nb::bytes(events.data(), events.size() * sizeof(RecordedEvent));

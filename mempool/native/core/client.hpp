@@ -77,9 +77,9 @@ class Client : private Live<Client> {
   bool use(Address address, Stream stream);
 
   // --- marks and scopes; any thread
-  // found: detected by the pool, not set by the program; the tape records the difference
+  // found: detected by the pool, not set by the program; the trace records the difference
   void mark(Mark mark, bool found = false);
-  void record_detected_step();                         // writes a detected step to the tape only
+  void record_detected_step();                         // writes a detected step to the trace only
   void enter_dynamic() noexcept;  // no planning or recording until leave_dynamic()
   void leave_dynamic() noexcept;
 
@@ -89,7 +89,7 @@ class Client : private Live<Client> {
   // std::bad_alloc.
   bool grow_recording();
   // Record all events for a trace file. Events that exceed the memory for them go to a file in `folder`, if
-  // given (see tape.hpp). May throw std::bad_alloc.
+  // given (see TraceBuffer). May throw std::bad_alloc.
   void set_tracing(bool on, const std::string& folder = {}, std::size_t piece = TraceBuffer::kPiece);
   struct Recording {
     std::vector<BriefEvent> events;     // oldest first
@@ -99,7 +99,7 @@ class Client : private Live<Client> {
   };
   // the last `allocations` allocations and the events between them
   Recording recording(std::size_t allocations = ~std::size_t{0});
-  // Return the oldest events of the tape not yet taken; empty: none are left. One thread at a time. May throw
+  // Return the oldest events of the trace not yet taken; empty: none are left. One thread at a time. May throw
   // std::bad_alloc.
   std::vector<RecordedEvent> take_trace();
   // Keep the last `events` allocations, frees and device calls for later questions; 0: keep none and forget
@@ -212,8 +212,8 @@ class Client : private Live<Client> {
     std::uint64_t allocations = 0;       // above the small-size threshold
     std::size_t sequences = 0;
     std::uint64_t seen = 0, dropped = 0, kept = 0;  // events of the ring
-    std::uint64_t lost = 0;              // events of the tape dropped for lack of room
-    std::uint64_t in_file = 0;           // events waiting in the tape's file
+    std::uint64_t lost = 0;              // events of the trace dropped for lack of room
+    std::uint64_t in_file = 0;           // events waiting in the trace's file
     std::uint64_t other_layouts = 0;    // changes of the arena layout of other clients' plans
     std::size_t needed = 0;              // bytes of arena that patterns need
     Refusal refusal = Refusal::none;     // why no arena of that size exists

@@ -68,7 +68,7 @@ class Occupancy {
   std::uint32_t slot_at(Offset start) const noexcept;        // BitSet::kNone: no planned slot starts there
   std::uint32_t slots_before(Offset end) const noexcept;     // number of planned slots that start below `end`
 
-  // Overlap guard for a range holders slots_before(end) is known. The pool's promise rests on this check: never
+  // Overlap guard for a range whose slots_before(end) is known. The pool's promise rests on this check: never
   // skip it.
   bool is_free(Offset begin, Offset end, std::uint32_t slots_before_end) const noexcept {
     if (MEMPOOL_GUARDED("planned_slots") && slots_before_end != 0) {

@@ -1,5 +1,5 @@
-// Events in fixed-size records as they occur: a bounded ring for the planner, and the memory of a tape
-// (tape.hpp). A tape event costs tens of nanoseconds, most of them for the clock; a ring event, without a
+// Events in fixed-size records as they occur: a bounded ring for the planner, and the memory of a trace buffer
+// (TraceBuffer). A trace event costs tens of nanoseconds, most of them for the clock; a ring event, without a
 // time, a few.
 #pragma once
 
@@ -21,12 +21,12 @@ struct RecordedEvent {
   // device gave (a whole reservation, or pages of one) or got back, and a refused request.
   enum Kind : std::uint32_t {
     alloc, free, handover, use, step, begin, end, segment_alloc, segment_free, segment_map, segment_unmap, refused,
-    found,  // on a tape only: a step detected by the pool
+    found,  // on a trace only: a step detected by the pool
   };
 
   std::uint64_t index;     // number of earlier events seen by the recorder, including dropped ones
   std::uint64_t address;   // connects a free with the allocation
-  std::uint64_t size;      // bytes requested; on a tape, 0 for events other than alloc
+  std::uint64_t size;      // bytes requested; on a trace, 0 for events other than alloc
   std::uint64_t time_ns;   // monotonic clock
   std::int64_t stream;
   std::uint32_t sequence;  // of the allocation: one for each (thread, stream)
@@ -151,7 +151,7 @@ class TraceBuffer {
     events_.add(kind, address, size, stream, sequence);
     if (events_.kept() >= piece_ && !folder_.empty()) spill();
   }
-  // Detach from the parent's tape, in a forked child.
+  // Detach from the parent's trace, in a forked child.
   void leave() noexcept;
 
   // The oldest events not yet taken: at most one piece of those in the file, else all those in memory. A

@@ -142,7 +142,7 @@ bool Device::is_committed(Address address, std::size_t bytes) const {
 }
 
 void Device::spoils_capture(const char* how) const {
-  if (capturing_ != 0) fail("a capture is miss_score", "%s while graph %zu is captured", how, capturing_);
+  if (capturing_ != 0) fail("a capture is broken", "%s while graph %zu is captured", how, capturing_);
 }
 
 // The device may give these bytes to anybody, so nothing queued may touch them, nor anything alive lie there.
@@ -210,7 +210,7 @@ void Device::zero(Address address, std::size_t bytes, Stream stream) noexcept {
 Event Device::record(Stream stream) noexcept {
   const Where where(false);
   point();
-  if (stream == captured_) fail("a capture is miss_score", "an event is recorded on stream %zu, which is captured", index(stream));
+  if (stream == captured_) fail("a capture is broken", "an event is recorded on stream %zu, which is captured", index(stream));
   if (free_events_.empty()) {
     free_events_.push_back(events_.size());
     events_.emplace_back();
@@ -263,7 +263,7 @@ bool Device::wait(Stream stream, Event event) noexcept {
     WORLD_TELL("    stream %zu cannot wait for event %zu", index(stream), static_cast<std::size_t>(event));
     return false;
   }
-  if (stream == captured_) fail("a capture is miss_score", "stream %zu, which is captured, is made to wait", index(stream));
+  if (stream == captured_) fail("a capture is broken", "stream %zu, which is captured, is made to wait", index(stream));
   known_[index(stream)].join(first.clock);
   queue(stream, {Work::wait, 0, 0, first.position, first.stream, 0});
   WORLD_TELL("    stream %zu waits for event %zu, of stream %zu", index(stream), static_cast<std::size_t>(event), first.stream);
