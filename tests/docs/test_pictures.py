@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_picture_of_a_rewritten_graph_is_what_its_command_draws() -> None:
+def test_picture_of_a_rewritten_graph_equals_the_output_of_its_command() -> None:
     done = subprocess.run(
         [sys.executable, "-P", str(ROOT / "tests/benchmarks/rewriting_picture.py")],
         capture_output=True,

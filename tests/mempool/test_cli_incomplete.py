@@ -175,7 +175,7 @@ FACTS: list[tuple[Maker, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("make", "facts"), FACTS)
-def test_facts_of_a_device_are_those_of_its_recording(
+def test_facts_of_a_device_equal_its_recording(
     make: Maker, facts: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path / "s")

@@ -303,7 +303,7 @@ def test_variants_are_planned_separately_where_joint_plans_need_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded(tmp_path / "run.trace", THREE)
-    monkeypatch.setattr(JointPlanning, "are_worth_it", lambda *_: False)
+    monkeypatch.setattr(JointPlanning, "is_worth_it", lambda *_: False)
     answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
     assert not read_plans(tmp_path / "run.plan").variants
 

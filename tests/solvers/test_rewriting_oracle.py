@@ -53,7 +53,7 @@ def test_below_the_least_limit_the_oracle_finds_nothing_either():
         assert least_seconds(graph, link, least - 1) is None
 
 
-def test_oracle_claims_no_proof_of_a_set_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oracle_claims_no_proof_of_an_unproven_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """A set that stays unproven could belong to the shortest step, so that the others prove nothing."""
     graph, link, limit = limited_net(0)
     assert least_seconds(graph, link, limit) is not None

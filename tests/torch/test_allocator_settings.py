@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(
         " pinned_use_background_threads : True , expandable_segments:False,",
     ],
 )
-def test_what_pytorch_takes_is_taken(conf: str) -> None:
+def test_settings_accepted_by_pytorch_are_accepted(conf: str) -> None:
     def takes(read: object) -> bool:
         try:
             read(conf)  # type: ignore[operator]

@@ -154,7 +154,7 @@ def test_dead_bypassed_storages_hold_no_memory(open_pool: Any) -> None:
     assert resident() - before < 8 * MIB
 
 
-def test_only_one_mode_per_process_opens_a_bypass(open_pool: Any) -> None:
+def test_only_a_single_mode_per_process_opens_a_bypass(open_pool: Any) -> None:
     with OffloadMode(HostEngine(1 << 20), CPU, 1 << 40, client=open_pool.client) as other:
         assert other.bypass is not None
         other.bypass.open()

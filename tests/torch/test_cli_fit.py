@@ -181,7 +181,7 @@ def test_the_verdict_comes_first_and_is_the_exit_code(
     assert capsys.readouterr().out.startswith("does not fit in 1 MiB: ")
 
 
-def test_the_largest_batch_fits_and_one_more_does_not(folder: Path, fit_json: Any) -> None:
+def test_largest_batch_fits_and_the_next_does_not(folder: Path, fit_json: Any) -> None:
     limit = ["--limit", "600MiB", "--device", "cpu", "-a", "planned"]
     largest = fit_json("cnn.py:make", "--batch", "4", *limit, "--no-remedies")["largest_batch"]
     assert largest > 4

@@ -308,7 +308,7 @@ def test_predicted_kernel_peaks_equal_measured_peaks(
     assert measured == predicted <= limit
 
 
-def test_readers_in_a_kernel_share_one_reload(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_in_a_kernel_share_a_reload(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shared reload needs less memory than one reload per operation."""
     torch.manual_seed(0)
     model, x = Gelu(), torch.randn(1024, 32)

@@ -307,7 +307,7 @@ def test_memory_read_by_reloads_is_reused_in_stream_order() -> None:
     assert target.eq(7).all()
 
 
-def test_locked_memory_is_bounded_and_copies_lie_in_one_part() -> None:
+def test_pinned_memory_is_bounded_and_copies_lie_in_a_single_part() -> None:
     runtime, made = engine(host=300 << 20)
     copies = [made.offload(torch.zeros(20 << 20, dtype=torch.uint8))[0] for _ in range(12)]
     assert made.host_bytes <= 300 << 20

@@ -66,7 +66,7 @@ def test_loop_replays_without_a_miss(driver: str) -> None:
 
 
 @alone
-def test_every_memory_option_replays_in_one_growing_arena(driver: str) -> None:
+def test_every_memory_option_replays_in_a_single_growing_arena(driver: str) -> None:
     on = CudaTorch(driver)
     for memory, symbol in (("growing", "cuMemMap"), ("managed", "cuMemAllocManaged")):
         pool = install(driver, memory=memory)
@@ -527,7 +527,7 @@ def test_out_of_memory_is_pytorchs_own_error(driver: str, translated: str) -> No
 
 
 @alone
-def test_missing_compiler_gives_another_error_and_one_warning(
+def test_missing_compiler_gives_another_error_and_a_single_warning(
     driver: str, translated: str, tmp_path: str
 ) -> None:
     on = CudaTorch(driver)

@@ -14,7 +14,7 @@ from mempool.demo.race import race
 @pytest.mark.parametrize(
     "marks", [pytest.param(True, marks=pytest.mark.full), False], ids=["marks", "no-marks"]
 )
-def test_it_is_the_same_training_with_all_hits_in_less_memory(marks: bool) -> None:
+def test_training_is_identical_with_all_hits_in_less_memory(marks: bool) -> None:
     done = race("torch", marks=marks, steps=5, turns=6, show=lambda _: None)
     answer = done.answer()
     assert done.identical

@@ -378,7 +378,7 @@ def test_endless_search_gives_a_warning() -> None:
     assert fit.warnings[-1].startswith("no largest batch: one of")
 
 
-def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+def test_largest_batch_fits_and_the_next_does_not() -> None:
     limit = 1 << 30
     fit = mempool.torch.fit(mlp, torch.zeros(64, 32), limit="1GiB", loss=lambda out: out.sum())
     assert fit.fits

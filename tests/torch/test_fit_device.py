@@ -367,7 +367,7 @@ def test_mask_whose_rows_begin_at_multiples_of_eight_is_not_copied(length: int) 
 
 @pytest.mark.parametrize(("length", "row"), [(650, 656), (641, 648), (655, 656)])
 @pytest.mark.parametrize("mask_heads", [1, HEADS])
-def test_other_mask_is_copied_before_it_is_expanded_to_all_heads(
+def test_other_mask_is_copied_before_the_expansion_to_all_heads(
     length: int, row: int, mask_heads: int
 ) -> None:
     copies = allocated(length, mask_heads=mask_heads)

@@ -56,7 +56,7 @@ def trained(kinds: str, mode: OffloadMode | None = None, *, marked: bool = False
         *(pytest.param(turn, False, marks=pytest.mark.full) for turn in ("AB", "AAAB", "AAAAee")),
     ],
 )
-def test_each_variant_has_one_schedule_in_any_order(
+def test_each_variant_has_a_single_schedule_in_any_order(
     turn: str, marked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After three turns nothing is planned and nothing departs any more; without marks, passes are one."""

@@ -168,7 +168,7 @@ def test_size_queries_do_not_reload(mode: Adversary) -> None:
     assert RESIDENT_BYTES(storage) == 0
 
 
-def test_saving_reloads_one_storage_at_a_time(mode: Adversary) -> None:
+def test_saving_reloads_a_single_storage_at_a_time(mode: Adversary) -> None:
     many = [torch.full((1000,), float(i)) for i in range(8)]
     mode.offload_all()
     most, file = 0, io.BytesIO()

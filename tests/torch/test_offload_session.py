@@ -110,7 +110,7 @@ def test_contradictory_options_are_refused(chosen: dict[str, str], why: str) -> 
         ([], {"MEMPOOL_HOST_LIMIT": "1GiB"}, "give one too"),
     ],
 )
-def test_contradictory_options_are_reported_in_one_line(
+def test_contradictory_options_are_reported_in_a_line(
     options: list[str], variables: dict[str, str], why: str
 ) -> None:
     command = [sys.executable, "-m", "mempool", "run", *options, "-c", "1"]
@@ -181,7 +181,7 @@ def test_unmodified_program_runs_within_a_limit(tmp_path: Path, end: str) -> Non
     assert values["moves"] > 0
 
 
-def test_invalid_limit_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_invalid_limit_is_reported_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent("print(1)"))
     command = [sys.executable, "-m", "mempool", "run", "--limit", "much", "train.py"]
     environment = {**os.environ, "PYTHONPATH": str(Path(mempool.__file__).parents[1])}
@@ -204,7 +204,7 @@ def mode() -> Iterator[OffloadMode]:
     engine.close()
 
 
-def test_one_diverging_iteration_keeps_the_schedule_and_two_make_another(mode: OffloadMode) -> None:
+def test_single_diverging_iteration_keeps_the_schedule_and_two_make_another(mode: OffloadMode) -> None:
     loop, iterations = Loop(), mode.iterations
     for _ in range(3):
         loop.step()
@@ -385,7 +385,7 @@ class Behind(HostEngine):
         self.known, self.now = self.now, []
 
 
-def test_stream_waits_are_counted_one_iteration_later() -> None:
+def test_stream_waits_are_counted_an_iteration_later() -> None:
     plain = losses([1024] * 8)
     engine = Behind()
     with OffloadMode(engine, CPU, 2 * MIB) as mode:

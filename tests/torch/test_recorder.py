@@ -84,7 +84,7 @@ class TestTracker:
         assert int(traced(name).load().max()) == tracked(name, adamw)["Total"]
 
     @pytest.mark.parametrize("checkpointing", [False, True])
-    def test_so_it_is_rounded_as_on_cuda_and_with_checkpoints(
+    def test_peak_equals_the_tracker_with_cuda_rounding_and_checkpoints(
         self, monkeypatch: pytest.MonkeyPatch, checkpointing: bool
     ) -> None:
         monkeypatch.setattr(
@@ -96,7 +96,7 @@ class TestTracker:
         rounded = Trace.of(seen.kind, seen.buffer, -(-seen.size // 512) * 512)
         assert int(rounded.load().max()) == tracked("gpt", momentum, checkpointing=checkpointing)["Total"]
 
-    def test_what_holds_a_buffer_is_what_the_tracker_says(self) -> None:
+    def test_categories_of_buffers_equal_the_tracker(self) -> None:
         """It calls a gradient temporary until it has been accumulated, and all of the forward activations."""
         theirs = tracked("resnet", adamw)
         ours = at_peak(traced("resnet"))
@@ -130,12 +130,12 @@ class TestModels:
         assert kinds["optimizer_state"] == 3 * parameters
 
     @pytest.mark.parametrize("name", ["llama"])
-    def test_accesses_are_those_of_a_slow_recorder_without_any_short_cut(self, name: str) -> None:
+    def test_accesses_equal_a_slow_recorder_without_short_cuts(self, name: str) -> None:
         slow = train(name, lambda *_: SlowRecorder(), fake=False, optimizer=momentum)
         trace = train(name, recorder, fake=False, optimizer=momentum).trace()
         assert slow.accesses == SlowRecorder.of(trace)
 
-    def test_the_second_of_two_steps_does_what_the_third_does(self) -> None:
+    def test_second_and_third_step_have_equal_events(self) -> None:
         trace = train("gpt", recorder, fake=True, steps=3).trace()
         ends = np.flatnonzero((trace.kind == EventType.MARK) & (trace.operation == trace.names.index("step")))
         second, third = slice(ends[0] + 1, ends[1] + 1), slice(ends[1] + 1, ends[2] + 1)
@@ -152,7 +152,7 @@ class TestModels:
         paths -= {f"layers.{n}.mlp" for n in range(3)}  # only those in it do anything
         assert {f"Step.model.{path}" for path in paths} <= set(made(trace, "module"))
 
-    def test_rows_of_an_operation_have_one_time(self) -> None:
+    def test_rows_of_an_operation_have_equal_times(self) -> None:
         trace = traced("gpt", fake=False)
         touched = np.isin(trace.kind, (EventType.READ, EventType.WRITE))
         times = trace.time_ns[touched]

@@ -68,7 +68,7 @@ def test_the_peak_is_the_pools_own_and_accesses_lie_in_the_lives_of_their_buffer
     assert made(read, "module") == made(trace, "module")
 
 
-def test_every_storage_is_one_of_the_pools_buffers_and_what_is_left_are_temporaries(
+def test_every_storage_matches_a_pool_buffer_and_other_buffers_are_temporaries(
     pool: mempool.torch.TensorPool,
 ) -> None:
     joined = trained(None, "gpt")
@@ -89,7 +89,7 @@ def test_every_storage_is_one_of_the_pools_buffers_and_what_is_left_are_temporar
     assert joined.metadata["unserved_bytes"] == "0"
 
 
-def test_a_write_of_what_an_operation_makes_comes_after_its_alloc_and_both_name_it(
+def test_write_of_a_result_follows_its_alloc_and_both_name_the_operation(
     pool: mempool.torch.TensorPool,
 ) -> None:
     with mempool.torch.record() as recording:
@@ -115,7 +115,7 @@ def test_memory_that_the_pool_does_not_serve_is_left_out_and_told(pool: mempool.
     assert (recording.trace.kind == EventType.READ).sum() == 0
 
 
-def test_what_an_error_ends_is_recorded_too(pool: mempool.torch.TensorPool, tmp_path: Path) -> None:
+def test_recording_ended_by_an_error_is_written(pool: mempool.torch.TensorPool, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fail(tmp_path / "a.trace")
     assert (read_trace(tmp_path / "a.trace").kind == EventType.WRITE).any()
@@ -162,7 +162,7 @@ if "fail" in sys.argv:
 
 
 @pytest.mark.parametrize("how", ["", "fail", "fork"])
-def test_a_program_that_knows_nothing_of_it_is_recorded(tmp_path: Path, how: str) -> None:
+def test_unchanged_program_is_recorded(tmp_path: Path, how: str) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     done = subprocess.run(
         [

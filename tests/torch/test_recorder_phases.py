@@ -52,7 +52,7 @@ def test_gradients_that_are_kept_and_accumulated_are_made_once() -> None:
     assert marks(trace)[:6] == [F, B, F, B, OPT, S]
 
 
-def test_tied_weights_are_one_buffer_and_flattened_ones_are_parameters() -> None:
+def test_tied_weights_share_a_buffer_and_flattened_weights_are_parameters() -> None:
     flat = torch.zeros(32)
     model = nn.Sequential(
         nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
@@ -66,7 +66,7 @@ def test_tied_weights_are_one_buffer_and_flattened_ones_are_parameters() -> None
     assert (kinds["parameters"], kinds["gradients"]) == (1, 2)
 
 
-def test_what_a_checkpoint_computes_again_is_activations_as_before() -> None:
+def test_values_recomputed_by_a_checkpoint_are_activations() -> None:
     sizes = []
     for again in (False, True):
         model = GPT()
@@ -80,7 +80,7 @@ def test_what_a_checkpoint_computes_again_is_activations_as_before() -> None:
     assert sizes[0] == sizes[1]
 
 
-def test_only_what_outlives_the_forward_is_an_activation() -> None:
+def test_only_buffers_that_outlive_the_forward_are_activations() -> None:
     with AccessRecorder() as recorder:
         w = torch.ones(8, requires_grad=True)
         (w.exp() + 1).sum().backward()
@@ -106,7 +106,7 @@ def test_a_closure_is_forward_and_backward_inside_of_the_optimizer() -> None:
     assert marks(trace)[-1] == S
 
 
-def test_an_optimizer_inside_of_the_backward_is_one() -> None:
+def test_optimizer_inside_the_backward_has_the_optimizer_phase() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizers = {parameter: torch.optim.Adam([parameter]) for parameter in model.parameters()}
 
@@ -126,7 +126,7 @@ def test_an_optimizer_inside_of_the_backward_is_one() -> None:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_of_two_optimizers_one_ends_iterations(given: bool) -> None:
+def test_single_optimizer_of_two_ends_iterations(given: bool) -> None:
     generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
     one, other = (torch.optim.SGD(model.parameters(), 0.1) for model in (critic, generator))
     with AccessRecorder([generator, critic], [one, other] if given else []) as recorder:
@@ -150,7 +150,7 @@ def test_of_an_optimizer_around_another_real_steps_end_iterations() -> None:
     assert marks(recorder.trace()).count("step") == 2
 
 
-def test_steps_that_are_told_replace_those_that_are_found() -> None:
+def test_declared_steps_replace_detected_steps() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with AccessRecorder([model], [optimizer]) as recorder:
@@ -175,7 +175,7 @@ def test_phases_that_nobody_can_find_are_told() -> None:
     assert marks(recorder.trace()) == [F, B, OPT, S, F, "validation"]
 
 
-def test_inputs_are_what_the_outermost_module_is_given() -> None:
+def test_inputs_are_arguments_of_the_outermost_module() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -194,7 +194,7 @@ def test_inputs_are_what_the_outermost_module_is_given() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using .torch.compile.module:UserWarning")
-def test_a_compiled_module_is_seen_as_it_runs_without_the_compiler() -> None:
+def test_compiled_module_is_recorded_as_the_uncompiled_module() -> None:
     model = nn.Linear(4, 4)
     with AccessRecorder([model]) as recorder:
         torch.compile(model, backend="eager")(x()).sum().backward()
@@ -225,7 +225,7 @@ class Refusing(torch.optim.Optimizer):
                 raise RuntimeError("no")
 
 
-def test_a_step_that_raises_is_over() -> None:
+def test_exception_ends_the_step() -> None:
     model = nn.Linear(4, 4)
     optimizer = Refusing(model.parameters())
     with AccessRecorder([model], [optimizer]) as recorder:

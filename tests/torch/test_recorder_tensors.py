@@ -52,7 +52,7 @@ class TestAccesses:
             ("WRITE", "aten::add.out", 8),
         ]
 
-    def test_what_is_asked_for_its_shape_is_not_read(self) -> None:
+    def test_shape_arguments_are_not_read(self) -> None:
         with AccessRecorder() as recorder:
             x = torch.empty(4)
             made = torch.zeros_like(x), x.new_ones(3), torch.empty_like(x)
@@ -75,7 +75,7 @@ class TestAccesses:
                 torch.add(x, y)
             assert len(recorder.trace()) == before
 
-    def test_a_branch_without_a_schema_reads_what_it_is_given(self) -> None:
+    def test_branch_without_a_schema_reads_its_arguments(self) -> None:
         with AccessRecorder() as recorder:
             x = torch.ones(3)
             torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,))
@@ -116,7 +116,7 @@ class TestStorages:
         assert Counter(live(recorder.trace()))[16 + 28] > 0
         assert live(recorder.trace())[-1] == 16 + 12
 
-    def test_memory_of_numpy_is_one_buffer_whoever_shares_it(self) -> None:
+    def test_shared_memory_of_numpy_is_a_single_buffer(self) -> None:
         array = np.ones(100, np.float32)
         with AccessRecorder() as recorder:
             a, b = torch.from_numpy(array), torch.from_numpy(array)
@@ -130,7 +130,7 @@ class TestStorages:
         assert made(recorder.trace()) == {"inputs": 2}
         del c
 
-    def test_what_has_no_memory_has_no_buffer(self) -> None:
+    def test_tensors_without_memory_have_no_buffer(self) -> None:
         with AccessRecorder() as recorder:
             torch.ones(8, device="meta") * 2
             kept = torch.empty(0) + 1
@@ -149,7 +149,7 @@ class TestStorages:
             (lambda: torch.ones(8, 8).to_mkldnn(), set()),  # whose memory nobody can see
         ],
     )
-    def test_tensors_of_other_kinds_are_what_they_are_made_of(self, make: Any, sizes: set[int]) -> None:
+    def test_wrapper_tensors_are_recorded_as_their_parts(self, make: Any, sizes: set[int]) -> None:
         with AccessRecorder() as recorder:
             kept = make()
             alive = {buffer: size for kind, buffer, size, *_ in told(recorder.trace()) if kind == "ALLOC"}
@@ -170,7 +170,7 @@ class TestStorages:
         assert made(trace) == {"parameters": 2}
         assert accesses(trace)[2:] == 2 * [("WRITE", "aten::add_.Tensor", 12)]
 
-    def test_a_fake_mode_inside_is_seen_as_one_outside(self) -> None:
+    def test_fake_mode_inside_the_recorder_is_recorded_as_a_mode_outside(self) -> None:
         def program() -> None:
             nn.Linear(3, 3)(torch.ones(2, 3)).sum().backward()
 
@@ -202,7 +202,7 @@ class TestDistributed:
         distributed.destroy_process_group()
 
     @pytest.mark.usefixtures("alone")
-    def test_what_DTensor_asks_for_shapes_is_no_memory(self) -> None:  # noqa: N802
+    def test_shape_queries_of_dtensor_are_no_memory(self) -> None:  # noqa: N802
         from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
         mesh = init_device_mesh("cpu", (1,))
@@ -233,7 +233,7 @@ class TestUse:
         with pytest.raises(TraceError, match="once"), recorder:
             pass
 
-    def test_after_the_block_nothing_of_it_is_left(self) -> None:
+    def test_no_hook_remains_after_the_block(self) -> None:
         module = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(module.parameters(), 0.1)
         recorder = AccessRecorder([module], [optimizer])
@@ -253,7 +253,7 @@ class TestUse:
         assert not module.weight._post_accumulate_grad_hooks
         assert not nn.modules.module._global_forward_hooks
 
-    def test_what_is_freed_after_the_block_is_alive_at_its_end(self) -> None:
+    def test_buffers_freed_after_the_block_are_alive_at_its_end(self) -> None:
         with AccessRecorder() as recorder:
             x = torch.ones(4)
         del x
@@ -307,7 +307,7 @@ class TestUse:
         assert trace.metadata["truncated"] == "yes"
         assert 20 < len(trace) < 60 < len(kept)
 
-    def test_times_are_those_of_a_clock_that_is_given(self) -> None:
+    def test_times_come_from_the_given_clock(self) -> None:
         with AccessRecorder(clock=lambda func, args, kwargs, result: 10) as recorder:
             torch.ones(2) + 1
         trace = recorder.trace()

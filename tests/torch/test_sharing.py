@@ -106,7 +106,7 @@ def test_next_pool_on_the_same_memory_counts_leftovers(driver: str) -> None:
 
 
 @alone
-def test_arrays_and_tensors_share_one_memory() -> None:
+def test_arrays_and_tensors_share_memory() -> None:
     with (
         mempool.numpy.install(background=False) as arrays,
         mempool.torch.install(device="cpu", share=arrays, background=False) as tensors,

@@ -430,7 +430,7 @@ class TestCompiledLibrary:
             compiled_library.COMPANION.build()
         assert list(tmp_path.iterdir()) == []
 
-    def test_failing_compiler_is_one_line_and_leaves_no_file(
+    def test_failing_compiler_gives_a_line_and_leaves_no_file(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))

@@ -393,7 +393,7 @@ def of_threads(times: list[float]) -> list[dict[str, Any]]:
     return events
 
 
-def test_indices_order_the_events_of_one_thread_only(tmp_path: Path) -> None:
+def test_indices_order_the_events_of_a_single_thread_only(tmp_path: Path) -> None:
     """PyTorch's CUDA build runs the backward pass in a separate thread, and numbers thread by thread."""
     trace = read_chrome(stored(tmp_path / "t.json", *of_threads([20, 40, 10, 30])))
     assert trace.load().tolist() == [4, 12, 8, 0]

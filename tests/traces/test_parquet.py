@@ -74,7 +74,7 @@ def test_trace_survives_a_round_trip(tmp_path: Path, n: int) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_pieces_join_to_one_trace_in_row_groups_of_bounded_size(
+def test_pieces_join_to_a_trace_in_row_groups_of_bounded_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PIECE_EVENTS", 64)
