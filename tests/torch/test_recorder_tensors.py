@@ -202,7 +202,7 @@ class TestDistributed:
         distributed.destroy_process_group()
 
     @pytest.mark.usefixtures("alone")
-    def test_shape_queries_of_dtensor_are_no_memory(self) -> None:  # noqa: N802
+    def test_shape_queries_of_dtensor_are_no_memory(self) -> None:
         from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
         mesh = init_device_mesh("cpu", (1,))
