@@ -58,13 +58,13 @@ class JointPlanning:
         from mempool.planning.variants import VariantLifetimes
 
         before, kept = self._lifetimes, []
-        self.__dict__["_kinds"] = VariantLifetimes(before)
+        self.__dict__["_lifetimes"] = VariantLifetimes(before)
         self._lifetimes.note(list(patterns), ())
         try:
             yield lambda: kept.append(True)
         finally:
             if not kept:
-                self.__dict__["_kinds"] = before
+                self.__dict__["_lifetimes"] = before
 
     def supersede(self, key: bytes, former: set[bytes]) -> None:
         """Move the observations of the plans in `former` to plan `key`, which supersedes them."""
