@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mempool import _core
-from mempool.torch import TensorPool, compiled_library
+from mempool.torch import compiled_library
+from mempool.torch.pool import TensorPool
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,9 @@ from mempool.cuda import DRIVER
 from mempool.errors import UsageError
 from mempool.logs import log
 from mempool.settings import NEVER, TESTED, settings
-from mempool.torch import TensorPool, compiled_library
+from mempool.torch import compiled_library
 from mempool.torch.introspection import diagnosis, statistics
+from mempool.torch.pool import TensorPool
 
 if TYPE_CHECKING:
     import torch

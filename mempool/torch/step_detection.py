@@ -19,7 +19,7 @@ from mempool.reporting.outcomes import NewOutcomes, missed
 from mempool.torch.optimizer_steps import Listener
 
 if TYPE_CHECKING:
-    from mempool.torch import TensorPool
+    from mempool.torch.pool import TensorPool
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from mempool.recording.torch.rows import Table
-    from mempool.torch import TensorPool
+    from mempool.torch.pool import TensorPool
 
     Ints = NDArray[np.int64]
 

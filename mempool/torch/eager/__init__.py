@@ -19,7 +19,7 @@ from mempool.torch.offload.host_memory import default_host_limit
 if TYPE_CHECKING:
     import torch
 
-    from mempool.torch import TensorPool
+    from mempool.torch.pool import TensorPool
 
 
 class OffloadSession:

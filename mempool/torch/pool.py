@@ -1,0 +1,148 @@
+"""Pool for PyTorch's tensors, whatever the device."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from mempool.errors import UsageError
+from mempool.installation import InstallationSlot, slot_of
+from mempool.pool import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from mempool.torch.eager import OffloadSession
+    from mempool.torch.step_detection import StepDetector
+
+
+class TensorPool(Pool):
+    """A pool that stops serving PyTorch when closed."""
+
+    framework = "torch"
+    swaps = True
+
+    def __init__(self, device: Any, **options: Any) -> None:
+        self.offloading: OffloadSession | None = None
+        self._step_detector: StepDetector | None = None
+        super().__init__(device, **{"name": "torch", **options})
+
+    def begin(self) -> None:
+        """Serve PyTorch's tensors, and keep them within the limit if a limit is set."""
+        self.serve()
+        ends = self.settings.mode == "replay" and self.settings.limit is None  # swapping finds steps itself
+        shown = self._trace_writer is not None and self.settings.limit is None
+        if ends or shown:
+            from mempool.torch.step_detection import StepDetector
+
+            self._step_detector = StepDetector(self, ends=ends, shown=shown)
+        if (limit := self.settings.limit) is not None:
+            from mempool.torch.eager import OffloadSession
+
+            try:
+                self.offloading = OffloadSession(self, self.torch_device, limit)
+            except BaseException:
+                self.stop_serving()
+                raise
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device as a `torch.device`, without an index until the device is decided."""
+        raise NotImplementedError
+
+    def serve(self) -> None:
+        """Become the allocator of PyTorch's tensors."""
+        raise NotImplementedError
+
+    def stop_serving(self) -> None:
+        """Stop serving PyTorch, whose live tensors stay valid."""
+        raise NotImplementedError
+
+    def mark_detected_step(self) -> None:
+        """Mark the end of an iteration that was detected by the steps of an optimizer."""
+        with contextlib.suppress(UsageError):  # inside `iteration`, which has just begun for the first time
+            self._step(found=True)
+
+    def _end_step_detection(self) -> None:
+        if self._step_detector is not None:
+            self._step_detector.end()
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> Any:
+        """End an iteration at every step of the optimizer.
+
+        A framework's wrapper counts as the wrapped optimizer: a call that only accumulates gradients ends no
+        iteration. Inside `iteration`, which ends iterations itself, a step raises `UsageError` before the
+        step begins.
+
+        Returns:
+            A handle; ``remove()`` stops the watching.
+
+        Raises:
+            UsageError: the argument is neither an optimizer of PyTorch nor a wrapper of one.
+        """
+        from mempool.recording.optimizers import hooked_optimizer
+
+        hooked = hooked_optimizer(optimizer)
+        if hooked is None:
+            raise UsageError(
+                f"watch() takes an optimizer of torch.optim, not {type(optimizer).__name__}; where something "
+                "else steps, call pool.step() after it"
+            )
+        hooks = _Watch(
+            hooked.register_step_pre_hook(lambda *_: self._check_outside_iterations()),
+            hooked.register_step_post_hook(lambda *_: self.step()),
+        )
+        if self.offloading is not None:
+            self.offloading.require_marks()
+        self._end_step_detection()
+        self.require_step_marks()
+        return hooks
+
+    def step(self) -> None:
+        """Mark the end of one iteration and the beginning of the next, also for swapping."""
+        self._end_step_detection()
+        super().step()
+        if self.offloading is not None:
+            self.offloading.mark()
+
+    @contextlib.contextmanager
+    def iteration(self) -> Iterator[None]:
+        """Mark one iteration: see `mempool.Pool.iteration`."""
+        self._end_step_detection()
+        with super().iteration():
+            if self.offloading is not None:
+                self.offloading.begin()
+            try:
+                yield
+            finally:
+                if self.offloading is not None:
+                    self.offloading.mark()
+
+    def swapping_values(self) -> dict[str, Any] | None:
+        """Return the report's values about swapping; None if nothing is swapped."""
+        return None if self.offloading is None else self.offloading.values()
+
+    def close(self) -> None:
+        """Stop serving PyTorch and stop planning. Tensors stay valid; swapped ones are on the device."""
+        if self.offloading is not None:
+            self.offloading.end()
+        self._end_step_detection()
+        slot.leave(self, self.stop_serving)
+        super().close()
+
+
+class _Watch:
+    """The hooks of a watched optimizer."""
+
+    def __init__(self, *hooks: Any) -> None:
+        self._hooks = hooks
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+slot: InstallationSlot[TensorPool] = slot_of("PyTorch", "mempool.torch")
