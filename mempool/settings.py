@@ -100,7 +100,7 @@ def check_swapping(chosen: Settings) -> None:
     """
     limit, most = chosen.limit, chosen.max_reserved
     if limit is None and chosen.host_limit is not None:
-        raise UsageError("host_limit is of swapping, which begins with a limit: give one too")
+        raise UsageError("host_limit needs a limit: give both")
     if limit is not None and most is not None and limit > most:
         raise UsageError(
             f"limit is {limit:,} bytes and max_reserved {most:,}: tensors could never take so much"

@@ -68,7 +68,7 @@ def convert(
 
 def _check_target(source: Path, target: Path) -> None:
     if overwritten_file([source], [target]) is not None:
-        raise typer.BadParameter("what is converted would be overwritten")
+        raise typer.BadParameter("the input would be overwritten")
     if target.suffix.lower() in _UNWRITABLE_SUFFIXES:
         raise typer.BadParameter(f"no {target.suffix} is written, but .csv, and .trace or .parquet")
 

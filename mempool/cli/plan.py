@@ -41,7 +41,7 @@ def plan(
         Path,
         typer.Argument(
             help="A trace, a snapshot of PyTorch, a trace of its profiler, a log of RMM, lines of CuPy's "
-            "DebugPrintHook, or buffers (MiniMalloc CSV), told by content."
+            "DebugPrintHook, or buffers (MiniMalloc CSV), recognized by content."
         ),
     ],
     *,
@@ -329,7 +329,10 @@ def _print(planned: PlannedInput, output: Path | None) -> None:
         rows.append(("written", str(output)))
         if given.format == "trace" and planned.saved is None and output.suffix != ".csv":
             rows.append(
-                ("replayed", "by no pool, since it is of no iteration; pool.save() writes what one finds")
+                (
+                    "replayed",
+                    "by no pool: it is not for an iteration; pool.save() writes such plans",
+                )
             )
     facts("plan", rows)
     if len(variants) > 1:

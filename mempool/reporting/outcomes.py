@@ -35,19 +35,19 @@ REMEDIES = {
     "when it was recorded (a log, a list, an exception's traceback); copy what you keep, or make it in "
     "`with pool.dynamic():`",
     "past_end": "more allocations than the recorded iteration has before the next mark",
-    "desynchronized": "the program, or this thread of it, is in none of the recorded patterns; it is "
-    "recorded again when that lasts",
-    "no_arena": "the arena could not be had from the device, or not as large as this plan needs it, or its "
-    "memory was needed for what has no place in it",
+    "desynchronized": "the program, or this thread of it, follows none of the recorded patterns; the pool "
+    "records again if this lasts",
+    "no_arena": "the device refused the arena, or granted a smaller one than the plan needs, or the "
+    "arena's memory went to unplanned requests",
     "other_stream": "another stream used the memory last: the plan lets streams share addresses, which this "
-    "pool does only with `wait_bytes=`, or more streams use the arena than are told apart",
+    "pool does only with `wait_bytes=`, or more streams use the arena than the pool distinguishes",
 }
 
 #: Texts for the core's reasons to refuse an arena.
 REFUSALS = {
     "capture": "a graph is being captured",
-    "alive": "buffers are alive in the one there is, which cannot grow beside them; "
+    "alive": "buffers are alive in the present arena, which cannot grow beside them; "
     'memory="growing" is for such programs',
-    "limit": "with what else is held it would be more than the limit",
+    "limit": "the arena and the other held memory would exceed the limit",
     "memory": "there is too little memory; raise max_reserved or free memory elsewhere",
 }

@@ -386,7 +386,7 @@ def test_below_the_working_set_the_answer_is_no(path: str, capsys: pytest.Captur
     assert "cannot be held" in out
     assert "no gain possible below" in error
     least = int(error.split("; ")[1].split(" bytes")[0])
-    assert f"{least} bytes (9 MiB) can be held" in error
+    assert f"{least} bytes (9 MiB) is feasible" in error
     capsys.readouterr()
     assert call(["swap", path, "--limit", str(least)]) == 0
     capsys.readouterr()
@@ -432,7 +432,7 @@ def test_host_limit_is_kept_and_reported(path: str, capsys: pytest.CaptureFixtur
     assert call(["swap", path, "--limit", "25MiB", "--host", "16MiB"]) == 1
     out, error = capsys.readouterr()
     assert "cannot be held" in out
-    assert "can be held" in error
+    assert "is feasible" in error
     assert "with so few bytes on the host, not below 33 MiB" in printed(
         capsys, "swap", path, "--host", "16MiB"
     )

@@ -202,10 +202,10 @@ def test_reported_reason_for_a_missing_arena_is_the_actual_reason(
         for pool in (one, other, without):
             pool.planner.run_once(0.0)
         assert len(caplog.messages) == 2
-        assert all("buffers are alive in the one there is" in line for line in caplog.messages)
+        assert all("buffers are alive in the present arena" in line for line in caplog.messages)
         assert 'memory="growing"' in caplog.text
         assert "free of" not in caplog.text
-        assert "buffers are alive in the one there is" in other.explain()
+        assert "buffers are alive in the present arena" in other.explain()
 
 
 def test_shortage_of_memory_is_reported_once(fake: FakeCuda, caplog: pytest.LogCaptureFixture) -> None:

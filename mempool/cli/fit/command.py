@@ -185,7 +185,7 @@ def fit(
         ),
     ] = None,
     remedies_seconds: Annotated[
-        float, typer.Option(min=0, metavar="S", help="Most seconds of processor for what would help.")
+        float, typer.Option(min=0, metavar="S", help="Most processor seconds for trying remedies.")
     ] = 40,
     main: Annotated[
         bool, typer.Option("--main", help="Run a script as a program, up to its first backward.")

@@ -78,7 +78,7 @@ def run(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Most memory that PyTorch's tensors take; what is idle waits in the host's memory.",
+            help="Most memory of PyTorch's tensors on the device; idle tensors are offloaded to the host.",
         ),
     ] = None,
     explain: Annotated[
@@ -110,7 +110,7 @@ def run(
         mempool run --plan run.plan --explain train.py
     """
     if accesses and record is None:
-        raise typer.BadParameter("--accesses is of the trace: say --record TRACE too")
+        raise typer.BadParameter("--accesses needs --record TRACE")
     _check_program(program)
     from mempool.units import parse_memory
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def swap(
-    trace: Annotated[Path, typer.Argument(help="A trace with reads and writes, told by content.")],
+    trace: Annotated[Path, typer.Argument(help="A trace with reads and writes, recognized by content.")],
     *,
     limit: Annotated[
         list[str] | None,
@@ -40,7 +40,7 @@ def swap(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Bytes a second of the device: operations take the time for what they touch.",
+            help="Bytes a second of the device: operations take the time to move the bytes that they access.",
         ),
     ] = None,
     least: Annotated[

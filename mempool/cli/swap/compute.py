@@ -128,9 +128,9 @@ class SwapSchedules:
                     remaining, on_limit=lambda size: report(f"planning for {binary(size)}")
                 )
             except PlanError as error:
-                report(f"{binary(remaining[0])} cannot be held: looking for what can")
+                report(f"{binary(remaining[0])} is infeasible: searching the least feasible limit")
                 least = self.planner.nearest(remaining[0]).limit_bytes
-                self.reason = f"{error}; {least} bytes ({binary(least)}) can be held"
+                self.reason = f"{error}; {least} bytes ({binary(least)}) is feasible"
                 remaining = [size for size in remaining[1:] if size >= least]
             else:
                 return dict(zip(remaining, schedules, strict=True))
