@@ -464,4 +464,4 @@ def test_measurement_registers_no_storage(monkeypatch: pytest.MonkeyPatch) -> No
     _, made = engine()
     with OffloadMode(made, CPU, 1 << 30) as swapper:
         assert made.link()
-        assert swapper.storages.here_bytes == 0
+        assert swapper.storages.resident_bytes == 0
