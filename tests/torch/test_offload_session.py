@@ -94,7 +94,7 @@ def test_invalid_limit_is_refused(limit: object) -> None:
     ("chosen", "why"),
     [
         ({"limit": "2GiB", "max_reserved": "1GiB"}, "max_reserved 1,073,741,824"),
-        ({"host_limit": "1GiB"}, "give one too"),
+        ({"host_limit": "1GiB"}, "give both"),
     ],
 )
 def test_contradictory_options_are_refused(chosen: dict[str, str], why: str) -> None:
@@ -107,7 +107,7 @@ def test_contradictory_options_are_refused(chosen: dict[str, str], why: str) -> 
     ("options", "variables", "why"),
     [
         (["--limit", "2GiB", "--max-reserved", "1GiB"], {}, "max_reserved 1,073,741,824"),
-        ([], {"MEMPOOL_HOST_LIMIT": "1GiB"}, "give one too"),
+        ([], {"MEMPOOL_HOST_LIMIT": "1GiB"}, "give both"),
     ],
 )
 def test_contradictory_options_are_reported_in_a_line(
