@@ -1,7 +1,9 @@
-// The model behind the fake driver: devices with memory, contexts, streams as queues, events, captures of graphs.
+// The model behind the stand-in for the CUDA driver: devices with memory, contexts, streams as queues, events, captures
+// of graphs.
 //
-// Work is queued and done only when the test lets a stream go on (or somebody waits for it), so that memory used too
-// early shows. Streams order each other by events alone, the default stream too, which asks more of a program than CUDA.
+// While `late`, queued work is done only when a test lets the stream go on or somebody waits for the stream, so that
+// memory used too early is seen. Otherwise work is done as soon as its events allow. Streams order each other by events
+// alone, the default stream too, which asks more of a program than CUDA.
 #pragma once
 
 #include <sys/mman.h>
@@ -10,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <initializer_list>
@@ -21,6 +24,11 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+// Bits of the address range that all memory comes from. Sanitizers bear less than a rehearsal of several large devices.
+#ifndef FAKE_ADDRESS_BITS
+#define FAKE_ADDRESS_BITS 38
+#endif
 
 namespace fake {
 
@@ -43,6 +51,7 @@ struct Range {
 // One recording of an event.
 struct Mark {
   Stream* stream = nullptr;
+  std::chrono::steady_clock::time_point time = std::chrono::steady_clock::now();
   std::uint64_t position = 0;  // of the recording in its stream's queue
   bool done = false;
   std::shared_ptr<struct Capture> capture;  // set: nothing is queued, and `nodes` are what it comes after
@@ -123,6 +132,14 @@ class Gpu {
   static constexpr std::size_t kWhole = std::size_t{2} << 20;
   std::recursive_mutex mutex;
   bool initialized = false, gone = false;
+  bool late = true;
+  // Move and set bytes of memory; a rehearsal replaces both.
+  void (*copy)(void* to, const void* from, std::size_t bytes) = [](void* to, const void* from, std::size_t bytes) {
+    std::memmove(to, from, bytes);
+  };
+  void (*fill)(void* to, int value, std::size_t bytes) = [](void* to, int value, std::size_t bytes) {
+    std::memset(to, value, bytes);
+  };
   int version = 12080;
   std::size_t granularity = kWhole;  // of pages
   int streams_made = 0;              // by the driver's own function, and not destroyed
@@ -276,27 +293,35 @@ class Gpu {
     std::uintptr_t begin = 0;
     Allocation* const in = found(address, begin);
     const auto memory = memories.find(handle);
-    const bool fits = in != nullptr && in->kind == kAddresses && address % kWhole == 0 && address + bytes <= begin + in->bytes;
-    if (!fits || memory == memories.end() || memory->second.bytes != bytes || bytes != kWhole || in->mapped.count(address) != 0) {
+    bool fits = in != nullptr && in->kind == kAddresses && address % kWhole == 0 && address + bytes <= begin + in->bytes;
+    fits = fits && memory != memories.end() && memory->second.bytes == bytes;
+    const auto next = fits ? in->mapped.lower_bound(address) : decltype(in->mapped.end()){};
+    if (!fits || (next != in->mapped.end() && next->first < address + bytes)) {
       fault("memory is mapped to where it cannot be");
       return kInvalidValue;
     }
-    in->mapped[address] = {handle, false, {}};
-    ++memory->second.mappings;
+    for (std::uintptr_t page = address; page < address + bytes; page += kWhole) {
+      in->mapped[page] = {handle, false, {}};
+      ++memory->second.mappings;
+    }
     return kSuccess;
   }
   int unmap(std::uintptr_t address, std::size_t bytes) {
     std::uintptr_t begin = 0;
     Allocation* const in = found(address, begin);
-    if (in == nullptr || bytes != kWhole || in->mapped.count(address) == 0) {
+    bool mapped = in != nullptr && bytes % kWhole == 0;
+    for (std::uintptr_t page = address; mapped && page < address + bytes; page += kWhole) mapped = in->mapped.count(page) != 0;
+    if (!mapped) {
       fault("memory is unmapped otherwise than it was mapped");
       return kInvalidValue;
     }
     check_unused({address, bytes});
-    const auto memory = memories.find(in->mapped[address].memory);
-    in->mapped.erase(address);
-    --memory->second.mappings;
-    perhaps_gone(memory);
+    for (std::uintptr_t page = address; page < address + bytes; page += kWhole) {
+      const auto memory = memories.find(in->mapped[page].memory);
+      in->mapped.erase(page);
+      --memory->second.mappings;
+      perhaps_gone(memory);
+    }
     madvise(reinterpret_cast<void*>(address), bytes, MADV_DONTNEED);
     return kSuccess;
   }
@@ -336,8 +361,11 @@ class Gpu {
       return kSuccess;
     }
     if (work.marks != nullptr) work.marks->position = stream->queued;
-    stream->queue.push_back(std::move(work));
     ++stream->queued;
+    const bool ready = !late && stream->queue.empty() && (work.waits == nullptr || work.waits->done);
+    stream->queue.push_back(std::move(work));
+    if (!late) stream->allowed = stream->queued;
+    if (ready) step(*stream);
     return kSuccess;
   }
   void progress() {
@@ -420,7 +448,7 @@ class Gpu {
   int blocked_by_capture(Stream* stream) { return implicit(stream, true) ? kCaptureImplicit : kSuccess; }
 
  private:
-  static constexpr std::size_t kPage = 4096, kMemory = std::size_t{1} << 38;
+  static constexpr std::size_t kPage = 4096, kMemory = std::size_t{1} << FAKE_ADDRESS_BITS;
 
   static std::uintptr_t reserved() {
     constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;

@@ -1,0 +1,229 @@
+// Memory of the CUDA runtime: device, host and managed memory, copies and fills.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <random>
+
+#include "runtime/contents.hpp"
+#include "runtime/runtime.hpp"
+
+namespace standin {
+
+namespace {
+
+constexpr std::size_t kSmall = std::size_t{1} << 20;  // bytes up to which host memory is cleared by writing to the memory
+
+bool on_device(const void* pointer) {
+  std::uintptr_t begin = 0;
+  const fake::Allocation* const in = gpu->found(reinterpret_cast<std::uintptr_t>(pointer), begin);
+  return in != nullptr && in->kind != fake::kHost;
+}
+
+// Set host memory to zero without making its pages resident where they are many.
+void clear(void* to, std::size_t bytes) {
+  const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  auto* const begin = static_cast<char*>(to);
+  auto* const end = begin + bytes;
+  auto* const first = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(begin) + page - 1) / page * page);
+  auto* const last = reinterpret_cast<char*>(reinterpret_cast<std::uintptr_t>(end) / page * page);
+  if (bytes <= kSmall || madvise(first, static_cast<std::size_t>(last - first), MADV_DONTNEED) != 0) {
+    std::memset(to, 0, bytes);
+    return;
+  }
+  std::memset(begin, 0, static_cast<std::size_t>(first - begin));
+  std::memset(last, 0, static_cast<std::size_t>(end - last));
+}
+
+// Every eighth byte is 0 or 1: as bool, as integer and as a size the values are possible ones.
+void draw(void* to, std::size_t bytes) {
+  static std::mt19937 generator(0);
+  clear(to, bytes);
+  if (bytes > kSmall) return;
+  auto* const into = static_cast<unsigned char*>(to);
+  for (std::size_t i = 0; i < bytes; i += 8) into[i] = generator() & 1;
+}
+
+}  // namespace
+
+void copy_contents(void* to, const void* from, std::size_t bytes) {
+  const bool to_device = on_device(to), from_device = on_device(from);
+  if (settings().values == Values::copied || (!to_device && !from_device)) {
+    std::memmove(to, from, bytes);
+  } else if (!to_device && settings().values == Values::random) {
+    draw(to, bytes);
+  } else if (!to_device) {
+    clear(to, bytes);
+  }
+}
+
+void fill_contents(void* to, int value, std::size_t bytes) {
+  if (settings().values == Values::copied || !on_device(to)) std::memset(to, value, bytes);
+}
+
+int queue_copy(void* to, const void* from, std::size_t bytes, fake::Stream* stream) {
+  if (stream == nullptr) return fake::kInvalidHandle;
+  fake::Work work{[=] { copy_contents(to, from, bytes); }, {}, nullptr, nullptr};
+  if (on_device(to)) work.uses.push_back({reinterpret_cast<std::uintptr_t>(to), bytes});
+  if (on_device(from)) work.uses.push_back({reinterpret_cast<std::uintptr_t>(from), bytes});
+  return gpu->enqueue(stream, std::move(work));
+}
+
+int queue_fill(void* to, int value, std::size_t bytes, fake::Stream* stream) {
+  if (stream == nullptr) return fake::kInvalidHandle;
+  fake::Work work{[=] { fill_contents(to, value, bytes); }, {}, nullptr, nullptr};
+  work.uses.push_back({reinterpret_cast<std::uintptr_t>(to), bytes});
+  return gpu->enqueue(stream, std::move(work));
+}
+
+}  // namespace standin
+
+using namespace standin;
+
+extern "C" int cuCtxSynchronize();
+extern "C" int cuStreamSynchronize(Handle stream);
+
+namespace {
+
+int get(void** pointer, std::size_t bytes, fake::Kind kind, const RuntimeCall& call) {
+  if (const int code = gpu->unsafe(fake::self().mode)) return noted(code);
+  std::uintptr_t address = 0;
+  const int code = bytes == 0 ? fake::kSuccess : gpu->allocate(bytes, call.device(), address, kind);
+  *pointer = reinterpret_cast<void*>(address);
+  return noted(code);
+}
+
+int give_back(void* pointer, std::initializer_list<fake::Kind> kinds) {
+  if (pointer == nullptr) return fake::kSuccess;
+  if (const int code = gpu->unsafe(fake::self().mode)) return noted(code);
+  if (const int code = cuCtxSynchronize()) return noted(code);
+  return noted(gpu->free(reinterpret_cast<std::uintptr_t>(pointer), kinds));
+}
+
+struct PointerAttributes {
+  int type, device;
+  void *on_device, *on_host;
+};
+enum MemoryType { kUnregistered = 0, kOfHost = 1, kOfDevice = 2, kOfBoth = 3 };
+
+}  // namespace
+
+EXPORTED int cudaMalloc(void** pointer, std::size_t bytes) {
+  RUNTIME("cudaMalloc");
+  return get(pointer, bytes, fake::kPlain, call);
+}
+EXPORTED int cudaFree(void* pointer) {
+  RUNTIME("cudaFree");
+  return give_back(pointer, {fake::kPlain, fake::kManaged});
+}
+EXPORTED int cudaMallocAsync(void** pointer, std::size_t bytes, Handle) { return cudaMalloc(pointer, bytes); }
+EXPORTED int cudaMallocFromPoolAsync(void** pointer, std::size_t bytes, void*, Handle) { return cudaMalloc(pointer, bytes); }
+EXPORTED int cudaFreeAsync(void* pointer, Handle stream) {
+  RUNTIME("cudaFreeAsync");
+  if (const int code = cuStreamSynchronize(stream)) return noted(code);
+  return give_back(pointer, {fake::kPlain});
+}
+EXPORTED int cudaMallocManaged(void** pointer, std::size_t bytes, unsigned) {
+  RUNTIME("cudaMallocManaged");
+  return get(pointer, bytes, fake::kManaged, call);
+}
+EXPORTED int cudaHostAlloc(void** pointer, std::size_t bytes, unsigned) {
+  RUNTIME("cudaHostAlloc");
+  return get(pointer, bytes, fake::kHost, call);
+}
+EXPORTED int cudaMallocHost(void** pointer, std::size_t bytes) { return cudaHostAlloc(pointer, bytes, 0); }
+EXPORTED int cudaFreeHost(void* pointer) {
+  RUNTIME("cudaFreeHost");
+  return give_back(pointer, {fake::kHost});
+}
+EXPORTED int cudaHostRegister(void*, std::size_t, unsigned) { return 0; }
+EXPORTED int cudaHostUnregister(void*) { return 0; }
+EXPORTED int cudaHostGetDevicePointer(void** on_device, void* on_host, unsigned) {
+  *on_device = on_host;
+  return 0;
+}
+
+EXPORTED int cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  RUNTIME("cudaMemGetInfo");
+  const fake::Device& device = gpu->devices[static_cast<std::size_t>(call.device())];
+  *total = device.capacity;
+  *free = device.capacity - std::min(device.capacity, device.live_bytes);
+  return 0;
+}
+
+EXPORTED int cudaPointerGetAttributes(PointerAttributes* into, const void* pointer) {
+  RUNTIME("cudaPointerGetAttributes");
+  std::uintptr_t begin = 0;
+  const fake::Allocation* const in = gpu->found(reinterpret_cast<std::uintptr_t>(pointer), begin);
+  auto* const address = const_cast<void*>(pointer);
+  *into = {kUnregistered, -2, nullptr, address};
+  if (in == nullptr) return 0;
+  if (in->kind == fake::kHost) *into = {kOfHost, in->device, address, address};
+  if (in->kind == fake::kManaged) *into = {kOfBoth, in->device, address, address};
+  if (in->kind == fake::kPlain) *into = {kOfDevice, in->device, address, nullptr};
+  if (in->kind == fake::kAddresses) {
+    const auto mapping = in->mapped.find(reinterpret_cast<std::uintptr_t>(pointer) / fake::Gpu::kWhole * fake::Gpu::kWhole);
+    if (mapping != in->mapped.end()) *into = {kOfDevice, gpu->memories[mapping->second.memory].device, address, nullptr};
+  }
+  return 0;
+}
+
+EXPORTED int cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, Handle stream) {
+  RUNTIME("cudaMemcpyAsync");
+  return noted(queue_copy(to, from, bytes, call.stream(stream)));
+}
+EXPORTED int cudaMemcpy(void* to, const void* from, std::size_t bytes, int) {
+  RUNTIME("cudaMemcpy");
+  if (const int code = queue_copy(to, from, bytes, call.stream(0))) return noted(code);
+  return noted(cuCtxSynchronize());
+}
+EXPORTED int cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t bytes, Handle stream) {
+  return cudaMemcpyAsync(to, from, bytes, 4, stream);
+}
+EXPORTED int cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
+                               std::size_t height, int kind, Handle stream) {
+  for (std::size_t row = 0; row < height; ++row) {
+    const int code = cudaMemcpyAsync(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch,
+                                     width, kind, stream);
+    if (code != 0) return code;
+  }
+  return 0;
+}
+EXPORTED int cudaMemcpyToSymbol(const void*, const void*, std::size_t, std::size_t, int) { return 0; }
+EXPORTED int cudaMemcpyToSymbolAsync(const void*, const void*, std::size_t, std::size_t, int, Handle) { return 0; }
+EXPORTED int cudaMemcpyFromSymbol(void* to, const void*, std::size_t bytes, std::size_t, int) {
+  std::memset(to, 0, bytes);
+  return 0;
+}
+EXPORTED int cudaGetSymbolAddress(void** address, const void*) {
+  static char symbols[1 << 16];
+  *address = symbols;
+  return 0;
+}
+EXPORTED int cudaMemsetAsync(void* to, int value, std::size_t bytes, Handle stream) {
+  RUNTIME("cudaMemsetAsync");
+  return noted(queue_fill(to, value, bytes, call.stream(stream)));
+}
+EXPORTED int cudaMemset(void* to, int value, std::size_t bytes) { return cudaMemsetAsync(to, value, bytes, 0); }
+
+// Pools of the driver, which backend cudaMallocAsync of PyTorch uses: one, of which everything is the device's.
+EXPORTED int cudaDeviceGetDefaultMemPool(void** pool, int) {
+  static char one;
+  *pool = &one;
+  return 0;
+}
+EXPORTED int cudaMemPoolGetAttribute(void*, int, void* value) {
+  RUNTIME("cudaMemPoolGetAttribute");
+  const std::uint64_t live = gpu->devices[static_cast<std::size_t>(call.device())].live_bytes;
+  std::memcpy(value, &live, sizeof live);
+  return 0;
+}
+EXPORTED int cudaMemPoolSetAttribute(void*, int, void*) { return 0; }
+EXPORTED int cudaMemPoolSetAccess(void*, const void*, std::size_t) { return 0; }
+EXPORTED int cudaMemPoolTrimTo(void*, std::size_t) { return 0; }
+
+// Memory of other processes, which this one cannot reach.
+EXPORTED int cudaIpcGetMemHandle(void*, void*) { return noted(kNotSupported); }
+EXPORTED int cudaIpcOpenMemHandle(void**, ...) { return noted(kNotSupported); }
+EXPORTED int cudaIpcCloseMemHandle(void*) { return noted(kNotSupported); }
+EXPORTED int cudaIpcGetEventHandle(void*, void*) { return noted(kNotSupported); }
+EXPORTED int cudaIpcOpenEventHandle(void**, ...) { return noted(kNotSupported); }

@@ -1,0 +1,49 @@
+// Common parts of the functions of the CUDA runtime, which work on the stand-in's driver.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "driver/call.hpp"
+#include "settings.hpp"
+
+namespace standin {
+
+using fake::Handle;
+using fake::gpu;
+
+constexpr int kNotSupported = 801;
+
+// The calling thread's last error, which cudaGetLastError returns and clears.
+inline int& last_error() {
+  thread_local int code = 0;
+  return code;
+}
+inline int noted(int code) {
+  if (code != fake::kSuccess && code != fake::kNotReady) last_error() = code;
+  return code;
+}
+
+// Make a device's primary context the calling thread's current one, as the runtime does at its first call.
+void use_device(int device);
+
+// A call of the runtime: locks the model, starts the driver, and has a current context.
+class RuntimeCall {
+ public:
+  explicit RuntimeCall(const char* symbol) : call_(symbol, fake::kNothing) {
+    gpu->initialized = true;
+    if (fake::current() == nullptr) use_device(0);
+  }
+  int refused() const { return call_.refused(); }
+  int device() const { return fake::current()->device; }
+  fake::Stream* stream(Handle handle) const { return gpu->stream(handle, fake::current()); }
+
+ private:
+  const fake::Call call_;
+};
+
+}  // namespace standin
+
+#define RUNTIME(symbol)                       \
+  const standin::RuntimeCall call(symbol);    \
+  if (call.refused() != 0) return standin::noted(call.refused())

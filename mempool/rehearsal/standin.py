@@ -1,0 +1,130 @@
+"""The stand-in for CUDA's libraries: written for an installed PyTorch, and loaded before PyTorch.
+
+PyTorch finds a library that is already loaded under the name it asks for, and takes that library instead of NVIDIA's. So
+the stand-in is a few small libraries under those names. The functions with a behavior are in ``libmempool_standin.so``,
+which is built with this package. All other functions that PyTorch imports are written into ``libmempool_generated.so`` on
+each machine, so that a new release of PyTorch needs no new code here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mempool import _core
+from mempool.errors import UsageError
+from mempool.rehearsal.elf import read_exports, read_imports, write_library
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIBRARY = Path(_core.__file__).parent / "rehearsal" / "libmempool_standin.so"
+#: Environment variables for the program and its child processes: settings, and the folder of written libraries.
+SETTINGS, FOLDER = "MEMPOOL_STANDIN", "MEMPOOL_STANDIN_LIBRARIES"
+_HANDLER = "mempool_standin_missing"
+_GENERATED = "libmempool_generated.so"
+#: Functions of CUDA's libraries.
+_FUNCTION = re.compile(
+    r"(__cuda|cu(da|blas|blasLt|dnn|solver|solverMg|sparse|sparseLt|fft|rand|pti|File)?[A-Z]"
+    r"|nccl[A-Z]|pnccl[A-Z]|nvml|nvrtc|nvJitLink|nvshmem|nvtx)\w*$"
+)
+#: Libraries that the stand-in replaces, by the beginning of their names.
+_REPLACED = re.compile(
+    r"lib(cuda|cudart|cublas|cublasLt|cudnn\w*|cusolver|cusolverMg|cusparse|cusparseLt|cufft|curand|cupti|cufile|nccl"
+    r"|nvrtc|nvJitLink|nvshmem_host|nvToolsExt|nvidia-ml)\.so\b"
+)
+#: Functions that answer through their arguments: where the stand-in has none, a call must not seem to succeed.
+_ANSWERS = re.compile(r"Get|Create|Query|Find|[Bb]ufferSize|Size|Export|Import|Alloc|Open|Search|Select")
+_OPENED = ("libcuda.so.1", "libnvidia-ml.so.1")  #: libraries that programs open by name
+
+
+@dataclass(frozen=True)
+class Installation:
+    """An installed CUDA build of PyTorch.
+
+    Attributes:
+        folder: the package's folder.
+        version: of PyTorch, such as "2.11.0+cu130".
+        cuda: version of CUDA that PyTorch was built with, such as "13.0".
+    """
+
+    folder: Path
+    version: str
+    cuda: str
+
+
+def find_installation() -> Installation:
+    """Return the PyTorch of this Python, without importing PyTorch.
+
+    Raises:
+        UsageError: no PyTorch is installed, or a build without CUDA.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise UsageError("a rehearsal needs PyTorch: pip install torch")
+    folder = Path(spec.origin).parent
+    version, cuda = _versions(folder / "version.py")
+    if not (folder / "lib" / "libtorch_cuda.so").is_file():
+        raise UsageError(
+            f"PyTorch {version} at {folder} is a build without CUDA; a rehearsal runs the CUDA build, which needs no GPU"
+            " (pip install torch --index-url https://download.pytorch.org/whl/cu130)"
+        )
+    return Installation(folder, version, cuda)
+
+
+def _versions(path: Path) -> tuple[str, str]:
+    text = path.read_text("utf-8") if path.is_file() else ""
+    version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
+    cuda = re.search(r"^cuda[^=]*= '([\d.]+)'", text, re.MULTILINE)
+    return version[1] if version else "unknown", cuda[1] if cuda else ""
+
+
+def write_libraries(folder: Path, installation: Installation) -> None:
+    """Write the libraries that replace NVIDIA's for an installed PyTorch into a folder.
+
+    Raises:
+        UsageError: the machine or PyTorch's libraries are of an unknown kind.
+    """
+    names, functions = set(_OPENED), set[str]()
+    for library in sorted((installation.folder / "lib").glob("*.so*")):
+        needed, imported = read_imports(library)
+        names.update(filter(_REPLACED.match, needed))
+        functions.update(filter(_FUNCTION.match, imported))
+    for library in _nvidia_libraries(installation.folder.parent, names):
+        functions.update(filter(_FUNCTION.match, read_exports(library)))
+    functions -= read_exports(LIBRARY)
+    missing = sorted(filter(_ANSWERS.search, functions))
+    silent = sorted(functions.difference(missing))
+    write_library(
+        folder / _GENERATED, _GENERATED, silent=silent, missing=missing, needed=[LIBRARY.name], handler=_HANDLER
+    )
+    for name in sorted(names):
+        # PyTorch loads NVIDIA's libraries by their paths where a file named libcudart.so is in the process.
+        file = folder / name.replace("lib", "standin-", 1)
+        write_library(
+            file, name, silent=[], missing=[], needed=[LIBRARY.name, _GENERATED], handler=_HANDLER
+        )
+
+
+def _nvidia_libraries(packages: Path, names: set[str]) -> Iterator[Path]:
+    """Yield NVIDIA's own libraries that are installed beside PyTorch: extensions may want more of their functions."""
+    for library in sorted((packages / "nvidia").glob("*/lib/lib*.so*")):
+        if library.name in names:
+            yield library
+
+
+def load(folder: Path) -> None:
+    """Load the stand-in, and what was written into a folder, into this process; before PyTorch is imported."""
+    ctypes.CDLL(str(LIBRARY), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(folder / _GENERATED), mode=ctypes.RTLD_GLOBAL)
+    for library in sorted(folder.glob("standin-*")):
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def has_gpu() -> bool:
+    """Return whether this machine has an NVIDIA GPU, which a rehearsal does not touch."""
+    return Path("/dev/nvidiactl").exists()
