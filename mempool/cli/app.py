@@ -13,6 +13,7 @@ from mempool.cli.compare.command import compare
 from mempool.cli.fit.command import fit
 from mempool.cli.info.command import info
 from mempool.cli.output import ExitCode, Stop, error_line
+from mempool.cli.rehearse.command import rehearse
 from mempool.cli.run.command import CONTEXT, RunCommand, run
 from mempool.cli.swap.command import swap
 
@@ -34,6 +35,7 @@ app.command()(check.check)
 app.command()(info)
 app.command()(compare)
 app.command()(fit)
+app.command(cls=RunCommand, context_settings=CONTEXT)(rehearse)
 app.command()(convert.convert)
 app.command()(show.show)
 app.command()(swap)

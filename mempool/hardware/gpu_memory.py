@@ -17,12 +17,14 @@ class Card:
         name: the maker's name, without "NVIDIA" and "GeForce", with the size if there are several.
         memory_bytes: total memory as CUDA reports it, which is less than the advertised size.
         capability: compute capability, by which PyTorch chooses kernels.
+        processors: number of streaming multiprocessors, which sizes some kernels' scratch memory.
         caveat: a line about effects that are not modelled; "" for none.
     """
 
     name: str
     memory_bytes: int
     capability: tuple[int, int]
+    processors: int
     caveat: str = ""
 
 
@@ -115,9 +117,34 @@ _CARDS = {
 }
 _CAVEATS = {"MI300X": "AMD's kernels and context are not modelled: those of an A100 are taken for them"}
 
+#: Streaming multiprocessors by the beginning of a card's name, longer names first, as in NVIDIA's data sheets.
+_PROCESSORS = {
+    "GTX 1080 Ti": 28, "RTX 2060 SUPER": 34, "RTX 2060": 30, "RTX 2070 SUPER": 40, "RTX 2070": 36,
+    "RTX 2080 SUPER": 48, "RTX 2080 Ti": 68, "RTX 2080": 46, "TITAN RTX": 72, "RTX 3050 Laptop": 16,
+    "RTX 3050": 20, "RTX 3060 Laptop": 30, "RTX 3060 Ti": 38, "RTX 3060": 28, "RTX 3070 Laptop": 40,
+    "RTX 3070 Ti": 48, "RTX 3070": 46, "RTX 3080 10GB": 68, "RTX 3080 12GB": 70, "RTX 3080 Laptop": 48,
+    "RTX 3080 Ti Laptop": 58, "RTX 3080 Ti": 80, "RTX 3090 Ti": 84, "RTX 3090": 82, "RTX 4050 Laptop": 20,
+    "RTX 4060 Ti": 34, "RTX 4060": 24, "RTX 4070 Laptop": 36, "RTX 4070 SUPER": 56, "RTX 4070 Ti SUPER": 66,
+    "RTX 4070 Ti": 60, "RTX 4070": 46, "RTX 4080 Laptop": 58, "RTX 4080 SUPER": 80, "RTX 4080": 76,
+    "RTX 4090 Laptop": 76, "RTX 4090": 128, "RTX 5060 Ti": 36, "RTX 5070 Ti": 70, "RTX 5070": 48, "RTX 5080": 84,
+    "RTX 5090": 170, "RTX A4000": 48, "RTX A5000": 64, "RTX A6000": 84, "RTX 6000 Ada": 142, "RTX PRO 6000": 188,
+    "P100": 56, "V100": 80, "T4": 40, "A100": 108, "A10G": 80, "A10": 72, "A16": 10, "A30": 56, "A40": 84,
+    "L40": 142, "L4": 58, "H20": 78, "H100": 132, "H200": 132, "GH200": 132, "B200": 148, "GB200": 148, "B300": 148,
+    "GB300": 148, "MI300X": 304,
+}  # fmt: skip
+
+
+def _processors(name: str) -> int:
+    matching = [known for known in _PROCESSORS if name.startswith(known)]
+    return _PROCESSORS[max(matching, key=len)]
+
+
 CARDS = tuple(
-    Card(name, mib << 20, capability, _CAVEATS.get(name, "")) for name, (mib, capability) in _CARDS.items()
+    Card(name, mib << 20, capability, _processors(name), _CAVEATS.get(name, ""))
+    for name, (mib, capability) in _CARDS.items()
 )
+#: Bytes of the kernels of PyTorch, cuBLAS and cuDNN that a training loads when first used.
+KERNEL_BYTES = 96 << 20
 #: Words beside the name that are ignored.
 _NOISE = re.compile(
     r"nvidia|geforce|tesla|quadro|blackwell|workstation|server|generation|edition|hbm\d?e?|pcie|sxm\d?"
@@ -164,3 +191,15 @@ def _keys(name: str) -> set[str]:
     sizes = {"h100": "80gb", "rtx4090": "24gb", "rtx3090": "24gb", "rtx3060": "12gb", "gh200": "480gb"}
     size = sizes.get(key, "")
     return keys | {gpu + size for gpu in keys}
+
+
+def context_bytes(capability: tuple[int, int]) -> int:
+    """Return the size of a CUDA context with kernels loaded lazily, PyTorch's default since 1.13.
+
+    Reported sizes: 274 MiB in 2022 (pytorch#86509), "around 400MB" (pytorch#109888), 426 MiB on an RTX 6000
+    Ada with CUDA 13 (unsloth-zoo#1053). The size grows with the number of multiprocessors, whose stacks are
+    included, and with the driver; the value for Hopper and later is scaled, not observed.
+    """
+    if capability >= (9, 0):
+        return 512 << 20
+    return (426 if capability >= (8, 0) else 300) << 20

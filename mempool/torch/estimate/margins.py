@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mempool.errors import UsageError
+from mempool.hardware.gpu_memory import KERNEL_BYTES, context_bytes
 from traces.trace import EventType
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def margins(
         return given
     found = {
         "cuda_context": context_bytes(capability),
-        "kernels": 96 * MIB,
+        "kernels": KERNEL_BYTES,
         **_of_cublas(trace, capability),
         **_scratch(trace),
         **(_of_many(trace) if processes > 1 else {}),
@@ -107,18 +108,6 @@ def _checked(margin: Mapping[str, int] | None) -> dict[str, int]:
         if size < 0:
             raise UsageError(f"the margin {name!r} is {size} bytes: it cannot be below zero")
     return dict(margin or {})
-
-
-def context_bytes(capability: tuple[int, int]) -> int:
-    """Return the size of a CUDA context with kernels loaded lazily, PyTorch's default since 1.13.
-
-    Reported sizes: 274 MiB in 2022 (pytorch#86509), "around 400MB" (pytorch#109888), 426 MiB on an RTX 6000
-    Ada with CUDA 13 (unsloth-zoo#1053). The size grows with the number of multiprocessors, whose stacks are
-    included, and with the driver; the value for Hopper and later is scaled, not observed.
-    """
-    if capability >= (9, 0):
-        return 512 * MIB
-    return (426 if capability >= (8, 0) else 300) * MIB
 
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:

@@ -97,6 +97,7 @@ EXPORTED const char* cudaGetErrorName(int code) {
     case fake::kInvalidDevice: return "cudaErrorInvalidDevice";
     case fake::kInvalidHandle: return "cudaErrorInvalidResourceHandle";
     case fake::kNotReady: return "cudaErrorNotReady";
+    case 209: return "cudaErrorNoKernelImageForDevice";
     case kNotSupported: return "cudaErrorNotSupported";
     case fake::kCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
     case fake::kCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
@@ -114,6 +115,7 @@ EXPORTED const char* cudaGetErrorString(int code) {
     case fake::kInvalidDevice: return "invalid device ordinal";
     case fake::kInvalidHandle: return "invalid resource handle";
     case fake::kNotReady: return "device not ready";
+    case 209: return "no kernel image is available for execution on the device";
     case kNotSupported: return "operation not supported";
     case fake::kCaptureUnsupported: return "operation not permitted when stream is capturing";
     case fake::kCaptureInvalidated: return "operation failed due to a previous error during capture";

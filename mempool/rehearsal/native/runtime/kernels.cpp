@@ -1,4 +1,5 @@
 // Kernels of the CUDA runtime: registered, asked about and launched, and never run.
+#include "runtime/images.hpp"
 #include "runtime/runtime.hpp"
 
 using namespace standin;
@@ -18,25 +19,28 @@ struct FunctionAttributes {
   int threads, registers, ptx, binary, cache, dynamic_shared, carveout;
 };
 
+constexpr int kNoKernelImage = 209;
+
 thread_local Configuration configuration;
 
 // Queue a kernel as work without a range of memory, since the types of a kernel's arguments are unknown here.
-int launch(Handle stream) {
+int launch(const void* kernel, Handle stream) {
   RUNTIME("cudaLaunchKernel");
+  if (architecture_of(kernel) == 0) return noted(kNoKernelImage);
   fake::Stream* const on = call.stream(stream);
   return noted(on == nullptr ? fake::kInvalidHandle : gpu->enqueue(on, fake::Work{}));
 }
 
 }  // namespace
 
-EXPORTED int cudaLaunchKernel(const void*, Dimensions, Dimensions, void**, std::size_t, Handle stream) { return launch(stream); }
-EXPORTED int __cudaLaunchKernel(const void*, Dimensions, Dimensions, void**, std::size_t, Handle stream) {
-  return launch(stream);
+EXPORTED int cudaLaunchKernel(const void* kernel, Dimensions, Dimensions, void**, std::size_t, Handle stream) { return launch(kernel, stream); }
+EXPORTED int __cudaLaunchKernel(const void* kernel, Dimensions, Dimensions, void**, std::size_t, Handle stream) {
+  return launch(kernel, stream);
 }
-EXPORTED int cudaLaunchCooperativeKernel(const void*, Dimensions, Dimensions, void**, std::size_t, Handle stream) {
-  return launch(stream);
+EXPORTED int cudaLaunchCooperativeKernel(const void* kernel, Dimensions, Dimensions, void**, std::size_t, Handle stream) {
+  return launch(kernel, stream);
 }
-EXPORTED int cudaLaunchKernelExC(const Configuration* with, const void*, void**) { return launch(with->stream); }
+EXPORTED int cudaLaunchKernelExC(const Configuration* with, const void* kernel, void**) { return launch(kernel, with->stream); }
 
 EXPORTED int __cudaGetKernel(const void** kernel, const void* function) {
   *kernel = function;
@@ -45,8 +49,9 @@ EXPORTED int __cudaGetKernel(const void** kernel, const void* function) {
 EXPORTED int cudaGetFuncBySymbol(const void** kernel, const void* symbol) { return __cudaGetKernel(kernel, symbol); }
 EXPORTED int cudaFuncSetAttribute(const void*, int, int) { return 0; }
 EXPORTED int cudaFuncSetCacheConfig(const void*, int) { return 0; }
-EXPORTED int cudaFuncGetAttributes(FunctionAttributes* into, const void*) {
-  const int binary = 10 * settings().major + settings().minor;
+EXPORTED int cudaFuncGetAttributes(FunctionAttributes* into, const void* kernel) {
+  const int binary = architecture_of(kernel);
+  if (binary == 0) return noted(kNoKernelImage);
   *into = {0, 0, 0, 1024, 32, binary, binary, 0, 48 << 10, -1};
   return 0;
 }
@@ -74,14 +79,3 @@ EXPORTED int __cudaPopCallConfiguration(Dimensions* grid, Dimensions* block, std
   *stream = configuration.stream;
   return 0;
 }
-
-EXPORTED void** __cudaRegisterFatBinary(void*) {
-  static void* handle[4];
-  return handle;
-}
-EXPORTED void __cudaRegisterFatBinaryEnd(void**) {}
-EXPORTED void __cudaUnregisterFatBinary(void**) {}
-EXPORTED void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*, void*, int*) {}
-EXPORTED void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int, int) {}
-EXPORTED void __cudaRegisterManagedVar(void**, void**, char*, const char*, int, std::size_t, int, int) {}
-EXPORTED char __cudaInitModule(void**) { return 1; }

@@ -1,0 +1,1 @@
+"""``mempool rehearse``: run a CUDA program without a GPU."""

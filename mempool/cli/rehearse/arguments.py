@@ -1,0 +1,121 @@
+"""Options of ``mempool rehearse`` as one checked request."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mempool.cli.options import parsed
+from mempool.rehearsal import ALLOCATORS, Machine
+from mempool.rehearsal.job import POOLS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked command line.
+
+    Attributes:
+        program: script or ``-m MODULE``, and arguments.
+        machine: the devices.
+        allocators: names, one run each.
+        vary: name of a varied argument and its values, or None.
+        limit_bytes: most bytes that PyTorch's allocator may hold, or None.
+        options: fields of `mempool.rehearsal.Job` that all runs share.
+        quiet: show the program's output only where it fails.
+    """
+
+    program: tuple[str, ...]
+    machine: Machine
+    allocators: tuple[str, ...]
+    vary: tuple[str, tuple[str, ...]] | None
+    limit_bytes: int | None
+    options: dict[str, Any]
+    quiet: bool
+
+    @property
+    def several(self) -> bool:
+        """Return true if there may be more than one run."""
+        return len(self.allocators) > 1 or self.vary is not None
+
+    def programs(self) -> Iterator[tuple[str | None, tuple[str, ...]]]:
+        """Yield the varied value, None without ``--vary``, and the command line with that value."""
+        if self.vary is None:
+            yield None, self.program
+            return
+        name, values = self.vary
+        for value in values:
+            yield value, with_argument(self.program, name, value)
+
+
+def parse_request(given: dict[str, Any]) -> Request:
+    """Return the request of a command line.
+
+    Raises:
+        typer.BadParameter: an option makes no sense; the message names the option.
+    """
+    allocators = tuple(given["allocator"].split(","))
+    for name in allocators:
+        if name not in ALLOCATORS:
+            raise typer.BadParameter(f"--allocator: no allocator {name!r}; there are {', '.join(ALLOCATORS)}")
+    if given["values"] not in ("zero", "random"):
+        raise typer.BadParameter(f"--values: {given['values']!r} is neither zero nor random")
+    vary = parsed("--vary", parse_variation, given["vary"])
+    if given["trace"] is not None and (len(allocators) > 1 or vary is not None):
+        raise typer.BadParameter("--trace is of one run: name one allocator, and no --vary")
+    if given["trace"] is not None and allocators[0] in POOLS:
+        raise typer.BadParameter("--trace is of PyTorch's own allocators; a pool's is `mempool run --record`")
+    if given["plan"] is not None and not POOLS.keys() & set(allocators):
+        raise typer.BadParameter("--plan is replayed by a pool: say -a mempool")
+    from mempool.hardware.gpu_memory import card
+    from mempool.units import parse_memory
+
+    machine = Machine(
+        parsed("--card", card, given["card"]), devices=given["devices"], values=given["values"]
+    )
+    shared = ("steps", "seconds", "timeout", "ranks", "allow_writes")
+    plan = given["plan"]
+    return Request(
+        program=tuple(given["program"]),
+        machine=machine,
+        allocators=allocators,
+        vary=vary,
+        limit_bytes=parsed("--limit", parse_memory, given["limit"]),
+        options={name: given[name] for name in shared} | {"plan": None if plan is None else str(plan.absolute())},
+        quiet=given["quiet"] or given["json"],
+    )
+
+
+def parse_variation(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return name and values of ``NAME=V[,V...]``.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    name, equals, values = text.partition("=")
+    if not equals or not name or not all(values.split(",")):
+        raise ValueError(f"{text!r} is not of the form NAME=VALUE,VALUE")
+    return name.lstrip("-"), tuple(values.split(","))
+
+
+def with_argument(program: tuple[str, ...], name: str, value: str) -> tuple[str, ...]:
+    """Return a command line in which an argument has a value.
+
+    ``{name}``, ``--name=old``, ``--name old`` and ``name=old`` are replaced; hyphens and underscores are
+    alike. Without any, ``--name=value`` is added at the end.
+    """
+    spelling = re.sub(r"[-_]", "[-_]", re.escape(name).replace(r"\-", "-").replace(r"\_", "_"))
+    arguments = list(program)
+    for at, argument in enumerate(arguments[1:], 1):
+        if f"{{{name}}}" in argument:
+            return (*arguments[:at], argument.replace(f"{{{name}}}", value), *arguments[at + 1 :])
+        if match := re.fullmatch(rf"((?:--?)?{spelling}=).*", argument):
+            return (*arguments[:at], match[1] + value, *arguments[at + 1 :])
+        if re.fullmatch(rf"--?{spelling}", argument) and at + 1 < len(arguments):
+            return (*arguments[: at + 1], value, *arguments[at + 2 :])
+    return (*arguments, f"--{name}={value}")

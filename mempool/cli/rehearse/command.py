@@ -1,0 +1,181 @@
+"""``mempool rehearse``: run an unchanged CUDA program of PyTorch's on a machine without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mempool.cli.fit.command import complete_cards
+from mempool.cli.output import ExitCode, Stop, error_line, print_json
+from mempool.cli.output_files import write_obstacle
+from mempool.cli.run import exec as launch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mempool.rehearsal import Stage
+
+#: Allocators of `mempool.rehearsal.ALLOCATORS`, which are not imported for the command line's completion.
+_ALLOCATORS = ("native", "expandable", "async", "mempool", "mempool-growing")
+
+
+def complete_allocators(incomplete: str) -> list[str]:
+    """Return names of allocators with a prefix, after those that are named already."""
+    named, _, last = incomplete.rpartition(",")
+    return [",".join(filter(None, (named, name))) for name in _ALLOCATORS if name.startswith(last)]
+
+
+def rehearse(
+    program: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT|-m MODULE",
+            help="The program and its arguments.",
+            show_default=False,
+        ),
+    ],
+    *,
+    steps: Annotated[
+        int, typer.Option(min=1, metavar="N", help="End the program after so many optimizer steps.")
+    ] = 4,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, metavar="S", help="End the program after so many seconds, for programs without optimizer."
+        ),
+    ] = None,
+    card: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", autocompletion=complete_cards, help="The GPU: 'RTX 4090', 'A100 80GB'."
+        ),
+    ] = None,
+    devices: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="GPUs of the machine.")] = 1,
+    limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Most memory that PyTorch's allocator may hold: 24GiB."),
+    ] = None,
+    allocator: Annotated[
+        str,
+        typer.Option(
+            "-a",
+            "--allocator",
+            metavar="NAME[,NAME...]",
+            autocompletion=complete_allocators,
+            help="native, expandable, async, mempool, mempool-growing; several make a table.",
+        ),
+    ] = "native",
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=V[,V...]",
+            help="Run once for each value of an argument of the program: batch_size=8,16,32.",
+        ),
+    ] = None,
+    ranks: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Be the first of so many training processes (DDP, FSDP).")
+    ] = 1,
+    values: Annotated[
+        str,
+        typer.Option(
+            metavar="zero|random",
+            autocompletion=lambda incomplete: [v for v in ("zero", "random") if v.startswith(incomplete)],
+            help="The values that the program reads from the device.",
+        ),
+    ] = "zero",
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a trace of every allocation, with lines and modules."),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Let the pool replay this plan from the first step.")
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, metavar="S", help="End a program that makes no step for so many seconds."),
+    ] = 600,
+    allow_writes: Annotated[
+        bool,
+        typer.Option("--allow-writes", help="Let the program write its checkpoints where it wants."),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show the program's output only if it fails.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object; of several runs a list.")] = False,
+) -> None:
+    """Run a CUDA program without a GPU, and tell what memory it would hold.
+
+    PyTorch's own CUDA build runs, with its own allocator, on libraries that stand in
+    for CUDA's: memory is address space, and kernels do nothing. The program ends after
+    some steps. Options of mempool precede the script; everything after it belongs to
+    the program. What the program prints goes to stderr.
+
+    For example:
+
+        mempool rehearse train.py --batch_size=8
+        mempool rehearse --card "RTX 4090" -a native,expandable train.py
+        mempool rehearse --vary batch_size=8,16,32 --card "A100 40GB" train.py
+        mempool rehearse --ranks 8 train_ddp.py
+        mempool rehearse --seconds 20 -m package.serve
+        mempool rehearse --trace step.trace train.py && mempool show step.trace
+    """
+    from mempool.cli.rehearse.arguments import parse_request
+
+    request = parse_request(locals())
+    if trace is not None and (reason := write_obstacle(trace)):
+        raise Stop(ExitCode.FILE, f"{trace}: {reason}")
+    _check_program(program)
+    from mempool.cli.rehearse import render
+    from mempool.cli.rehearse.runs import rehearse_all
+
+    with _stage() as stage:
+        runs = list(rehearse_all(request, stage))
+        if json:
+            objects = [render.to_json(run, request) for run in runs]
+            print_json(objects if request.several else objects[0])
+        else:
+            render.show(runs, request, stage.installation)
+        if trace is not None and runs[0].history is not None:
+            _write_trace(runs[0].history, trace)
+    if any(run.outcome.ended in ("error", "hang", "signal") for run in runs):
+        raise Stop(ExitCode.FAILED)
+    if not any(run.fits for run in runs):
+        raise Stop(ExitCode.NEGATIVE)
+
+
+def _check_program(program: Sequence[str]) -> None:
+    """Refuse a missing program, code as an argument, and a file that hides one of this project's packages."""
+    if program[0].startswith("-") and program[0][:2] != "-m":
+        raise typer.BadParameter(f"a rehearsal is of a script or of -m MODULE, not of {program[0]}")
+    if not launch.exists(program[0]):
+        raise Stop(ExitCode.FILE, f"{program[0]}: No such file or directory")
+    if (hidden := launch.hidden_by(program)) is not None:
+        name, file = hidden
+        raise Stop(ExitCode.USAGE, f"{file} hides the package {name!r} of mempool; rename it")
+    if launch.is_torchrun(program):
+        raise Stop(ExitCode.USAGE, "torchrun starts several processes: rehearse the script itself, with --ranks N")
+
+
+@contextmanager
+def _stage() -> Iterator[Stage]:
+    """Yield the stage; report what it lacks, and a GPU that stays unused, in one line."""
+    from mempool.errors import UsageError
+    from mempool.rehearsal import open_stage, standin
+
+    if standin.has_gpu():
+        error_line("this machine has a GPU, which the rehearsal does not touch")
+    with contextlib.ExitStack() as stack:
+        try:
+            stage = stack.enter_context(open_stage())
+        except UsageError as error:
+            raise Stop(ExitCode.FAILED, str(error)) from None
+        yield stage
+
+
+def _write_trace(history: Path, path: Path) -> None:
+    from traces import read_trace
+    from traces.formats.parquet import write_trace
+
+    write_trace(read_trace(history, frames=True), path)

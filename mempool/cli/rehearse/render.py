@@ -1,0 +1,167 @@
+"""Output of ``mempool rehearse``: tables for people, objects for programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mempool.cli.output import console, facts, plain, table
+from mempool.hardware.gpu_memory import CARDS, KERNEL_BYTES, context_bytes
+from mempool.units import binary, sized
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mempool.cli.rehearse.arguments import Request
+    from mempool.cli.rehearse.runs import Run
+    from mempool.rehearsal import Outcome
+    from mempool.rehearsal.standin import Installation
+
+_MOST_HOLDERS = 8  #: rows of a table of holders
+_MOST_READS = 3  #: places of value reads to name
+#: Cards of everyday use, smallest memory first; one per size of memory.
+_USUAL = ("RTX 4060", "RTX 3060", "T4", "L4", "RTX 4090", "RTX 5090", "A100 40GB", "L40S", "H100", "H200", "B200")
+
+
+def to_json(run: Run, request: Request) -> dict[str, Any]:
+    """Return the object of one run."""
+    outcome, card = run.outcome, request.machine.card
+    judged = card is not None or request.limit_bytes is not None
+    values: dict[str, Any] = {
+        "allocator": outcome.allocator,
+        "steps": outcome.steps,
+        "peak_allocated_bytes": outcome.peak_allocated_bytes,
+        "peak_reserved_bytes": outcome.peak_reserved_bytes,
+        "allocated_bytes": outcome.allocated_bytes,
+        "reserved_bytes": outcome.reserved_bytes,
+        "device_bytes": outcome.device_bytes,
+        "segments": outcome.segments,
+        "step_peak_bytes": outcome.step_peaks,
+        "out_of_memory_in_step": outcome.out_of_memory_in_step,
+        "fits": run.fits if judged or not run.fits else None,
+        "card": None if card is None else card.name,
+        "limit_bytes": request.limit_bytes,
+        "ended": outcome.ended,
+        "exit_code": outcome.exit_code,
+        "message": outcome.message,
+        "line": outcome.line,
+        "device": outcome.device,
+        "devices_used": outcome.devices_used,
+        "value_reads": outcome.value_reads,
+        "redirected": outcome.redirected,
+        "notes": outcome.notes,
+        "seconds": outcome.seconds,
+        "host_bytes": outcome.host_bytes,
+    }
+    if request.vary is not None:
+        values[request.vary[0]] = run.value
+    if run.history is not None:
+        values |= _holders(run.history, outcome.device)
+    return values
+
+
+def _holders(history: Path, device: int) -> dict[str, Any]:
+    """Return who holds the bytes at the peak, by source line and by module."""
+    from mempool.cli.info import memory_use
+    from mempool.offline import read_input
+
+    given = read_input(history, whole=True, device=device)
+    found = memory_use.answer(given, _MOST_HOLDERS, frames=True, device=device)
+    if not found:
+        return {}
+    return {name: found[0].get(name, []) for name in ("frames", "modules")}
+
+
+def show(runs: Sequence[Run], request: Request, installation: Installation) -> None:
+    """Print the table of runs, the holders of the first, and what the rehearsal cannot know."""
+    vary = () if request.vary is None else (request.vary[0],)
+    rows = [
+        (
+            *(() if run.value is None else (run.value,)),
+            run.outcome.allocator,
+            str(run.outcome.steps),
+            binary(run.outcome.peak_allocated_bytes),
+            binary(run.outcome.peak_reserved_bytes),
+            binary(run.outcome.device_bytes),
+            _result(run.outcome),
+        )
+        for run in runs
+    ]
+    card = request.machine.card
+    device = "a device without limit" if card is None else f"{card.name}, {sized(card.memory_bytes)}"
+    limit = "" if request.limit_bytes is None else f", PyTorch limited to {sized(request.limit_bytes)}"
+    header = (*vary, "allocator", "steps", "peak allocated", "peak reserved", "on the device", "result")
+    title = f"{' '.join(request.program)} on {device}{limit} (PyTorch {installation.version})"
+    table(title, header, rows, fold=len(header) - 1)
+    if runs[0].history is not None:
+        _show_holders(_holders(runs[0].history, runs[0].outcome.device))
+    for sentence in (*_verdict(runs, request), *_caveats(runs)):
+        console().print(plain(sentence))
+
+
+def _result(outcome: Outcome) -> str:
+    if outcome.out_of_memory_in_step is not None:
+        return f"out of memory in step {outcome.out_of_memory_in_step}"
+    if outcome.ended in ("error", "hang", "signal"):
+        return outcome.ended
+    return "fits"
+
+
+def _show_holders(holders: dict[str, Any]) -> None:
+    for key, name in (("frames", "line"), ("modules", "module")):
+        field = key.removesuffix("s")
+        rows = [
+            (share[field] or "(none)", binary(share["bytes"]), f"{share['buffers']:,}")
+            for share in holders.get(key, ())
+        ]
+        if any(share[field] for share in holders.get(key, ())):
+            table(f"at the peak by {name}", (name, "bytes", "buffers"), rows)
+
+
+def _verdict(runs: Sequence[Run], request: Request) -> Iterator[str]:
+    """Yield whether the program fits, or the smallest usual card that it fits."""
+    first = runs[0]
+    if request.vary is not None and (request.machine.card or request.limit_bytes):
+        name = request.vary[0]
+        fitting = [run for run in runs if run.fits]
+        yield (
+            f"largest {name} that fits: {fitting[-1].value} ({fitting[-1].outcome.allocator})"
+            if fitting
+            else f"no {name} of these fits"
+        )
+    elif request.machine.card is None and request.limit_bytes is None and first.fits:
+        usual = next((card for card in CARDS_BY_SIZE if _needs(first.outcome, card) <= card.memory_bytes), None)
+        yield (
+            "fits no card known here"
+            if usual is None
+            else f"fits a card with {sized(usual.memory_bytes)} (such as {usual.name}) under the allocator"
+            f" {first.outcome.allocator}; say --card NAME to try one"
+        )
+    for run in runs:
+        outcome = run.outcome
+        if outcome.message:
+            place = f" at {outcome.line}" if outcome.line else ""
+            yield f"{outcome.allocator}: {outcome.message}{place}"
+
+
+CARDS_BY_SIZE = [card for name in _USUAL for card in CARDS if card.name == name]
+
+
+def _needs(outcome: Outcome, card: Any) -> int:
+    return outcome.peak_reserved_bytes + context_bytes(card.capability) + KERNEL_BYTES
+
+
+def _caveats(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what the result leaves open: values, checkpoints, an early end."""
+    outcome = runs[0].outcome
+    if outcome.ended == "program" and outcome.steps == 0:
+        yield "the program ended without an optimizer step"
+    if reads := outcome.value_reads:
+        most = sorted(reads, key=lambda place: -reads[place])[:_MOST_READS]
+        yield (
+            f"values read from the device are not computed; the program reads some at {', '.join(most)}"
+            + (f" and {len(reads) - len(most)} more lines" if len(reads) > len(most) else "")
+        )
+    if outcome.redirected:
+        yield f"checkpoints were not written to {', '.join(outcome.redirected[:3])} (--allow-writes writes them)"
+    yield from outcome.notes

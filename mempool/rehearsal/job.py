@@ -1,0 +1,119 @@
+"""Requests and results of rehearsals, which travel between processes as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Allocators of a rehearsal -> PyTorch's setting, or the kind of memory of a pool of this project.
+PYTORCH_SETTINGS = {
+    "native": "",
+    "expandable": "expandable_segments:True",
+    "async": "backend:cudaMallocAsync",
+}
+POOLS = {"mempool": "plain", "mempool-growing": "growing"}
+ALLOCATORS = (*PYTORCH_SETTINGS, *POOLS)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a program under one allocator.
+
+    Attributes:
+        program: the command line after Python: a script or ``-m MODULE``, and the program's arguments.
+        allocator: one of `ALLOCATORS`.
+        steps: optimizer steps after which the program ends.
+        seconds: seconds after which the program ends, or None.
+        timeout: seconds without an optimizer step after which the program counts as hanging.
+        limit_bytes: most bytes that PyTorch's allocator may hold on each device, or None.
+        ranks: number of training processes of which the program is told to be the first.
+        allow_writes: leave checkpoints where the program writes them.
+        history: record every allocation with its stack.
+        plan: path of a plan for a pool of this project, or None.
+        folder: folder for the result, and for redirected checkpoints.
+    """
+
+    program: tuple[str, ...]
+    folder: str
+    allocator: str = "native"
+    steps: int = 4
+    seconds: float | None = None
+    timeout: float = 600.0
+    limit_bytes: int | None = None
+    ranks: int = 1
+    allow_writes: bool = False
+    history: bool = True
+    plan: str | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        values = json.loads(text)
+        return cls(**values | {"program": tuple(values["program"])})
+
+
+@dataclass
+class Outcome:
+    """The memory that a program held on its fullest device, and how the program ended.
+
+    Attributes:
+        allocator: one of `ALLOCATORS`.
+        steps: optimizer steps that the program finished.
+        ended: "steps" or "seconds" for an end by the rehearsal; "program" for an end by the program itself;
+            "out of memory", "error", "hang" or "signal".
+        exit_code: of the process.
+        device: index of the device that the numbers are of.
+        devices_used: number of devices that held memory.
+        peak_allocated_bytes: largest size of all live tensors, as PyTorch reports.
+        peak_reserved_bytes: largest size of PyTorch's segments, or of the pool.
+        allocated_bytes, reserved_bytes: the same at the end of the last step.
+        segments: number of segments at the end.
+        device_bytes: largest memory in use on the device, with the context and memory that other libraries
+            take from the driver.
+        out_of_memory_in_step: number of the step, from 1, that ran out of memory, or None.
+        message: the error or the reason for the end, in one line; "" if all went well.
+        line: place in the program where it ended, as ``file:line``, or "".
+        value_reads: places at which the program read a value from the device -> number of reads.
+        redirected: files that were written elsewhere.
+        notes: further sentences for the user.
+        seconds: host seconds of the run.
+        host_bytes: largest resident host memory of the process.
+        step_peaks: peak of allocated bytes of each step.
+    """
+
+    allocator: str
+    steps: int = 0
+    ended: str = "error"
+    exit_code: int = 0
+    device: int = 0
+    devices_used: int = 0
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    segments: int = 0
+    device_bytes: int = 0
+    out_of_memory_in_step: int | None = None
+    message: str = ""
+    line: str = ""
+    value_reads: dict[str, int] = field(default_factory=dict)
+    redirected: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    host_bytes: int = 0
+    step_peaks: list[int] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(dataclasses.asdict(self)), "utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        values: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return cls(**values)

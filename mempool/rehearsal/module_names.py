@@ -1,0 +1,32 @@
+"""Names of modules in PyTorch's history of allocations."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+
+def attach(torch: Any) -> None:
+    """Attach the path of the innermost running module to each allocation of a forward."""
+    from torch.nn.modules.module import (
+        register_module_forward_hook,
+        register_module_forward_pre_hook,
+    )
+
+    paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+    entered: list[str] = []
+
+    def enter(module: Any, _inputs: Any) -> None:
+        if module not in paths:  # the outermost module of an unknown tree: name all modules in the tree
+            for path, inner in module.named_modules():
+                paths.setdefault(inner, f"{type(module).__name__}.{path}" if path else type(module).__name__)
+        entered.append(paths[module])
+        torch.cuda.memory._set_memory_metadata(entered[-1])
+
+    def leave(_module: Any, _inputs: Any, _output: Any) -> None:
+        if entered:
+            entered.pop()
+        torch.cuda.memory._set_memory_metadata(entered[-1] if entered else "")
+
+    register_module_forward_pre_hook(enter)
+    register_module_forward_hook(leave, always_call=True)

@@ -1,0 +1,151 @@
+"""Run programs on the stand-in, one process each, and collect what they held."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mempool.hardware.gpu_memory import KERNEL_BYTES, context_bytes
+from mempool.rehearsal import child, ranks, standin
+from mempool.rehearsal.job import PYTORCH_SETTINGS, Job, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mempool.hardware.gpu_memory import Card
+    from mempool.rehearsal.standin import Installation
+
+#: Memory of a device in bytes where no card is given: more than any program asks for.
+UNLIMITED = 1 << 40
+_STARTUP = Path(__file__).parent / "startup"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices that a rehearsal pretends to have.
+
+    Attributes:
+        card: the kind of device; None for an H100 with more memory than any program asks for.
+        devices: number of devices.
+        values: "zero" or "random", the values that a program reads from a device.
+    """
+
+    card: Card | None = None
+    devices: int = 1
+    values: str = "zero"
+
+    def settings(self, installation: Installation) -> str:
+        """Return the settings of the stand-in."""
+        capability = (9, 0) if self.card is None else self.card.capability
+        major, _, minor = installation.cuda.partition(".")
+        values = {
+            "devices": self.devices,
+            "name": "H100" if self.card is None else self.card.name,
+            "memory": UNLIMITED if self.card is None else self.card.memory_bytes,
+            "context": context_bytes(capability) + KERNEL_BYTES,
+            "capability": "{}.{}".format(*capability),
+            "processors": 132 if self.card is None else self.card.processors,
+            "runtime": 1000 * int(major or 13) + 10 * int(minor or 0),
+            "values": self.values,
+        }
+        return ",".join(f"{key}={value}" for key, value in values.items())
+
+
+class Stage:
+    """The libraries of the stand-in for the installed PyTorch, in a folder that lives as long as the stage.
+
+    Attributes:
+        installation: the installed PyTorch.
+        folder: a temporary folder; `run` makes one in it for each run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Write the libraries.
+
+        Raises:
+            UsageError: no CUDA build of PyTorch is installed, or the machine is of an unknown kind.
+        """
+        self.installation = standin.find_installation()
+        self.folder = folder
+        self._libraries = folder / "libraries"
+        self._libraries.mkdir()
+        standin.write_libraries(self._libraries, self.installation)
+        self._runs = 0
+
+    def new_folder(self) -> Path:
+        """Return a new folder for one run."""
+        self._runs += 1
+        folder = self.folder / f"run-{self._runs}"
+        folder.mkdir()
+        return folder
+
+    def run(self, job: Job, machine: Machine, *, output: int | None = None) -> Outcome:
+        """Run a program to its end, or to the end of its steps.
+
+        Args:
+            job: the program; ``job.folder`` gets ``history.pickle``, PyTorch's own snapshot, if asked for.
+            machine: the devices.
+            output: file descriptor for what the program prints; None for this process's standard error.
+
+        Returns:
+            The outcome. A program that dies by a signal has the outcome "signal".
+        """
+        flags = [] if not sys.flags.isolated else ["-s"]
+        process = subprocess.Popen(  # noqa: S603 - the user's own program
+            [sys.executable, *flags, *job.program],
+            env=self._environment(job, machine),
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno() if output is None else output,
+            stderr=output,
+        )
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=5)
+            process.kill()
+            raise
+        path = Path(job.folder) / "outcome.json"
+        if path.is_file():
+            return dataclasses.replace(Outcome.read(path), exit_code=code)
+        ended = "signal" if code < 0 else "error"
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return Outcome(job.allocator, ended=ended, exit_code=code, message=f"the program ended by {how}")
+
+    def _environment(self, job: Job, machine: Machine) -> dict[str, str]:
+        before = os.environ.get("PYTHONPATH")
+        path = str(_STARTUP) if before is None else os.pathsep.join((str(_STARTUP), before))
+        environment = os.environ | {
+            "PYTHONPATH": path,
+            standin.SETTINGS: machine.settings(self.installation),
+            standin.FOLDER: str(self._libraries),
+            child.VARIABLE: job.to_json(),
+            # Compilers of kernels need a device; the same graph runs operation by operation.
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+        if setting := PYTORCH_SETTINGS.get(job.allocator):
+            for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+                environment[name] = ",".join(filter(None, (environment.get(name), setting)))
+        if job.ranks > 1:
+            environment |= ranks.ENVIRONMENT | {"WORLD_SIZE": str(job.ranks)}
+        return environment
+
+
+@contextlib.contextmanager
+def open_stage() -> Iterator[Stage]:
+    """Yield a stage, whose folder is removed afterwards.
+
+    Raises:
+        UsageError: see `Stage`.
+    """
+    with tempfile.TemporaryDirectory(prefix="mempool-rehearsal-") as folder:
+        yield Stage(Path(folder))
