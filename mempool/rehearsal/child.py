@@ -106,7 +106,8 @@ class Rehearsal:
         if self.job.history and self._pool is None:
             from mempool.rehearsal import module_names
 
-            torch.cuda.memory._record_memory_history("all", stacks="python")
+            # Stacks of frees too would be gathered while an exception is on its way, and clear it.
+            torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python")
             module_names.attach(torch)
 
     # --- steps
@@ -171,6 +172,8 @@ class Rehearsal:
             self._ended = True
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             self.outcome.line = program_line(frame)
+            if self.outcome.ended == "hang" and frame is not None:
+                self.outcome.message += f", in {frame.f_code.co_name} of {frame.f_code.co_filename}:{frame.f_lineno}"
             self._leave()
 
     def _on_error(

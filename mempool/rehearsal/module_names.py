@@ -12,6 +12,7 @@ def attach(torch: Any) -> None:
         register_module_forward_hook,
         register_module_forward_pre_hook,
     )
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
     paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
     entered: list[str] = []
@@ -29,4 +30,6 @@ def attach(torch: Any) -> None:
         torch.cuda.memory._set_memory_metadata(entered[-1] if entered else "")
 
     register_module_forward_pre_hook(enter)
-    register_module_forward_hook(leave, always_call=True)
+    register_module_forward_hook(leave)
+    # A forward that ends in an exception, as the recomputation of a checkpoint does, leaves its modules entered.
+    register_optimizer_step_post_hook(lambda *_: entered.clear())

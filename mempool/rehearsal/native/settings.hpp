@@ -6,7 +6,7 @@
 
 namespace standin {
 
-// Contents that a program reads from device memory.
+// Contents that a program reads from device memory, unless the program copied the same small range there.
 enum class Values { zero, random, copied };  // `copied`: copies move bytes, so that a test sees its own data again
 
 struct Settings {

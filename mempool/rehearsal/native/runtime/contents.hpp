@@ -7,7 +7,8 @@
 
 namespace standin {
 
-// Copy at once. From device to host, zeros or random values arrive unless values are `copied`.
+// Copy at once. From device to host, zeros or random values arrive, unless the host has copied the same small range to
+// the device, or values are `copied`.
 void copy_contents(void* to, const void* from, std::size_t bytes);
 // Fill at once; memory of a device stays as it is unless values are `copied`.
 void fill_contents(void* to, int value, std::size_t bytes);

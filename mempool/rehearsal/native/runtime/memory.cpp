@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <map>
 #include <random>
 
 #include "runtime/contents.hpp"
@@ -43,11 +44,44 @@ void draw(void* to, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; i += 8) into[i] = generator() & 1;
 }
 
+// Small ranges of device memory with bytes from the host. Programs and PyTorch itself read such bytes back: the buckets of
+// DistributedDataParallel, for one, travel through a device. A range counts for reads of the same range alone, since
+// what a kernel writes is unknown.
+class FromHost {
+ public:
+  void add(const void* address, std::size_t bytes) {
+    forget(address, bytes);
+    if (bytes <= kKept) ranges_[reinterpret_cast<std::uintptr_t>(address)] = bytes;
+  }
+  void forget(const void* address, std::size_t bytes) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(address);
+    auto range = ranges_.lower_bound(begin);
+    if (range != ranges_.begin() && std::prev(range)->first + std::prev(range)->second > begin) --range;
+    while (range != ranges_.end() && range->first < begin + bytes) range = ranges_.erase(range);
+  }
+  bool has(const void* address, std::size_t bytes) const {
+    const auto range = ranges_.find(reinterpret_cast<std::uintptr_t>(address));
+    return range != ranges_.end() && range->second == bytes;
+  }
+
+ private:
+  static constexpr std::size_t kKept = std::size_t{64} << 10;  // bytes: larger copies would fill the host's memory
+  std::map<std::uintptr_t, std::size_t> ranges_;
+};
+FromHost& from_host() {
+  static auto* const made = new FromHost;
+  return *made;
+}
+
 }  // namespace
 
 void copy_contents(void* to, const void* from, std::size_t bytes) {
   const bool to_device = on_device(to), from_device = on_device(from);
-  if (settings().values == Values::copied || (!to_device && !from_device)) {
+  const bool known = !from_device || from_host().has(from, bytes);
+  if (to_device) from_host().forget(to, bytes);
+  if (to_device && known) from_host().add(to, bytes);
+  const bool moves = to_device ? from_host().has(to, bytes) : known;
+  if (moves || settings().values == Values::copied) {
     std::memmove(to, from, bytes);
   } else if (!to_device && settings().values == Values::random) {
     draw(to, bytes);
@@ -57,6 +91,7 @@ void copy_contents(void* to, const void* from, std::size_t bytes) {
 }
 
 void fill_contents(void* to, int value, std::size_t bytes) {
+  from_host().forget(to, bytes);
   if (settings().values == Values::copied || !on_device(to)) std::memset(to, value, bytes);
 }
 
