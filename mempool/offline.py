@@ -341,6 +341,9 @@ class OfflinePlanner:
         nodes: as for `solvers.Stop`.
         target_bytes: as for `solvers.Stop`.
         solver_options: other arguments of the solver.
+
+    Raises:
+        UsageError: the solver does not exist.
     """
 
     solver: str = "auto"
@@ -350,6 +353,10 @@ class OfflinePlanner:
     nodes: int | None = None
     target_bytes: int | None = None
     solver_options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.solver not in solvers.SOLVERS:
+            raise UsageError(f"no solver {self.solver!r}; there are {', '.join(solvers.SOLVERS)}")
 
     def plan(
         self,
@@ -369,11 +376,9 @@ class OfflinePlanner:
 
         Raises:
             PlanError: the input cannot be planned.
-            UsageError: the solver does not exist or is not installed.
+            UsageError: the solver is not installed.
             MempoolError: the solver made a wrong plan.
         """
-        if self.solver not in solvers.SOLVERS:
-            raise UsageError(f"no solver {self.solver!r}; there are {', '.join(solvers.SOLVERS)}")
         return _Planning(self, on_stage, on_progress).plan(given)
 
 
