@@ -129,19 +129,18 @@ def read_input(
         OSError: the file cannot be opened.
         UsageError: the device does not exist, or a device must be named.
     """
-    from traces.formats.registry import sniff
-    from traces.read import read
+    from traces.formats.registry import format_of
 
     path = Path(path)
     skipped = Counter[str]() if lenient else None
     try:
-        name = sniff(path)
-        if name in ("csv", "plan"):
+        file_format = format_of(path)
+        if file_format.name == "csv" or file_format.read is None:
             if device is not None:
-                raise UsageError(f"{path} is a {name}, which has no devices")
-            placed = _read_csv(path) if name == "csv" else _read_plan(path)
+                raise UsageError(f"{path} is a {file_format.name}, which has no devices")
+            placed = _read_csv(path) if file_format.name == "csv" else _read_plan(path)
             return dataclasses.replace(placed, skipped=skipped)
-        whole_trace = read(path, skipped=skipped, progress=progress)
+        whole_trace = file_format.read(path, skipped=skipped, progress=progress)
     except OSError as error:
         if error.filename is None:  # the error is from reading, not from opening
             raise OSError(error.errno, error.strerror or str(error), str(path)) from None
