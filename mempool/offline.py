@@ -152,8 +152,8 @@ def read_input(
     return dataclasses.replace(given, skipped=skipped, whole_trace=whole_trace, device=chosen)
 
 
-def history_caveats(path: str | Path, given: InputFile) -> list[str]:
-    """Return sentences about the missing part of a trace's history, before a plan is made from the trace.
+def planning_caveats(path: str | Path, given: InputFile) -> list[str]:
+    """Return sentences about missing facts and failed requests in a trace that is to be planned.
 
     Raises:
         TraceError: the trace has no events, only the state at the end.
