@@ -195,10 +195,6 @@ class TransferManager:
                 if record.state == RELOADING:
                     self.wait(record)
 
-    def mark_stale(self, record: StorageRecord) -> None:
-        """Mark the host copy of a storage as stale."""
-        record.has_valid_copy = False
-
     def lend(self, record: StorageRecord) -> bool:
         """Reload and pin a storage until `returned`; return whether the storage was offloaded."""
         with self.lock:
