@@ -68,7 +68,7 @@ def test_outgrown_iteration_gets_the_arena_memory_and_the_next_has_an_arena_agai
 
 
 @pytest.mark.parametrize("page", [0, 4096])
-@pytest.mark.parametrize("stays", [1, 5, 12])
+@pytest.mark.parametrize("stays", [1, 5, SEVERAL, 12])
 def test_arena_memory_is_returned_once_buffers_of_the_last_iteration_are_freed(page: int, stays: int) -> None:
     """Gradients, for example, are freed after the first batch is allocated."""
     core = following(page=page)
@@ -81,6 +81,7 @@ def test_arena_memory_is_returned_once_buffers_of_the_last_iteration_are_freed(p
         core.free(address)
     rest = [core.allocate(size) for size in LARGER[SEVERAL:]]
     assert arena(core) <= (before / 8 if page else 0)
+    assert core.committed <= 1.3 * sum(LARGER) + arena(core)
     for address in [*batch, *rest]:
         core.free(address)
     core.step()
@@ -179,19 +180,28 @@ def test_arena_deferred_to_the_low_water_mark_is_not_taken_for_a_new_plan() -> N
     assert one_by_one(core, SIZES) == len(SIZES) - 9
 
 
+@pytest.mark.parametrize(("count", "at_once"), [(60, False), (20, True)])
 @pytest.mark.parametrize("low_water", [0, 9])
-def test_plan_installed_during_the_bypass_takes_no_arena(low_water: int) -> None:
+def test_plan_installed_during_the_bypass_takes_no_arena(low_water: int, count: int, at_once: bool) -> None:
+    """Even if each buffer is freed at once, which leaves memory for an arena."""
     core = Core()
     core.client.install(pattern(SIZES, least=LEAST, low_water=low_water))
     for _ in range(3):
         core.step()
         core.run(SIZES)
     core.step()
-    kept = [core.allocate(size) for size in LARGER[:60]]
-    assert arena(core) == 0
+    kept = list[int]()
+
+    def allocate(sizes: Sequence[int]) -> None:
+        if at_once:
+            one_by_one(core, sizes)
+        else:
+            kept.extend(core.allocate(size) for size in sizes)
+        assert arena(core) == 0
+
+    allocate(LARGER[:count])
     core.client.install(pattern(LARGER, least=LEAST, low_water=low_water))
-    kept += [core.allocate(size) for size in LARGER[60:]]
-    assert arena(core) == 0
+    allocate(LARGER[count:])
     assert core.committed <= 1.1 * sum(LARGER)
     for address in kept:
         core.free(address)
@@ -235,10 +245,11 @@ def test_exact_size_hits_its_slot_among_halving_sizes(taped: bool) -> None:
     core.client.set_tracing(False)
 
 
-@pytest.mark.parametrize("recording", [False, True])
-def test_bypass_is_the_same_while_recording(recording: bool) -> None:
+@pytest.mark.parametrize("recorded", ["nothing", "ring", "trace"])
+def test_bypass_is_the_same_while_recording(recorded: str) -> None:
     core = following()
-    core.client.set_recording(recording)
+    core.client.set_recording(recorded == "ring")
+    core.client.set_tracing(recorded == "trace")
     core.step()
     wide = [*SMALLER[:3], 900_001, 1_000_001, *SMALLER[3:]]
     assert core.run(wide) == len(SIZES)
@@ -246,6 +257,7 @@ def test_bypass_is_the_same_while_recording(recording: bool) -> None:
     core.run(LARGER)
     assert arena(core) == 0
     core.client.set_recording(False)
+    core.client.set_tracing(False)
 
 
 def test_within_a_budget_the_arena_stays() -> None:
