@@ -10,7 +10,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cores import pattern
 
 pytest.importorskip("rmm.mr", reason="RMM is not installed")
 
@@ -166,33 +165,6 @@ def test_loop_on_the_per_thread_default_stream_is_replayed(pool: mempool.rmm.Rmm
         pool.plan_now()
     report = pool.report().to_dict()
     assert (report["state"], report["misses"]) == ("replaying", 0)
-
-
-def test_per_thread_default_streams_are_ordered_separately(fake: FakeCuda) -> None:
-    """A wait by one thread does not order the stream of another thread."""
-    with Pool(fake.device(), name="other", background=False) as other:
-        busy = fake.stream()
-        other.client.load(None, pattern([MIB, MIB], stream=busy))
-        with mempool.rmm.install(share=other, wait_bytes=0, background=False) as rmm_pool:
-            rmm_pool.client.load(None, pattern([MIB], [MIB], stream=2, others=[(1, 2, [MIB], [0])]))
-            first, second = (other.allocate(MIB, stream=busy) for _ in range(2))
-            fake.write(busy, first, 4096, 1)
-            fake.finish(busy)
-            fake.expect(busy, first, 4096, 1)
-            for address in (first, second):
-                other.free(address, stream=busy)
-
-            def use() -> None:
-                mine = current().allocate(MIB, PER_THREAD_DEFAULT_STREAM)
-                fake.write(PER_THREAD, mine, 4096, 2)
-                fake.finish(PER_THREAD)
-                current().deallocate(mine, MIB, PER_THREAD_DEFAULT_STREAM)
-
-            for _ in range(2):
-                thread = threading.Thread(target=use)
-                thread.start()
-                thread.join()
-            fake.finish(busy)
 
 
 def test_closed_pools_keep_no_free_memory(fake: FakeCuda) -> None:
@@ -380,46 +352,6 @@ def test_memory_moves_between_frameworks_and_back(fake: FakeCuda) -> None:
         assert other.take(MIB) == where
         other.give(where, 0)
         assert pool.core.stats()["reserved"]["current"] == reserved
-
-
-def test_planned_memory_shared_between_frameworks_waits_for_the_event_of_the_free(fake: FakeCuda) -> None:
-    """Memory freed on one stream is allocated on another by another framework.
-
-    That stream waits for an event recorded at the free.
-    """
-    first, second = fake.stream(), fake.stream()
-    with (
-        CallbackPool(0, driver=fake.driver, name="other", wait_bytes=0, background=False) as other,
-        mempool.rmm.install(share=other, wait_bytes=0, background=False) as pool,
-    ):
-        other.client.load(None, pattern([MIB], stream=first))
-        pool.client.load(None, pattern([MIB], stream=second))
-        where = other.take(MIB, first)
-        fake.write(first, where, 4096, 1)
-        fake.finish(first)
-        fake.expect(first, where, 4096, 1)
-        other.give(where, first)
-        waits = fake.calls("cuStreamWaitEvent")
-        assert current().allocate(MIB, Stream(Handle(second))) == where
-        assert fake.calls("cuStreamWaitEvent") == waits + 1
-        fake.write(second, where, 4096, 2)
-        fake.finish(second)
-        fake.finish(first)
-        current().deallocate(where, MIB, Stream(Handle(second)))
-
-
-def test_frameworks_without_stream_sharing_get_separate_memory(fake: FakeCuda) -> None:
-    first, second = fake.stream(), fake.stream()
-    with (
-        CallbackPool(0, driver=fake.driver, name="other", background=False) as other,
-        mempool.rmm.install(share=other, background=False),
-    ):
-        assert not other.shares_streams  # unless somebody says so
-        where = other.take(MIB, first)
-        other.give(where, first)
-        mine = current().allocate(MIB, Stream(Handle(second)))
-        assert mine != where
-        current().deallocate(mine, MIB, Stream(Handle(second)))
 
 
 def test_out_of_memory_request_takes_all_free_memory_after_a_device_wait(fake: FakeCuda) -> None:

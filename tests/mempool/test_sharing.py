@@ -111,23 +111,6 @@ def alive(pool: Pool) -> tuple[int, int, int]:
     return tuple(stats[key]["current"] for key in ("blocks", "requested", "live"))
 
 
-def test_buffer_is_counted_by_the_allocating_pool_whichever_pool_frees(pools: tuple[Pool, Pool]) -> None:
-    one, other = pools
-    kept = [(other, size, other.allocate(size)) for size in (100, 3 * MIB)]
-    before = alive(other)
-    for size in (64, 300, 5000, 300_000, 3 * MIB):
-        address = one.allocate(size)
-        assert alive(one)[:2] == (1, size)
-        other.free(address)
-        assert alive(one) == (0, 0, 0)
-        assert alive(other) == before
-    for _, _, address in kept:
-        one.free(address)
-    assert alive(other) == (0, 0, 0)
-    with pytest.raises(ValueError, match="not a live buffer"):
-        one.free(kept[0][2])
-
-
 def test_pool_whose_buffers_another_pool_frees_gets_and_follows_a_plan(pools: tuple[Pool, Pool]) -> None:
     one, other = pools
 
@@ -156,17 +139,6 @@ def test_buffers_allocated_before_sharing_began_are_counted_right() -> None:
             for address in addresses:
                 other.free(address)
             assert alive(one) == alive(other) == (0, 0, 0)
-
-
-def test_buffer_reallocated_by_another_pool_belongs_to_the_other_pool(pools: tuple[Pool, Pool]) -> None:
-    one, other = pools
-    for size in (2 * MIB, 3000, 100):
-        address, foreign = other.client.reallocate(one.allocate(size), size + MIB)
-        assert not foreign
-        assert alive(one) == (0, 0, 0)
-        assert alive(other)[:2] == (1, size + MIB)
-        one.free(address)
-        assert alive(other) == (0, 0, 0)
 
 
 def test_buffers_of_a_collected_client_are_counted_by_no_pool(pools: tuple[Pool, Pool]) -> None:
@@ -418,18 +390,6 @@ def test_arrays_of_a_former_pool_are_counted_by_the_next_on_the_same_memory() ->
             assert 0 <= pool.report().to_dict()["requested_bytes"] <= requested - (1 << 20)
 
 
-def test_former_pool_is_forgotten_while_other_pools_use_its_memory() -> None:
-    with Pool(name="all", background=False) as memory:
-        kept = memory.allocate(MIB)
-        held = _core.numpy_hook().held()
-        with mempool.numpy.install(share=memory, background=False):
-            del_me = np.ones(1 << 20, np.uint8)
-            del del_me
-        gc.collect()
-        assert _core.numpy_hook().held() == held
-        memory.free(kept)
-
-
 def test_only_the_last_of_successive_pools_is_held_for_living_arrays() -> None:
     with Pool(name="all", background=False) as memory:
         held = _core.numpy_hook().held()
@@ -459,16 +419,5 @@ def test_request_in_flight_while_pools_change_hands_keeps_the_memory_of_arrays()
     del memory, former, pool
     gc.collect()
     assert _core.numpy_hook().held() > 0
-    assert int(array.sum()) == 7 << 20
-    del array
-
-
-def test_array_may_outlive_all_pools_on_its_memory() -> None:
-    memory = Pool(background=False)
-    with mempool.numpy.install(share=memory, background=False):
-        array = np.full(1 << 20, 7, np.uint8)
-    memory.close()
-    del memory
-    gc.collect()
     assert int(array.sum()) == 7 << 20
     del array

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sequences import NETWORKS, varied
-from simulations import MIB, check_simulation, event_traces, random_trace, trace_of
+from simulations import MIB, check_simulation, event_traces, trace_of
 
 from mempool import _core
-from mempool.simulate import ALLOCATORS, simulate
-from solvers import simulators
+from mempool.simulate import simulate
 from traces.trace import EventType, Trace
 from traces.workload import generate
 
@@ -114,17 +113,6 @@ def test_pool_keeps_the_invariants_of_every_allocator(trace: Trace, limit: int |
     check_simulation(simulate(trace, name, limit_bytes=limit_bytes), limit_bytes)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_long_traces_keep_the_invariants(name: str) -> None:
-    """The same where nothing repeats and memory is short."""
-    trace = random_trace(3, 1500)
-    check_simulation(simulate(trace, name))
-    limit_bytes = int(trace.load().max()) * 3 // 4
-    tight = simulate(trace, name, limit_bytes=limit_bytes)
-    check_simulation(tight, limit_bytes)
-    assert tight.failed_at is not None
-
-
 @pytest.mark.parametrize("marks", [False, True])
 def test_iterations_are_planned(marks: bool) -> None:
     """Each allocation finally has the address of the previous iteration. No memory is reserved anew."""
@@ -164,16 +152,6 @@ def test_simulation_is_deterministic() -> None:
     assert one.driver_calls == two.driver_calls
 
 
-def test_pool_does_without_an_unavailable_arena() -> None:
-    """A pool with no more memory than the trace needs goes on without a plan.
-
-    All fitting requests are served.
-    """
-    trace = repeated(10, marks=True)
-    limit_bytes = int(trace.load().max() * 1.02)
-    check_simulation(simulate(trace, NAME, limit_bytes=limit_bytes), limit_bytes)
-
-
 def test_uses_by_other_streams_reach_the_pool() -> None:
     """A buffer read by another stream is not planned, as the end of the read is unknown.
 
@@ -195,12 +173,6 @@ def test_no_environment_has_a_say(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = simulate(trace, NAME)
     monkeypatch.setenv("MEMPOOL", "off")
     assert (simulate(trace, NAME).address == plain.address).all()
-
-
-def test_our_allocators_follow_the_simulated_allocators() -> None:
-    """All allocators are listed, in one order."""
-    assert list(ALLOCATORS) == [*simulators.ALLOCATORS, *NAMES]
-    assert simulate(trace_of([(0, 1, 0)]), "best_fit").allocator == "best_fit"
 
 
 @pytest.mark.parametrize(("setting", "value"), [("small_bytes", 1025), ("wait_bytes", -1)])

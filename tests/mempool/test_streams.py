@@ -43,33 +43,6 @@ class TestABufferThatAnotherStreamUses:
         assert core.pool.stats()["deferred"]["current"] == 0
         assert core.allocate(size) == first
 
-    def test_planned_slot_in_use_by_another_stream_is_occupied(self, core: Core) -> None:
-        """A planned place that is still in use is occupied."""
-        core.client.load(None, pattern([BIG, BIG]))
-        core.step()
-        first = core.allocate(BIG)
-        core.client.use(first, 7)
-        core.free(first)
-        core.step()
-        assert core.allocate(BIG) != first
-        core.device.finish(7)
-        core.step()
-        assert core.allocate(BIG) == first
-
-    def test_memory_waits_for_each_of_several_using_streams(self, core: Core) -> None:
-        """The last stream decides."""
-        core.pool.set_retained_limit(1 << 40)
-        first = core.allocate(BIG)
-        for stream in (7, 8, 7):
-            core.client.use(first, stream)
-        core.free(first)
-        for stream in (8, 7):
-            assert core.pool.stats()["deferred"]["current"] > 0
-            core.device.finish(stream)
-            core.step()
-        assert core.pool.stats()["deferred"]["current"] == 0
-        assert core.device.counts().events_alive == 0
-
     def test_is_had_back_before_memory_runs_out(self) -> None:
         """Waiting for the device is better than an error."""
         core = Core(page=0, capacity=3 * BIG)
@@ -78,23 +51,6 @@ class TestABufferThatAnotherStreamUses:
         core.free(first)
         core.allocate(2 * BIG)
         assert core.device.counts().synchronizes > 0
-
-    def test_is_freed_once(self, core: Core) -> None:
-        """A second free finds nothing alive, also while the memory waits."""
-        first = core.allocate(BIG)
-        core.client.use(first, 7)
-        core.free(first)
-        assert not core.client.free(first)
-        assert not core.client.use(first, 8)
-        assert core.client.stats()["double_frees"] == 1
-
-    def test_use_by_the_own_stream_or_of_a_foreign_address_does_not_defer(self, core: Core) -> None:
-        """Neither a use by the own stream nor a use of a foreign address defers the free."""
-        first = core.allocate(BIG, 3)
-        assert not core.client.use(first, 3)
-        assert not core.client.use(first + 64, 4)
-        core.free(first, 3)
-        assert core.pool.stats()["deferred"]["current"] == 0
 
     def test_buffer_used_by_another_stream_is_left_out_of_the_plan(self) -> None:
         """The end of the stream's use is unknown; all other buffers hit."""
@@ -235,29 +191,6 @@ class TestACapturedGraph:
         core.pool.release_graph((0, 1))
         assert core.pool.stats()["graph_pools"] == 0
 
-    def test_released_graph_keeps_memory_of_a_living_result(self, core: Core) -> None:
-        """The result of the graph is a tensor like any other."""
-        core.pool.begin_graph((0, 1), [5])
-        result = core.allocate(BIG, 5)
-        core.pool.end_graph((0, 1))
-        core.pool.release_graph((0, 1))
-        assert core.pool.stats()["graph_pools"] == 1
-        core.free(result, 5)
-        core.give_everything_back()
-
-    def test_graph_keeps_its_free_memory_above_the_budget(self, core: Core) -> None:
-        """Replays use the memory again, and a free of the result returns nothing."""
-        core.pool.begin_graph((0, 1), [5])
-        result = core.allocate(BIG, 5)
-        core.free(core.allocate(2 * BIG, 5), 5)
-        core.pool.end_graph((0, 1))
-        core.pool.set_budget(BIG)
-        reserved = core.pool.stats()["reserved"]["current"]
-        core.free(result, 5)
-        assert core.pool.stats()["reserved"]["current"] == reserved
-        core.pool.release_graph((0, 1))
-        core.give_everything_back()
-
     def test_allocations_during_a_capture_are_outside_the_plan(self, core: Core) -> None:
         """The iteration continues after the capture."""
         core.client.load(None, pattern([BIG, BIG]))
@@ -271,32 +204,6 @@ class TestACapturedGraph:
         assert (core.hits, core.misses) == (2, 0)
         assert core.outcomes["out_of_iteration"] == 1
         core.free(inside)
-
-    def test_out_of_memory_during_a_capture_makes_no_forbidden_calls(self) -> None:
-        """No memory is returned and nobody waits for the device during the capture.
-
-        Afterwards both happen.
-        """
-        core = Core(page=0, capacity=4 * BIG)
-        core.pool.set_retained_limit(1 << 40)
-        core.free(core.allocate(2 * BIG))
-        core.pool.begin_graph((0, 1), [5])
-        core.device.capture([5])
-        assert core.client.allocate(3 * BIG) == 0
-        assert core.device.counts().errors == 0
-        core.device.capture([])
-        core.pool.end_graph((0, 1))
-        core.allocate(3 * BIG)
-
-    def test_small_request_does_not_join_a_page_of_the_captured_stream(self, core: Core) -> None:
-        """No other stream may use such a page: a wait for the captured stream is forbidden."""
-        core.free(core.allocate(100, 5), 5)
-        core.allocate(100, 2)  # keeps the region
-        core.pool.trim()
-        core.pool.begin_graph((0, 1), [5])
-        core.device.capture([5])
-        core.allocate(100, 0)
-        assert core.device.counts().errors == 0
 
     @pytest.mark.parametrize("change", ["release", "drop", "move", "resize"])
     def test_arena_and_segments_do_not_change_during_a_capture(self, change: str) -> None:

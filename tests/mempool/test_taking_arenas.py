@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import programs
 import pytest
 from cores import Core, pattern
 from hypothesis import given
 from hypothesis import strategies as st
-from pools import run, simulated
 from sequences import NETWORKS, scaled
 
-from mempool import Pool, _core
+from mempool import _core
 from mempool.planning.planned_pattern import make_plan
 from mempool.simulate import replaying
 from traces.buffers import Buffers
-from traces.iterations.pattern import Pattern, find_patterns
+from traces.iterations.pattern import Pattern
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -181,30 +179,6 @@ def test_no_slot_stays_empty_for_a_larger_arena_out_of_reach(more: int) -> None:
     assert sum(late(core, kept, 1000)[-500:]) <= 8
 
 
-@pytest.mark.parametrize("how", ["dropped", "smaller"])
-def test_no_slot_stays_empty_for_a_larger_arena_no_longer_wanted(how: str) -> None:
-    core, kept = Core(page=0), list[int]()
-    core.step()
-    core.client.install(pattern(KIND))
-    late(core, kept, 4)
-    core.step()
-    stays = core.allocate(KIND[0])
-    core.step()
-    core.client.install(pattern(LARGER))
-    late(core, kept, 2)
-    if how == "dropped":
-        core.client.drop_patterns()
-    else:
-        core.client.install(pattern(LARGER, [10_240, 20_480, 30_720, 10_240, 0, 0, 0, 0]))
-    core.client.install(pattern([*KIND[:3], 10_241], [10_240, 20_480, 30_720, 10_240]))
-    core.client.install(pattern(KIND, [10_240, 20_480, 30_720, 10_240]))
-    core.free(kept.pop())
-    late(core, kept, 4)
-    core.step()
-    assert core.run(KIND[:3]) == 3
-    core.free(stays)
-
-
 # --- which moment it is
 
 
@@ -237,27 +211,3 @@ def test_low_water_mark_is_the_allocation_before_which_least_is_alive(
         assert alive[low_water] == min(alive)
     else:
         assert alive[0] - min(alive) <= planned.plan.arena_bytes / 64
-
-
-def test_low_water_mark_counts_allocations_of_the_first_sequence() -> None:
-    """An autograd thread's allocations belong to another sequence."""
-    with Pool(simulated(), background=False) as pool:
-        memory = programs.Watched(pool)
-        kept: list[int] = []
-
-        def iteration(_: int) -> None:
-            while kept:
-                memory.free(kept.pop())
-            programs.layers(memory, 6)
-            kept.extend(memory.allocate(9000) for _ in range(3))
-
-        run(pool, iteration, 10, marks=True)
-        assert pool.planned is not None
-        assert pool.planned.low_water() == 0  # freed before the first allocation: as good as the mark
-
-
-def test_low_water_mark_is_found_in_a_recorded_network() -> None:
-    trace = scaled("resnet", GIB, [1.0] * 4, marks=True)
-    planned = make_plan(find_patterns(trace)[0], alignment=512, patient=False)
-    assert planned is not None
-    assert planned.low_water() > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import subprocess
 import sys
@@ -143,23 +142,3 @@ def test_program_with_allocations_only_is_recorded_in_bounded_memory(tmp_path: P
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 24 << 20  # two pieces; in memory it would be 140 MiB
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_forked_child_leaves_its_parents_file_alone(tmp_path: Path) -> None:
-    core = Core()
-    core.client.set_tracing(True, folder=str(tmp_path), piece=10)
-    for _ in range(50):
-        core.free(core.allocate(1000))
-    child = os.fork()
-    if child == 0:
-        for _ in range(50):
-            core.free(core.allocate(2000))
-        os._exit(len(core.client.take_trace()))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    total = 0
-    while packed := core.client.take_trace():
-        records = np.frombuffer(packed, RECORD)
-        total += len(records)
-        assert set(records["size"][records["kind"] == 0].tolist()) <= {1000}
-    assert total == 100

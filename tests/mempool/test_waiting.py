@@ -65,23 +65,6 @@ def test_work_and_wake_up_end_the_wait_at_once(what: str) -> None:
         assert waiting.news() == (what == "work")
 
 
-def test_looks_in_vain_end_no_wait() -> None:
-    """A repetition ends the wait, and so does an unpaid look."""
-    with recording() as pool:
-        waiting = Waiting(pool.client, search_seconds=LONG)
-        never_the_same(pool, 3000)
-        assert not waiting.is_over()
-        for _ in range(4000):
-            pool.free(pool.allocate(5000))
-            if waiting.is_over(0):
-                break
-        assert waiting.news()
-        pool.client.check_again_after(16)
-        unpaid = Waiting(pool.client)
-        never_the_same(pool, 3000)
-        assert unpaid.news()
-
-
 def test_wrapped_ring_ends_the_wait() -> None:
     """The planner has to decide whether the recording is still worth the cost."""
     core = _core.Pool(device=simulated(), recorded_events=1000)
@@ -107,20 +90,6 @@ def test_wait_ends_at_a_number_of_allocations() -> None:
         assert not waiting.news()
 
 
-def test_wait_ends_when_the_program_left_its_plan_while_not_recording() -> None:
-    with recording() as pool:
-        memory = programs.Watched(pool)
-        run(pool, lambda _: programs.layers(memory), 10, marks=True)
-        pool.client.set_recording(False)
-        waiting = Waiting(pool.client, search_seconds=LONG, miss_score=12)
-        for number in range(14):
-            if number == 10:
-                assert not waiting.is_over()
-            pool.step()
-            programs.layers(memory, scale=1024 if number < 10 else 4096)
-        assert not waiting.news()
-
-
 def test_wait_ends_at_a_number_of_misses_while_not_recording() -> None:
     with recording() as pool:
         waiting = Waiting(pool.client, search_seconds=LONG, misses=1000)
@@ -128,22 +97,6 @@ def test_wait_ends_at_a_number_of_misses_while_not_recording() -> None:
         assert not waiting.is_over()
         pool.client.set_recording(False)
         assert not waiting.news()
-
-
-def test_wait_ends_when_a_pinned_buffer_blocks_the_plan() -> None:
-    with recording() as pool:
-        memory = programs.Watched(pool)
-        run(pool, lambda _: programs.layers(memory), 10, marks=True)
-        pool.client.set_recording(False)
-        waiting = Waiting(pool.client, search_seconds=LONG)
-        pool.step()
-        kept = memory.allocate(1024)
-        for _ in range(6):
-            pool.step()
-            programs.layers(memory)
-        assert not waiting.news()
-        assert pool.client.pinned_ranges()
-        memory.free(kept)
 
 
 def test_wait_ends_when_the_arena_was_refused() -> None:

@@ -141,17 +141,6 @@ def test_search_finds_operations_frames_rows_and_sizes(page: Any) -> None:
         assert bright == set(rows)
 
 
-def test_enter_steps_through_the_matches(page: Any) -> None:
-    """Each match is chosen in turn, shown whole, and described."""
-    page.fill("#search", "=100k")
-    for row, called in ((0, "one"), (3, "four")):
-        page.press("#search", "Enter")
-        resting(page)
-        assert f"#{row}" in page.locator("#chosen").inner_text()
-        assert called in page.locator("#chosen").inner_text()
-        assert row in visible(page)
-
-
 def test_theme_follows_the_system_and_the_button(visit: Callable[..., Any]) -> None:
     page = visit(figure(four_buffers()).html(), color_scheme="dark")
     paper = "getComputedStyle(document.body).backgroundColor"
@@ -237,10 +226,6 @@ def test_device_with_the_highest_peak_is_shown_first_and_named(visit: Callable[.
     assert "peak load 100.00 KiB" in page.locator("#facts").inner_text()
 
 
-def test_single_device_needs_no_selector(page: Any) -> None:
-    assert not page.locator("#device").is_visible()
-
-
 TICKS = {
     (0, 2**26, 2**27): ["0 MiB", "64 MiB", "128 MiB"],
     (0, 2**28, 2**29, 3 * 2**28, 2**30): ["0 GiB", "0.25 GiB", "0.5 GiB", "0.75 GiB", "1 GiB"],
@@ -315,15 +300,6 @@ def test_page_policy_refuses_the_network(page: Any, complaints: list[str]) -> No
         )
         assert refused == directive
     complaints.clear()
-
-
-def test_tooltip_names_a_part_of_a_lifetime(visit: Callable[..., Any]) -> None:
-    """Each rectangle of a buffer with a gap is one part."""
-    page = visit(figure(Buffers.of([0], [10], [1000], gaps=[(0, 4, 6)])).html())
-    page.mouse.move(*place(page, 2, 500))
-    assert "part of its lifetime 0 to 4, 4 events" in (tooltip(page) or "")
-    page.mouse.move(*place(page, 5, 500))
-    assert tooltip(page) is None
 
 
 @pytest.mark.parametrize(
