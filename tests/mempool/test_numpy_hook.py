@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
 import subprocess
 import sys
 import threading
@@ -247,31 +246,6 @@ class TestZeros:
             refused = contextlib.nullcontext() if given else pytest.raises(MemoryError)
             with refused:
                 np.empty(size, np.uint8)
-
-    def test_overflowing_size_is_refused(self) -> None:
-        """The handler's own calloc, called as a C extension would."""
-        calloc, free = _handler_functions()
-        with serving():
-            assert calloc(None, 1 << 40, 1 << 40) is None
-            assert calloc(None, (1 << 64) - 1, 1) is None
-            address = calloc(None, 0, 8)
-            assert address is not None
-            free(None, address, 0)
-
-
-def _handler_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return NumPy's calloc and free: entry 306 of the C interface, then 128 bytes of name and version."""
-    name = "numpy._core" if np.__version__ >= "2" else "numpy.core"
-    umath = importlib.import_module(f"{name}._multiarray_umath")
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    table = ctypes.cast(pointer(umath._ARRAY_API, None), ctypes.POINTER(ctypes.POINTER(ctypes.py_object)))
-    handler = pointer(table[306][0], b"mem_handler")
-    functions = ctypes.cast(handler + 128, ctypes.POINTER(ctypes.c_void_p))
-    size, void = ctypes.c_size_t, ctypes.c_void_p
-    calloc = ctypes.CFUNCTYPE(void, void, size, size)(functions[2])
-    free = ctypes.CFUNCTYPE(None, void, void, size)(functions[4])
-    return calloc, free
 
 
 class TestMemoryError:

@@ -138,18 +138,6 @@ def test_misses_are_explained_with_sizes_and_a_remedy(pool: Pool) -> None:
     assert "past_end: more allocations than the recorded iteration" in text
 
 
-def test_divergences_are_reported_once(pool: Pool) -> None:
-    from mempool.reporting.explain import NewDivergences
-
-    memory = programs.Watched(pool)
-    news = NewDivergences(pool.client)
-    run(pool, lambda _: programs.layers(memory), 10, marks=True)
-    assert news() == []
-    memory.free(memory.allocate(12_345))
-    assert any("12,345" in line for line in news())
-    assert news() == []
-
-
 def test_closed_pool_reports_its_state_even_while_its_plan_is_in_effect(pool: Pool) -> None:
     run(pool, programs.replaced(programs.Watched(pool)), 10, marks=True)
     assert pool.state == "replaying"

@@ -214,24 +214,6 @@ def self_contained(sizes: list[int]) -> Iteration:
     return [Event(k, size) for k, size in enumerate(sizes)] + [Event(k) for k in range(len(sizes))]
 
 
-def test_part_of_an_epoch_going_on_alone_gets_its_own_plan() -> None:
-    """Without marks the pool might follow the part for ever by stepping back in the epoch.
-
-    The epoch's arena would stay.
-    """
-    for seed in range(6):
-        program = Program(marks=False, every=50)
-        part, last = iteration(seed, 40), iteration(seed + 100, 60)
-        for _ in range(60):
-            for one in (part, part, part, last):
-                program.play(one)
-        for _ in range(600):
-            program.play(part)
-        before = program.memory.client.state()["iterations"]
-        assert sum(program.play(part) for _ in range(20)) == 0
-        assert program.memory.client.state()["iterations"] - before >= 19
-
-
 def test_each_plan_may_come_to_need_longer_lifetimes() -> None:
     """Other plans may have needed longer lifetimes any number of times before."""
     program = Program(marks=True, every=20)

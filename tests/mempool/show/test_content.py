@@ -31,20 +31,6 @@ def test_columns_round_trip(plain: list[int], ascending: list[int]) -> None:
     assert [back.column(one).tolist() for one in back.said["columns"]] == [plain, ascending]
 
 
-def test_small_trace_is_wholly_in_its_page() -> None:
-    text, counts = content.content_of(scene_of(four_buffers(), title="t"))
-    back = Packed(text)
-    (timeline,), (view,) = back.said["timelines"], back.said["views"]
-    assert counts == {"pieces": 4, "drawn": 4}
-    assert back.column(timeline["start"]).tolist() == [0, 1, 3, 4]
-    assert back.column(timeline["length"]).tolist() == [2, 4, 3, 3]
-    assert back.column(timeline["size"]).tolist() == [1024 * k for k in (100, 200, 400, 100)]
-    assert back.column(view["address"]).tolist() == [0, 100 * 1024, 300 * 1024, 0]
-    names = timeline["operation"]["names"]
-    assert [names[k] for k in back.column(timeline["operation"]["of"])] == ["one", "two", "three", "four"]
-    assert timeline["load"]["peak"] == [4, 700 * 1024]
-
-
 def test_source_lines_are_included_only_on_request() -> None:
     """Neither as a tooltip's text nor among unused names."""
     scene = scene_of(four_buffers())
@@ -106,15 +92,13 @@ def test_picture_of_the_rest_has_the_area_of_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("plain", "plain"), ("a\x00b\u202ec\x1b", "a\ufffdb\ufffdc\ufffd")]
+    ("name", "shown"),
+    [("plain", "plain"), ("a\x00b\u202ec\x1b", "a\ufffdb\ufffdc\ufffd"), ("x" * 10**7, "x" * 299 + "…")],
+    ids=["plain", "hostile", "huge"],
 )
 def test_names_are_cleaned(name: str, shown: str) -> None:
-    """Control characters and marks that change the direction of text are removed."""
+    """Control characters and marks that change the direction of text are removed, and names are cut."""
     assert clean(name) == shown
-
-
-def test_huge_name_is_truncated() -> None:
-    assert len(clean("x" * 10**7)) == 300
 
 
 def test_many_huge_names_make_no_huge_page() -> None:

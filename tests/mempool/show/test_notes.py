@@ -10,8 +10,7 @@ from shown import Packed
 
 from mempool.show import content, scene_of
 from mempool.show.annotations import annotations_of
-from mempool.show.timeline import timeline_of
-from traces import EventType, Trace, buffers_of
+from traces import EventType, Trace
 from traces.trace import RANGE_BEGIN, RANGE_END
 
 A, F, MARK, RESERVE, REFUSED = (
@@ -42,11 +41,6 @@ def test_truncated_ranges_extend_to_the_ends_or_are_ignored() -> None:
     """A range may begin before the recording, or end after the recording."""
     notes = annotations_of(marks((1, 3), (0, 2), (0, 3)), None)
     assert (notes.begin.tolist(), notes.end.tolist(), notes.depth.tolist()) == ([1, 2], [3, 3], [0, 1])
-
-
-def test_other_marks_are_moments() -> None:
-    notes = annotations_of(marks((0, 2), (-1, 4), (1, 2), (-1, -1)), None)
-    assert (notes.mark.tolist(), notes.mark_name.tolist()) == ([1, 3], [4, -1])
 
 
 def ran_out(**more: Any) -> Trace:
@@ -142,9 +136,3 @@ def test_state_without_a_history_draws_the_end_only() -> None:
     assert "only the state at the end is known" in timeline.caveats[0]
     with pytest.raises(ValueError, match="none were recorded"):
         scene_of(trace, allocators=["first_fit"])
-
-
-def test_base_row_outside_the_first_rows_moves_nothing() -> None:
-    trace = cut(WINDOW | {"live_before.0": "999999"})
-    timeline = timeline_of(buffers_of(trace), "", trace=trace)
-    assert timeline.since == 1  # after the segment

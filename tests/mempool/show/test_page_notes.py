@@ -94,13 +94,6 @@ def test_reserved_memory_far_above_the_load_leaves_the_stack_in_sight(visit: Cal
         assert page.evaluate("mempoolShow.models.addresses.y_range.end") == pytest.approx(1.02 * top)
 
 
-def test_page_of_a_successful_program_has_no_list_of_failures(visit: Callable[..., Any]) -> None:
-    page = visit(figure(Trace.of([A], [0], [5])).html())
-    assert not page.locator("#refused").is_visible()
-    assert not page.evaluate("mempoolShow.models.strip.visible")
-    assert "out of memory" not in page.locator("body").inner_text().lower()
-
-
 def test_ranges_and_marks_are_a_strip(page: Any) -> None:
     """Ranges are drawn by depth with their names, marks above.
 
@@ -128,13 +121,6 @@ def test_stack_of_a_buffer_is_shown_whole(page: Any) -> None:
     assert "more lines: click for all" in (tooltip(page) or "")
     said = page.locator("#chosen").inner_text()
     assert all(f"deep.py:{k} f" in said for k in range(60))
-
-
-def test_search_finds_a_line_of_a_stack(page: Any) -> None:
-    page.fill("#search", "train.py:9")
-    assert page.locator("#found").inner_text().startswith("1 buffer of 4.00 MiB")
-    page.fill("#search", "deep.py:59")
-    assert page.locator("#found").inner_text().startswith("1 buffer of 8.00 MiB")
 
 
 def test_page_without_a_history_draws_no_time(visit: Callable[..., Any]) -> None:

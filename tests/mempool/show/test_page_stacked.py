@@ -114,16 +114,6 @@ def test_small_pieces_are_a_single_grey_band(
     assert [page.evaluate(painted, high) for high in heights] == [True, True, True, False]
 
 
-def test_keys_change_the_picture(page: Any) -> None:
-    page.focus("#figure")
-    page.keyboard.press("a")
-    assert page.locator("#addresses").get_attribute("aria-pressed") == "true"
-    assert len(page.evaluate("mempoolShow.models.large.data.row")) == 4
-    page.keyboard.press("s")
-    assert page.evaluate("mempoolShow.models.large.data.row") == []
-    assert visible(page) == [0, 1, 2, 3]
-
-
 def test_tooltip_follows_the_picture_below_a_resting_pointer(page: Any) -> None:
     """A search and a step move the picture: the tooltip names the buffer then under the pointer."""
     assert under(page, 4.5, 300) == "buffer #2"

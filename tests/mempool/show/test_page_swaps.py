@@ -57,17 +57,6 @@ def test_load_before_and_after_swapping_is_drawn(page: Any) -> None:
         assert said in facts
 
 
-def test_description_of_a_stay_names_its_copies(page: Any) -> None:
-    page.focus("#figure")
-    page.keyboard.press("n")
-    said = page.locator("#chosen").inner_text()
-    assert "0 to 3, 3 operations, about 3.00 s" in said
-    assert "copied from 1, gone at 3, back at 7" in said
-    for _ in range(2):
-        page.keyboard.press("n")
-    assert "asked for at 7, used by 9" in page.locator("#chosen").inner_text()
-
-
 def test_host_copies_are_a_separate_view(page: Any) -> None:
     """Nothing moves there, and the marks of moves are hidden."""
     assert page.locator("#device option").count() == 2
@@ -75,8 +64,3 @@ def test_host_copies_are_a_separate_view(page: Any) -> None:
     assert rows(page, "large", "row", "left", "right") == [(0, 0, 10)]
     assert rows(page, "absent", "row") == rows(page, "marks", "time") == []
     assert "copied to the host" not in page.locator("#legend").inner_text()
-
-
-def test_dark_theme_keeps_the_absences(page: Any) -> None:
-    page.click("#theme")
-    assert len(rows(page, "absent", "row")) == 1

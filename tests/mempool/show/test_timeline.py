@@ -11,7 +11,6 @@ from mempool.show.thinning import load_of
 from mempool.show.timeline import timeline_of
 from solvers import load_curve, peak_load
 from traces import Buffers, buffers_of
-from traces.workload import buffers as workload
 
 LINES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 99)), max_size=20)
 
@@ -64,12 +63,6 @@ def test_circle_is_drawn_in_the_steady_state() -> None:
     assert of_second == [(0, 2), (0, 8), (5, 14), (11, 18), (17, 18)]
     assert sorted((s, e) for owner, s, e in drawn if owner == 0) == [(1, 4), (7, 10), (13, 16)]
     assert load_of(timeline)[2][1] == peak_load(buffers)
-
-
-def test_large_circle_is_drawn_for_a_single_turn() -> None:
-    buffers = workload(300_000)
-    timeline = timeline_of(buffers, "", columns=3)
-    assert timeline.end.max() == buffers.period
 
 
 def test_persistent_buffers_are_counted_but_not_drawn() -> None:
