@@ -129,7 +129,6 @@ def test_late_outgrowth_is_served_by_the_fallback_beside_the_arena(position: int
 @pytest.mark.parametrize("position", range(8))
 @pytest.mark.parametrize("count", range(1, SEVERAL))
 def test_few_extra_buffers_do_not_bypass_the_plan(position: int, count: int) -> None:
-    """Tensors that are logged, for example."""
     core = following()
     assert core.run([*SMALLER[:position], *[900_001] * count, *SMALLER[position:]]) == len(SIZES)
 

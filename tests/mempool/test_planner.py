@@ -36,10 +36,7 @@ def test_nested_period_gives_way_to_the_longer_period(pool: Pool) -> None:
 
 
 def test_plan_of_an_epoch_is_not_replaced_by_a_plan_of_its_steps(tmp_path: Path) -> None:
-    """Replaying an epoch from the start, the pool sees only steps for a while.
-
-    The plan of the epoch stays.
-    """
+    """Replaying an epoch from the start, the pool sees only steps for a while."""
 
     def epochs(pool: Pool, count: int) -> None:
         memory = programs.Watched(pool)
@@ -69,11 +66,7 @@ def test_plan_of_an_epoch_is_not_replaced_by_a_plan_of_its_steps(tmp_path: Path)
 def test_plan_without_hits_is_dropped_with_its_arena(
     tmp_path: Path, loaded: bool, iterations: int, stays: bool
 ) -> None:
-    """A script repeated an iteration while being imported, and never again.
-
-    A plan from a file stays, and so does a plan to which the program returns, as training does after an
-    evaluation.
-    """
+    """A plan from a file stays, and so does a plan to which the program returns."""
     device, plan = simulated(), tmp_path / "it.plan"
     with Pool(device, background=False) as first:
         run(first, lambda _: programs.layers(programs.Watched(first)), 10, marks=False)
@@ -172,10 +165,7 @@ def test_planner_and_program_import_numpy_at_the_same_time() -> None:
 
 
 def test_buffer_kept_in_the_arena_is_planned_around(pool: Pool) -> None:
-    """Copies for a log, or parameters of a second network, are kept for good.
-
-    They are made while the arena is idle.
-    """
+    """Copies for a log are kept for good, made while the arena is idle."""
     memory = programs.Watched(pool)
     iteration = programs.training(memory)
     kept: list[int] = []
@@ -216,10 +206,7 @@ def test_pinned_ranges_are_reported_and_are_no_fragmentation(pool: Pool) -> None
 
 
 def test_background_planner_plans_around_kept_buffers() -> None:
-    """Every iteration misses, and each miss calls the planner to the recording.
-
-    Planning must go on besides.
-    """
+    """Every iteration misses, and each miss calls the planner to the recording."""
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         kept: list[int] = []

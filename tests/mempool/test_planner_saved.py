@@ -101,7 +101,6 @@ def test_repetition_before_the_first_iteration_is_not_planned_again(tmp_path: Pa
 
 
 def test_all_saved_plans_replay_where_iterations_are_not_marked(tmp_path: Path) -> None:
-    """Phases of two kinds."""
 
     def phases(pool: Pool, memory: programs.Watched, count: int) -> int:
         before = pool.report().to_dict()["misses"]
@@ -200,7 +199,6 @@ def test_saved_plan_hits_from_the_second_iteration_on_wherever_the_mark_stands(
 def test_plan_of_another_program_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, same: bool
 ) -> None:
-    """A program that follows the plan causes no warning; any other is served, and planned anew."""
     with Pool(simulated(), background=False) as first:
         run(first, programs.training(programs.Watched(first)), 12, marks=True)
         first.save(tmp_path / "plan")

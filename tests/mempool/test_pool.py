@@ -48,7 +48,6 @@ def test_reserved_memory_is_the_arena_and_persistent_buffers(
 
 @pytest.mark.parametrize("count", [100, 1000])
 def test_plan_takes_at_most_256_bytes_of_tables_a_buffer(pool: Pool, count: int) -> None:
-    """The guard's and the replay's tables together, for a plan with an address for each buffer."""
     memory = programs.Watched(pool)
     run(pool, lambda _: programs.layers(memory, count=count), 4, marks=True)
     assert pool.planned is not None

@@ -75,7 +75,6 @@ def test_settings_are_accepted_in_common_spellings() -> None:
 
 
 def test_unwritable_trace_is_named_in_the_error(tmp_path: Path) -> None:
-    """The error has the requested name, not the name of the temporary file."""
     path = str(tmp_path / "nowhere" / "x")
     with pytest.raises(FileNotFoundError) as caught:
         Pool(simulated(), background=False, record=path)
@@ -195,7 +194,6 @@ sys.slow = Slow()
 
 
 def test_pools_leave_no_exit_handlers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a closed nor a forgotten pool stays in a list of exit work."""
     registered: list[object] = []
     monkeypatch.setattr(atexit, "register", lambda *function: registered.append(function))
     before = set(module._open)

@@ -119,7 +119,6 @@ def test_both_handles_of_the_default_stream_share_memory(pool: mempool.rmm.RmmPo
 def test_per_thread_default_streams_share_memory_only_after_a_device_wait(
     fake: FakeCuda, pool: mempool.rmm.RmmPool
 ) -> None:
-    """The same thread reuses memory at once, another thread only after a wait for the device."""
     fake.set_capacity(20 * MIB)  # of one segment
     for _ in range(20):
         where = current().allocate(8 * MIB, PER_THREAD_DEFAULT_STREAM)

@@ -88,10 +88,7 @@ def test_arena_is_taken_at_the_next_mark_if_the_low_water_mark_is_not_reached() 
 
 
 def gradients(core: Core, sizes: Sequence[int], steps: int) -> list[int]:
-    """Run iterations whose last three buffers are freed early in the next.
-
-    Return the arena's size after each.
-    """
+    """Run iterations whose last three buffers are freed early in the next; return the arena after each."""
     arenas, kept = list[int](), list(core.live)
     for _ in range(steps):
         core.step()
@@ -106,10 +103,7 @@ def gradients(core: Core, sizes: Sequence[int], steps: int) -> list[int]:
 
 @pytest.mark.parametrize("low_water", [0, 1])
 def test_fixed_arena_is_replaced_despite_live_buffers_at_each_mark(low_water: int) -> None:
-    """No buffer lives in the arena at a low-water mark.
-
-    Without such a mark, surviving buffers are served elsewhere.
-    """
+    """No buffer lives in the arena at a low-water mark."""
     core = Core(page=0)
     core.client.install(pattern(SIZES, low_water=low_water))
     before = gradients(core, SIZES, 3)[-1]
@@ -149,10 +143,7 @@ KIND, LARGER = [10_240] * 4, [10_240] * 4 + [40_960] * 4
 
 
 def late(core: Core, kept: list[int], steps: int) -> list[int]:
-    """Run iterations of four buffers, the last of which lives until the next has three.
-
-    Return the misses of each.
-    """
+    """Return the misses of iterations whose last buffer lives until the next has three."""
     missed = []
     for _ in range(steps):
         core.step()

@@ -55,7 +55,6 @@ def never_the_same(pool: Pool, count: int, seed: int = 0) -> None:
 
 @pytest.mark.parametrize("what", ["wake", "work"])
 def test_work_and_wake_up_end_the_wait_at_once(what: str) -> None:
-    """However long the time limit: no polling looks for work in between."""
     with recording() as pool:
         waiting = Waiting(pool.client)
         for _ in range(40 if what == "work" else 0):

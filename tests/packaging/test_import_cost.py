@@ -33,7 +33,6 @@ def fresh(code: str, cwd: object) -> str:
 
 @pytest.mark.parametrize("package", ["traces", "solvers", "mempool"])
 def test_an_import_adds_few_modules_and_no_heavy_ones(package: str, tmp_path: object) -> None:
-    """Importing a package beside NumPy loads some tens of small modules, no optional or slow ones."""
     code = (
         "import sys, numpy\n"
         "before = set(sys.modules)\n"
@@ -46,7 +45,6 @@ def test_an_import_adds_few_modules_and_no_heavy_ones(package: str, tmp_path: ob
 
 
 def test_an_import_prints_starts_and_installs_nothing(tmp_path: object) -> None:
-    """Importing mempool starts no thread, registers no handler with NumPy and prints nothing."""
     code = (
         "import threading, warnings, numpy as np\n"
         "from numpy._core.multiarray import get_handler_name\n"
@@ -60,7 +58,6 @@ def test_an_import_prints_starts_and_installs_nothing(tmp_path: object) -> None:
 
 
 def test_plans_are_made_without_or_tools(tmp_path: object) -> None:
-    """Where OR-Tools cannot be imported, mempool imports and small cases are planned all the same."""
     code = (
         "import sys\n"
         "sys.modules['ortools'] = None\n"
@@ -77,7 +74,6 @@ def test_plans_are_made_without_or_tools(tmp_path: object) -> None:
 
 
 def test_the_pool_loads_neither_pandas_nor_or_tools_into_a_program(tmp_path: object) -> None:
-    """Recording, planning, saving and replaying load no package of hundreds of modules that can be spared."""
     code = (
         "import sys, numpy as np, mempool\n"
         "rng = np.random.default_rng(0)\n"

@@ -38,16 +38,12 @@ def test_nested_ranges_have_increasing_depth() -> None:
 
 
 def test_truncated_ranges_extend_to_the_ends_or_are_ignored() -> None:
-    """A range may begin before the recording, or end after the recording."""
     notes = annotations_of(marks((1, 3), (0, 2), (0, 3)), None)
     assert (notes.begin.tolist(), notes.end.tolist(), notes.depth.tolist()) == ([1, 2], [3, 3], [0, 1])
 
 
 def ran_out(**more: Any) -> Trace:
-    """A trace of two devices with a buffer each.
-
-    Refused requests have 900 and 70 bytes on device 0, 800 on device 1.
-    """
+    """Two devices with a buffer each, and refused requests of 900, 800 and 70 bytes."""
     columns: dict[str, Any] = {
         "kind": [A, A, REFUSED, REFUSED, REFUSED], "buffer": [0, 1, -1, -1, -1],
         "size": [100, 400, 900, 800, 70], "device": [0, 1, 0, 1, 0], "address": [0, 0, -1, -1, -1],
@@ -102,10 +98,7 @@ WINDOW = {"history.0": "window", "live_before.0": "300", "reserved_before.0": "1
 
 
 def cut(metadata: dict[str, str]) -> Trace:
-    """A trace with a segment and two buffers of 300 bytes from before.
-
-    A buffer of 50 bytes follows, and a free of the first.
-    """
+    """A trace with a segment and two buffers of 300 bytes from before."""
     return Trace.of(
         [RESERVE, A, A, A, F], [-1, 0, 1, 2, 0], [1000, 100, 200, 50, 0], address=[0, 0, 100, 300, -1],
         metadata=metadata,
@@ -125,7 +118,6 @@ def test_memory_from_before_the_recording_is_drawn_from_its_beginning() -> None:
 
 
 def test_state_without_a_history_draws_the_end_only() -> None:
-    """Buffers alive at the end are drawn at one moment and in their addresses; nothing is simulated."""
     trace = cut(WINDOW | {"history.0": "absent"})[:4]
     scene = scene_of(trace)
     (timeline,), (view,) = scene.timelines, scene.views

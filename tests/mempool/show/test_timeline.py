@@ -17,7 +17,6 @@ LINES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0
 
 @given(LINES)
 def test_load_curve_equals_the_solvers_load_curve(rows: list[tuple[int, int, int]]) -> None:
-    """The curves agree at every time; this curve is too short to be thinned."""
     start = np.array([row[0] for row in rows], np.int64)
     buffers = Buffers.of(start, start + [row[1] for row in rows], [row[2] for row in rows])
     times, loads, (when, peak) = load_of(timeline_of(buffers, ""))
@@ -34,7 +33,6 @@ def _at(times: np.ndarray, loads: np.ndarray, time: int) -> int:
 
 
 def test_long_load_curve_is_short_and_keeps_its_peak() -> None:
-    """A hundred thousand buffers are reduced to some thousand points, the highest of all among them."""
     rng = np.random.default_rng(0)
     start = np.arange(100_000)
     buffers = Buffers.of(start, start + rng.integers(1, 500, 100_000), rng.integers(1, 10**6, 100_000))
@@ -52,10 +50,7 @@ def test_gap_of_a_buffer_is_not_drawn() -> None:
 
 
 def test_circle_is_drawn_in_the_steady_state() -> None:
-    """The page draws one iteration more than the repetition of addresses.
-
-    Buffers left by earlier iterations are drawn at once.
-    """
+    """One iteration more than the repetition of addresses, with the buffers of earlier iterations."""
     buffers = Buffers.of([1, 5], [4, 14], [10, 20], period=6)
     timeline = timeline_of(buffers, "", columns=2)
     drawn = list(zip(timeline.owner.tolist(), timeline.start.tolist(), timeline.end.tolist(), strict=True))
