@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
@@ -10,10 +12,12 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from compiled_programs import PLAIN, compiled, waves
 
 from mempool.torch.compiled.costs import copy_calls
-from mempool.torch.compiled.decide import StepDecision
 from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 from solvers.swap import Link
+
+if TYPE_CHECKING:
+    from mempool.torch.compiled.decide import StepDecision
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 

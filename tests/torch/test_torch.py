@@ -395,12 +395,12 @@ class TestCompiledLibrary:
         [
             (None, r"apt install g\+\+"),
             ("false", "cannot be built"),
-            ("/nonexistent/c++", ""),
-            ('"g++', ""),
+            ("/nonexistent/c++", None),
+            ('"g++', None),
         ],
     )
     def test_unusable_compiler_gives_a_line_and_leaves_no_file(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str | None, reason: str
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str | None, reason: str | None
     ) -> None:
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
         if compiler is None:
