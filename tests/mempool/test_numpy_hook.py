@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
 import subprocess
 import sys
 import threading
@@ -102,10 +101,7 @@ class TestEveryThread:
         assert kept[0].sum() == 500500
 
     def test_arrays_of_many_threads_never_overlap(self) -> None:
-        """Fill arrays with the number of each of 32 threads, resize and exchange them.
-
-        Each array has a single number in the end.
-        """
+        """Each of 32 threads fills arrays with its number; they resize and exchange them."""
         shared: list[np.ndarray[Any, Any]] = []
         errors: list[set[int]] = []
 
@@ -237,7 +233,6 @@ class TestZeros:
 
     @pytest.mark.parametrize("size", [1 << 37, 1 << 46])
     def test_size_refused_by_malloc_is_refused_by_the_pool(self, size: int) -> None:
-        """A size beyond the memory of the machine, refused at the request and not at the first touch."""
         libc = ctypes.CDLL(None)
         libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
         libc.free.argtypes = [ctypes.c_void_p]
@@ -247,31 +242,6 @@ class TestZeros:
             refused = contextlib.nullcontext() if given else pytest.raises(MemoryError)
             with refused:
                 np.empty(size, np.uint8)
-
-    def test_overflowing_size_is_refused(self) -> None:
-        """The handler's own calloc, called as a C extension would."""
-        calloc, free = _handler_functions()
-        with serving():
-            assert calloc(None, 1 << 40, 1 << 40) is None
-            assert calloc(None, (1 << 64) - 1, 1) is None
-            address = calloc(None, 0, 8)
-            assert address is not None
-            free(None, address, 0)
-
-
-def _handler_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return NumPy's calloc and free: entry 306 of the C interface, then 128 bytes of name and version."""
-    name = "numpy._core" if np.__version__ >= "2" else "numpy.core"
-    umath = importlib.import_module(f"{name}._multiarray_umath")
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    table = ctypes.cast(pointer(umath._ARRAY_API, None), ctypes.POINTER(ctypes.POINTER(ctypes.py_object)))
-    handler = pointer(table[306][0], b"mem_handler")
-    functions = ctypes.cast(handler + 128, ctypes.POINTER(ctypes.c_void_p))
-    size, void = ctypes.c_size_t, ctypes.c_void_p
-    calloc = ctypes.CFUNCTYPE(void, void, size, size)(functions[2])
-    free = ctypes.CFUNCTYPE(None, void, void, size)(functions[4])
-    return calloc, free
 
 
 class TestMemoryError:
@@ -351,10 +321,7 @@ def test_arrays_in_cycles_are_freed_by_a_collection_inside_an_allocation() -> No
      "snapshot", "usage"],
 )  # fmt: skip
 def test_no_garbage_is_collected_under_the_lock(call: str) -> None:
-    """Results are built outside the lock.
-
-    Until Python 3.12 the creation of a dict may free arrays in cycles.
-    """
+    """Until Python 3.12 the creation of a dict may free arrays in cycles."""
     script = f"""
 import faulthandler, gc
 import numpy as np, mempool.numpy
@@ -414,7 +381,6 @@ OPERATIONS: dict[str, Callable[[np.ndarray[Any, Any], int], np.ndarray[Any, Any]
 def test_any_sequence_of_operations_gives_the_same_with_and_without_a_pool(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    """Arrays are made, resized and dropped, and pools begin and end anywhere in between."""
 
     def run(*, with_pools: bool) -> list[bytes]:
         slots = [np.arange(n) * 1.5 for n in (1, 10, 63, 64, 1000, 40_000)]

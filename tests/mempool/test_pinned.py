@@ -108,10 +108,7 @@ def test_default_stream_belongs_to_the_using_thread_wherever_the_array_is_freed(
 
 
 def test_pinned_memory_used_by_ended_threads_is_reused(fake: FakeCuda, pool: PinnedPool) -> None:
-    """Default streams of ended threads cannot be queried.
-
-    The pool waits for the GPU, once for all of them.
-    """
+    """Default streams of ended threads cannot be queried."""
     kept: list[np.ndarray] = []
 
     def use() -> None:

@@ -129,7 +129,6 @@ def test_late_outgrowth_is_served_by_the_fallback_beside_the_arena(position: int
 @pytest.mark.parametrize("position", range(8))
 @pytest.mark.parametrize("count", range(1, SEVERAL))
 def test_few_extra_buffers_do_not_bypass_the_plan(position: int, count: int) -> None:
-    """Tensors that are logged, for example."""
     core = following()
     assert core.run([*SMALLER[:position], *[900_001] * count, *SMALLER[position:]]) == len(SIZES)
 
@@ -151,56 +150,6 @@ def test_bypass_backs_off_where_memory_beside_the_arena_suffices(limit: int, tim
         aside += arena(core) == 0
         core.step()
     assert aside == times
-
-
-@pytest.mark.parametrize(("count", "at_once"), [(60, False), (20, True)])
-@pytest.mark.parametrize("low_water", [0, 9])
-def test_plan_installed_during_the_bypass_takes_no_arena(low_water: int, count: int, at_once: bool) -> None:
-    """Even if each buffer is freed at once, which leaves memory for an arena."""
-    core = Core()
-    core.client.install(pattern(SIZES, least=LEAST, low_water=low_water))
-    for _ in range(3):
-        core.step()
-        core.run(SIZES)
-    core.step()
-    kept = list[int]()
-
-    def allocate(sizes: Sequence[int]) -> None:
-        if at_once:
-            one_by_one(core, sizes)
-        else:
-            kept.extend(core.allocate(size) for size in sizes)
-        assert arena(core) == 0
-
-    allocate(LARGER[:count])
-    core.client.install(pattern(LARGER, least=LEAST, low_water=low_water))
-    allocate(LARGER[count:])
-    assert core.committed <= 1.1 * sum(LARGER)
-    for address in kept:
-        core.free(address)
-    core.step()
-    core.run(LARGER)
-    core.step()
-    assert core.run(LARGER) == len(LARGER)
-
-
-def test_iteration_outgrowing_the_plan_again_takes_no_arena_at_the_low_water_mark() -> None:
-    fixed = [k % 3 == 0 and k >= 12 for k in range(len(SIZES))]  # as an optimizer's temporaries are
-    least = [size if is_fixed else size - 6400 for size, is_fixed in zip(SIZES, fixed, strict=True)]
-    larger = [size if is_fixed else size * 9 // 8 for size, is_fixed in zip(SIZES, fixed, strict=True)]
-    core = Core()
-    core.client.install(pattern(SIZES, least=least, low_water=90))
-    for _ in range(4):
-        core.step()
-        core.run(SIZES)
-    for _ in range(4):
-        core.step()
-        core.run(larger)
-        assert arena(core) == 0
-    core.step()
-    core.run(SIZES)
-    core.step()
-    assert core.run(SIZES) == len(SIZES)
 
 
 @pytest.mark.parametrize("taped", [False, True])

@@ -35,32 +35,8 @@ def test_nested_period_gives_way_to_the_longer_period(pool: Pool) -> None:
     assert after["hits"] - before["hits"] == 40 * 30 + 10 * 21
 
 
-def test_difference_recurring_after_recording_stopped_is_planned(pool: Pool) -> None:
-    """Forty matching steps, long enough for recording to stop, followed by an evaluation each time."""
-    memory = programs.Watched(pool)
-
-    def epoch() -> None:
-        for _ in range(40):
-            programs.layers(memory)
-            pool.plan_now()
-        for layer in range(12):
-            memory.free(memory.allocate(50_000 + 3_000 * layer))
-            pool.plan_now()
-
-    for _ in range(8):
-        epoch()
-    before = sum(pool.report().to_dict()["misses_by_reason"].values())
-    hits = pool.report().to_dict()["hits"]
-    epoch()
-    assert sum(pool.report().to_dict()["misses_by_reason"].values()) == before
-    assert pool.report().to_dict()["hits"] == hits + 40 * 60 + 12
-
-
 def test_plan_of_an_epoch_is_not_replaced_by_a_plan_of_its_steps(tmp_path: Path) -> None:
-    """Replaying an epoch from the start, the pool sees only steps for a while.
-
-    The plan of the epoch stays.
-    """
+    """Replaying an epoch from the start, the pool sees only steps for a while."""
 
     def epochs(pool: Pool, count: int) -> None:
         memory = programs.Watched(pool)
@@ -90,11 +66,7 @@ def test_plan_of_an_epoch_is_not_replaced_by_a_plan_of_its_steps(tmp_path: Path)
 def test_plan_without_hits_is_dropped_with_its_arena(
     tmp_path: Path, loaded: bool, iterations: int, stays: bool
 ) -> None:
-    """A script repeated an iteration while being imported, and never again.
-
-    A plan from a file stays, and so does a plan to which the program returns, as training does after an
-    evaluation.
-    """
+    """A plan from a file stays, and so does a plan to which the program returns."""
     device, plan = simulated(), tmp_path / "it.plan"
     with Pool(device, background=False) as first:
         run(first, lambda _: programs.layers(programs.Watched(first)), 10, marks=False)
@@ -192,37 +164,8 @@ def test_planner_and_program_import_numpy_at_the_same_time() -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_logged_copy_is_the_only_miss_until_its_variant_is_known(pool: Pool) -> None:
-    """The copy is made after the last allocation of the iteration, while the arena is idle.
-
-    No slot is blocked. Once iterations with a copy are known as a variant, the fallback serves the copy.
-    """
-    memory = programs.Watched(pool)
-    iteration = programs.training(memory)
-    kept: list[int] = []
-
-    def log(number: int) -> None:
-        iteration(number)
-        if number % 8 == 4:
-            kept.append(memory.allocate(30_000))
-
-    run(pool, log, 12, marks=True)
-    before = pool.report().to_dict()["misses"]
-    run(pool, log, 32, marks=True, first=12)
-    assert pool.report().to_dict()["misses"] - before <= 4
-    assert pool.plans <= 2
-    before = pool.report().to_dict()["misses"]
-    run(pool, log, 32, marks=True, first=44)
-    assert pool.report().to_dict()["misses"] == before
-    for address in kept:
-        memory.free(address)
-
-
 def test_buffer_kept_in_the_arena_is_planned_around(pool: Pool) -> None:
-    """Copies for a log, or parameters of a second network, are kept for good.
-
-    They are made while the arena is idle.
-    """
+    """Copies for a log are kept for good, made while the arena is idle."""
     memory = programs.Watched(pool)
     iteration = programs.training(memory)
     kept: list[int] = []
@@ -263,10 +206,7 @@ def test_pinned_ranges_are_reported_and_are_no_fragmentation(pool: Pool) -> None
 
 
 def test_background_planner_plans_around_kept_buffers() -> None:
-    """Every iteration misses, and each miss calls the planner to the recording.
-
-    Planning must go on besides.
-    """
+    """Every iteration misses, and each miss calls the planner to the recording."""
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         kept: list[int] = []

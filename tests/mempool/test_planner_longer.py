@@ -66,10 +66,6 @@ def hard(monkeypatch: pytest.MonkeyPatch) -> Buffers:
 
 
 def test_hasty_plan_is_refined_once_the_program_follows(pool: Pool, hard: Buffers) -> None:
-    """The first plan is made soon, beside the program.
-
-    A better plan replaces the first, once, and the program follows.
-    """
     memory = programs.Watched(pool)
     learner = pool.planner.learner
     learner.builder._patient = False
@@ -128,7 +124,6 @@ def test_refinement_gives_way_to_a_program_off_its_plan(pool: Pool, monkeypatch:
 
 
 def test_background_planner_refines_too(hard: Buffers) -> None:
-    """Refinement waits until affordable, whatever the program does meanwhile."""
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         until = time.monotonic() + 200

@@ -119,7 +119,6 @@ def test_other_shapes_after_the_end_of_recording_are_planned() -> None:
 
 
 def test_unaffordable_planning_is_done_later_without_another_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planning is done without a further event."""
     monkeypatch.setitem(vars(OPTIONS), "allowance_seconds", 0.0)
     monkeypatch.setitem(vars(OPTIONS), "time_share", 0.0)
     with Pool(simulated()) as pool:
@@ -195,7 +194,6 @@ def test_reset_pool_records_again_and_follows_no_plan() -> None:
 def test_failure_does_not_end_planning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Planning is tried again, ever more rarely."""
     learn = Learner.learn
     failing = True
     tried: list[int] = []

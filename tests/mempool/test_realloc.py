@@ -138,10 +138,7 @@ def test_growth_in_place_counts_as_an_allocation_for_the_plan() -> None:
 
 @pytest.mark.parametrize(("old", "new"), [(5000, 9000), (9000, 5000), (300 * KIB, 400 * KIB)])
 def test_new_buffer_is_recorded_before_the_end_of_the_old(old: int, new: int) -> None:
-    """The growth is in place or not.
-
-    For the program both were alive, and a plan without slots for both would miss.
-    """
+    """For the program both were alive, and a plan without slots for both would miss."""
     core = Core()
     core.client.set_recording(True)
     core.client.set_tracing(True)
@@ -181,7 +178,6 @@ def test_realloc_in_a_dynamic_scope_records_only_the_free_of_the_old_buffer() ->
 
 
 def test_growing_array_is_whole_and_never_held_twice() -> None:
-    """60 steps to 120 MiB: every element survives, and memory for two was never held."""
     step = 1 << 18  # elements, 2 MiB
     with mempool.numpy.install() as pool:
         array = np.arange(step, dtype=np.float64)

@@ -64,10 +64,7 @@ def test_arena_larger_than_free_memory_is_not_tried(fake: FakeCuda, memory: str)
 
 @contextlib.contextmanager
 def refused_by_the_device() -> Iterator[tuple[Pool, _core.SimulatedDevice, Callable[[], None]]]:
-    """Yield a pool whose arena is refused by the device, which only trying shows.
-
-    A function that makes room.
-    """
+    """Yield a pool whose arena the device refuses, the device, and a function that makes room."""
     device = simulated(300 * MIB, page=0)
     with Pool(device, background=False) as pool:
         pool.client.load(None, pattern(LARGE))

@@ -96,7 +96,6 @@ def test_pinned_range_beyond_the_arena_does_not_enlarge_the_plan(count: int) -> 
 
 @pytest.mark.parametrize("network", sequences.NETWORKS)
 def test_plan_around_pinned_ranges_is_within_two_percent_of_the_bound(network: str) -> None:
-    """Three buffers in the lower quarter cost their own bytes and two percent."""
     [pattern] = find_patterns(sequences.scaled(network, 100 * MIB, [1.0] * 4, marks=True))
     draw, beyond = random.Random(network), list[float]()
     for _ in range(5):
@@ -115,7 +114,6 @@ def test_plan_around_pinned_ranges_is_within_two_percent_of_the_bound(network: s
 
 
 def test_plans_of_pools_alive_together_come_to_lie_apart(pools: tuple[Pool, Pool]) -> None:
-    """One framework makes batches while another trains on them."""
     one, other = pools
     memory, others = Watched(one), Watched(other)
     for _ in range(40):
@@ -213,10 +211,7 @@ def test_plan_dropped_by_the_core_stays_dropped(pools: tuple[Pool, Pool]) -> Non
 
 @pytest.mark.parametrize("memory", ["plain", "managed", "growing"])
 def test_plans_take_effect_at_a_moment_without_live_buffers(fake: FakeCuda, memory: str) -> None:
-    """Such a moment is at a boundary of the pool with the smaller arena.
-
-    Managed memory may exceed the device.
-    """
+    """Such a moment is at a boundary of the pool with the smaller arena."""
     fake.set_capacity((60 if memory == "managed" else 1000) * MIB)
     with (
         Pool(fake.device(memory=memory), name="work", background=False) as work,

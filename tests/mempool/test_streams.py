@@ -28,7 +28,6 @@ class TestABufferThatAnotherStreamUses:
 
     @pytest.mark.parametrize("size", [100, 60_000, BIG])
     def test_memory_waits_for_a_stream_using_the_buffer(self, core: Core, size: int) -> None:
-        """Small, shared and large buffers; the counters of the program close at once."""
         core.pool.set_retained_limit(1 << 40)
         first = core.allocate(size)
         assert core.client.use(first, 7)
@@ -44,7 +43,6 @@ class TestABufferThatAnotherStreamUses:
         assert core.allocate(size) == first
 
     def test_is_had_back_before_memory_runs_out(self) -> None:
-        """Waiting for the device is better than an error."""
         core = Core(page=0, capacity=3 * BIG)
         first = core.allocate(2 * BIG)
         core.client.use(first, 7)
@@ -73,10 +71,6 @@ class TestABufferThatAnotherStreamUses:
             assert outcomes["slot_occupied"] == 0, steady
 
     def test_use_by_another_stream_is_a_read_in_the_trace(self) -> None:
-        """The read lies between alloc and free.
-
-        Uses of later buffers at the address belong to those buffers.
-        """
         pool = _core.Pool(device=simulated(page=0))
         client = _core.Client(pool, "test")
         client.set_tracing(True)
@@ -106,10 +100,7 @@ class TestABufferThatAnotherStreamUses:
 
 
 class TestABufferThatAnotherStreamFrees:
-    """A buffer freed by another stream.
-
-    The own stream gets the memory back after the free has passed. Neither stream waits.
-    """
+    """A buffer freed by another stream: its own stream gets the memory back, and neither waits."""
 
     @pytest.mark.parametrize("used_too", [False, True])
     @pytest.mark.parametrize("size", [100, 60_000, BIG])
@@ -132,7 +123,6 @@ class TestABufferThatAnotherStreamFrees:
 
     @pytest.mark.parametrize("size", [100, 60_000, BIG])
     def test_memory_freed_by_another_stream_does_not_pile_up(self, core: Core, size: int) -> None:
-        """Even when the freeing stream has memory of its own."""
         core.pool.set_retained_limit(1 << 40)
         own = core.allocate(size, 5)
         for _ in range(200):
@@ -154,7 +144,6 @@ class TestACapturedGraph:
     """A captured graph: no other allocation gets the graph's memory while a replay is possible."""
 
     def test_graph_keeps_its_memory_until_released(self, core: Core) -> None:
-        """Memory freed inside or after the capture goes to no other stream."""
         core.pool.set_retained_limit(1 << 40)
         core.pool.begin_graph((0, 1), [5])
         inside = [core.allocate(size, 5) for size in (100, 60_000, BIG)]
@@ -176,10 +165,6 @@ class TestACapturedGraph:
         core.give_everything_back()
 
     def test_captures_of_a_graph_pool_reuse_its_memory(self, core: Core) -> None:
-        """Reuse within one capture and in a later capture of the same graph pool.
-
-        Each begin needs a release.
-        """
         for _ in range(2):
             core.pool.begin_graph((0, 1), [5])
             addresses = {core.run([BIG], 5): 0 for _ in range(3)}
@@ -192,7 +177,6 @@ class TestACapturedGraph:
         assert core.pool.stats()["graph_pools"] == 0
 
     def test_allocations_during_a_capture_are_outside_the_plan(self, core: Core) -> None:
-        """The iteration continues after the capture."""
         core.client.load(None, pattern([BIG, BIG]))
         core.step()
         first = core.allocate(BIG)
@@ -207,7 +191,6 @@ class TestACapturedGraph:
 
     @pytest.mark.parametrize("change", ["release", "drop", "move", "resize"])
     def test_arena_and_segments_do_not_change_during_a_capture(self, change: str) -> None:
-        """The arena is not released, shrunk or taken by another stream, and no segment is resized."""
         core = Core(page=4096)
         core.client.load(None, pattern([BIG, BIG, BIG]))
         core.step()

@@ -44,36 +44,15 @@ def test_plan_takes_effect_with_hardly_more_memory_than_the_peak_load(
         assert pool.client.stats()["out_of_memory"] == 0
 
 
-def with_calm(core: Core, low_water: int) -> int:
-    """Run an iteration after a mark; return the number of allocations before the arena was taken."""
-    core.client.install(pattern(SIZES, low_water=low_water))
-    core.step()
-    for number, size in enumerate(SIZES):
-        if core.pool.stats()["arena_bytes"]:
-            return number
-        core.free(core.allocate(size))
-    return len(SIZES)
-
-
 @pytest.mark.parametrize("low_water", [0, 1, 7, 19])
-def test_arena_is_taken_at_the_low_water_mark(low_water: int) -> None:
-    core = Core()
-    core.step()
-    assert with_calm(core, low_water) == (low_water + 1 if low_water else 0)
-    for size in SIZES[low_water + 1 :] if low_water else SIZES:
-        core.free(core.allocate(size))
-    core.step()
-    assert core.run(SIZES) == len(SIZES)
-
-
-@pytest.mark.parametrize("low_water", [0, 1, 7, 19])
-def test_allocations_after_the_low_water_mark_hit(low_water: int) -> None:
+def test_allocations_from_the_low_water_mark_on_hit(low_water: int) -> None:
     core = Core()
     core.client.install(pattern(SIZES, low_water=low_water))
     core.step()
     assert (core.pool.stats()["arena_bytes"] == 0) == (low_water > 0)
     assert core.run(SIZES) == len(SIZES) - low_water
-    assert core.run(SIZES[:0]) == 0
+    core.step()
+    assert core.run(SIZES) == len(SIZES)
 
 
 def test_arena_is_taken_at_the_next_mark_if_the_low_water_mark_is_not_reached() -> None:
@@ -88,10 +67,7 @@ def test_arena_is_taken_at_the_next_mark_if_the_low_water_mark_is_not_reached() 
 
 
 def gradients(core: Core, sizes: Sequence[int], steps: int) -> list[int]:
-    """Run iterations whose last three buffers are freed early in the next.
-
-    Return the arena's size after each.
-    """
+    """Run iterations whose last three buffers are freed early in the next; return the arena after each."""
     arenas, kept = list[int](), list(core.live)
     for _ in range(steps):
         core.step()
@@ -106,10 +82,7 @@ def gradients(core: Core, sizes: Sequence[int], steps: int) -> list[int]:
 
 @pytest.mark.parametrize("low_water", [0, 1])
 def test_fixed_arena_is_replaced_despite_live_buffers_at_each_mark(low_water: int) -> None:
-    """No buffer lives in the arena at a low-water mark.
-
-    Without such a mark, surviving buffers are served elsewhere.
-    """
+    """No buffer lives in the arena at a low-water mark."""
     core = Core(page=0)
     core.client.install(pattern(SIZES, low_water=low_water))
     before = gradients(core, SIZES, 3)[-1]
@@ -149,10 +122,7 @@ KIND, LARGER = [10_240] * 4, [10_240] * 4 + [40_960] * 4
 
 
 def late(core: Core, kept: list[int], steps: int) -> list[int]:
-    """Run iterations of four buffers, the last of which lives until the next has three.
-
-    Return the misses of each.
-    """
+    """Return the misses of iterations whose last buffer lives until the next has three."""
     missed = []
     for _ in range(steps):
         core.step()

@@ -19,7 +19,6 @@ from mempool.recording.trace_writer import BackgroundTraceWriter
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 10_000])
 def test_tape_on_disk_equals_the_tape_in_memory(tmp_path: Path, piece: int) -> None:
-    """Two equal programs; both tapes are taken now and then, as a trace writer does."""
     cores = [Core(), Core()]
     cores[0].client.set_tracing(True)
     cores[1].client.set_tracing(True, folder=str(tmp_path), piece=piece)
@@ -58,7 +57,6 @@ def test_tape_stays_in_memory_where_no_file_can_be_made(tmp_path: Path) -> None:
 
 
 def test_disk_space_is_returned(tmp_path: Path) -> None:
-    """While the recording goes on, once all records are taken; and all space at the end."""
     core = Core()
     core.client.set_tracing(True, folder=str(tmp_path), piece=10)
 
@@ -103,7 +101,6 @@ def test_events_lost_to_a_full_disk_are_counted(tmp_path: Path) -> None:
 
 
 def test_failure_while_closing_the_recording_is_raised(tmp_path: Path) -> None:
-    """The writing thread has failed, and the closing thread waits for the writing thread."""
     core = Core()
     tape = BackgroundTraceWriter(core.client, str(tmp_path / "t.trace"), 64, "test")
     writing = threading.Event()

@@ -51,7 +51,6 @@ def test_resumed_plan_has_its_arena_from_the_second_iteration_on(page: int) -> N
 
 
 def test_long_iteration_between_two_looks_does_not_make_its_plan_unused() -> None:
-    """Only a plan without a follower is unused, however long an iteration takes."""
     with Pool(simulated(), background=False) as pool:
         memory = programs.Watched(pool)
         rounds(pool, 4, LARGE, memory, marks=True)

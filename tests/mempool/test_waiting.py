@@ -55,7 +55,6 @@ def never_the_same(pool: Pool, count: int, seed: int = 0) -> None:
 
 @pytest.mark.parametrize("what", ["wake", "work"])
 def test_work_and_wake_up_end_the_wait_at_once(what: str) -> None:
-    """However long the time limit: no polling looks for work in between."""
     with recording() as pool:
         waiting = Waiting(pool.client)
         for _ in range(40 if what == "work" else 0):
@@ -81,17 +80,13 @@ def test_wrapped_ring_ends_the_wait() -> None:
     assert client.state()["events_dropped"]
 
 
-def test_wait_ends_at_a_number_of_allocations() -> None:
+def test_wait_ends_at_a_number_of_allocations_or_unrecorded_misses() -> None:
     with recording() as pool:
         waiting = Waiting(pool.client, search_seconds=LONG, allocations=1000)
         never_the_same(pool, 999)
         assert not waiting.is_over()
         never_the_same(pool, 1)
         assert not waiting.news()
-
-
-def test_wait_ends_at_a_number_of_misses_while_not_recording() -> None:
-    with recording() as pool:
         waiting = Waiting(pool.client, search_seconds=LONG, misses=1000)
         never_the_same(pool, 1200)
         assert not waiting.is_over()
