@@ -264,12 +264,21 @@ def test_interrupted_start_of_the_portfolio_ends_the_started_threads(
     assert_no_packing_thread()
 
 
-def test_limit_does_not_wait_for_a_search_among_very_many_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "buffers"),
+    [
+        ("LocalRepair", padded(problem_classes.flat(2_000, 0))),
+        ("PeakOutward", problem_classes.scattered(1_000, 0)),
+    ],
+)
+def test_limit_does_not_wait_for_a_search_among_very_many_jobs(
+    kernel: str, buffers: Buffers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The offsets of the abandoned search, which may be changing, are not taken over."""
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     class Slow:
-        arena, work = 2**62, 0
+        arena, work, given_up = 2**62, 0, False
 
         def __init__(self, *_: object) -> None:
             pass
@@ -284,9 +293,8 @@ def test_limit_does_not_wait_for_a_search_among_very_many_jobs(monkeypatch: pyte
             ended.set()
             return True
 
-    monkeypatch.setattr(_core, "LocalRepair", Slow)
+    monkeypatch.setattr(_core, kernel, Slow)
     monkeypatch.setattr(task_module, "OPTIONS", dataclasses.replace(OPTIONS, calling_thread=100))
-    buffers = padded(problem_classes.flat(2_000, 0))
     try:
         plan = solve(buffers, stop=Stop(interrupt=begun.is_set), threads=1)
         assert plan.stopped_by == "interrupt"

@@ -90,6 +90,17 @@ def test_inferred_initial_state_of_large_requests_is_consistent(trace: Trace, pa
             alive.add(row)
 
 
+def test_start_of_a_free_block_is_inferred_from_requests_placed_elsewhere() -> None:
+    """Behind a buffer of 4 MiB in a block of 4.5 are 3 MiB free, not 3.5: 3.25 MiB go elsewhere."""
+    half, quarter = MIB // 2, MIB // 4
+    steps = [(0, 4 * MIB + half, 0), (0, 3 * MIB, 0), (0, 12 * MIB + half, 0)]  # all of a segment
+    steps += [(1, 0, 0), (0, 4 * MIB, 0), (1, 0, 0), (0, 3 * MIB + quarter, 0)]
+    truth = simulate(trace_of(steps), "pytorch")
+    assert len(truth.segments) == 2
+    judged = judge(recording_of(truth, 6, SHIFT))
+    assert judged.exact
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_crowded_large_pool_is_inferred_from_the_middle_on(seed: int) -> None:
     """Whichever blocks are free, every address is reproduced."""

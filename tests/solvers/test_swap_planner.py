@@ -83,14 +83,17 @@ def test_no_schedule_beats_the_link_bound(data: st.DataObject, seed: int) -> Non
             assert bound.peak_bytes() <= found.peak_bytes
 
 
-def test_link_bound_claims_nothing_where_the_linear_solver_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links so slow that the solver's numbers run out, for example."""
+@pytest.mark.parametrize("answer", [None, False])
+def test_link_bound_claims_nothing_where_the_linear_solver_fails(
+    answer: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links so slow that the solver's numbers run out, for example, or that it errs about."""
     layers = 6
     buffers = [(1 << 20, [(layer, True), (2 * layers - 1 - layer, False)]) for layer in range(layers)]
     step, link = step_from([1e-3] * 2 * layers, buffers), Link.of_rate(1e9)
     made = planner(step, link)
     limit = step.peak_bytes // 2
-    monkeypatch.setattr("solvers.swap.link_bound._Program._solve", lambda _: None)
+    monkeypatch.setattr("solvers.swap.link_bound._Program._solve", lambda _: answer)
     assert LinkBound(step, link).peak_bytes() <= made.without_stall().peak_bytes
     assert 0 <= LinkBound(step, link).stall_seconds(limit) <= made.hold(limit).stall_seconds
 
