@@ -18,10 +18,7 @@ from solvers.swap import Link
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Graph, Rewriting, list[frozenset[int]]]:
-    """Decisions about a graph, with kernels of neighbours or of any operations.
-
-    Some operations are in no kernel.
-    """
+    """Decisions about a graph, with kernels of neighbours or of any operations, and operations in none."""
     graph = draw(graphs())
     rewriting = draw(rewritings(graph))
     runs = Runs(graph, rewriting)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from swap_steps import links, step_from, steps
 
 from solvers import PlanError
-from solvers.swap import Link, LinkBound, OffloadPlanner, OffloadTunables, Schedule, Step, replay
+from solvers.swap import Link, LinkBound, OffloadPlanner, OffloadTunables, Step, replay
 from solvers.swap.absences import absences_of
 from solvers.swap.fluid_bound import fluid_stall_bound
 from solvers.swap.operation_groups import group_operations
@@ -58,29 +57,6 @@ def test_higher_limit_never_stalls_longer(data: st.DataObject) -> None:
     stalls = [swap.stall_seconds for swap in made.curve(limits)]
     assert stalls == sorted(stalls, reverse=True)
     assert stalls[-1] == 0
-
-
-def random_schedule(step: Step, random: np.random.Generator) -> Schedule:
-    a, rows = absences_of(step), []
-    for row in range(len(a)):
-        last, use = int(a.last[row]), int(a.use[row])
-        if use - last > 1 and random.random() < 0.7:
-            release = int(random.integers(last + 1, use))
-            fetch = int(random.integers(release + 1, use + 1))
-            rows.append((a.buffer[row], last, last, release, fetch, use, True))
-    return Schedule(*zip(*rows, strict=True)) if rows else Schedule.empty()
-
-
-@given(st.data(), st.integers(0, 2**32))
-@SOME
-def test_no_schedule_beats_the_link_bound(data: st.DataObject, seed: int) -> None:
-    step, link = data.draw(steps()), data.draw(links())
-    bound, random = LinkBound(step, link), np.random.default_rng(seed)
-    for _ in range(5):
-        found = replay(step, link, random_schedule(step, random))
-        assert bound.stall_seconds(found.peak_bytes) <= found.stall_seconds + 1e-9
-        if found.stall_seconds == 0:
-            assert bound.peak_bytes() <= found.peak_bytes
 
 
 @pytest.mark.parametrize("answer", [None, False])

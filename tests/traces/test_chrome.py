@@ -216,7 +216,6 @@ def test_events_besides_memory_may_have_any_content(tmp_path: Path) -> None:
 
 
 def test_two_types_of_devices_are_refused(tmp_path: Path) -> None:
-    """Their devices would share indices."""
     path = stored(tmp_path / "t.json", *(memory(1, 512, 8, kind=kind, index=0) for kind in (1, 12)))
     with pytest.raises(TraceError, match="more than one type of device: 12"):
         read_chrome(path)
@@ -330,7 +329,6 @@ LOST = {
 
 
 def test_baseline_tolerates_totals_reported_out_of_order(tmp_path: Path) -> None:
-    """One of many events has a total that does not fit the others."""
     events = [on_gpu(at + 1, 512 * (at + 1), 10, 100 + 10 * (at + 1), 500) for at in range(9)]
     events[4]["args"]["Total Allocated"] += 7
     assert read_chrome(stored(tmp_path / "t.json", *events)).load().max() == 190

@@ -140,6 +140,5 @@ def test_growing_iterations_have_no_envelope(known: tuple[int, ...]) -> None:
 
 
 def test_envelope_key_differs_from_the_key_of_a_plain_pattern() -> None:
-    """A pattern of the largest sizes has another key."""
     (found,) = find_patterns(training(SHUFFLED), enveloped=())
     assert found.key != dataclasses.replace(found, least=None).key
