@@ -32,7 +32,7 @@ using packing::Random;
 constexpr int64_t kMost = int64_t{1} << 62;  // sizes, alignments and fixed offsets of a problem together
 
 struct Counts {
-  unsigned long long jobs = 0, clashes = 0, plans = 0, given_up = 0, improved = 0, repaired = 0, found = 0, refuted = 0, open = 0,
+  unsigned long long jobs = 0, clashes = 0, plans = 0, given_up = 0, repaired = 0, found = 0, refuted = 0, open = 0,
                      refused = 0, left_out = 0, halved = 0, far = 0, chosen = 0;
 } counts;
 
@@ -556,18 +556,6 @@ void fits(const Problem& problem, Random& random, Judge& judge) {
   }
 }
 
-void search(const Problem& problem, Random& random, Judge& judge) {
-  const int32_t n = problem.jobs.count();
-  packing::OrderSearch search(problem.jobs, any_order(random, n), random.next());
-  for (int32_t k = 0; k < 4; ++k) {
-    const int64_t before = search.arena();
-    const bool better = search.advance(1 + random.below(n * 256 * 20), random.below(2) == 0 ? 0 : before / 2);
-    if (better != (search.arena() < before)) fail("search", "reported an improvement wrongly");
-    if (better) ++counts.improved;
-    if (judge.plan("search", search.offsets()) != search.arena()) fail("search", "a wrong arena");
-  }
-}
-
 int64_t any_capacity(Random& random, int64_t smallest) {
   switch (random.below(6)) {
     case 0: return smallest;
@@ -620,7 +608,6 @@ void run(uint64_t seed, bool spoil) {
   max_load_first(problem, random, judge);
   below(problem, random);
   fits(problem, random, judge);
-  search(problem, random, judge);
   repair_plan<packing::LocalRepair>("repair", problem, random, judge);
   repair_plan<packing::WindowRepair>("window repair", problem, random, judge);
   interval_sums(problem, random);
@@ -644,7 +631,7 @@ int main(int argc, char** argv) {
   const auto print = [](const char* name, unsigned long long value) { std::printf("\"%s\": %llu, ", name, value); };
   std::printf("{");
   print("jobs", counts.jobs), print("clashes", counts.clashes), print("plans", counts.plans);
-  print("given up", counts.given_up), print("improved", counts.improved), print("repaired", counts.repaired), print("found", counts.found);
+  print("given up", counts.given_up), print("repaired", counts.repaired), print("found", counts.found);
   print("refuted", counts.refuted), print("open", counts.open), print("refused", counts.refused);
   print("left out", counts.left_out), print("halved", counts.halved), print("with jobs far from the peak", counts.far), print("chosen", counts.chosen);
   std::printf("\"seeds\": %llu}\n", static_cast<unsigned long long>(seeds));
