@@ -277,16 +277,6 @@ class TestManyTimes:
         assert held() == 0
         assert resident_bytes() - before < 4 * MIB
 
-    def test_same_client_serves_again(self, held: Callable[[], int]) -> None:
-        client = _core.Client(_core.Pool(device=_core.HostDevice()), "numpy")
-        kept = []
-        for _ in range(100):
-            _core.numpy_hook().serve(client)
-            kept.append(np.ones(1000))
-            _core.numpy_hook().stop()
-        assert held() == 1
-        assert all(a.all() for a in kept)
-
     def test_second_client_is_refused_while_the_first_serves(self) -> None:
         with serving(), pytest.raises(RuntimeError, match="another client"), serving():
             pass

@@ -57,9 +57,6 @@ def arena(pool: Pool) -> int:
     return int(pool.core.stats()["arena_bytes"])
 
 
-# --- making a plan around what is in the way
-
-
 def many(count: int) -> Pattern:
     """A pattern of random sizes, in which some buffers live on for a while."""
     sizes = random.Random(1)
@@ -108,9 +105,6 @@ def test_plan_around_pinned_ranges_is_within_two_percent_of_the_bound(network: s
         assert planned is not None
         beyond.append(planned.plan.arena_bytes / lower_bound(with_pinned(planned.buffers, around)))
     assert sum(beyond) / len(beyond) <= 1.02
-
-
-# --- programs
 
 
 def test_plans_of_pools_alive_together_come_to_lie_apart(pools: tuple[Pool, Pool]) -> None:
@@ -300,9 +294,6 @@ def test_replans_after_layout_changes_avoid_pinned_ranges(pools: tuple[Pool, Poo
     assert int(one.client.stats()["outcomes"]["slot_occupied"]) == before
     for address in stays:
         memory.free(address)
-
-
-# --- places
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9))), st.integers(1, 9))

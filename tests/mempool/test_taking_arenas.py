@@ -149,9 +149,6 @@ def test_no_slot_stays_empty_for_a_larger_arena_out_of_reach(more: int) -> None:
     assert sum(late(core, kept, 1000)[-500:]) <= 8
 
 
-# --- which moment it is
-
-
 @given(
     lives=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 100)), min_size=2, max_size=20),
     persistent=st.sets(st.integers(0, 19)),

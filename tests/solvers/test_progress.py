@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 from instances import crossing, hard
+from problem_classes import tight
 
 from solvers import SOLVERS, Plan, Progress, Status, Stop, check, lower_bound, solve
 from solvers.packing.options import OPTIONS
@@ -66,7 +67,10 @@ def test_every_solver_reports_progress_in_the_callers_thread(solver: str) -> Non
 def test_progress_is_reported_without_improvements() -> None:
     reports, better = list[Progress](), list[Plan]()
     stop = Stop(nodes=60_000_000)
-    plan = solve(hard(), solver="greedy", stop=stop, on_progress=reports.append, on_improvement=better.append)
+    buffers = tight(1500, 3)
+    plan = solve(
+        buffers, solver="greedy", stop=stop, on_progress=reports.append, on_improvement=better.append
+    )
     check_reports(reports, plan)
     last = reports[-1]
     assert last.arena_bytes == plan.arena_bytes
