@@ -89,10 +89,7 @@ def test_capacity_below_the_bound_is_infeasible_and_an_unreached_capacity_unknow
 
 
 def training(n: int, *, circle: bool, seed: int = 0) -> Buffers:
-    """Buffers of a training step.
-
-    Activations are freed in reverse order, temporaries are short, gradients live into the next iteration.
-    """
+    """Activations freed in reverse order, short temporaries, gradients that outlive the iteration."""
     random = np.random.default_rng(seed)
     period, kept, wrapped = 2 * n, n // 4, n // 8
     forward = np.sort(random.choice(n, kept, replace=False))
