@@ -5,15 +5,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-import os
-import subprocess
 import sys
-import textwrap
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from commands import outcome, start
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +20,7 @@ from mempool import Pool, UsageError, _core
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 MIB = 1 << 20
@@ -40,10 +39,6 @@ def pool() -> Iterator[mempool.numpy.ArrayPool]:
 
 def poke(address: int, value: int = 65) -> None:
     ctypes.memset(address, value, 1)
-
-
-def kinds(checked: _core.Checked) -> list[str]:
-    return [fault[0] for fault in checked.faults()]
 
 
 class TestBuffers:
@@ -93,27 +88,19 @@ class TestBuffers:
         expected = [] if value == poison else [("after_free", address, size, offset)]
         assert [fault[:4] for fault in checked.faults()] == expected
 
-    def test_double_free_is_refused_and_reported(self, checked: _core.Checked) -> None:
-        address = checked.allocate(1000)
-        assert checked.free(address)
-        assert not checked.free(address)
-        assert kinds(checked) == ["double_free"]
-
     @pytest.mark.parametrize("offset", [-64, -1, 1, 500, 1000, 1063])
-    def test_free_of_an_address_inside_a_buffer_is_refused_and_reported(
+    def test_double_free_and_free_inside_a_buffer_are_refused_and_reported(
         self, checked: _core.Checked, offset: int
     ) -> None:
-        address = checked.allocate(1000)
-        assert not checked.free(address + offset)
-        assert [fault[3] for fault in checked.faults()] == [offset]
-        assert kinds(checked) == ["inside"]
-        assert checked.free(address)
-
-    def test_foreign_free_is_no_fault(self, checked: _core.Checked) -> None:
-        checked.allocate(1000)
         mine = ctypes.create_string_buffer(100)
         assert not checked.free(ctypes.addressof(mine))
-        assert checked.faults_found() == 0
+        assert checked.faults_found() == 0  # a foreign address is none
+        address = checked.allocate(1000)
+        assert not checked.free(address + offset)
+        assert [(fault[0], fault[3]) for fault in checked.faults()] == [("inside", offset)]
+        assert checked.free(address)
+        assert not checked.free(address)
+        assert [fault[0] for fault in checked.faults()] == ["inside", "double_free"]
 
     def test_each_fault_is_found_once_and_the_list_is_bounded(self, checked: _core.Checked) -> None:
         addresses = [checked.allocate(10) for _ in range(1000)]
@@ -148,28 +135,6 @@ class TestBuffers:
             checked.free(address)
         assert checked.allocate(64 * MIB) == 0
 
-    def test_checked_allocation_and_free_from_many_threads_find_no_faults(
-        self, checked: _core.Checked
-    ) -> None:
-        def work(me: int) -> None:
-            live = []
-            for turn in range(1500):
-                live.append(address := checked.allocate(turn))
-                ctypes.memset(address, me, turn)
-                if turn % 2:
-                    assert checked.free(live.pop(0))
-            for address in live:
-                assert checked.free(address)
-
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        checked.verify()
-        checked.flush()
-        assert checked.faults_found() == 0
-
 
 def line(offset: int = 0) -> str:
     """Return the caller's file and line, in the form of a fault."""
@@ -185,12 +150,8 @@ class TestArrays:
         noticed = line(+1)
         del array
         (fault,) = pool.faults()
-        assert (fault.kind, fault.address, fault.size_bytes, fault.offset_bytes) == (
-            "past_end",
-            address,
-            800,
-            800,
-        )
+        assert (fault.kind, fault.address) == ("past_end", address)
+        assert (fault.size_bytes, fault.offset_bytes) == (800, 800)
         assert (fault.allocated_at, fault.freed_at, fault.noticed_at) == (allocated, None, noticed)
         assert str(fault).startswith(f"write past the end, at byte 800, noticed at {noticed}: 800 bytes")
 
@@ -236,8 +197,14 @@ class TestArrays:
             def __init__(self) -> None:
                 self.me, self.array = self, np.ones(400)
 
+        def fails() -> None:
+            np.ones(100)[:50] + np.ones(50)
+            raise KeyError("mine")
+
         def work() -> None:
             for size in range(300):
+                with pytest.raises(KeyError, match="mine"):  # which passes through a dying array
+                    fails()
                 array = np.arange(size)
                 array.resize(2 * size + 1, refcheck=False)
                 assert array[:size].tolist() == list(range(size))
@@ -257,16 +224,6 @@ class TestArrays:
         gc.collect()
         assert pool.faults() == ()
 
-    def test_exception_passes_through_a_dying_array(self, pool: mempool.numpy.ArrayPool) -> None:
-        def fails() -> None:
-            np.ones(100)[:50] + np.ones(50)
-            raise KeyError("mine")
-
-        for _ in range(50):
-            with pytest.raises(KeyError, match="mine"):
-                fails()
-        assert pool.faults() == ()
-
     def test_results_are_the_same_and_a_plan_is_followed(self) -> None:
         def loop(pool: mempool.Pool | None) -> bytes:
             x = np.linspace(-1, 1, 10_000).reshape(100, 100)
@@ -282,82 +239,63 @@ class TestArrays:
             assert pool.faults() == ()
         assert result == loop(None)
 
-    def test_hundreds_of_checked_pools_leave_nothing(self) -> None:
-        held = _core.numpy_hook().held()
-        for _ in range(200):
-            with mempool.numpy.install(check=True, background=False):
-                assert np.ones(1000).all()
-        assert _core.numpy_hook().held() <= held
-
     def test_unchecked_pool_has_no_faults(self) -> None:
         with mempool.numpy.install() as pool:
             assert pool.faults() == ()
             assert "faults" not in pool.report().to_dict()
 
 
-def run(script: str, **environment: str) -> Any:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
+KEPT = """
+import ctypes
+import numpy as np, mempool.numpy
+pool = mempool.numpy.install()
+kept = np.ones(100)
+ctypes.memset(kept.ctypes.data + 800, 0, 8)
+"""
+FORKS = """
+import os, threading, warnings
+import numpy as np, mempool.numpy
+warnings.simplefilter("ignore", DeprecationWarning)
+pool = mempool.numpy.install(background=False)
+kept = [np.arange(n) for n in range(100)]
+def busy():
+    while True: np.ones(300).sum()
+for _ in range(2): threading.Thread(target=busy, daemon=True).start()
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        kept[50].resize(200, refcheck=False)
+        kept.clear()
+        os._exit(len(pool.faults()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
 
 
-def test_faults_without_logging_code_go_to_stderr() -> None:
-    done = run(
-        """
-        import ctypes
-        import numpy as np, mempool.numpy
-        pool = mempool.numpy.install()
-        kept = np.ones(100)
-        ctypes.memset(kept.ctypes.data + 800, 0, 8)
-        """,
-        MEMPOOL_CHECK="1",
-    )
-    assert done.returncode == 0
+def test_end_of_the_interpreter_reports_faults_on_stderr_and_none_where_there_are_none(
+    tmp_path: Path,
+) -> None:
+    """Without logging code in the program; a forked child has no faults either."""
+    done = outcome(start(tmp_path, "-c", KEPT, MEMPOOL_CHECK="1"))
+    assert done.status == 0
     assert done.stderr.startswith("mempool: numpy: write past the end, at byte 800")
     assert "allocated at <string>:5" in done.stderr
+    done = outcome(start(tmp_path, "-c", FORKS, MEMPOOL_CHECK="1"))
+    assert (done.status, done.stderr) == (0, "")
 
 
-def test_forked_child_and_end_of_the_interpreter_report_no_faults() -> None:
-    done = run("""
-        import os, threading, warnings
-        import numpy as np, mempool.numpy
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pool = mempool.numpy.install(check=True, background=False)
-        kept = [np.arange(n) for n in range(100)]
-        def busy():
-            while True: np.ones(300).sum()
-        for _ in range(2): threading.Thread(target=busy, daemon=True).start()
-        for _ in range(10):
-            child = os.fork()
-            if child == 0:
-                kept[50].resize(200, refcheck=False)
-                kept.clear()
-                os._exit(len(pool.faults()))
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    """)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-class TestPool:
-    """Checked pools without a framework: addresses, from a pool of its own."""
-
-    def test_faults_are_named_and_survived(self, caplog: pytest.LogCaptureFixture) -> None:
-        with Pool(check=True, background=False) as pool:
-            address = pool.allocate(1000)
-            poke(address + 1000)
+def test_faults_of_a_pool_without_a_framework_are_named_and_survived(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Pool(check=True, background=False) as pool:
+        address = pool.allocate(1000)
+        poke(address + 1000)
+        pool.free(address)
+        with pytest.raises(ValueError, match="not a live buffer"):
             pool.free(address)
-            with pytest.raises(ValueError, match="not a live buffer"):
-                pool.free(address)
-            assert [fault.kind for fault in pool.faults()] == ["past_end", "double_free"]
-            assert all(__file__ in str(fault.allocated_at) for fault in pool.faults())
-            assert len(pool.report().to_dict()["faults"]) == 2
-            pool.free(pool.allocate(1000))
-        assert "past the end" in caplog.text
-
-    def test_checking_simulated_memory_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="host"):
-            Pool(_core.SimulatedDevice(), check=True, background=False)
+        assert [fault.kind for fault in pool.faults()] == ["past_end", "double_free"]
+        assert all(__file__ in str(fault.allocated_at) for fault in pool.faults())
+        assert len(pool.report().to_dict()["faults"]) == 2
+        pool.free(pool.allocate(1000))
+    assert "past the end" in caplog.text
+    with pytest.raises(UsageError, match="host"):
+        Pool(_core.SimulatedDevice(), check=True, background=False)

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from answers import error, printed
 from commands import COMMAND
 from shown import four_buffers
 from simulations import random_trace
 from swap_traces import training
 
 from mempool.cli.app import call
+from mempool.cli.run import exec as launch
+from mempool.units import parse_memory
 from solvers import SOLVERS
 from traces import Buffers, EventType, Trace
 from traces.formats.minimalloc import write_csv
 from traces.formats.parquet import write_trace
 from traces.workload import generate
+
+if TYPE_CHECKING:
+    from answers import Cli
 
 VERBS = ("check", "compare", "convert", "demo", "fit", "info", "plan", "run", "show", "swap")
 
@@ -39,7 +44,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_trace(training(accesses=False), folder / "silent.trace")
     write_trace(random_trace(0, 300), folder / "random.trace")
     write_csv(Buffers.of([0, 1, 2], [3, 4, 5], [10, 20, 30]), folder / "b.csv")
-    for name, options in (("t.plan", []), ("whole.plan", ["--whole"])):
+    for name, *options in (("t.plan",), ("whole.plan", "--whole")):
         assert call(["plan", str(folder / "t.trace"), "-o", str(folder / name), *options]) == 0
     return folder
 
@@ -49,16 +54,21 @@ def folder(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """The current folder, with a copy of the inputs."""
     shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    Path("link").symlink_to("t.trace")
+    Path("loop").symlink_to("loop")
+    Path("hidden").mkdir()
+    Path("app").mkdir()
+    for name in ("script.py", "hidden/script.py", "hidden/traces.py", "app/__main__.py"):
+        Path(name).touch()
     return tmp_path
 
 
+WITH_DASK = pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="needs Dask")
 #: Command line, exit code, part of the line on stderr.
-REFUSED = [
+REFUSED: list[Any] = [
     ("frobnicate", 2, "frobnicate"),
-    ("--frobnicate", 2, "--frobnicate"),
     ("demo --framework fortran", 2, "fortran"),
     ("plan", 2, "issing argument"),
-    ("plan t.trace --frobnicate", 2, "--frobnicate"),
     ("plan t.trace --solver magic", 2, "no solver 'magic'"),
     ("plan t.trace --capacity much", 2, "much"),
     ("plan t.trace --capacity " + "9" * 400, 2, "more than any memory has"),
@@ -69,10 +79,7 @@ REFUSED = [
     ("plan t.trace --target -1%", 2, "--target: '-1%'"),
     ("plan t.trace --alignment 3", 2, "power of two"),
     (f"plan t.trace --alignment {2**63}", 2, "--alignment"),
-    ("plan t.trace --wait-bytes -1", 2, "--wait-bytes"),
-    ("plan t.trace --seed x", 2, "--seed"),
     ("plan t.trace --time-limit nan", 2, "--time-limit"),
-    ("plan t.trace --nodes -1", 2, "--nodes"),
     ("plan t.trace -o t.trace", 2, "overwrite"),
     ("plan t.trace -o no/folder/p", 3, "no/folder/p: No such file"),
     ("plan t.trace -o .", 3, "Is a directory"),
@@ -84,20 +91,57 @@ REFUSED = [
     ("check t.trace t.trace", 3, "not a plan"),
     ("check b.csv b.csv", 3, "without offsets"),
     ("check t.plan t.plan", 3, "a plan, not a trace"),
-    ("info nowhere", 3, "nowhere"),
     ("info /proc/self/mem", 3, "/proc/self/mem"),
     ("info t.plan --device 0", 2, "a plan, which has no devices"),
     ("convert t.plan c.trace", 3, "t.plan: a plan, which has no events"),
     ("convert t.trace t.trace", 2, "would be overwritten"),
     ("convert t.trace link", 2, "would be overwritten"),
-    ("convert t.trace ./t.trace", 2, "would be overwritten"),
     *((f"convert t.trace x{suffix}", 2, ".csv, and .trace or .parquet")
       for suffix in (".json", ".trace.gz", ".PICKLE", ".perfetto", ".plan")),
-    ("compare", 2, "Missing argument"),
     ("compare random.trace -a nobody", 2, "no allocator 'nobody'"),
     ("compare random.trace -a recorded", 2, "does not tell what its allocator reserved"),
-    ("compare random.trace --limit much", 2, "'much' is not a size"),
     ("compare 'none*.trace'", 3, "none*.trace: no file matches"),
+    ("compare random.trace --limit 24", 2, "'24' has no unit: say 24GiB"),
+    pytest.param("compare random.trace --dask nonsense", 4, "no Dask scheduler at nonsense", marks=WITH_DASK),
+    ("fit pkg:make", 4, "fit needs PyTorch, which is not installed: pip install 'mempool[torch]'"),
+    ("fit 'no model'", 2, "names no model"),
+    ("fit m:f --seq x", 2, "--seq: 'x' is no number"),
+    ("fit m:f --limit much", 2, "--limit: 'much' is not a size"),
+    ("fit m:f --limit 0", 2, "--limit: nothing fits"),
+    ("fit m:f --limit 24", 2, "'24' has no unit: say 24GiB"),
+    ("fit m:f --card 'RTX 4091'", 2, "did you mean RTX 4090"),
+    ("fit m:f --mode trian", 2, "--mode: no 'trian'"),
+    ("fit m:f --device tpu", 2, "--device: no 'tpu'"),
+    ("fit m:f --dtype fp7", 2, "--dtype: no type 'fp7'"),
+    ("fit m:f --inputs x", 2, "--inputs: 'x' is no input"),
+    ("fit m:f --plot x.pdf --batch 1,2", 2, "ends neither in .html nor in .svg"),
+    ("fit m:f --plot x.svg", 2, "--plot draws several sizes"),
+    ("fit m:f --trace x.trace --batch 1,2", 2, "--trace is of one size"),
+    ("fit m:f --trace .", 3, "Is a directory"),
+    ("fit m:f --main", 2, "--main and arguments are for scripts"),
+    ("run ''", 3, "No such file"),
+    ("run nowhere.py", 3, "nowhere.py"),
+    ("run loop", 3, "loop: No such file"),
+    ("run hidden/script.py", 2, "traces"),
+    ("run --frobnicate script.py", 2, "--frobnicate"),
+    ("run --limit 24 script.py", 2, "'24' has no unit: say 24GiB"),
+    ("run --max-reserved lots script.py", 2, "lots"),
+    ("run --max-reserved 24 script.py", 2, "'24' has no unit: say 24GiB"),
+    ("run --max-reserved 1048575 script.py", 2, "'1048575' has no unit: say 1048575MiB"),
+    ("run --plan script.py script.py", 3, "script.py"),
+    ("run --record no/folder/t script.py", 3, "no/folder/t"),
+    ("run --record script.py/t script.py", 3, "script.py/t: Not a directory"),
+    ("run --record loop script.py", 3, "loop: Too many levels"),
+    (f"run --record {'n' * 300} script.py", 3, "File name too long"),
+    ("run --record script.py script.py", 2, "script.py would be written over"),
+    ("run --record app/__main__.py app", 2, "__main__.py would be written over"),
+    ("run --record same --json same script.py", 2, "same would be written over"),
+    ("run --json hidden/../script.py script.py", 2, "would be written over"),
+    ("run --plan t.plan --record t.plan script.py", 2, "t.plan would be written over"),
+    ("MEMPOOL_RECORD=script.py run script.py", 2, "script.py would be written over"),
+    ("MEMPOOL_RECORD=hidden run script.py", 3, "hidden: Is a directory"),
+    ("MEMPOOL_RECORD=no/folder/t run script.py", 3, "no/folder/t: No such file"),
+    ("MEMPOOL_PLAN=nowhere run script.py", 3, "nowhere: No such file"),
     ("show absent.trace --perfetto x.json", 3, "absent.trace: No such file"),
     ("show four.trace t.plan --perfetto x.json", 3, "t.plan: a plan for another trace"),
     ("show four.trace t.trace --perfetto x.json", 3, "t.trace: a trace without offsets, not a plan"),
@@ -107,28 +151,49 @@ REFUSED = [
     ("show t.plan -a first_fit --perfetto x.json", 2, "allocators are simulated on traces"),
     ("show four.trace -a worst_fit --perfetto x.json", 2, "no allocator 'worst_fit'; there are"),
     ("show four.trace -a first_fit:colour=red --perfetto x.json", 2, "first_fit has no setting colour"),
-    ("swap swap.trace --limit much", 2, "--limit"),
+    ("swap swap.trace --limit 24", 2, "'24' has no unit: say 24GiB"),
+    ("swap swap.trace --host 24", 2, "'24' has no unit: say 24GiB"),
+    ("swap swap.trace --bandwidth 24", 2, "'24' has no unit: say 24GiB"),
     ("swap swap.trace --limit 1.5", 2, "'1.5' is no whole number of bytes: say 12GiB, `free`"),
     ("swap swap.trace --link 1e300,1", 2, "a link begins within"),
     ("swap swap.trace --link rope", 2, "--link"),
     ("swap swap.trace --bandwidth x", 2, "--bandwidth"),
-    ("swap swap.trace --least -1", 2, "--least"),
     ("swap swap.trace -o swap.trace", 2, "overwrite"),
     ("swap silent.trace", 3, "no reads and writes"),
-    ("swap nowhere", 3, "nowhere"),
     ("swap b.csv", 3, "b.csv: a csv, which has no events"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("command", "code", "reason"), REFUSED)
-def test_refused_command_prints_a_single_line_and_writes_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], command: str, code: int, reason: str
+def test_refused_command_prints_a_single_line_and_writes_and_runs_nothing(
+    folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str, code: int, reason: str
 ) -> None:
-    """The documented exit code, one line with the culprit, no traceback, no file."""
-    (folder / "link").symlink_to("t.trace")
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    assert reason in error(capsys, *shlex.split(command), code=code)
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    """The documented exit code, one line with the culprit, no traceback, no file, no import of PyTorch."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
+    monkeypatch.setattr(launch, "start", lambda *_, **__: pytest.fail("the program began"))
+    while command.startswith("MEMPOOL"):
+        variable, command = command.split(" ", 1)
+        monkeypatch.setenv(*variable.split("=", 1))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert reason in cli.error(command, code=code)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("24GiB", 24 << 30),
+        ("12 GB", 12 * 10**9),
+        ("24B", 24),
+        ("0", 0),
+        ("1048576", 1 << 20),
+        ("8e9", 8 * 10**9),
+        (" 24 gib ", 24 << 30),
+    ],
+)
+def test_sizes_with_a_unit_and_plausible_numbers_of_bytes_are_taken(text: str, size: int) -> None:
+    assert parse_memory(text) == size
 
 
 BAD = {
@@ -149,38 +214,32 @@ BAD = {
 
 @pytest.mark.parametrize("content", BAD)
 @pytest.mark.parametrize("verb", ["plan bad -o out", "check bad b.csv", "info bad"])
-def test_bad_file_is_named_in_a_single_line(
-    folder: Path, verb: str, content: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_file_is_named_in_a_single_line(folder: Path, verb: str, content: str, cli: Cli) -> None:
     Path("bad").write_bytes(BAD[content])
-    assert error(capsys, *verb.split(), "--json", code=3).startswith("mempool: bad")
+    assert cli.error(*verb.split(), "--json", code=3).startswith("mempool: bad")
     assert not Path("out").exists()
 
 
 @pytest.mark.parametrize("verb", ["plan", "info"])
-def test_truncated_or_absurd_file_is_refused(
-    folder: Path, verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_truncated_or_absurd_file_is_refused(folder: Path, verb: str, cli: Cli) -> None:
     """Traces and plans cut at any place, and an alignment beyond any memory."""
     for name in ("t.trace", "t.plan"):
         content = Path(name).read_bytes()
         for cut in np.linspace(0, len(content) - 1, 12).astype(int):
             Path("cut").write_bytes(content[:cut])
-            error(capsys, verb, "cut", code=3)
+            cli.error(verb, "cut", code=3)
     write_trace(dataclasses.replace(generate(60, 1), metadata={"alignment": str(2**62)}), "bad")
-    assert "add up to 2**62 bytes" in error(capsys, verb, "bad", code=3)
+    assert "add up to 2**62 bytes" in cli.error(verb, "bad", code=3)
 
 
-def test_plan_unusable_on_the_host_is_refused_before_the_program_begins(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_unusable_on_the_host_is_refused_before_the_program_begins(folder: Path, cli: Cli) -> None:
     iteration = [EventType.ALLOC, EventType.ALLOC, EventType.FREE, EventType.FREE]
     buffer = np.repeat(2 * np.arange(40), 4) + np.tile([0, 1, 0, 1], 40)
     write_trace(Trace.of(kind=iteration * 40, buffer=buffer, size=[1001, 2003, 0, 0] * 40), "odd")
     Path("program.py").write_text("print('began')")
     for options, remedy in (([], "mempool plan --alignment 64"), (["--whole"], "--whole")):
-        printed(capsys, "plan", "odd", "-o", "odd.plan", *options)
-        assert remedy in error(capsys, "run", "--plan", "odd.plan", "program.py", code=3)
+        cli.printed("plan odd -o odd.plan", *options)
+        assert remedy in cli.error("run --plan odd.plan program.py", code=3)
 
 
 def test_output_to_a_closed_pipe_is_silent(folder: Path) -> None:
@@ -202,13 +261,13 @@ def test_package_is_runnable_as_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_has_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"mempool {verb}" in printed(capsys, verb, "--help").split("For example")[1]
+def test_help_has_examples(verb: str, cli: Cli) -> None:
+    assert f"mempool {verb}" in cli.printed(verb, "--help").split("For example")[1]
 
 
-def test_help_names_every_solver(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_names_every_solver(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    assert set(SOLVERS) <= set(re.findall(r"\w+", printed(capsys, "plan", "--help")))
+    assert set(SOLVERS) <= set(re.findall(r"\w+", cli.printed("plan --help")))
 
 
 def test_completion_offers_verbs_allocators_and_solvers() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
 from cores import pattern  # noqa: E402
 from cupy_platform import Current, FakePlatform, install, make  # noqa: E402
+from fake_cuda import ticking  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from pools import simulated  # noqa: E402
@@ -26,22 +27,13 @@ from pools import simulated  # noqa: E402
 from mempool import OutOfMemoryError  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fake_cuda import FakeCuda
 
-    from mempool.cupy import CupyPool
 
 SUPPORT = Path(__file__).parents[1] / "support"
 KIB, MIB = 1 << 10, 1 << 20
 #: Times that a stream is given an address between two waits for the device, at least.
 RARELY = 1024
-
-
-@pytest.fixture
-def pool(current: Current) -> Iterator[CupyPool]:
-    with install(FakePlatform(current, lambda _: simulated())) as made:
-        yield made
 
 
 class Model:
@@ -147,93 +139,24 @@ def test_against_a_naive_model(
     player.pool.close()
 
 
-def test_cycles_are_collected_within_allocations(pool: CupyPool) -> None:
-    """Making a MemoryPointer may collect garbage, which frees buffers of the same pool."""
-
-    class Cycle:
-        def __init__(self) -> None:
-            self.me, self.array = self, cupy.ndarray((5000,), "f4")
-
-    before = gc.get_threshold()
-    gc.set_threshold(1, 1, 1)
-    try:
-        live: list[Any] = []
-        for number in range(3000):
-            Cycle()
-            live.append(cupy.ndarray((1000 + number % 50,), "f4"))
-            del live[:-5]
-            spans = sorted((array.data.ptr, array.nbytes) for array in live)
-            assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
-    finally:
-        gc.set_threshold(*before)
-    live.clear()
-    gc.collect()
-    assert pool.used_bytes() == 0
-
-
-def test_threads_allocate_and_free_each_others_arrays(pool: CupyPool, current: Current) -> None:
-    """The threads have streams of their own and one in common."""
-    box: list[Any] = []
-    failures: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            for turn in range(1500):
-                with current.on(device=turn % 2, stream=4096 * (number % 2)):
-                    box.append(cupy.ndarray((1000 + turn % 13,), "f4"))
-                    if len(box) > 20:
-                        box.pop(0)
-                if turn % 100 == 0:
-                    pool.step()
-                    pool.plan_now()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    spans = sorted((array.data.device_id, array.data.ptr, array.nbytes) for array in box)
-    assert all(a[0] != b[0] or a[1] + a[2] <= b[1] for a, b in itertools.pairwise(spans))
-    box.clear()
-    assert [one.core.stats()["live_blocks"] for one in pool.pools.values()] == [0, 0]
-
-
 def test_waiting_for_the_device_releases_the_interpreter_lock(current: Current, fake: FakeCuda) -> None:
     """A function queued on a stream may need the interpreter before the wait can end."""
     fake.set_capacity(20 * MIB)
     fake.slow("cuCtxSynchronize", 500)
-    ticks, done = [], threading.Event()
     with install(FakePlatform(current, fake.device)) as pool:
         with current.on(stream=fake.stream()):
-            del (kept := [cupy.ndarray((12 * MIB,), "u1")])[:]
-        small = [cupy.ndarray((100,), "u1")]
-
-        def others() -> None:
-            while not done.is_set():
-                if len(ticks) == 5:
-                    small.clear()  # the pool's lock is held by who waits
-                ticks.append(1)
-                done.wait(0.005)
-
-        thread = threading.Thread(target=others)
-        thread.start()
-        array = cupy.ndarray((12 * MIB,), "u1")  # only after all streams were waited for
-        during = len(ticks)
-        done.set()
-        thread.join()
+            cupy.ndarray((12 * MIB,), "u1")
+        with ticking() as ticks:
+            array = cupy.ndarray((12 * MIB,), "u1")  # only after all streams were waited for
+            assert len(ticks) >= 5
         assert array.data.ptr != 0
-        assert kept == small == []
-        assert during >= 5
         assert pool.used_bytes() == 12 * MIB
 
 
 def test_wait_for_a_planned_address_releases_the_interpreter_lock(current: Current, fake: FakeCuda) -> None:
     """Two streams have the same slot in turn; the second has to wait for all work queued on the first."""
     side = fake.stream()
-    with install(FakePlatform(current, fake.device)) as pool:
+    with install(FakePlatform(current, fake.device)) as pool, ThreadPoolExecutor(1) as beside:
         client = pool.pool(0).client
         client.load(None, pattern([MIB], [0], others=[(1, side, [MIB, MIB], [MIB, 0])]))
         client.set_recording(False)  # so that hits go the straight way
@@ -244,31 +167,18 @@ def test_wait_for_a_planned_address_releases_the_interpreter_lock(current: Curre
 
         assert one(0) == one(0)
         pool.step()
-        beside = ThreadPoolExecutor(1)  # whose last stream is always this one, as on the straight way
-        place = one(0)
+        place = one(0)  # the other thread's last stream is always its own, as on the straight way
         assert beside.submit(one, side).result() == place + MIB
         for _ in range(RARELY):
             pool.step()
             assert one(0) == place
         assert beside.submit(one, side).result() == place + MIB
         fake.slow("cuCtxSynchronize", 300)
-        ticks, done = [], threading.Event()
-
-        def tick() -> None:
-            while not done.wait(0.005):
-                ticks.append(1)
-
-        thread = threading.Thread(target=tick)
-        thread.start()
         before = fake.calls("cuCtxSynchronize")
-        there = beside.submit(one, side).result()
-        during = len(ticks)
-        done.set()
-        thread.join()
-        beside.shutdown()
-        assert there == place
+        with ticking() as ticks:
+            assert beside.submit(one, side).result() == place
+            assert len(ticks) >= 5
         assert fake.calls("cuCtxSynchronize") == before + 1
-        assert during >= 5
 
 
 def test_last_array_of_a_closed_pool_ends_the_pool_without_the_interpreter_lock(
@@ -279,22 +189,12 @@ def test_last_array_of_a_closed_pool_ends_the_pool_without_the_interpreter_lock(
     del pool
     gc.collect()
     fake.slow("cuCtxSynchronize", 300)
-    ticks, done = [], threading.Event()
-
-    def tick() -> None:
-        while not done.wait(0.005):
-            ticks.append(1)
-
-    thread = threading.Thread(target=tick)
-    thread.start()
     before = fake.calls("cuCtxSynchronize")
-    arrays.clear()
-    during = len(ticks)
-    done.set()
-    thread.join()
+    with ticking() as ticks:
+        arrays.clear()
+        assert len(ticks) >= 5
     assert fake.calls("cuCtxSynchronize") > before
     assert fake.live_allocations == 0
-    assert during >= 5
 
 
 def test_free_waiting_for_the_pool_lock_releases_the_interpreter_lock(
@@ -305,27 +205,14 @@ def test_free_waiting_for_the_pool_lock_releases_the_interpreter_lock(
         with current.on(stream=fake.stream()):
             cupy.ndarray((12 * MIB,), "u1")
         small = [cupy.ndarray((100,), "u1")]
-        ticks, done = [], threading.Event()
-
-        def tick() -> None:
-            while not done.wait(0.005):
-                ticks.append(1)
-
-        def wait_for_the_device() -> None:
-            cupy.ndarray((12 * MIB,), "u1")
-
         fake.slow("cuCtxSynchronize", 500)
-        threads = [threading.Thread(target=work) for work in (tick, wait_for_the_device)]
-        for thread in threads:
-            thread.start()
-        done.wait(0.1)  # the pool's lock is held by who waits for the device
-        before = len(ticks)
-        small.clear()
-        during = len(ticks) - before
-        done.set()
-        for thread in threads:
-            thread.join()
-        assert during >= 5
+        waits = threading.Thread(target=cupy.ndarray, args=((12 * MIB,), "u1"))
+        waits.start()
+        time.sleep(0.1)  # the pool's lock is held by the thread that waits for the device
+        with ticking() as ticks:
+            small.clear()
+            assert len(ticks) >= 5
+        waits.join()
 
 
 def in_a_process(current_library: Path, program: str) -> str:
@@ -389,38 +276,11 @@ def test_arrays_may_live_until_the_interpreter_ends(
     assert said == "end\n"
 
 
-def test_forked_child_frees_and_allocates(current_library: Path) -> None:
-    said = in_a_process(
-        current_library,
-        """
-        pool = install(platform, background=False)
-        for _ in range(8):
-            pool.step()
-            kept = [cupy.ndarray((1000 * k,), "f4") for k in range(1, 5)]
-            pool.plan_now()
-        child = os.fork()
-        if child == 0:
-            del kept[:2]
-            more = [cupy.ndarray((1000 * k,), "f4") for k in range(1, 5)]
-            spans = sorted((a.data.ptr, a.nbytes) for a in kept + more)
-            apart = all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:]))
-            pool.close()
-            del kept, more
-            os._exit(0 if apart and pool.pool(0).core.stats()["live_blocks"] == 0 else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        assert len(kept) == 4
-        pool.close()
-        print("well")
-        """,
-    )
-    assert said == "well\n"
-
-
 def test_child_forked_while_another_thread_holds_the_locks_goes_on(current_library: Path) -> None:
     said = in_a_process(
         current_library,
         """
-        import signal, threading
+        import signal
         from mempool.cupy import captures
         pool = install(platform, background=False)
         kept = cupy.ndarray((1000,), "f4")
@@ -440,8 +300,11 @@ def test_child_forked_while_another_thread_holds_the_locks_goes_on(current_libra
             pool.step()
             pool.release_graphs()
             with pool.iteration():
-                pass
-            os._exit(len(pool.pools) - 1)
+                del kept
+                more = cupy.ndarray((1000,), "f4")
+            del more
+            pool.close()
+            os._exit(pool.pool(0).core.stats()["live_blocks"])
         assert os.waitpid(child, 0)[1] == 0
         over.set()
         thread.join()
@@ -450,24 +313,3 @@ def test_child_forked_while_another_thread_holds_the_locks_goes_on(current_libra
         """,
     )
     assert said == "well\n"
-
-
-def test_last_buffer_ends_the_closed_pool(current_library: Path) -> None:
-    said = in_a_process(
-        current_library,
-        """
-        pool = install(platform, background=False)
-        array = cupy.ndarray((1000,), "f4")
-        pool.close()
-        platform.devices.clear()
-        del pool
-        gc.collect()
-        print(_core.live_objects()["pools"], end=" ")
-        thread = threading.Thread(target=globals().pop, args=("array",))
-        thread.start(); thread.join()
-        del thread
-        gc.collect()
-        print(_core.live_objects()["pools"])
-        """,
-    )
-    assert said == "1 0\n"

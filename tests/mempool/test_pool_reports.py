@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import subprocess
 import sys
-import weakref
 from typing import TYPE_CHECKING
 
 import programs
@@ -14,7 +11,6 @@ import pytest
 from pools import run, simulated
 
 from mempool import Pool, UsageError
-from mempool import pool as module
 from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
@@ -75,7 +71,6 @@ def test_settings_are_accepted_in_common_spellings() -> None:
 
 
 def test_unwritable_trace_is_named_in_the_error(tmp_path: Path) -> None:
-    """The error has the requested name, not the name of the temporary file."""
     path = str(tmp_path / "nowhere" / "x")
     with pytest.raises(FileNotFoundError) as caught:
         Pool(simulated(), background=False, record=path)
@@ -138,18 +133,6 @@ def test_misses_are_explained_with_sizes_and_a_remedy(pool: Pool) -> None:
     assert "past_end: more allocations than the recorded iteration" in text
 
 
-def test_divergences_are_reported_once(pool: Pool) -> None:
-    from mempool.reporting.explain import NewDivergences
-
-    memory = programs.Watched(pool)
-    news = NewDivergences(pool.client)
-    run(pool, lambda _: programs.layers(memory), 10, marks=True)
-    assert news() == []
-    memory.free(memory.allocate(12_345))
-    assert any("12,345" in line for line in news())
-    assert news() == []
-
-
 def test_closed_pool_reports_its_state_even_while_its_plan_is_in_effect(pool: Pool) -> None:
     run(pool, programs.replaced(programs.Watched(pool)), 10, marks=True)
     assert pool.state == "replaying"
@@ -204,18 +187,3 @@ sys.slow = Slow()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_pools_leave_no_exit_handlers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a closed nor a forgotten pool stays in a list of exit work."""
-    registered: list[object] = []
-    monkeypatch.setattr(atexit, "register", lambda *function: registered.append(function))
-    before = set(module._open)
-    closed = Pool(simulated(), background=False)
-    assert set(module._open) == before | {closed}
-    closed.close()
-    forgotten = weakref.ref(Pool(simulated(), background=False))
-    gc.collect()
-    assert forgotten() is None
-    assert set(module._open) == before
-    assert not registered

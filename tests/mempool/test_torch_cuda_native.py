@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import guards
 import pytest
 from harness_runs import notices_each, seeds_until_time_is_up
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "native"))
+import build
 
-import build  # noqa: E402
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: MEMPOOL_STRESS_SECONDS: how long a full or soak run goes on for each build.
 FULL_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
@@ -46,7 +45,6 @@ def stress(
 
 @pytest.mark.parametrize("sanitizer", ["address", pytest.param("thread", marks=pytest.mark.full)])
 def test_tensors_streams_and_graphs_on_threads_keep_every_invariant(folder: Path, sanitizer: str) -> None:
-    """No memory is reused before all using streams have finished, and no graph is broken or loses memory."""
     program = harness(folder, sanitizer)
     seen = dict.fromkeys(("refused", "foreign", "captures", "launches", "clients", "hits"), 0)
     # Three seeds at least; what they come to meet is up to the threads' schedule.
@@ -85,11 +83,7 @@ def test_harness_notices_each_removed_guard(folder: Path, capsys: pytest.Capture
 
 
 def test_bodies_and_failures_of_captures_and_a_fraction_of_two_pools(folder: Path) -> None:
-    """See tests/native/torch_scenarios.cpp.
-
-    PyTorch's calls within a capture do not break a capture with bodies, failing captures do not hold memory
-    for ever, and all pools of a device together stay within its memory fraction.
-    """
+    """See tests/native/torch_scenarios.cpp."""
     program = build.build("torch_scenarios", folder, sanitizer="address")
     driver = build.build_library("fake_cuda", folder, sanitizer="address")
     done = subprocess.run(

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import guards
 import pytest
+import soak
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "native"))
-
-import soak  # noqa: E402
-
-import build  # noqa: E402
+import build
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Any
 
 #: Faults that a world has found: the guard that mends it, and the world.
@@ -87,7 +82,6 @@ def test_failure_is_shrunk_to_its_essential_steps(folder: Path) -> None:
 
 
 def test_every_guard_of_the_core_is_covered_by_some_harness() -> None:
-    """Each guard is in one of the lists of guards removed one by one."""
     texts = (path.read_text() for path in build.CORE.rglob("*.[ch]pp"))
     named = {name for text in texts for name in re.findall(r'MEMPOOL_GUARDED\("(\w+)"\)', text)}
     found = {guard for guard, *_ in FOUND}

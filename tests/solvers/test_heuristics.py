@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import crossing, padded
 
-from solvers import Plan, PlanError, Status, Stop, _core, check, lower_bound, peak_load, solve
+from solvers import Plan, PlanError, Status, Stop, _core, check, lower_bound, solve
 from solvers.packing import task as task_module
+from solvers.packing.greedy import can_pack_peak_outward
 from solvers.packing.jobs import jobs_of
 from solvers.packing.options import OPTIONS
-from solvers.packing.portfolio import Portfolio, pack_peak_outward, repair_and_pair, repair_and_search
+from solvers.packing.peak_outward import PeakOutward
+from solvers.packing.portfolio import Portfolio, repair_and_pair, repair_and_search
 from solvers.packing.progress import Budget
 from solvers.packing.task import Task, run_aside
 from traces.buffers import Buffers
@@ -52,33 +55,6 @@ def taking(draw: st.DrawFn, most: int = 12, *, circle: bool = True) -> Buffers:
     return Buffers.of(start, end, column(1, 9), alignment=alignment, period=period)
 
 
-@settings(deadline=None)
-@given(taking(), st.integers(-3, 10))
-def test_max_load_first_makes_a_valid_plan_for_any_goal(buffers: Buffers, above: int) -> None:
-    jobs = jobs_of(buffers)
-    goal = jobs.lower_bound + above
-    order = np.arange(len(jobs), dtype=np.int32)
-    check(plan_of(buffers, _core.pack_max_load_first(jobs.native(), order, goal, _core.Cancel())), buffers)
-
-
-@settings(deadline=None)
-@given(taking(30), st.integers(0, 2**32), st.integers(-3, 10))
-def test_window_repair_makes_a_valid_plan_of_at_most_the_former_height(
-    buffers: Buffers, seed: int, above: int
-) -> None:
-    """Circles included, where buffers across the cut stay; the same seed gives the same plan."""
-    jobs = jobs_of(buffers)
-    offsets = _core.pack_in_order(jobs.native(), np.arange(len(jobs), dtype=np.int32), _core.Cancel())
-    works = [_core.WindowRepair(jobs.native(), offsets, seed) for _ in range(2)]
-    before, target = works[0].arena, max(jobs.lower_bound + above, 0)
-    better = [work.advance(200_000, target) for work in works]
-    assert better[0] == better[1] == (works[0].arena < before)
-    np.testing.assert_array_equal(works[0].offsets, works[1].offsets)
-    plan = plan_of(buffers, works[0].offsets)
-    check(plan, buffers)
-    assert lower_bound(buffers) <= plan.arena_bytes == works[0].arena <= before
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_window_repair_comes_at_least_as_near_to_the_load_as_max_load_first_filling(seed: int) -> None:
     """Flat random work, with buffers that stay at either end: the case for backtracking."""
@@ -92,89 +68,8 @@ def test_window_repair_comes_at_least_as_near_to_the_load_as_max_load_first_fill
     assert work.arena <= int((alive + jobs.size).max())
 
 
-@pytest.mark.parametrize("kernel", ["pack_in_order", "pack_max_load_first"])
-def test_cancelled_kernel_returns_no_offsets(kernel: str) -> None:
-    jobs = jobs_of(problem_classes.flat(100, 0))
-    order = np.arange(len(jobs), dtype=np.int32)
-    cancel = _core.Cancel()
-    goal = () if kernel == "pack_in_order" else (jobs.lower_bound,)
-    assert len(getattr(_core, kernel)(jobs.native(), order, *goal, cancel)) == len(jobs)
-    cancel.cancel()
-    assert len(getattr(_core, kernel)(jobs.native(), order, *goal, cancel)) == 0
-
-
-def with_gaps(n: int, seed: int) -> Buffers:
-    """Flat random buffers, each with a gap."""
-    flat = problem_classes.flat(n, seed, mean_live=20)
-    gaps = [(k, int(start) + 1, int(start) + 2) for k, start in enumerate(flat.start)]
-    return Buffers.of(flat.start, flat.end + 3, flat.size, gaps=gaps)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_skyline_of_gapped_buffers_equals_first_fit(seed: int) -> None:
-    """Orders: by start, in which ended buffers are forgotten, and the reverse."""
-    jobs = jobs_of(with_gaps(500, seed)).native()
-    backwards = jobs.start_order[::-1].copy()
-    for order in (jobs.start_order, backwards):
-        packer = _core.FitPacker(jobs)
-        packer.begin(order)
-        assert packer.advance(10**9)
-        np.testing.assert_array_equal(_core.pack_in_order(jobs, order, _core.Cancel()), packer.offsets)
-
-
-def test_cancelled_skyline_of_gapped_buffers_returns_no_offsets() -> None:
-    jobs, cancel = jobs_of(with_gaps(100, 0)).native(), _core.Cancel()
-    cancel.cancel()
-    assert len(_core.pack_in_order(jobs, jobs.start_order, cancel)) == 0
-
-
-@settings(deadline=None, max_examples=50)
-@given(taking(30, circle=False), st.integers(0, 3))
-def test_each_repair_is_a_valid_and_lower_plan(buffers: Buffers, seed: int) -> None:
-    """The repair begins with a stack of all buffers."""
-    jobs = jobs_of(buffers)
-    tops = np.cumsum(buffers.size + buffers.alignment)
-    begin = (tops - buffers.size) // buffers.alignment * buffers.alignment
-    repair = _core.LocalRepair(jobs.native(), begin, seed)
-    assert repair.arena == int((begin + buffers.size).max())
-    arenas = [repair.arena]
-    while repair.work < 3_000_000 and repair.arena > jobs.lower_bound:
-        if repair.advance(1_000_000, jobs.lower_bound):
-            check(plan_of(buffers, repair.offsets), buffers)
-            arenas.append(repair.arena)
-            assert repair.arena == int((repair.offsets + buffers.size).max())
-    assert all(after < before for before, after in itertools.pairwise(arenas))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_repair_alone_comes_within_five_percent_of_the_load(seed: int) -> None:
-    """The repair begins with a stack of all buffers, the lowest of which has a fixed offset."""
-    offset = np.full(200, -1)
-    offset[0] = 0
-    buffers = dataclasses.replace(hard(), offset=offset)
-    begin = np.cumsum(buffers.size) - buffers.size
-    jobs = jobs_of(buffers)
-    repair = _core.LocalRepair(jobs.native(), begin, seed)
-    while repair.work < 100_000_000 and repair.arena > 1.05 * jobs.lower_bound:
-        repair.advance(1_000_000, jobs.lower_bound)
-    check(plan_of(buffers, repair.offsets), buffers)
-    assert repair.arena <= 1.05 * jobs.lower_bound
-
-
-def test_repair_keeps_fixed_offsets() -> None:
-    buffers = Buffers.of([0, 0, 5], [9, 9, 9], [4, 4, 4], offset=[8, -1, -1])
-    repair = _core.LocalRepair(jobs_of(buffers).native(), np.array([8, 4, 16]), 0)
-    while repair.work < 1_000_000 and repair.arena > 12:
-        repair.advance(100_000, 12)
-    check(plan_of(buffers, repair.offsets), buffers)
-    assert (repair.arena, repair.offsets[0]) == (12, 8)
-
-
 def test_repair_searches_above_a_ground_of_uncountable_height() -> None:
-    """Each stretch of the ground counts as a job.
-
-    The buffers on the ground cannot stand lower, so the repair searches.
-    """
+    """The buffers on the ground cannot stand lower, so the repair searches."""
     n, high, top = 160, 2**56, crossing()
     each, uneven = np.arange(n), 2**50 + 1 + np.arange(n) % 2
     best = solve(top).offset
@@ -189,6 +84,15 @@ def test_repair_searches_above_a_ground_of_uncountable_height() -> None:
     for _ in range(10):
         assert not repair.advance(1_000_000, high + 2 + 8 * 2**30)
     check(plan_of(buffers, repair.offsets), buffers)
+
+
+def test_cancelled_kernels_return_no_offsets() -> None:
+    jobs = jobs_of(problem_classes.scattered(100, 0))
+    native, order, cancel = jobs.native(), np.arange(100, dtype=np.int32), _core.Cancel()
+    cancel.cancel()
+    assert len(_core.pack_in_order(native, order, cancel)) == 0
+    assert len(_core.pack_max_load_first(native, order, jobs.lower_bound, cancel)) == 0
+    assert len(_core.pack_peak_first(native, cancel)) == 0
 
 
 def least_stack(buffers: Buffers) -> int:
@@ -217,17 +121,6 @@ def test_stack_bound_equals_the_top_of_the_best_order(buffers: Buffers, pinned: 
         offset[0] = 3 * buffers.alignment[0]
     meeting = Buffers.of([0] * n, [1] * n, buffers.size, alignment=buffers.alignment, offset=offset)
     assert _core.stack_bound(jobs_of(meeting).native(), 1_000_000) == least_stack(meeting)
-
-
-@settings(deadline=None, max_examples=60)
-@given(taking(7))
-def test_no_plan_is_below_the_bound_of_stacks(buffers: Buffers) -> None:
-    plan = solve(
-        buffers, solver="exact" if len(buffers) < 4 else "auto", columns=1, stop=Stop(nodes=3_000_000)
-    )
-    bound = _core.stack_bound(jobs_of(buffers).native(), 1_000_000)
-    assert bound <= plan.arena_bytes
-    assert bound >= peak_load(buffers)
 
 
 def test_three_arcs_around_a_circle_are_stacked_and_proved_optimal() -> None:
@@ -371,12 +264,21 @@ def test_interrupted_start_of_the_portfolio_ends_the_started_threads(
     assert_no_packing_thread()
 
 
-def test_limit_does_not_wait_for_a_search_among_very_many_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "buffers"),
+    [
+        ("LocalRepair", padded(problem_classes.flat(2_000, 0))),
+        ("PeakOutward", problem_classes.scattered(1_000, 0)),
+    ],
+)
+def test_limit_does_not_wait_for_a_search_among_very_many_jobs(
+    kernel: str, buffers: Buffers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The offsets of the abandoned search, which may be changing, are not taken over."""
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     class Slow:
-        arena, work = 2**62, 0
+        arena, work, given_up = 2**62, 0, False
 
         def __init__(self, *_: object) -> None:
             pass
@@ -391,9 +293,8 @@ def test_limit_does_not_wait_for_a_search_among_very_many_jobs(monkeypatch: pyte
             ended.set()
             return True
 
-    monkeypatch.setattr(_core, "LocalRepair", Slow)
+    monkeypatch.setattr(_core, kernel, Slow)
     monkeypatch.setattr(task_module, "OPTIONS", dataclasses.replace(OPTIONS, calling_thread=100))
-    buffers = padded(problem_classes.flat(2_000, 0))
     try:
         plan = solve(buffers, stop=Stop(interrupt=begun.is_set), threads=1)
         assert plan.stopped_by == "interrupt"
@@ -403,45 +304,6 @@ def test_limit_does_not_wait_for_a_search_among_very_many_jobs(monkeypatch: pyte
         go_on.set()
         assert ended.wait(60)
         assert_no_packing_thread()
-
-
-def test_portfolio_results_become_the_offsets_of_the_task() -> None:
-    """The main thread does not search here."""
-    buffers = hard()
-    task = Task(jobs_of(buffers), Budget(Stop()))
-    first = np.cumsum(buffers.size) - buffers.size
-    task.offer(first, int(buffers.size.sum()))
-    portfolio = Portfolio(task, [repair_and_search] * 2)
-    try:
-        while task.arena > 1.2 * task.lower_bound:
-            portfolio.share(task)
-    finally:
-        portfolio.end()
-    assert_no_packing_thread()
-    assert task.budget.nodes > 0
-    assert task.offsets is not None
-    check(plan_of(buffers, task.offsets), buffers)
-
-
-def test_portfolio_packs_peak_outward_and_then_repairs() -> None:
-    """The second instance has an unreachable target, so that the peak-outward search gives up."""
-    for buffers, enough in (
-        (problem_classes.scattered(1_000, 4), 1.0),
-        (problem_classes.flat(3_000, 0), 0.5),
-    ):
-        task = Task(jobs_of(buffers), Budget(Stop()))
-        task.offer(np.cumsum(buffers.size) - buffers.size, int(buffers.size.sum()))
-        task.target = int(task.lower_bound * enough)
-        portfolio = Portfolio(task, [pack_peak_outward])
-        try:
-            while task.arena > 1.05 * task.lower_bound:
-                portfolio.share(task)
-        finally:
-            portfolio.end(wait=False)
-        assert_no_packing_thread()
-        assert task.budget.nodes > 0
-        assert task.offsets is not None
-        check(plan_of(buffers, task.offsets), buffers)
 
 
 @pytest.mark.parametrize("work", [repair_and_search, repair_and_pair])
@@ -455,16 +317,6 @@ def test_refutation_by_the_portfolio_raises_the_lower_bound(work: Work) -> None:
     finally:
         portfolio.end()
     assert (task.arena, task.lower_bound, task.stopped_by) == (9, 9, "proof")
-
-
-def test_node_budget_on_a_single_thread_makes_the_same_plan_again() -> None:
-    buffers, stop = hard(), Stop(nodes=2_000_000)
-    one, other = solve(buffers, stop=stop), solve(buffers, stop=stop)
-    assert one.offset is not None
-    assert other.offset is not None
-    assert (one.offset == other.offset).all()
-    with pytest.raises(ValueError, match="0 threads"):
-        solve(buffers, threads=0)
 
 
 @settings(deadline=None, max_examples=50)
@@ -503,3 +355,75 @@ def test_plans_without_fixed_single_offsets_cannot_be_kept() -> None:
         dataclasses.replace(one, offset=np.zeros((1, 1))).keep(buffers)
     with pytest.raises(PlanError, match="without offsets"):
         solve(hard(), capacity=1).keep(hard())
+
+
+def test_slices_of_the_budget_do_not_change_peak_outward_offsets() -> None:
+    jobs = jobs_of(problem_classes.scattered(1_000, 4))
+    whole, again, parts = (_core.PeakOutward(jobs.native(), jobs.lower_bound, 0) for _ in range(3))
+    assert whole.advance(3_000 * len(jobs))
+    assert again.advance(whole.work - again.work), "the last work unit of a budget counts"
+    for _ in range(3_000):
+        if parts.advance(2_000):
+            break
+    assert parts.offsets.tolist() == whole.offsets.tolist() == again.offsets.tolist()
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        Buffers.of([0, 1], [2, 3], 8, offset=[0, -1]),
+        Buffers.of([0, 1], [2, 3], [8, 4], alignment=8),
+        Buffers.of([0, 2, 4], [3, 5, 7], 8, period=6),
+    ],
+    ids=["fixed", "padded", "circle"],
+)
+def test_unsupported_buffers_are_refused_and_left_to_other_kernels(buffers: Buffers) -> None:
+    jobs = jobs_of(buffers)
+    assert not can_pack_peak_outward(jobs)
+    with pytest.raises(ValueError, match=r"gaps|fixed offsets, or sizes that are not aligned"):
+        _core.PeakOutward(jobs.native(), 1 << 20, 0)
+    with pytest.raises(ValueError, match=r"gaps|fixed offsets, or sizes that are not aligned"):
+        _core.pack_peak_first(jobs.native(), _core.Cancel())
+    plan = solve(buffers)
+    check(plan, buffers)
+    assert plan.offset is not None
+
+
+def test_packing_without_jobs_is_refused() -> None:
+    with pytest.raises(ValueError, match="there are none"):
+        _core.PeakOutward(jobs_of(Buffers.of([], [], [])).native(), 1, 0)
+
+
+def test_scattered_lifetimes_reach_the_load() -> None:
+    buffers = problem_classes.scattered(1_000, 4)
+    plan = solve(buffers, stop=Stop(nodes=4_000_000))
+    check(plan, buffers)
+    assert plan.status is Status.OPTIMAL
+
+
+def test_kernel_keeps_its_jobs_alive() -> None:
+    native = jobs_of(problem_classes.scattered(100, 0)).native()
+    before = sys.getrefcount(native)
+    search = _core.PeakOutward(native, 1, 0)
+    assert sys.getrefcount(native) == before + 1
+    del search
+    assert sys.getrefcount(native) == before
+
+
+@pytest.mark.parametrize("mean_live", [100, 300], ids=["reached", "above the bound"])
+def test_every_reported_plan_is_valid_and_smaller_than_the_best(mean_live: int) -> None:
+    """Jobs far from the peak may end above the goal at first; window repair then lowers them."""
+    buffers = problem_classes.flat(2_000, 0, mean_live=mean_live)
+    jobs = jobs_of(buffers)
+    search, best = PeakOutward(jobs.native(), 0), int(1.2 * jobs.lower_bound)
+    while not search.rounds and best > jobs.lower_bound:
+        if search.advance(10**6, jobs.lower_bound, best):
+            assert search.offsets is not None
+            assert search.arena < best
+            offsets = np.empty(len(jobs), np.int64)
+            offsets[jobs.row] = search.offsets
+            plan = plan_of(buffers, offsets)
+            check(plan, buffers)
+            best = search.arena
+            assert plan.arena_bytes <= best
+    assert best <= 1.05 * jobs.lower_bound

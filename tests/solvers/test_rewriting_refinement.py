@@ -18,10 +18,7 @@ from solvers.swap import Link
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Graph, Rewriting, list[frozenset[int]]]:
-    """Decisions about a graph, with kernels of neighbours or of any operations.
-
-    Some operations are in no kernel.
-    """
+    """Decisions about a graph, with kernels of neighbours or of any operations, and operations in none."""
     graph = draw(graphs())
     rewriting = draw(rewritings(graph))
     runs = Runs(graph, rewriting)
@@ -66,13 +63,6 @@ def test_each_kernel_reads_a_single_copy_and_others_are_unchanged(
                 joined = set().union(*(linked[i] for i in hit))
                 linked.update(dict.fromkeys(joined, joined))
             assert len(linked[0]) == len(parts)
-
-
-def test_two_copies_for_a_kernel_become_the_first() -> None:
-    graph = graph_of([1, 8, 1, 1, 1], [-1, 0, 1, 2, 3], [[0], [1], [2, 1], [3, 1]])
-    away = Rewriting((Offload(1, (Reload((2,), 1), Reload((3,), 2))),))
-    assert merge_shared_reloads(graph, away, [frozenset({1, 2}), frozenset({3})]) == away
-    assert merge_shared_reloads(graph, away, [frozenset({2, 3})]).offloads[0].reloads == (Reload((2, 3), 1),)
 
 
 def _swapped(graph: Graph, value: int, after: int, release: int) -> Offload:

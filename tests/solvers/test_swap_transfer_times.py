@@ -52,7 +52,7 @@ def test_tightened_buffer_is_on_the_device_no_longer_than_its_copies_need() -> N
     """Operations and copies take a second; a quarter of a second is the margin."""
     step = step_from([1.0] * 16, [(4, [(0, True), (12, False)])])
     link = Link(0.0, 0.25, 0.0, 0.25)
-    for margin, gone, back in ((1.25, 3, 10), (1.0, 3, 10), (0.99, 2, 11), (3.0, 5, 8), (9.0, 6, 7)):
+    for margin, gone, back in ((1.0, 3, 10), (0.99, 2, 11), (9.0, 6, 7)):
         made = tighten(step, link, one_move((0, 0, 0, 6, 7, 12)), np.zeros(16), margin=margin)
         assert (made.release.tolist(), made.fetch.tolist()) == ([gone], [back])
 

@@ -161,12 +161,6 @@ def test_floats_read_by_a_script_are_zero_and_calls_without_gradients_are_infere
     assert fit_json("run.py", "--mode", "train")["mode"] == "train"
 
 
-def test_a_dictionary_says_more_of_the_job(folder: Path, fit_json: Any) -> None:
-    answer = fit_json("cnn.py:whole", "--batch", "2")
-    assert answer["warnings"] == []  # there is a loss
-    assert fit_json("cnn.py:whole", "--batch", "2", "--mode", "inference")["mode"] == "inference"
-
-
 def test_the_verdict_comes_first_and_is_the_exit_code(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,19 +249,6 @@ def test_card_without_modelled_kernels_gives_a_warning(folder: Path, fit_json: A
     assert any(text.startswith("MI300X: AMD's kernels and context are not") for text in answer["warnings"])
 
 
-@pytest.mark.parametrize("shape", ["12, 3, 8", "12, 12, 8"])
-def test_doubtful_batch_dimension_of_a_script_gives_a_warning(
-    shape: str, folder: Path, fit_json: Any
-) -> None:
-    text = "import torch\nmodel = torch.nn.Sequential(torch.nn.Identity(), torch.nn.GRU(8, 8))\n"
-    (folder / "first.py").write_text(text + f"model(torch.zeros({shape}))\n")
-    asks = ["first.py", "--no-remedies", "--mode", "inference"]
-    line = f"batch: dimension 0 of ({shape}), though GRU takes the length first; name a function"
-    assert not any(line in text for text in fit_json(*asks)["warnings"])
-    assert any(line in text for text in fit_json(*asks, "--batch", "24")["warnings"])
-    assert any(line in text for text in fit_json(*asks, "--limit", "800MiB")["warnings"])
-
-
 def test_remedies_are_printed_with_code_if_the_job_does_not_fit(
     folder: Path, capsys: pytest.CaptureFixture[str], fit_json: Any
 ) -> None:
@@ -347,19 +328,6 @@ def test_module_training_at_import_is_stopped(folder: Path, capsys: pytest.Captu
     )
     assert call(["fit", "real:net"]) == 3
     assert "real trains when it is imported" in capsys.readouterr().err
-
-
-def test_optimizer_loss_and_type_options_change_the_estimate(folder: Path, fit_json: Any) -> None:
-    def state(*arguments: str) -> int:
-        found = fit_json("cnn.py:make", "--batch", "2", *arguments)["by_class_bytes"]
-        return int(found.get("optimizer_state", 0))
-
-    plain, momentum, adamw = (state("--optimizer", name) for name in ("sgd", "sgd+momentum", "adamw"))
-    assert plain == 0
-    assert adamw == 2 * momentum > 0
-    assert state("--dtype", "bf16") < adamw
-    assert state("--optimizer", "torch.optim:AdamW") == adamw
-    assert fit_json("cnn.py:make", "--batch", "2", "--loss", "cross-entropy")["warnings"] == []
 
 
 def test_no_file_is_written_while_a_script_is_tried(folder: Path, fit_json: Any) -> None:
@@ -513,15 +481,6 @@ def test_accumulated_gradients_of_a_script_are_alive_in_the_backward(folder: Pat
     assert once["by_phase_bytes"]["forward"] < often["by_phase_bytes"]["forward"]
     assert "lets gradients of 4 batches add up: tried with two" in " ".join(often["warnings"])
     assert answer(4, "--accumulate", "1")["peak_bytes"] == once["peak_bytes"]
-
-
-def test_attributes_of_a_function_hold_unless_options_override_them(folder: Path, fit_json: Any) -> None:
-    own = "{'model': Net(), 'inputs': torch.zeros(6, 3, 16, 16), 'device': 'cpu', 'accumulate': 2}"
-    name = script(folder, "own_job.py", "def make():", f"    return {own}")
-    assert fit_json(name)["device"] == "cpu"
-    assert fit_json(name, "--device", "cuda")["device"] == "cuda"
-    more, less = fit_json(name), fit_json(name, "--accumulate", "1")
-    assert more["by_phase_bytes"]["forward"] > less["by_phase_bytes"]["forward"]
 
 
 STEP = "    try:\n        net(x).sum().backward()\n    except BaseException as e:\n        "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -177,23 +176,6 @@ def test_no_interleaving_of_streams_corrupts_bytes(
     assert device.wrong == []
 
 
-def long(steps: str, seed: int, streams: int, host: int, count: int) -> list[str]:
-    """What goes wrong in a random program."""
-    device, numbers = Device(seed, streams, host), random.Random(seed)
-    for _ in range(count):
-        device.step(numbers.choice(steps), numbers.randrange(1 << 12))
-    for storage in device.storages:
-        device.kernel(storage, device.runtime.main, writes=False)
-    device.runtime.finish()
-    return device.wrong
-
-
-@pytest.mark.parametrize("streams", [1, 2, 3])
-def test_long_programs_stay_correct(streams: int) -> None:
-    for seed in range(40):
-        assert long("nrwwllgggffbe", seed, streams, 2 + seed % 5, 120) == []
-
-
 def trained(limit: int | None, *, seed: int = 0) -> tuple[list[str], list[Any], Any]:
     """Losses, parameters and what swapping did, of a model whose copies come as late as they can."""
     torch.manual_seed(0)
@@ -252,15 +234,6 @@ def test_late_streams_wait_for_copies_and_copies_for_them(seed: int) -> None:
     runtime.finish()
     assert wrong == []
     assert copy.data.eq(7).all()
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_reload_waits_for_the_offload(seed: int) -> None:
-    runtime, made = engine(seed=seed)
-    target = torch.zeros(SIZE, dtype=torch.uint8)
-    made.reload(made.offload(torch.full((SIZE,), 7, dtype=torch.uint8))[0], target)
-    runtime.finish()
-    assert target.eq(7).all()
 
 
 def test_cuda_is_not_initialized_before_the_program_does() -> None:
@@ -384,14 +357,6 @@ def test_marks_exclude_stream_waits() -> None:
     (seconds,) = made.seconds([first, last])
     assert made.waited(transfer) > 0.9
     assert seconds < 0.1
-
-
-def test_unmarked_waits_are_bounded() -> None:
-    _, made = engine()
-    _, transfer = made.offload(torch.zeros(SIZE, dtype=torch.uint8))
-    made.wait(transfer)
-    made.end_iteration()
-    assert made.mark().waits == []
 
 
 def test_tensor_of_another_device_is_refused() -> None:

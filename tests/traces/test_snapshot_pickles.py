@@ -199,22 +199,6 @@ def test_snapshot_is_read_through_a_pipe(tmp_path: Path) -> None:
     writer.join()
 
 
-def test_folder_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError):
-        read_snapshot(tmp_path)
-
-
-def test_progress_counts_bytes_up_to_the_file_size(tmp_path: Path) -> None:
-    path = stored(tmp_path / "s", [event("alloc", 0, 1)], x=b"x" * (20 << 20))
-    told: list[tuple[int, int]] = []
-    read_snapshot(path, progress=lambda done, total: told.append((done, total)))
-    size = path.stat().st_size
-    assert [total for _, total in told] == [size] * len(told)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert len(told) >= 5
-    assert told[-1][0] == size
-
-
 def test_exception_in_progress_ends_the_reading(tmp_path: Path) -> None:
     def fail(done: int, total: int) -> None:
         raise ZeroDivisionError
