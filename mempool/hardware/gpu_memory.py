@@ -117,7 +117,7 @@ _CARDS = {
 }
 _CAVEATS = {"MI300X": "AMD's kernels and context are not modelled: those of an A100 are taken for them"}
 
-#: Streaming multiprocessors by the beginning of a card's name, longer names first, as in NVIDIA's data sheets.
+#: Streaming multiprocessors by the beginning of a card's name, as in NVIDIA's data sheets.
 _PROCESSORS = {
     "GTX 1080 Ti": 28, "RTX 2060 SUPER": 34, "RTX 2060": 30, "RTX 2070 SUPER": 40, "RTX 2070": 36,
     "RTX 2080 SUPER": 48, "RTX 2080 Ti": 68, "RTX 2080": 46, "TITAN RTX": 72, "RTX 3050 Laptop": 16,
@@ -126,11 +126,11 @@ _PROCESSORS = {
     "RTX 3080 Ti Laptop": 58, "RTX 3080 Ti": 80, "RTX 3090 Ti": 84, "RTX 3090": 82, "RTX 4050 Laptop": 20,
     "RTX 4060 Ti": 34, "RTX 4060": 24, "RTX 4070 Laptop": 36, "RTX 4070 SUPER": 56, "RTX 4070 Ti SUPER": 66,
     "RTX 4070 Ti": 60, "RTX 4070": 46, "RTX 4080 Laptop": 58, "RTX 4080 SUPER": 80, "RTX 4080": 76,
-    "RTX 4090 Laptop": 76, "RTX 4090": 128, "RTX 5060 Ti": 36, "RTX 5070 Ti": 70, "RTX 5070": 48, "RTX 5080": 84,
-    "RTX 5090": 170, "RTX A4000": 48, "RTX A5000": 64, "RTX A6000": 84, "RTX 6000 Ada": 142, "RTX PRO 6000": 188,
-    "P100": 56, "V100": 80, "T4": 40, "A100": 108, "A10G": 80, "A10": 72, "A16": 10, "A30": 56, "A40": 84,
-    "L40": 142, "L4": 58, "H20": 78, "H100": 132, "H200": 132, "GH200": 132, "B200": 148, "GB200": 148, "B300": 148,
-    "GB300": 148, "MI300X": 304,
+    "RTX 4090 Laptop": 76, "RTX 4090": 128, "RTX 5060 Ti": 36, "RTX 5070 Ti": 70, "RTX 5070": 48,
+    "RTX 5080": 84, "RTX 5090": 170, "RTX A4000": 48, "RTX A5000": 64, "RTX A6000": 84, "RTX 6000 Ada": 142,
+    "RTX PRO 6000": 188, "P100": 56, "V100": 80, "T4": 40, "A100": 108, "A10G": 80, "A10": 72, "A16": 10,
+    "A30": 56, "A40": 84, "L40": 142, "L4": 58, "H20": 78, "H100": 132, "H200": 132, "GH200": 132,
+    "B200": 148, "GB200": 148, "B300": 148, "GB300": 148, "MI300X": 304,
 }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Rehearsals: run a CUDA program of PyTorch's without a GPU, and measure the memory that the program would hold.
+"""Rehearsals: run a CUDA program of PyTorch's without a GPU, and measure the memory that the program would
+hold.
 
     from mempool.rehearsal import Job, Machine, open_stage
 
@@ -6,8 +7,8 @@
         job = Job(("train.py", "--batch_size=8"), str(stage.new_folder()))
         print(stage.run(job, Machine()).peak_reserved_bytes)
 
-PyTorch's CUDA build runs for real. The libraries of CUDA below it are a stand-in: memory is address space, and kernels do
-nothing.
+PyTorch's CUDA build runs for real. The libraries of CUDA below it are a stand-in: memory is address space,
+and kernels do nothing.
 """
 
 from mempool.rehearsal.job import ALLOCATORS, Job, Outcome

@@ -1,4 +1,5 @@
-"""Checkpoints of a rehearsed program: written into a folder of the rehearsal instead of over the user's files."""
+"""Checkpoints of a rehearsed program: written into a folder of the rehearsal instead of over the user's
+files."""
 
 from __future__ import annotations
 

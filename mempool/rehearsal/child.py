@@ -1,4 +1,5 @@
-"""The rehearsed program's process: load the stand-in, measure PyTorch, and end the program after its steps."""
+"""The rehearsed program's process: load the stand-in, measure PyTorch, and end the program after its
+steps."""
 
 from __future__ import annotations
 
@@ -99,6 +100,7 @@ class Rehearsal:
     def _after_cuda(self) -> None:
         """Set the limit and begin the history, once PyTorch has initialized CUDA."""
         torch = self._torch
+        torch._C._cuda_attach_out_of_memory_observer(self._on_out_of_memory)
         if self.job.limit_bytes is not None:
             for device in range(torch.cuda.device_count()):
                 total = torch.cuda.get_device_properties(device).total_memory
@@ -173,15 +175,22 @@ class Rehearsal:
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             self.outcome.line = program_line(frame)
             if self.outcome.ended == "hang" and frame is not None:
-                self.outcome.message += f", in {frame.f_code.co_name} of {frame.f_code.co_filename}:{frame.f_lineno}"
+                self.outcome.message += (
+                    f", in {frame.f_code.co_name} of {frame.f_code.co_filename}:{frame.f_lineno}"
+                )
             self._leave()
 
-    def _on_error(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def _on_out_of_memory(self, *_: int) -> None:
+        """Note the first request that fails, whether or not the program goes on."""
+        if self.outcome.out_of_memory_in_step is None:
+            self.outcome.out_of_memory_in_step = self.outcome.steps + 1
+            self.outcome.line = program_line(sys._getframe(1))
+
+    def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if self._torch is not None and isinstance(error, self._torch.OutOfMemoryError):
             self.outcome.ended = "out of memory"
-            self.outcome.out_of_memory_in_step = self.outcome.steps + 1
+            if self.outcome.out_of_memory_in_step is None:
+                self.outcome.out_of_memory_in_step = self.outcome.steps + 1
         else:
             self.outcome.ended = "error"
         self.outcome.exit_code = 1

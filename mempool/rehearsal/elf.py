@@ -1,7 +1,8 @@
-"""Shared libraries as ELF files: read the imported functions, and write libraries of functions that do nothing.
+"""Shared libraries as ELF files: read the imported functions, and write libraries of functions that do
+nothing.
 
-Layouts follow the System V ABI (chapters "Object Files" and "Dynamic Linking") and its supplements for x86-64 and
-AArch64.
+Layouts follow the System V ABI (chapters "Object Files" and "Dynamic Linking") and its supplements for x86-64
+and AArch64.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import mmap
 import platform
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class _Reader:
         self._entries: list[tuple[int, int]] = [(tag, value) for tag, value in pairs]
         self._strings = self._offset(_DT_STRTAB)
 
-    def __enter__(self) -> _Reader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,7 +92,8 @@ class _Reader:
 
     def names(self, *, defined: bool) -> set[str]:
         begin = self._offset(_DT_SYMTAB)
-        # No entry has the number of symbols. In every linker's output their strings follow them, or the versions.
+        # No entry has the number of symbols. In every linker's output their strings follow them, or the
+        # versions.
         ends = [self._offset(tag) for tag, _ in self._entries if tag in (_DT_STRTAB, _DT_VERSYM)]
         count = (min(end for end in ends if end > begin) - begin) // _SYMBOL.itemsize
         symbols = np.frombuffer(self._data[begin : begin + count * _SYMBOL.itemsize], _SYMBOL)
@@ -100,7 +102,13 @@ class _Reader:
 
 
 def write_library(
-    path: Path, name: str, *, silent: Sequence[str], missing: Sequence[str], needed: Sequence[str], handler: str
+    path: Path,
+    name: str,
+    *,
+    silent: Sequence[str],
+    missing: Sequence[str],
+    needed: Sequence[str],
+    handler: str,
 ) -> None:
     """Write a shared library whose functions return 0 or call a handler with their own name.
 
@@ -118,7 +126,7 @@ def write_library(
     machine = platform.machine()
     if machine not in _MACHINES:
         raise UsageError(f"rehearsals run on x86-64 and AArch64, not on {machine}")
-    path.write_bytes(_Writer(_MACHINES[machine], name, silent, missing, needed, handler).bytes())
+    path.write_bytes(_Writer(_MACHINES[machine], name, silent, missing, needed, handler).image())
 
 
 @dataclass(frozen=True)
@@ -138,9 +146,14 @@ class _Machine:
     size: int
 
     def call(self, at: int, text: int, pointer: int) -> bytes:
-        """Return a function at an address that jumps to ``*pointer`` with the address ``text`` as argument."""
+        """Return a function, to lie at an address, that jumps to ``*pointer`` with ``text`` as argument."""
         if self.number == 62:  # lea text(%rip), %rdi; jmp *pointer(%rip)
-            return b"\x48\x8d\x3d" + struct.pack("<i", text - at - 7) + b"\xff\x25" + struct.pack("<i", pointer - at - 13)
+            return (
+                b"\x48\x8d\x3d"
+                + struct.pack("<i", text - at - 7)
+                + b"\xff\x25"
+                + struct.pack("<i", pointer - at - 13)
+            )
         adr = 0x10000000 | ((text - at) & 3) << 29 | (((text - at) >> 2) & 0x7FFFF) << 5
         load = 0x58000010 | (((pointer - at - 4) >> 2) & 0x7FFFF) << 5
         return struct.pack("<III", adr, load, 0xD61F0200)  # adr x0, text; ldr x16, pointer; br x16
@@ -153,7 +166,8 @@ _MACHINES = {
 
 
 class _Writer:
-    """The parts of one library: tables and code in one segment, the dynamic section and a pointer in another."""
+    """The parts of one library: tables and code in one segment, the dynamic section and a pointer in
+    another."""
 
     def __init__(
         self,
@@ -178,7 +192,7 @@ class _Writer:
         self._strings += text.encode() + b"\0"
         return position
 
-    def bytes(self) -> bytes:
+    def image(self) -> bytes:
         count = 1 + len(self._names)  # the first symbol is empty, the second the handler
         places, end = {}, 64 + 56 * 4
         for part, size in {
@@ -196,7 +210,9 @@ class _Writer:
         image = bytearray(pointer + 8)
         self._put(image, places["symbols"], self._symbols(places["code"]))
         self._put(image, places["hash"], _hash_table(self._names))
-        self._put(image, places["relocations"], struct.pack("<QQq", pointer, 1 << 32 | self._machine.relocation, 0))
+        self._put(
+            image, places["relocations"], struct.pack("<QQq", pointer, 1 << 32 | self._machine.relocation, 0)
+        )
         self._put(image, places["strings"], bytes(self._strings))
         self._put(image, places["code"], self._code(places, pointer))
         self._put(image, data, dynamic)
@@ -211,9 +227,13 @@ class _Writer:
         function, here, elsewhere = 0x12, 1, 0  # a global function
         symbols = bytearray(24) + struct.pack("<IBBHQQ", self._handler, function, 0, elsewhere, 0, 0)
         for position in self._silent:
-            symbols += struct.pack("<IBBHQQ", position, function, 0, here, code, len(self._machine.returns_zero))
+            symbols += struct.pack(
+                "<IBBHQQ", position, function, 0, here, code, len(self._machine.returns_zero)
+            )
         for i, position in enumerate(self._missing):
-            symbols += struct.pack("<IBBHQQ", position, function, 0, here, code + 16 + 16 * i, self._machine.size)
+            symbols += struct.pack(
+                "<IBBHQQ", position, function, 0, here, code + 16 + 16 * i, self._machine.size
+            )
         return bytes(symbols)
 
     def _code(self, places: dict[str, int], pointer: int) -> bytes:
@@ -242,7 +262,9 @@ class _Writer:
     def _headers(self, code_end: int, data: int, dynamic_size: int) -> bytes:
         shared, version = 3, 1
         identity = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
-        header = struct.pack("<HHIQQQIHHHHHH", shared, self._machine.number, version, 0, 64, 0, 0, 64, 56, 4, 0, 0, 0)
+        header = struct.pack(
+            "<HHIQQQIHHHHHH", shared, self._machine.number, version, 0, 64, 0, 0, 64, 56, 4, 0, 0, 0
+        )
         readable, writable, executable = 4, 2, 1
         segments = (
             (_PT_LOAD, readable | executable, 0, code_end, _PAGE),

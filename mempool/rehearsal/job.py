@@ -51,10 +51,12 @@ class Job:
     plan: str | None = None
 
     def to_json(self) -> str:
+        """Return the text that `from_json` reads."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
+        """Return the job of a text."""
         values = json.loads(text)
         return cls(**values | {"program": tuple(values["program"])})
 
@@ -111,9 +113,11 @@ class Outcome:
     step_peaks: list[int] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
+        """Write the outcome to a file."""
         path.write_text(json.dumps(dataclasses.asdict(self)), "utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Self:
+        """Return the outcome in a file."""
         values: dict[str, Any] = json.loads(path.read_text("utf-8"))
         return cls(**values)

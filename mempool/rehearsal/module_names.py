@@ -31,5 +31,6 @@ def attach(torch: Any) -> None:
 
     register_module_forward_pre_hook(enter)
     register_module_forward_hook(leave)
-    # A forward that ends in an exception, as the recomputation of a checkpoint does, leaves its modules entered.
+    # A forward that ends in an exception, as the recomputation of a checkpoint does, leaves its modules
+    # entered.
     register_optimizer_step_post_hook(lambda *_: entered.clear())

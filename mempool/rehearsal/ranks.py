@@ -12,8 +12,8 @@ ENVIRONMENT = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MAST
 def pretend(ranks: int) -> None:
     """Let ``torch.distributed.init_process_group`` make the first of so many ranks.
 
-    The group on devices is that of the stand-in's NCCL, whose communicators wait for nobody; collectives on the host do
-    nothing. The other ranks' values are missing: what is gathered from them is zero.
+    The group on devices is that of the stand-in's NCCL, whose communicators wait for nobody; collectives on
+    the host do nothing. The other ranks' values are missing: what is gathered from them is zero.
     """
     import torch.distributed as dist
     from torch.nn.parallel import distributed as data_parallel
@@ -23,7 +23,9 @@ def pretend(ranks: int) -> None:
 
     @functools.wraps(make)
     def init_process_group(*_: Any, **options: Any) -> None:
-        kept = {name: value for name, value in options.items() if name in ("timeout", "device_id", "group_name")}
+        kept = {
+            name: value for name, value in options.items() if name in ("timeout", "device_id", "group_name")
+        }
         make(backend="cpu:fake,cuda:nccl", store=dist.HashStore(), rank=0, world_size=ranks, **kept)
 
     dist.init_process_group = init_process_group

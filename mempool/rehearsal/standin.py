@@ -100,14 +100,17 @@ def write_libraries(folder: Path, installation: Installation) -> None:
     missing = sorted(filter(_ANSWERS.search, functions))
     silent = sorted(functions.difference(missing))
     write_library(
-        folder / _GENERATED, _GENERATED, silent=silent, missing=missing, needed=[LIBRARY.name], handler=_HANDLER
+        folder / _GENERATED,
+        _GENERATED,
+        silent=silent,
+        missing=missing,
+        needed=[LIBRARY.name],
+        handler=_HANDLER,
     )
     for name in sorted(names):
         # PyTorch loads NVIDIA's libraries by their paths where a file named libcudart.so is in the process.
         file = folder / name.replace("lib", "standin-", 1)
-        write_library(
-            file, name, silent=[], missing=[], needed=[LIBRARY.name, _GENERATED], handler=_HANDLER
-        )
+        write_library(file, name, silent=[], missing=[], needed=[LIBRARY.name, _GENERATED], handler=_HANDLER)
 
 
 def _nvidia_libraries(packages: Path, names: set[str]) -> Iterator[Path]:

@@ -84,7 +84,7 @@ def pool() -> Iterator[Pool]:
 
 @pytest.fixture(scope="session")
 def fake_library(folder: Path) -> Path:
-    return build.build_library("fake_cuda", folder)
+    return build.build_driver(folder)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The driver library and the devices, on a driver without a GPU: see tests/native/fake_cuda/."""
+"""The driver library and the devices, on a driver without a GPU: see mempool/rehearsal/native/driver/."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_device_without_a_memory_kind_reports_the_lack_and_allocates_nothing(
 
 @pytest.mark.full  # another driver is to be built for it
 def test_error_for_an_old_driver_names_the_missing_function(folder: Path) -> None:
-    old = FakeCuda(build.build_library("fake_cuda", folder, defines=("FAKE_WITHOUT_PAGES",)))
+    old = FakeCuda(build.build_driver(folder, defines=("FAKE_WITHOUT_PAGES",)))
     old.set_version(10010)
     old.device()
     with pytest.raises(

@@ -21,7 +21,7 @@ def calls(
     if not build.has_sanitizer(sanitizer):
         pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")
     module = build.build_module("cupy_module", folder, sanitizer=sanitizer)
-    driver = build.build_library("fake_cuda", folder, sanitizer=sanitizer)
+    driver = build.build_driver(folder, sanitizer=sanitizer)
     leaks = "detect_leaks=0" if stay else "detect_leaks=1:fast_unwind_on_malloc=0:malloc_context_size=12"
     environment = {
         "LD_PRELOAD": build.runtimes(sanitizer),

@@ -87,7 +87,7 @@ def test_harness_notices_each_removed_guard(folder: Path, capsys: pytest.Capture
 def test_page_locked_memory_waits_for_the_streams_of_its_copies(folder: Path, sanitizer: str) -> None:
     """See tests/native/pinned.cpp."""
     program = harness(folder, sanitizer, "pinned")
-    driver = build.build_library("fake_cuda", folder, sanitizer=sanitizer)
+    driver = build.build_driver(folder, sanitizer=sanitizer)
     for seed in range(3):
         command = [str(program), str(driver), str(seed), "150"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

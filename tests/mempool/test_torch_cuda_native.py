@@ -28,7 +28,7 @@ def harness(folder: Path, sanitizer: str, *, mutations: bool = False, soon: bool
     if not build.has_sanitizer(sanitizer):
         pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")
     program = build.build("torch_cuda", folder, sanitizer=sanitizer, mutations=mutations, soon=soon)
-    return program, build.build_library("fake_cuda", folder, sanitizer=sanitizer)
+    return program, build.build_driver(folder, sanitizer=sanitizer)
 
 
 def stress(
@@ -85,7 +85,7 @@ def test_harness_notices_each_removed_guard(folder: Path, capsys: pytest.Capture
 def test_bodies_and_failures_of_captures_and_a_fraction_of_two_pools(folder: Path) -> None:
     """See tests/native/torch_scenarios.cpp."""
     program = build.build("torch_scenarios", folder, sanitizer="address")
-    driver = build.build_library("fake_cuda", folder, sanitizer="address")
+    driver = build.build_driver(folder, sanitizer="address")
     done = subprocess.run(
         [program, driver], capture_output=True, text=True, timeout=280, check=False, errors="replace"
     )

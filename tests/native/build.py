@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[1] / "mempool" / "native"
 TRACES = HERE.parents[1] / "traces" / "native"
 SOLVERS = HERE.parents[1] / "solvers" / "native"
+DRIVER = HERE.parents[1] / "mempool" / "rehearsal" / "native" / "driver"
 SANITIZERS = {
     "none": [],
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
@@ -187,20 +188,33 @@ def _linked(program: Path, objects: list[Path], options: list[str], *link: str) 
     return target
 
 
-def build_library(name: str, folder: Path, *, sanitizer: str = "none", defines: tuple[str, ...] = ()) -> Path:
+def build_library(name: str, folder: Path) -> Path:
     """Compile tests/native/NAME/*.cpp, which need nothing of the core, to a shared library.
 
     Raises:
         RuntimeError: with the compiler's output.
     """
+    return _library(HERE / name, folder, "none", ())
+
+
+def build_driver(folder: Path, *, sanitizer: str = "none", defines: tuple[str, ...] = ()) -> Path:
+    """Compile the driver of the stand-in for CUDA to a shared library of its own, whose queues run late.
+
+    Raises:
+        RuntimeError: with the compiler's output.
+    """
+    return _library(DRIVER, folder, sanitizer, defines)
+
+
+def _library(place: Path, folder: Path, sanitizer: str, defines: tuple[str, ...]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    sources = sorted((HERE / name).glob("*.cpp"))
+    sources = sorted(place.glob("*.cpp"))
     options = [*flags(sanitizer, mutations=False), "-shared", "-fPIC", *(f"-D{name}" for name in defines)]
     if sanitizer != "none":  # they guess the size of a library's thread-local memory, at times wildly wrong
         options.append("-ftls-model=initial-exec")
-    texts = b"".join(p.read_bytes() for p in sorted((HERE / name).iterdir()))
+    texts = b"".join(p.read_bytes() for p in sorted(place.iterdir()))
     key = hashlib.sha256(repr((compiler(), options)).encode() + texts).hexdigest()[:20]
-    target = folder / f"lib{name}-{key}.so"
+    target = folder / f"lib{place.name}-{key}.so"
     with _locked(folder):
         if not target.exists():
             _run([compiler(), *options, *map(str, sources), "-o", f"{target}.part"])

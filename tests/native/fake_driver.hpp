@@ -1,4 +1,4 @@
-// The fake CUDA driver of fake_cuda/, opened as a program opens the real one: what a program of PyTorch's does beside
+// The fake CUDA driver of mempool/rehearsal/native/driver/, opened as a program opens the real one: what a program of PyTorch's does beside
 // its allocator, and what the test does to the device.
 #pragma once
 

@@ -1,4 +1,4 @@
-"""The fake CUDA driver of tests/native/fake_cuda/: set up, let go on and looked at from Python."""
+"""The fake CUDA driver of mempool/rehearsal/native/driver/: set up, let go on and looked at from Python."""
 
 from __future__ import annotations
 

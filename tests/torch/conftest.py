@@ -177,11 +177,11 @@ def trained_all() -> Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CUDA driver without a GPU: see tests/native/fake_cuda/."""
+    """A CUDA driver without a GPU: see mempool/rehearsal/native/driver/."""
     sys.path.insert(0, str(TESTS / "native"))
     import build
 
-    return build.build_library("fake_cuda", tmp_path_factory.mktemp("driver"))
+    return build.build_driver(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture(scope="session")

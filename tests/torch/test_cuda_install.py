@@ -1,6 +1,6 @@
 """Becoming PyTorch's CUDA allocator, without a GPU: what is served and replayed, and what is refused.
 
-PyTorch's side is tests/support/cuda_torch.py, the driver's tests/native/fake_cuda/. Each test is a process
+PyTorch's side is tests/support/cuda_torch.py, the driver's mempool/rehearsal/native/driver/. Each test is a process
 of its own: PyTorch's allocator is changed for good.
 """
 

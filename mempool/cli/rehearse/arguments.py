@@ -75,9 +75,7 @@ def parse_request(given: dict[str, Any]) -> Request:
     from mempool.hardware.gpu_memory import card
     from mempool.units import parse_memory
 
-    machine = Machine(
-        parsed("--card", card, given["card"]), devices=given["devices"], values=given["values"]
-    )
+    machine = Machine(parsed("--card", card, given["card"]), devices=given["devices"], values=given["values"])
     shared = ("steps", "seconds", "timeout", "ranks", "allow_writes")
     plan = given["plan"]
     return Request(
@@ -86,7 +84,8 @@ def parse_request(given: dict[str, Any]) -> Request:
         allocators=allocators,
         vary=vary,
         limit_bytes=parsed("--limit", parse_memory, given["limit"]),
-        options={name: given[name] for name in shared} | {"plan": None if plan is None else str(plan.absolute())},
+        options={name: given[name] for name in shared}
+        | {"plan": None if plan is None else str(plan.absolute())},
         quiet=given["quiet"] or given["json"],
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer reads it from the signature
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,14 +45,14 @@ def rehearse(
     seconds: Annotated[
         float | None,
         typer.Option(
-            min=0.1, metavar="S", help="End the program after so many seconds, for programs without optimizer."
+            min=0.1,
+            metavar="S",
+            help="End the program after so many seconds, for programs without optimizer.",
         ),
     ] = None,
     card: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", autocompletion=complete_cards, help="The GPU: 'RTX 4090', 'A100 80GB'."
-        ),
+        typer.Option(metavar="NAME", autocompletion=complete_cards, help="The GPU: 'RTX 4090', 'A100 80GB'."),
     ] = None,
     devices: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="GPUs of the machine.")] = 1,
     limit: Annotated[
@@ -102,8 +102,12 @@ def rehearse(
         bool,
         typer.Option("--allow-writes", help="Let the program write its checkpoints where it wants."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show the program's output only if it fails.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object; of several runs a list.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Show the program's output only if it fails.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object; of several runs a list.")
+    ] = False,
 ) -> None:
     """Run a CUDA program without a GPU, and tell what memory it would hold.
 
@@ -155,7 +159,9 @@ def _check_program(program: Sequence[str]) -> None:
         name, file = hidden
         raise Stop(ExitCode.USAGE, f"{file} hides the package {name!r} of mempool; rename it")
     if launch.is_torchrun(program):
-        raise Stop(ExitCode.USAGE, "torchrun starts several processes: rehearse the script itself, with --ranks N")
+        raise Stop(
+            ExitCode.USAGE, "torchrun starts several processes: rehearse the script itself, with --ranks N"
+        )
 
 
 @contextmanager
@@ -175,7 +181,9 @@ def _stage() -> Iterator[Stage]:
 
 
 def _write_trace(history: Path, path: Path) -> None:
-    from traces import read_trace
+    from mempool.offline import read_input
     from traces.formats.parquet import write_trace
 
-    write_trace(read_trace(history, frames=True), path)
+    trace = read_input(history, whole=True).whole_trace
+    assert trace is not None
+    write_trace(trace, path)

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mempool.cli.output import console, facts, plain, table
-from mempool.hardware.gpu_memory import CARDS, KERNEL_BYTES, context_bytes
+from mempool.cli.output import console, plain, table
+from mempool.hardware.gpu_memory import KERNEL_BYTES, card, context_bytes
 from mempool.units import binary, sized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from mempool.cli.rehearse.arguments import Request
     from mempool.cli.rehearse.runs import Run
+    from mempool.hardware.gpu_memory import Card
     from mempool.rehearsal import Outcome
     from mempool.rehearsal.standin import Installation
 
 _MOST_HOLDERS = 8  #: rows of a table of holders
 _MOST_READS = 3  #: places of value reads to name
 #: Cards of everyday use, smallest memory first; one per size of memory.
-_USUAL = ("RTX 4060", "RTX 3060", "T4", "L4", "RTX 4090", "RTX 5090", "A100 40GB", "L40S", "H100", "H200", "B200")
+_USUAL = (
+    *("RTX 4060", "RTX 3060", "T4", "L4", "RTX 4090", "RTX 5090"),
+    *("A100 40GB", "L40S", "H100", "H200", "B200"),
+)
 
 
 def to_json(run: Run, request: Request) -> dict[str, Any]:
     """Return the object of one run."""
-    outcome, card = run.outcome, request.machine.card
-    judged = card is not None or request.limit_bytes is not None
+    outcome, gpu = run.outcome, request.machine.card
+    judged = gpu is not None or request.limit_bytes is not None
     values: dict[str, Any] = {
         "allocator": outcome.allocator,
         "steps": outcome.steps,
@@ -39,7 +43,7 @@ def to_json(run: Run, request: Request) -> dict[str, Any]:
         "step_peak_bytes": outcome.step_peaks,
         "out_of_memory_in_step": outcome.out_of_memory_in_step,
         "fits": run.fits if judged or not run.fits else None,
-        "card": None if card is None else card.name,
+        "card": None if gpu is None else gpu.name,
         "limit_bytes": request.limit_bytes,
         "ended": outcome.ended,
         "exit_code": outcome.exit_code,
@@ -87,8 +91,8 @@ def show(runs: Sequence[Run], request: Request, installation: Installation) -> N
         )
         for run in runs
     ]
-    card = request.machine.card
-    device = "a device without limit" if card is None else f"{card.name}, {sized(card.memory_bytes)}"
+    gpu = request.machine.card
+    device = "a device without limit" if gpu is None else f"{gpu.name}, {sized(gpu.memory_bytes)}"
     limit = "" if request.limit_bytes is None else f", PyTorch limited to {sized(request.limit_bytes)}"
     header = (*vary, "allocator", "steps", "peak allocated", "peak reserved", "on the device", "result")
     title = f"{' '.join(request.program)} on {device}{limit} (PyTorch {installation.version})"
@@ -130,7 +134,9 @@ def _verdict(runs: Sequence[Run], request: Request) -> Iterator[str]:
             else f"no {name} of these fits"
         )
     elif request.machine.card is None and request.limit_bytes is None and first.fits:
-        usual = next((card for card in CARDS_BY_SIZE if _needs(first.outcome, card) <= card.memory_bytes), None)
+        usual = next(
+            (gpu for gpu in map(card, _USUAL) if _needs(first.outcome, gpu) <= gpu.memory_bytes), None
+        )
         yield (
             "fits no card known here"
             if usual is None
@@ -140,15 +146,13 @@ def _verdict(runs: Sequence[Run], request: Request) -> Iterator[str]:
     for run in runs:
         outcome = run.outcome
         if outcome.message:
-            place = f" at {outcome.line}" if outcome.line else ""
-            yield f"{outcome.allocator}: {outcome.message}{place}"
+            name = " ".join(filter(None, (run.value, outcome.allocator)))
+            yield f"{name}: {f'at {outcome.line}: ' if outcome.line else ''}{outcome.message}"
 
 
-CARDS_BY_SIZE = [card for name in _USUAL for card in CARDS if card.name == name]
-
-
-def _needs(outcome: Outcome, card: Any) -> int:
-    return outcome.peak_reserved_bytes + context_bytes(card.capability) + KERNEL_BYTES
+def _needs(outcome: Outcome, gpu: Card) -> int:
+    """Return the bytes of a card that the program takes: PyTorch's, the context's and the kernels'."""
+    return outcome.peak_reserved_bytes + context_bytes(gpu.capability) + KERNEL_BYTES
 
 
 def _caveats(runs: Sequence[Run]) -> Iterator[str]:
@@ -163,5 +167,6 @@ def _caveats(runs: Sequence[Run]) -> Iterator[str]:
             + (f" and {len(reads) - len(most)} more lines" if len(reads) > len(most) else "")
         )
     if outcome.redirected:
-        yield f"checkpoints were not written to {', '.join(outcome.redirected[:3])} (--allow-writes writes them)"
+        names = ", ".join(outcome.redirected[:3])
+        yield f"checkpoints were not written to {names} (--allow-writes writes them)"
     yield from outcome.notes
