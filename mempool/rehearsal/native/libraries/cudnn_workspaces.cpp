@@ -26,8 +26,9 @@ struct Model {
 
   // Values for each step, sequence, layer and unit that a recurrent layer keeps for its backward pass beside its output:
   // the gates of an LSTM and its state, the gates of a GRU and three values more. The outputs of all layers but the last come
-  // in addition. Measured on a P100 in 2017 (pytorch#2895), for 4 layers of 320 units: 736,000,000 bytes for an LSTM and
-  // 864,000,000 for a GRU, which are 5 and 6 values for 25,000 steps of all sequences. A plain cell has one gate; derived.
+  // in addition. Measured on a P100 in 2017 (pytorch#2895): 736,000,000 bytes for an LSTM and 864,000,000 for a GRU. Layers
+  // (4), units (320) and steps of all sequences (25,000) are inferred from the counts of parameters and from both sizes; 5
+  // and 6 give both exactly. Newer versions of cuDNN are not measured. A plain cell has one gate; derived.
   std::size_t lstm_reserve = 5, gru_reserve = 6, plain_reserve = 1;
   // Bytes of a dropout mask for each output between two layers. Derived: a byte for each value.
   std::size_t dropout_bytes = 1;
@@ -122,7 +123,8 @@ std::size_t reserve_bytes(const Recurrence& recurrence, std::int64_t steps, std:
 }
 
 // The matrices once more, and for each sequence and unit of a layer three values for each gate, less one. Fitted to the same
-// two measurements as the reserve space (pytorch#2895): 17,730,560 and 13,169,920 bytes, exact with batches of 100.
+// two measurements as the reserve space (pytorch#2895): 17,730,560 and 13,169,920 bytes, both exact for 100 sequences, which
+// is inferred as well.
 std::size_t workspace_bytes(const Recurrence& recurrence, std::int64_t, std::int64_t batch) {
   std::int64_t values = recurrence.layers * recurrence.directions * batch * recurrence.hidden * (3 * recurrence.gates() - 1);
   for (std::int64_t layer = 0; layer < recurrence.layers; ++layer) {
