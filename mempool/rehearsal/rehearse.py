@@ -56,6 +56,8 @@ class Machine:
             "runtime": 1000 * int(major or 13) + 10 * int(minor or 0),
             "values": self.values,
         }
+        if installation.cudnn is not None:
+            values["cudnn"] = installation.cudnn
         return ",".join(f"{key}={value}" for key, value in values.items())
 
 

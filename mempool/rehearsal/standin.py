@@ -50,11 +50,14 @@ class Installation:
         folder: the package's folder.
         version: of PyTorch, such as "2.11.0+cu130".
         cuda: version of CUDA that PyTorch was built with, such as "13.0".
+        cudnn: version of cuDNN that is installed beside PyTorch, as cuDNN returns it: 91900 for 9.19.0. None
+            where cuDNN is not a package.
     """
 
     folder: Path
     version: str
     cuda: str
+    cudnn: int | None = None
 
 
 def find_installation() -> Installation:
@@ -73,7 +76,7 @@ def find_installation() -> Installation:
             f"PyTorch {version} at {folder} is a build without CUDA; a rehearsal runs the CUDA build, which needs no GPU"
             " (pip install torch --index-url https://download.pytorch.org/whl/cu130)"
         )
-    return Installation(folder, version, cuda)
+    return Installation(folder, version, cuda, _cudnn_version(folder.parent, cuda))
 
 
 def _versions(path: Path) -> tuple[str, str]:
@@ -81,6 +84,16 @@ def _versions(path: Path) -> tuple[str, str]:
     version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
     cuda = re.search(r"^cuda[^=]*= '([\d.]+)'", text, re.MULTILINE)
     return version[1] if version else "unknown", cuda[1] if cuda else ""
+
+
+def _cudnn_version(packages: Path, cuda: str) -> int | None:
+    """Return the version of NVIDIA's package of cuDNN for a version of CUDA, or None."""
+    pattern = f"nvidia_cudnn_cu{cuda.partition('.')[0]}-*.dist-info"
+    for path in packages.glob(pattern):
+        if version := re.search(r"-(\d+)\.(\d+)\.(\d+)", path.name):
+            major, minor, patch = map(int, version.groups())
+            return 10_000 * major + 100 * minor + patch
+    return None
 
 
 def write_libraries(folder: Path, installation: Installation) -> None:

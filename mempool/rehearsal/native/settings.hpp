@@ -17,7 +17,7 @@ struct Settings {
   int major = 9, minor = 0;                       // compute capability
   int processors = 132;                           // streaming multiprocessors
   int runtime = 13000;                            // version of CUDA, as 1000 * major + 10 * minor
-  int cudnn = 92000;                              // version of cuDNN
+  int cudnn = 92000;                              // version of cuDNN, as 10000 * major + 100 * minor + patch
   Values values = Values::zero;
   bool late = false;  // queued work is done only when somebody waits for the work
 

@@ -17,8 +17,11 @@ struct Thread {
   std::vector<Context*> contexts;
 };
 
+// The calling thread's state. Never destroyed, because destructors of static objects call the driver after the objects of
+// the main thread are gone.
 inline Thread& self() {
-  thread_local Thread thread;
+  thread_local Thread* const kept = new Thread;
+  Thread& thread = *kept;
   if (thread.generation != gpu->generation) thread = Thread{gpu->generation, kGlobal, {}};
   return thread;
 }
