@@ -143,21 +143,6 @@ def test_bypass_backs_off_where_memory_beside_the_arena_suffices(limit: int, tim
     assert aside == times
 
 
-@pytest.mark.parametrize("taped", [False, True])
-def test_exact_size_hits_its_slot_among_halving_sizes(taped: bool) -> None:
-    """Each size is twice the size due after one extra buffer."""
-    sizes = [*(16 * MIB >> k for k in range(10)), *SIZES]
-    core = Core()
-    core.client.install(pattern(sizes))
-    for _ in range(3):
-        core.step()
-        core.run(sizes)
-    core.client.set_tracing(taped)
-    core.step()
-    assert core.run([sizes[0], *sizes]) == len(sizes)
-    core.client.set_tracing(False)
-
-
 def test_within_a_budget_the_arena_stays() -> None:
     core = following()
     core.pool.set_budget(2 * arena(core))

@@ -116,10 +116,7 @@ def test_both_handles_of_the_default_stream_share_memory(pool: mempool.rmm.RmmPo
     current().deallocate(where, MIB, DEFAULT_STREAM)
 
 
-@pytest.mark.parametrize("way", ["bind", "share"])
-def test_plan_from_a_file_takes_effect_once_a_device_is_chosen(
-    fake: FakeCuda, way: str, tmp_path: Path
-) -> None:
+def test_plan_from_a_file_takes_effect_once_a_device_is_chosen(fake: FakeCuda, tmp_path: Path) -> None:
     with Pool(fake.device(), wait_bytes="never", background=False) as trained:
         for _ in range(6):
             trained.step()
@@ -129,10 +126,7 @@ def test_plan_from_a_file_takes_effect_once_a_device_is_chosen(
     with CallbackPool(
         None, driver=fake.driver, plan=tmp_path / "a.plan", name="late", background=False
     ) as late:
-        if way == "bind":
-            late.bind(0)
-        else:
-            mempool.rmm.install(0, share=late, background=False).close()
+        mempool.rmm.install(0, share=late, background=False).close()
         late.step()
         late.give(late.take(MIB), 0)
         assert late.report().to_dict()["hits"] == 1

@@ -115,7 +115,7 @@ def test_native_pool_equals_the_model_where_memory_is_short(
 
 
 A, F, ANY = 0, 1, 1 << 50
-#: An index of `CASES`, a limit and steps that random traces rarely take: (A, bytes, stream), (F, which, stream).
+#: An index of `CASES`, a limit, and steps that random traces rarely take: (A, bytes, stream), (F, which, stream)
 CORNERS = {
     "segments in use stay": (0, 6144, [(A, 2048, 0)] * 2 + [(F, 0, 0)] * 2 + [(A, 512, 0), (A, 4096, 0)]),
     "stolen halves stay apart": (
