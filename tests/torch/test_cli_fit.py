@@ -330,19 +330,6 @@ def test_module_training_at_import_is_stopped(folder: Path, capsys: pytest.Captu
     assert "real trains when it is imported" in capsys.readouterr().err
 
 
-def test_optimizer_loss_and_type_options_change_the_estimate(folder: Path, fit_json: Any) -> None:
-    def state(*arguments: str) -> int:
-        found = fit_json("cnn.py:make", "--batch", "2", *arguments)["by_class_bytes"]
-        return int(found.get("optimizer_state", 0))
-
-    plain, momentum, adamw = (state("--optimizer", name) for name in ("sgd", "sgd+momentum", "adamw"))
-    assert plain == 0
-    assert adamw == 2 * momentum > 0
-    assert state("--dtype", "bf16") < adamw
-    assert state("--optimizer", "torch.optim:AdamW") == adamw
-    assert fit_json("cnn.py:make", "--batch", "2", "--loss", "cross-entropy")["warnings"] == []
-
-
 def test_no_file_is_written_while_a_script_is_tried(folder: Path, fit_json: Any) -> None:
     """Neither before its first backward nor when what stops it unwinds; and a real array is what it is."""
     (folder / "saves.py").write_text(
@@ -494,15 +481,6 @@ def test_accumulated_gradients_of_a_script_are_alive_in_the_backward(folder: Pat
     assert once["by_phase_bytes"]["forward"] < often["by_phase_bytes"]["forward"]
     assert "lets gradients of 4 batches add up: tried with two" in " ".join(often["warnings"])
     assert answer(4, "--accumulate", "1")["peak_bytes"] == once["peak_bytes"]
-
-
-def test_attributes_of_a_function_hold_unless_options_override_them(folder: Path, fit_json: Any) -> None:
-    own = "{'model': Net(), 'inputs': torch.zeros(6, 3, 16, 16), 'device': 'cpu', 'accumulate': 2}"
-    name = script(folder, "own_job.py", "def make():", f"    return {own}")
-    assert fit_json(name)["device"] == "cpu"
-    assert fit_json(name, "--device", "cuda")["device"] == "cuda"
-    more, less = fit_json(name), fit_json(name, "--accumulate", "1")
-    assert more["by_phase_bytes"]["forward"] > less["by_phase_bytes"]["forward"]
 
 
 STEP = "    try:\n        net(x).sum().backward()\n    except BaseException as e:\n        "
