@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def test_every_kernel_packs_random_jobs_correctly(folder: Path) -> None:
-    Seeded("packing", folder).holds(130)
+    Seeded("packing", folder).holds(60)
 
 
 def test_harness_notices_a_wrong_offset(folder: Path) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def test_random_events_leave_every_allocator_in_order(folder: Path) -> None:
-    Seeded("simulators", folder).holds(150)
+    Seeded("simulators", folder).holds(60)
 
 
 def test_harness_notices_a_wrong_address(folder: Path) -> None:
